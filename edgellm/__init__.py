@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from edgellm.engine import Message
     from edgellm.errors import EdgeError
-    from edgellm.llm import Pair, generate
+    from edgellm.llm import LLM, generate
     from edgellm.llm.messages import compose
     from edgellm.spec.params import ReplyOptions
     from edgellm.spec.stream import Reply
@@ -19,22 +19,38 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())  # a library says 
 
 __version__ = "0.1.0"
 __all__ = [
-    "EdgeError", "Explanation", "Message", "Notice", "Pair", "Reply", "ReplyOptions", "Source", "Summary", "Token",
-    "compose", "generate",
+    "LLM",
+    "EdgeError",
+    "Explanation",
+    "Message",
+    "Notice",
+    "Reply",
+    "ReplyOptions",
+    "Source",
+    "Summary",
+    "Token",
+    "compose",
+    "generate",
 ]  # fmt: skip
 
 _HOMES = {
-    "edgellm.llm": ("Pair", "compose", "generate"),
+    "edgellm.llm": ("LLM", "compose", "generate"),
     "edgellm.engine": ("Message",),
     "edgellm.errors": ("EdgeError",),
     "edgellm.spec.params": ("ReplyOptions",),
     "edgellm.spec.types": ("Explanation", "Notice", "Source", "Summary", "Token"),
     "edgellm.spec.stream": ("Reply",),
 }
+_RENAMED = {"Pair": "LLM"}  # accepted for one version
 
 
 def __getattr__(name: str) -> object:
-    """Loads llama.cpp only for who uses it: `edgellm --help` must not wait."""
+    """Return a public name, imported when it is first used, because llama.cpp takes a while to load."""
+    if name in _RENAMED:
+        import warnings
+
+        warnings.warn(f"edgellm.{name} is called edgellm.{_RENAMED[name]} now.", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(home), name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgellm import Pair
+from edgellm import LLM
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
@@ -34,7 +34,7 @@ class LastTime(Drafter):
 
 def main() -> None:
     """Write one reply with it and one without, and compare."""
-    with Pair.open() as pair:
+    with LLM.open() as pair:
         plain = pair.reply(PROMPT, max_tokens=40, retrieval="off")
         drafted = pair.reply(PROMPT, max_tokens=40, drafter=LastTime(), gamma=8)
         same = [token.id for token in plain] == [token.id for token in drafted]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgellm import Pair
+from edgellm import LLM
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
@@ -36,7 +36,7 @@ class Digits(Gate):
 
 def main() -> None:
     """Write one reply with it."""
-    with Pair.open() as pair:
+    with LLM.open() as pair:
         gate = Digits(pair.piece)
         reply = pair.reply(PROMPT, max_tokens=40, gate=gate)
         print(b"".join(token.piece for token in reply).decode(errors="replace"))

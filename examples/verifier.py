@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgellm import Pair
+from edgellm import LLM
 from edgellm.engine import Context, Ids, Model
 from edgellm.spec.protocols import BlockingSession, Verifier
 from edgellm.spec.state import GenerationState
@@ -61,10 +61,10 @@ def main() -> None:
     """Write one reply with it and one with the project's own, and compare."""
     with Model.load(resolve("edgellm-draft")) as draft, Model.load(resolve("edgellm-verifier")) as model:
         verifier = Greedy(model)
-        with Pair(model, draft=draft, verifier=verifier) as pair:
+        with LLM(model, draft=draft, verifier=verifier) as pair:
             ours = [token.id for token in pair.reply(PROMPT, max_tokens=40)]
         verifier.close()
-    with Pair.open() as pair:
+    with LLM.open() as pair:
         theirs = [token.id for token in pair.reply(PROMPT, max_tokens=40)]
     print(f"the same text: {ours == theirs}")
 

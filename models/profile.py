@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from edgellm.engine import Message
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from models.corpus import held_out
 from models.families import FAMILIES
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=CASES, help="a family")
     asked = prompts(parser.parse_args().cases)
-    with Pair.open() as pair:
+    with LLM.open() as pair:
         profile = pair.profile(asked)
         profile.save(OUTPUT)
     sys.stdout.write(

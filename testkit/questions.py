@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine import Message
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.spec.protocols import Verifier, VerifierSession
 from edgellm.spec.state import GenerationState
 from edgellm.spec.stream import Reply
@@ -81,7 +81,7 @@ def answered(asked: Sequence[Question], answer: Callable[[Question, int], Reply]
     return answers
 
 
-def reply_with(pair: Pair, **options: Any) -> Callable[[Question, int], Reply]:
+def reply_with(pair: LLM, **options: Any) -> Callable[[Question, int], Reply]:
     """Return a function that answers a question greedily by the pair, under `options`."""
     return lambda question, seed: pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **options)
 

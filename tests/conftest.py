@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from edgellm.engine import LMHead, Model, to_f32
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
 from tests.decodes import Watched, watch_decodes
 from tests.once import once
@@ -71,7 +71,7 @@ def profile_path(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathF
     """A profile of the f32 pair, in a file of its own."""
 
     def make(folder: Path) -> None:
-        with Pair.open(*f32_pair, threads=1) as pair:
+        with LLM.open(*f32_pair, threads=1) as pair:
             pair.profile([case(number) for number in range(24)], max_tokens=40).save(folder / "profile.json")
 
     return once(tmp_path_factory, "profile", make) / "profile.json"
@@ -90,16 +90,16 @@ def verifier_model(verifier_path: Path) -> Iterator[Model]:
 
 
 @pytest.fixture(scope="module")
-def pair(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
+def pair(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
     """Draft model and verifier in f32."""
-    with Pair.open(*f32_pair, threads=1) as opened:
+    with LLM.open(*f32_pair, threads=1) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def alone(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
+def alone(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
     """The verifier alone, in f32."""
-    with Pair.open("none", f32_pair[1], threads=1) as opened:
+    with LLM.open("none", f32_pair[1], threads=1) as opened:
         yield opened
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.errors import InvalidOption
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
 from examples.drafter import LastTime
 from examples.gate import Digits
@@ -26,7 +26,7 @@ def test_an_example_runs_as_it_says(name: str) -> None:
     assert ("corrected" if name == "gate" else "the same text: True") in done.stdout
 
 
-def test_with_a_drafter_of_ones_own_the_text_is_the_verifiers(pair: Pair, alone: Pair) -> None:
+def test_with_a_drafter_of_ones_own_the_text_is_the_verifiers(pair: LLM, alone: LLM) -> None:
     accepted = 0
     for number in range(6):
         wanted = [token.id for token in alone.reply(case(number), max_tokens=24)]
@@ -38,7 +38,7 @@ def test_with_a_drafter_of_ones_own_the_text_is_the_verifiers(pair: Pair, alone:
     assert accepted > 0
 
 
-def test_a_drafter_of_ones_own_says_nothing_that_a_budget_could_go_by(pair: Pair) -> None:
+def test_a_drafter_of_ones_own_says_nothing_that_a_budget_could_go_by(pair: LLM) -> None:
     with pytest.raises(InvalidOption, match=r"the budget 0\.2 knows only"):
         ReplyOptions(drafter=LastTime(), budget=0.2)
     reply = pair.reply(case(0), max_tokens=8, drafter=LastTime(), gate=Digits(pair.piece))

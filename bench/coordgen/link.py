@@ -25,7 +25,7 @@ from bench.coordgen.tasks import SEED, TASKS
 from bench.harness.report import write
 from bench.harness.statistics import spread
 from edgellm.engine import Message
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.storage import resolve
 from models.corpus import held_out
 from testkit.network.relay import Network
@@ -45,7 +45,7 @@ WAYS: Mapping[str, tuple[bool, str]] = {
 class Way:
     """One way of answering, and what came of it on one task."""
 
-    pair: Pair
+    pair: LLM
     retrieval: str
     took: list[float] = field(default_factory=list)  # seconds, each reply
     rounds: int = 0

@@ -31,7 +31,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from bench.coordgen.tasks import SEED, TASKS
 from bench.harness.report import write
 from edgellm.engine import Message, Model
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.storage import resolve
 from models.corpus import held_out
 
@@ -68,7 +68,7 @@ class Way:
         return float(np.median(np.reshape(getattr(self, kind), (repeats, -1)), axis=0).sum())
 
 
-def edgellm(pair: Pair, retrieval: str, messages: Sequence[Message]) -> Iterable[int]:
+def edgellm(pair: LLM, retrieval: str, messages: Sequence[Message]) -> Iterable[int]:
     """The ids of a reply."""
     return (token.id for token in pair.reply(messages, max_tokens=MOST, temperature=0.0, retrieval=retrieval))
 
@@ -84,8 +84,8 @@ def llama(model: Llama, text: Model, messages: Sequence[Message]) -> Iterable[in
 def ways(path: Path, threads: int, stack: ExitStack) -> dict[str, Way]:
     """All of them, with models and memories of their own."""
 
-    def pair() -> Pair:
-        return stack.enter_context(Pair.open(None, path, n_ctx=POSITIONS, threads=threads))
+    def pair() -> LLM:
+        return stack.enter_context(LLM.open(None, path, n_ctx=POSITIONS, threads=threads))
 
     def high_level(lookup: LlamaPromptLookupDecoding | None) -> Llama:
         model = Llama(

@@ -29,7 +29,7 @@ import edgellm.llm.ngram_runtime
 from bench.harness.report import write
 from bench.robustness.lossless import difference, prompts
 from edgellm.engine import Message, Model, to_f32
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.params import SOURCES
 from edgellm.storage import resolve
@@ -92,8 +92,8 @@ def main() -> None:
         for way, draft, verifier in pairs:
             with (
                 late() if way == LATE else nullcontext(),
-                Pair.open(draft, verifier, threads=arguments.threads) as pair,
-                Pair.open("none" if way == "both" else draft, verifier, threads=arguments.threads) as bare,
+                LLM.open(draft, verifier, threads=arguments.threads) as pair,
+                LLM.open("none" if way == "both" else draft, verifier, threads=arguments.threads) as bare,
                 Model.load(small if verifier == "none" else big) as model,
             ):
                 for temperature in (0.0, 0.8) if way != "both" else (0.0,):

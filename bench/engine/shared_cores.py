@@ -33,7 +33,7 @@ import numpy as np
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
 from edgellm.engine import Context, Model, cores
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.services.server.servers import serve_verifier
 from edgellm.storage import resolve
 from testkit.questions import questions
@@ -63,7 +63,7 @@ def tokens_of_decodes(model: Path) -> Iterator[int]:
 
 def tokens_of_chat(draft: Path, port: int) -> Iterator[int]:
     """Yield 1 for every token of replies that the verifier at `port` of this machine checks."""
-    with Pair.open(draft, f"127.0.0.1:{port}") as pair:
+    with LLM.open(draft, f"127.0.0.1:{port}") as pair:
         for question in questions(40) * 100:
             for event in pair.reply(question.messages, max_tokens=64):
                 yield int(hasattr(event, "piece"))

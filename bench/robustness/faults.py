@@ -8,7 +8,7 @@ line is back.
 
 Half of the replies are written by the decoding loop and judged as in `bench.robustness.kill_verifier`: no token is lost
 or repeated, each is the most probable one under the model that its source names, and up to the fault the text is the
-undisturbed one. The other half come from one `Pair` with everything a user has (retrieval, parallel inference, caches
+undisturbed one. The other half come from one `LLM` with everything a user has (retrieval, parallel inference, caches
 that one reply leaves to the next), at budget 1.0: up to the first unchecked word they are the verifier's own text, and
 all of it where nothing was lost. So a cache that an abandoned reply left damaged would show in the replies after it.
 

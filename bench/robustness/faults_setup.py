@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.robustness.kill_verifier import Device
 from edgellm.engine import Message, Model, to_f32
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.storage import resolve
@@ -39,7 +39,7 @@ class Scene:
     served: PairedVerifierProcess
     relay: FaultyRelay
     remote: RemoteVerifier
-    pair: Pair
+    pair: LLM
     trust: Trust
     folder: Path
     texts: Path
@@ -115,7 +115,7 @@ def opened(folder: Path, seed: int, prompts: int, work: Callable[[Scene], Any]) 
     try:
         with Model.load(paths[0]) as small, Model.load(paths[1]) as big, FaultyRelay(served.port, seed) as relay:
             remote = served.line(small.vocabulary, trust, relay.port)
-            with Pair(small, draft=small, verifier=remote, threads=1, model_hash=lambda: remote.model_hash) as pair:
+            with LLM(small, draft=small, verifier=remote, threads=1, model_hash=lambda: remote.model_hash) as pair:
                 texts = folder / "texts.npz"
                 scene = Scene(small, big, served, relay, remote, pair, trust, folder, texts, talks)
                 _learn(scene, paths[1])
@@ -129,7 +129,7 @@ def opened(folder: Path, seed: int, prompts: int, work: Callable[[Scene], Any]) 
 
 def _learn(scene: Scene, verifier: Path) -> None:
     took = []
-    with Pair.open("none", verifier, threads=1) as own:
+    with LLM.open("none", verifier, threads=1) as own:
         for number, talk in enumerate(scene.talks):
             scene.alone.append([token.id for token in own.reply(talk, max_tokens=TOKENS)])
             scene.undisturbed.append(Device(scene.small, scene.remote).write(scene.prompt(number)))

@@ -78,8 +78,8 @@ def main() -> None:
         to_f32(resolve(arguments.draft), draft)
         to_f32(resolve(arguments.verifier), verifier)
         with (
-            edgellm.Pair.open(draft, verifier, threads=arguments.threads) as pair,
-            edgellm.Pair.open("none", verifier, threads=arguments.threads) as alone,
+            edgellm.LLM.open(draft, verifier, threads=arguments.threads) as pair,
+            edgellm.LLM.open("none", verifier, threads=arguments.threads) as alone,
             Model.load(verifier) as model,
         ):
             for number, case in enumerate(prompts(arguments.prompts)):

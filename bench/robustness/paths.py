@@ -32,7 +32,7 @@ from typing import Any
 from bench.harness.report import write
 from bench.robustness.lossless import TIE, difference, prompts
 from edgellm.engine import Message, Model, to_f32
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.spec.stream import Reply
 from edgellm.storage import resolve
 from models.corpus import HELD_OUT_SEED
@@ -67,11 +67,11 @@ class Ways:
             for served in (self.roomy, self.narrow):
                 served.connect(small).close()
         self.near = closing.enter_context(Relay(self.roomy.port, NEAR))
-        self.pair = closing.enter_context(Pair.open(draft, f"127.0.0.1:{self.roomy.port}", threads=1))
+        self.pair = closing.enter_context(LLM.open(draft, f"127.0.0.1:{self.roomy.port}", threads=1))
         self.one, self.two = (
-            closing.enter_context(Pair.open(draft, f"127.0.0.1:{self.narrow.port}", threads=1)) for _ in range(2)
+            closing.enter_context(LLM.open(draft, f"127.0.0.1:{self.narrow.port}", threads=1)) for _ in range(2)
         )
-        self.cut = closing.enter_context(Pair.open(draft, f"127.0.0.1:{self.near.port}", threads=1))
+        self.cut = closing.enter_context(LLM.open(draft, f"127.0.0.1:{self.near.port}", threads=1))
 
     def straight(self, asked: Sequence[list[Message]], found: Found, **options: Any) -> list[list[int]]:
         """One reply after the other."""
@@ -107,7 +107,7 @@ class Ways:
             written.append(self._whole(self.cut, messages, found))
         return written
 
-    def _whole(self, pair: Pair, messages: list[Message], found: Found, **options: Any) -> list[int]:
+    def _whole(self, pair: LLM, messages: list[Message], found: Found, **options: Any) -> list[int]:
         reply = pair.reply(messages, max_tokens=self._most, gate="always", retrieval="off", **options)
         ids = [token.id for token in reply]
         found.add(reply)
@@ -118,7 +118,7 @@ def run(draft: Path, verifier: Path, asked: Sequence[list[Message]], most: int) 
     """Every way, compared with the verifier alone."""
     with ExitStack() as closing:
         ways = Ways(draft, verifier, most, closing)
-        alone = closing.enter_context(Pair.open("none", verifier, threads=1))
+        alone = closing.enter_context(LLM.open("none", verifier, threads=1))
         model = closing.enter_context(Model.load(verifier))
         right = [[token.id for token in alone.reply(messages, max_tokens=most, retrieval="off")] for messages in asked]
         there: dict[str, Callable[[Found], list[list[int]]]] = {

@@ -24,7 +24,7 @@ from typing import Any
 from bench.harness.figures import empty_plot, save_plot
 from bench.harness.report import write
 from bench.harness.statistics import spread
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from models.corpus import HELD_OUT_SEED
 from testkit.questions import MOST, Question, questions
 
@@ -40,7 +40,7 @@ class Way:
     tokens: int = 0
     exits: int = 0
 
-    def answer(self, pair: Pair, question: Question) -> None:
+    def answer(self, pair: LLM, question: Question) -> None:
         reply = pair.reply(question.messages, max_tokens=MOST, retrieval="off", **self.options)
         moments = [perf_counter() for _ in reply]
         summary = reply.summary
@@ -55,7 +55,7 @@ def run(draft: str, cases: int, thresholds: list[float]) -> list[dict[str, Any]]
     """A row for each threshold."""
     full = Way({"early_exit": "off"})
     ways = {threshold: Way({"early_exit": "on", "exit_threshold": threshold}) for threshold in thresholds}
-    with Pair.open(draft, "none", threads=1) as pair:
+    with LLM.open(draft, "none", threads=1) as pair:
         asked = questions(cases)
         for way in (full, *ways.values()):  # drafters of one kind only are kept open, so not question by question
             for question in asked:

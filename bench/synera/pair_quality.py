@@ -64,7 +64,7 @@ class Score:
         }
 
 
-def replies(pair: edgellm.Pair, cases: list[Case]) -> Iterator[tuple[Case, str, Summary]]:
+def replies(pair: edgellm.LLM, cases: list[Case]) -> Iterator[tuple[Case, str, Summary]]:
     """Greedy replies to `cases`."""
     for case in cases:
         reply = pair.reply([Message(turn.role, turn.text) for turn in case.prompt], max_tokens=96, retrieval="off")
@@ -88,7 +88,7 @@ def main() -> None:
     }
     families: dict[str, dict[str, Any]] = {family: {} for family in FAMILIES}
     for mode in MODES:
-        with edgellm.Pair.open(*chosen[mode]) as pair:
+        with edgellm.LLM.open(*chosen[mode]) as pair:
             for family in FAMILIES:
                 score, shown = Score(), 0
                 for case, text, summary in replies(pair, list(held_out(family, arguments.cases))):

@@ -37,7 +37,7 @@ from bench.harness.figures import pyplot
 from bench.harness.report import machine, write
 from bench.synera.oracle_gate import Course, oracle, path
 from edgellm.engine import Context, Model
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.llm.pair_stats import find_profile, read_profile
 from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.model import ModelDrafter
@@ -69,9 +69,7 @@ def profile_of(draft: Model, verifier: Model, given: Path | None) -> Profile:
     return found
 
 
-def at_budget(
-    pairs: Mapping[int, Pair], paper: Profile, asked: Sequence[Question], budget: float
-) -> dict[str, Answers]:
+def at_budget(pairs: Mapping[int, LLM], paper: Profile, asked: Sequence[Question], budget: float) -> dict[str, Answers]:
     """Every gate at one budget; `pairs` by the chunks of their profile, of which the first is the pair's own."""
     usual, own = next(iter(pairs.items()))
     found = {gate: answered(asked, reply_with(own, gate=gate, budget=budget)) for gate in GATES}
@@ -100,7 +98,7 @@ def profiled(
 ) -> tuple[int, Path]:
     """One profile, made with these options on so many cases of each family."""
     file = folder / f"{number}.json"
-    with Pair.open(draft, verifier, threads=1) as pair:
+    with LLM.open(draft, verifier, threads=1) as pair:
         pair.profile(prompts(cases), **options).save(file)
     return number, file
 
@@ -168,9 +166,9 @@ def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: fl
         local = LocalVerifier(big, ContextPool(lambda: Context(big, n_ctx=POSITIONS, threads=1)), POSITIONS)
         closing.callback(local.close)
         verifier = Remembering(local)
-        pair = closing.enter_context(Pair(big, draft=small, verifier=verifier, profile=arguments.profile))
+        pair = closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=arguments.profile))
         pairs = {profile.gamma: pair} | {
-            gamma: closing.enter_context(Pair(big, draft=small, verifier=verifier, profile=file))
+            gamma: closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=file))
             for gamma, file in others.items()
         }
         paper = read_profile(others[PAPERS], fingerprint(small.path), fingerprint(big.path))

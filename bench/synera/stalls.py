@@ -36,7 +36,7 @@ from typing import Any
 from bench.harness.figures import empty_plot, save_plot
 from bench.harness.report import write
 from bench.harness.statistics import spread
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.storage import resolve
 from models.corpus import HELD_OUT_SEED
 from testkit.network.relay import Network
@@ -66,7 +66,7 @@ class Way:
     score: float = 0.0
     share: float | None = None
 
-    def answer(self, pair: Pair, question: Question, seed: int) -> None:
+    def answer(self, pair: LLM, question: Question, seed: int) -> None:
         reply = pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **self.options)
         came = [(token.round, perf_counter()) for token in reply]
         over, summary = perf_counter(), reply.summary

@@ -28,7 +28,7 @@ from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters import verdict_prediction as guess
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import ALTERNATIVES, AheadDrafter
+from edgellm.spec.drafters.parallel import ALTERNATIVES, ParallelDrafter
 from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES, likeliest
 from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.factory import choose
@@ -57,7 +57,7 @@ class Guesser(Drafter):
         closing.callback(self.own.close)
         self._behind = closing.enter_context(Context(model, n_ctx=POSITIONS, threads=1))
         self.acceptance = Acceptance()
-        self._ahead = AheadDrafter(
+        self._ahead = ParallelDrafter(
             self.own, is_eog=model.is_eog, rejection=self.acceptance.rejection, branches=MOST_BRANCHES
         )
         self.places: list[int] = []

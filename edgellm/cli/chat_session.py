@@ -12,7 +12,7 @@ from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption
 if TYPE_CHECKING:
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.engine import Message
-    from edgellm.llm import Pair
+    from edgellm.llm import LLM
     from edgellm.spec.params import ReplyOptions
     from edgellm.spec.stream import Reply
     from edgellm.spec.types import Summary
@@ -24,7 +24,7 @@ RECALLED = 2**16
 """Bytes of past conversations that are drafted from: more would delay the first token of a reply noticeably."""
 
 
-def recall(pair: Pair) -> Remember | None:
+def recall(pair: LLM) -> Remember | None:
     """Give `pair` the past conversations to draft from, and return a function that adds a question and its reply to
     the history; None if that is off, or cannot be used, which is printed.
     """
@@ -98,7 +98,7 @@ class ChatSession:
 
     def __init__(
         self,
-        pair: Pair,
+        pair: LLM,
         options: ReplyOptions,
         *,
         context: Sequence[str],
@@ -127,7 +127,7 @@ class ChatSession:
         self._remember, self._reports = remember, reports
 
     def ask(self, prompt: str) -> Reply:
-        """Return the reply to `prompt`. Raises what `Pair.reply` raises, and then does not keep `prompt`."""
+        """Return the reply to `prompt`. Raises what `LLM.reply` raises, and then does not keep `prompt`."""
         from edgellm.llm import compose
 
         self._question = prompt

@@ -30,7 +30,7 @@ from edgellm.http.schemas.responses import (
     TextDelta,
 )
 from edgellm.http.streaming import Event, ReplyTask, StartReply, TokenTimes, server_sent_events
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice, Summary
 
@@ -44,7 +44,7 @@ class ServedModel:
     `options` are the choices that requests do not make. `recorder` records what the devices of a mesh do for a reply.
     """
 
-    pair: Pair
+    pair: LLM
     name: str
     in_turns: bool = True
     options: ReplyOptions = field(default_factory=ReplyOptions)

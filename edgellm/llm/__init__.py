@@ -1,11 +1,22 @@
 """The Python API: a pair of models, and replies from it. The command line is a client of this."""
 
-from edgellm.llm.llm import Pair, generate
+from edgellm.llm.llm import LLM, generate
 from edgellm.llm.messages import compose
 from edgellm.llm.model_loading import AUTO, DRAFT, VERIFIER, Named, Progress, check_vocabularies, is_address
 from edgellm.llm.pair_stats import find_profile, profile_path, read_profile
 
 __all__ = [
-    "AUTO", "DRAFT", "VERIFIER", "Named", "Pair", "Progress", "check_vocabularies", "compose", "find_profile",
-    "generate", "is_address", "profile_path", "read_profile",
+    "AUTO",
+    "DRAFT",
+    "LLM",
+    "VERIFIER",
+    "Named",
+    "Progress",
+    "check_vocabularies",
+    "compose",
+    "find_profile",
+    "generate",
+    "is_address",
+    "profile_path",
+    "read_profile",
 ]  # fmt: skip

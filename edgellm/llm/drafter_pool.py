@@ -13,7 +13,7 @@ from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.errors import InvalidOption
 from edgellm.llm.ngram_runtime import curve_of
 from edgellm.spec.draft_length import CostCurve
-from edgellm.spec.drafters.early_exit import ExitDrafter
+from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ALTERNATIVES
 from edgellm.storage import cache_dir
@@ -41,12 +41,12 @@ class Drafters:
     def __init__(self, model: Model, n_ctx: int, threads: int | None, fingerprint: Callable[[], str]) -> None:
         """`fingerprint` returns that of the model's file; it is called where shards of the file are cut."""
         self._model, self._n_ctx, self._threads, self._fingerprint = model, n_ctx, threads, fingerprint
-        self._idle: list[tuple[DrafterKind, ModelDrafter | ExitDrafter]] = []
-        self._out: list[ModelDrafter | ExitDrafter] = []
+        self._idle: list[tuple[DrafterKind, ModelDrafter | EarlyExitDrafter]] = []
+        self._out: list[ModelDrafter | EarlyExitDrafter] = []
         self._shards: dict[int, tuple[Model, Model]] = {}
         self._lock = threading.Lock()  # replies may be written by several threads
 
-    def take(self, kind: DrafterKind) -> ModelDrafter | ExitDrafter:
+    def take(self, kind: DrafterKind) -> ModelDrafter | EarlyExitDrafter:
         """Return the drafter of this kind that was given back last, or a new one.
 
         Raises:
@@ -64,7 +64,7 @@ class Drafters:
             self._out.append(drafter)
             return drafter
 
-    def give(self, kind: DrafterKind, drafter: ModelDrafter | ExitDrafter) -> None:
+    def give(self, kind: DrafterKind, drafter: ModelDrafter | EarlyExitDrafter) -> None:
         """Give a drafter back, for the next reply."""
         with self._lock:
             if drafter in self._out:
@@ -90,11 +90,11 @@ class Drafters:
             shard.close()
         self._shards.clear()
 
-    def _open(self, kind: DrafterKind) -> ModelDrafter | ExitDrafter:
+    def _open(self, kind: DrafterKind) -> ModelDrafter | EarlyExitDrafter:
         if kind.exit_layer is not None:
             lower, upper = self._cut(kind.exit_layer)
             layers = tuple(layer for layer in kind.layers if layer < lower.n_layer)
-            return ExitDrafter.open(
+            return EarlyExitDrafter.open(
                 lower, upper, n_ctx=self._n_ctx, threads=self._threads, threshold=kind.threshold, layers=layers
             )
         context = Context(

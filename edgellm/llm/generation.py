@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from edgellm.engine import Model, ShouldStop
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from edgellm.llm.drafter_pool import DrafterKind, Drafters, exit_layers
-from edgellm.llm.ngram_runtime import NgramSession, Retrieval
-from edgellm.llm.pair_stats import Knowledge
+from edgellm.llm.ngram_runtime import NgramRuntime, NgramSession
+from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.draft_length import MOST
 from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import FAR, AheadDrafter
+from edgellm.spec.drafters.parallel import FAR, ParallelDrafter
 from edgellm.spec.drafters.verdict_prediction import BRANCHES, MOST_BRANCHES, branches, rejection
 from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
 from edgellm.spec.gates.online_profiler import FirstReply
@@ -55,17 +55,17 @@ class Components:
     draft: Model | None
     drafters: Drafters | None
     verifier: Verifier | None
-    knowledge: Knowledge | None
+    knowledge: PairStats | None
     context: int
     extra: int
     threads: int | None
     linked: bool = False
-    retrieval: Retrieval | None = None
+    retrieval: NgramRuntime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """The way in which one reply is written, and the reasons. `rejection` as in `AheadDrafter`, which looks ahead at
+    """The way in which one reply is written, and the reasons. `rejection` as in `ParallelDrafter`, which looks ahead at
     `branches` guesses; `acceptance` learns from verdicts. `first`: the reply is one of those that make the pair's
     profile. `gamma`: tokens that the draft model drafts at most where copies are drafted, too.
     """
@@ -144,7 +144,7 @@ def _written(
     drafter = drafter or own
     guessed = None
     if plan.branches and isinstance(own, ModelDrafter):
-        ahead = AheadDrafter(
+        ahead = ParallelDrafter(
             own, is_eog=text.is_eog, rejection=plan.rejection, branches=plan.branches, acceptance=plan.acceptance
         )
         drafter, guessed = ahead, ahead.guessed
@@ -206,7 +206,7 @@ def reporting(parts: Components, options: ReplyOptions) -> Verifier:
         raise InvalidOption(f"logprobs cannot be told: {why}.", "Leave logprobs out, or verify everything here.")
     if own is not None:
         return own
-    retrieval = parts.retrieval or Retrieval(parts.text, parts.context, parts.threads, linked=False)
+    retrieval = parts.retrieval or NgramRuntime(parts.text, parts.context, parts.threads, linked=False)
     return retrieval.itself()
 
 

@@ -32,8 +32,8 @@ from edgellm.llm.model_loading import (
     positions,
     remote_verifier,
 )
-from edgellm.llm.ngram_runtime import Retrieval
-from edgellm.llm.pair_stats import Knowledge
+from edgellm.llm.ngram_runtime import NgramRuntime
+from edgellm.llm.pair_stats import PairStats
 from edgellm.llm.profiling import profile_pair
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.gates.profile import Profile
@@ -46,7 +46,7 @@ from edgellm.storage import fingerprint
 _AT_ONCE = 7  # tokens beyond the next one that a verifier across a link writes per request, without a draft model
 
 
-class Pair:
+class LLM:
     """A draft model and a verifier: opened once, good for many replies, also for several at a time.
 
     `context_length` is the number of tokens that prompt and reply can have together.
@@ -88,14 +88,14 @@ class Pair:
         if draft is not None:
             lengths.append(positions(draft, n_ctx))
             if verifier is not None:
-                knowledge = Knowledge(draft.path, model_hash or text.path, profile, history=history)
+                knowledge = PairStats(draft.path, model_hash or text.path, profile, history=history)
             drafters = Drafters(draft, lengths[-1], threads, partial(fingerprint, draft.path))
             self._closing.callback(drafters.close)
         if not lengths:
             raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")
         self.context_length = min(lengths)
         linked = model_hash is not None
-        retrieval = Retrieval(text, self.context_length, threads, linked, history=history)
+        retrieval = NgramRuntime(text, self.context_length, threads, linked, history=history)
         self._closing.callback(retrieval.close)
         self._retrieval = retrieval
         self._parts = Components(
@@ -349,11 +349,11 @@ def generate(
 ) -> Reply:
     """Return one reply, by default from the bundled pair: `for token in generate("Where is my mug?")`.
 
-    `options` are fields of `ReplyOptions`. The models are loaded for this reply and closed after it: open a `Pair`
-    for several. Raises what `Pair.open` and `Pair.reply` raise.
+    `options` are fields of `ReplyOptions`. The models are loaded for this reply and closed after it: open a `LLM`
+    for several. Raises what `LLM.open` and `LLM.reply` raise.
     """
     chosen = ReplyOptions(**options)
-    pair = Pair.open(draft, verifier, threads=threads)
+    pair = LLM.open(draft, verifier, threads=threads)
     try:
         reply = pair.reply(compose(prompt, context=context, history=history, system=system), chosen)
     except BaseException:

@@ -22,7 +22,7 @@ from edgellm.coldstart.plan import plan as best_plan
 from edgellm.engine import GgufHeader, Model, check_gguf, costs_of, dimensions
 from edgellm.errors import EdgeError, InvalidOption, NotPaired, NotPermitted
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
-from edgellm.llm.llm import Pair
+from edgellm.llm.llm import LLM
 from edgellm.llm.model_loading import Named, check_vocabularies, load, named
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.fleet_file import Fleet
@@ -171,7 +171,7 @@ class OpenedMesh:
     `began` is when the devices began to load, by `perf_counter`. `workers`: the devices whose figures were measured,
     beside this one; None where they were described."""
 
-    pair: Pair
+    pair: LLM
     verifier: MeshVerifier
     plan: Plan | None
     model: planned.ModelCosts
@@ -207,7 +207,7 @@ def open_mesh(
     notify: Callable[[str], None] | None = None,
 ) -> OpenedMesh:
     """Let every device load its layers of the model at `path`, and open the rest meanwhile. `history` as for
-    `Pair.open`.
+    `LLM.open`.
 
     Raises:
         ModelUnsupported, ModelCorrupt: a model that cannot be cut, by name.
@@ -244,7 +244,7 @@ def open_mesh(
             small = load(name, gpu_layers=0, progress=None, closing=closing)
             check_vocabularies(small, text)
         verifier = MeshVerifier(mesh, text.is_eog, min(parts.tokens, most_rows(work.n_embd)))
-        pair = Pair(
+        pair = LLM(
             text,
             draft=small,
             verifier=verifier,

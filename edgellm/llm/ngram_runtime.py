@@ -45,7 +45,7 @@ FAR = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
 """The curve of a verifier across a link: a round trip, beside which the rest of a batch is cheap."""
 
 
-class Retrieval:
+class NgramRuntime:
     """Retrieval for one verifier. It is opened with the pair; nothing is measured before it is used."""
 
     def __init__(self, model: Model, n_ctx: int, threads: int | None, linked: bool, *, history: bool = True) -> None:
@@ -251,7 +251,7 @@ def measure_heads(head: LMHead) -> tuple[float, ...]:
 class NgramSession:
     """Retrieval for one reply, to be closed after it."""
 
-    def __init__(self, retrieval: Retrieval, memory: DraftIndex, drafter: RetrievalDrafter) -> None:
+    def __init__(self, retrieval: NgramRuntime, memory: DraftIndex, drafter: RetrievalDrafter) -> None:
         self._retrieval, self._memory, self._drafter = retrieval, memory, drafter
 
     @property

@@ -248,7 +248,7 @@ Terms: TypeAlias = tuple[str, float | None, int | None]
 _LAST = 0.2  # weight of the last verdict's time
 
 
-class Knowledge:
+class PairStats:
     """The knowledge of a pair, kept for as long as it is open. Each file is read when it is needed, and once."""
 
     def __init__(

@@ -18,7 +18,7 @@ from edgellm.spec.drafters.early_exit import THRESHOLD
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES
 from edgellm.spec.gates.profile import ExitPoint, Profile, build
-from edgellm.spec.gates.profiler import Run, Watcher
+from edgellm.spec.gates.profiler import PairProfiler, Run
 from edgellm.spec.gates.rejection_model import auc
 from edgellm.spec.ngram.sources import Seen, hesitation
 from edgellm.spec.params import CHUNK
@@ -162,7 +162,7 @@ def telling_layer(
     if not isinstance(drafter, ModelDrafter):
         raise TypeError("a drafter without an early exit was asked for")
     noting = _Noting(drafter)
-    watcher = Watcher(noting, session, draft.is_eog, GenerationLimits(most, context, CHUNK))
+    watcher = PairProfiler(noting, session, draft.is_eog, GenerationLimits(most, context, CHUNK))
     rejected: list[bool] = []
     try:
         for done, prompt in enumerate(prompts):
@@ -204,7 +204,7 @@ def profile_pair(
     context_lookup: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Profile:
-    """Return a new profile, which is the pair's from now on. See `Pair.profile`."""
+    """Return a new profile, which is the pair's from now on. See `LLM.profile`."""
     known, draft, drafters, verifier = parts.knowledge, parts.draft, parts.drafters, parts.verifier
     if known is None or draft is None or drafters is None or verifier is None:
         raise InvalidOption("This is no pair: a draft model or a verifier is missing.", "Name both.")
@@ -228,7 +228,7 @@ def profile_pair(
         drafter = drafters.take(kind)
         try:
             runs: list[Run] = []
-            watcher = Watcher(drafter, session, draft.is_eog, GenerationLimits(most, parts.context, gamma))
+            watcher = PairProfiler(drafter, session, draft.is_eog, GenerationLimits(most, parts.context, gamma))
             seen: list[Seen] = []
             for prompt in prompts[:: max(1, len(prompts) // ASKED)] if context_lookup else ():
                 seen += watcher.ask(prompt)

@@ -205,7 +205,7 @@ EXPECTED = 4
 """Next tokens that are kept for each position."""
 
 
-class InsideVerifier(Verifier):
+class ColocatedVerifier(Verifier):
     """See `Verifier`. Sessions are numbered below zero, those of devices above."""
 
     def __init__(self, worker: VerifierWorker, name: str, context_length: int) -> None:
@@ -228,21 +228,21 @@ class InsideVerifier(Verifier):
         """See `Verifier.reports_logprobs`."""
         return True
 
-    def open(self, state: GenerationState) -> InsideSession:
+    def open(self, state: GenerationState) -> ColocatedSession:
         """See `Verifier.open`."""
-        return InsideSession(self._worker, next(self._numbers), state)
+        return ColocatedSession(self._worker, next(self._numbers), state)
 
 
-class InsideSession(VerifierSession):
+class ColocatedSession(VerifierSession):
     """One reply's state: the tokens that the worker holds of it, for as long as it has room."""
 
     def __init__(self, worker: VerifierWorker, number: int, state: GenerationState) -> None:
         self._worker, self._number, self._state = worker, number, state
         self._held = NO_IDS
 
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> InsidePending:
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> ColocatedPending:
         """See `VerifierSession.submit`."""
-        return InsidePending(self, prefix, chunk, extra)
+        return ColocatedPending(self, prefix, chunk, extra)
 
     @property
     def stopped(self) -> ShouldStop:
@@ -276,10 +276,10 @@ class InsideSession(VerifierSession):
         self._worker.leave(self._number)
 
 
-class InsidePending:
+class ColocatedPending:
     """A verdict on its way through the worker."""
 
-    def __init__(self, session: InsideSession, prefix: Ids, chunk: Chunk, extra: int) -> None:
+    def __init__(self, session: ColocatedSession, prefix: Ids, chunk: Chunk, extra: int) -> None:
         self._session, self._ask = session, (prefix, chunk, extra)
         self._answer = session.ask(*self._ask, common_prefix(session.held, prefix))
 

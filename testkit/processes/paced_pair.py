@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from edgellm.engine import Context
 from edgellm.errors import VerifierUnreachable
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.llm import drafter_pool as made
 from testkit import ROOT
 from testkit.network.relay import Network, Relay
@@ -81,7 +81,7 @@ def _until_up(port: int) -> None:
 
 
 @contextmanager
-def paced_pair(draft: str | None, verifier: str, pace: float) -> Iterator[Pair]:
-    """Yield a pair whose draft model decodes at `pace`; `verifier` as in `Pair.open`."""
-    with patch.object(made, "Context", partial(Paced, pace=pace)), Pair.open(draft, verifier, threads=1) as pair:
+def paced_pair(draft: str | None, verifier: str, pace: float) -> Iterator[LLM]:
+    """Yield a pair whose draft model decodes at `pace`; `verifier` as in `LLM.open`."""
+    with patch.object(made, "Context", partial(Paced, pace=pace)), LLM.open(draft, verifier, threads=1) as pair:
         yield pair

@@ -24,5 +24,5 @@ def _write(stats: Stats, explain: bool, stopped: Callable[[], bool]) -> Generato
 
 
 if __name__ == "__main__":
-    llm.Pair.reply = lambda *_, **__: Reply(_write, prompt_tokens=1, seed=0)  # type: ignore[method-assign]
+    llm.LLM.reply = lambda *_, **__: Reply(_write, prompt_tokens=1, seed=0)  # type: ignore[method-assign]
     main()

@@ -13,7 +13,7 @@ import pytest
 
 from edgellm.http.handlers import ServedModel
 from edgellm.http.server import HttpServer
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.spec.stream import Reply
 
@@ -66,21 +66,21 @@ def conversation(**more: object) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": QUESTION}], **more}
 
 
-def written(pair: Pair, **options: Any) -> str:
+def written(pair: LLM, **options: Any) -> str:
     reply: Reply = pair.reply(QUESTION, **options)
     list(reply)
     return reply.summary.text
 
 
 @pytest.fixture(scope="package")
-def own(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
+def own(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
     """The pair behind the server."""
-    with Pair.open(*f32_pair, threads=1) as opened:
+    with LLM.open(*f32_pair, threads=1) as opened:
         yield opened
 
 
 @pytest.fixture(scope="package")
-def server(own: Pair) -> Iterator[HttpServer]:
+def server(own: LLM) -> Iterator[HttpServer]:
     events: list[str] = []
     with HttpServer(HOME, on_event=events.append) as opened:
         opened.open(ServedModel(own, "edgellm-verifier"))

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from edgellm.http.server import HttpServer
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.spec.stream import Reply
 from tests.decodes import FEW, Watched
 from tests.http.conftest import QUESTION, Ask, written
@@ -22,7 +22,7 @@ ABORTED = 2
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_no_more_of_it_is_read_and_the_next_reply_is_whole(
-    ask: Ask, server: HttpServer, own: Pair, pair: Pair, decodes: Watched, rows_are_cheap: None,
+    ask: Ask, server: HttpServer, own: LLM, pair: LLM, decodes: Watched, rows_are_cheap: None,
     monkeypatch: pytest.MonkeyPatch, stream: bool,
 ) -> None:  # fmt: skip
     def counted() -> tuple[float, ...]:

@@ -12,7 +12,7 @@ import pytest
 from edgellm.engine import Model
 from edgellm.http.handlers import ServedModel
 from edgellm.http.server import HttpServer
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from tests.http.conftest import HOME, Answer, asker
@@ -22,7 +22,7 @@ CLIENTS = 12
 
 
 @contextmanager
-def together(own: Pair) -> Iterator[HttpServer]:
+def together(own: LLM) -> Iterator[HttpServer]:
     """A pair, whose replies take turns."""
     with HttpServer(HOME, replies=3, waiting=CLIENTS) as server:
         server.open(ServedModel(own, "edgellm-verifier"))
@@ -35,7 +35,7 @@ def in_batches(path: Path) -> Iterator[HttpServer]:
     with (
         Model.load(path) as model,
         VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1) as verifier,
-        Pair(model, draft=None, verifier=verifier.inside(), threads=1) as pair,
+        LLM(model, draft=None, verifier=verifier.inside(), threads=1) as pair,
         HttpServer(HOME, replies=4, waiting=CLIENTS) as server,
     ):
         server.open(ServedModel(pair, "edgellm-verifier", in_turns=False))
@@ -44,7 +44,7 @@ def in_batches(path: Path) -> Iterator[HttpServer]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("how", ["together", "in batches"])
-def test_everyone_gets_the_same_as_alone(own: Pair, f32_pair: tuple[Path, Path], how: str, stream: bool) -> None:
+def test_everyone_gets_the_same_as_alone(own: LLM, f32_pair: tuple[Path, Path], how: str, stream: bool) -> None:
     with together(own) if how == "together" else in_batches(f32_pair[1]) as server:
         ask = asker(server)
         answers: dict[int, Answer] = {}

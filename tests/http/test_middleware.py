@@ -15,7 +15,7 @@ from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http import middleware
 from edgellm.http.handlers import ServedModel
 from edgellm.http.server import HttpServer
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from tests.http.conftest import HOME, Ask, asker, conversation
 
@@ -64,7 +64,7 @@ def test_the_own_origin_is_accepted(ask: Ask, server: HttpServer) -> None:
 
 
 @pytest.fixture(scope="module")
-def locked(own: Pair) -> Iterator[Ask]:
+def locked(own: LLM) -> Iterator[Ask]:
     with HttpServer(HOME, key="k" * 43) as server:
         server.open(ServedModel(own, "edgellm-verifier"))
         yield asker(server)

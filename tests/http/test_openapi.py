@@ -14,14 +14,14 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from edgellm.http.handlers import ServedModel
 from edgellm.http.server import HttpServer
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from tests.http.conftest import HOME, Ask
 
 
 @pytest.fixture(scope="module")
 def described(f32_pair: tuple[Path, Path]) -> Iterator[Any]:
     """The description of a server whose replies are short."""
-    with Pair.open(*f32_pair, threads=1, n_ctx=48) as pair, HttpServer(HOME, replies=1) as server:
+    with LLM.open(*f32_pair, threads=1, n_ctx=48) as pair, HttpServer(HOME, replies=1) as server:
         server.open(ServedModel(pair, "edgellm-verifier"))
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 

@@ -22,7 +22,7 @@ from edgellm.errors import InvalidOption
 from edgellm.http.handlers import ServedModel
 from edgellm.http.mesh_status import PlanOut, read_plan
 from edgellm.http.server import HttpServer
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemotePending
 from edgellm.services.server.servers import VerifierServer
@@ -96,7 +96,7 @@ def say(page: Page, text: str) -> None:
 
 
 @needs_browser
-def test_a_conversation_shows_who_wrote_each_word(page: Page, own: Pair) -> None:
+def test_a_conversation_shows_who_wrote_each_word(page: Page, own: LLM) -> None:
     with HttpServer(HOME) as server:
         server.open(ServedModel(own, "edgellm-verifier"), PLAN)
         page.goto(server.url)
@@ -138,7 +138,7 @@ def test_each_source_has_a_colour_and_a_count_of_its_own(page: Page) -> None:
             yield from (replace(token, source=source) for token in said(*[b"word "] * number))
 
     with HttpServer(HOME) as server:
-        server.open(ServedModel(cast(Pair, Scripted(script)), "made-up"))
+        server.open(ServedModel(cast(LLM, Scripted(script)), "made-up"))
         page.goto(server.url)
         say(page, "Who wrote it?")
         expect(page.locator(".said").first).to_contain_text("tokens")
@@ -152,7 +152,7 @@ def test_each_source_has_a_colour_and_a_count_of_its_own(page: Page) -> None:
 
 
 @needs_browser
-def test_on_a_phone_nothing_sticks_out(page: Page, own: Pair) -> None:
+def test_on_a_phone_nothing_sticks_out(page: Page, own: LLM) -> None:
     with HttpServer(HOME) as server:
         server.open(ServedModel(own, "a-model-with-quite-a-long-name-that-has-no-room-on-a-telephone"), PLAN)
         page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
@@ -172,7 +172,7 @@ def test_on_a_phone_nothing_sticks_out(page: Page, own: Pair) -> None:
 @needs_browser
 def test_stop_stops_the_work(page: Page) -> None:
     with HttpServer(HOME) as server:
-        server.open(ServedModel(cast(Pair, Scripted(endless)), "made-up"))
+        server.open(ServedModel(cast(LLM, Scripted(endless)), "made-up"))
         page.goto(server.url)
         say(page, "Go on")
         expect(page.locator(".words span").nth(20)).to_be_attached()
@@ -206,7 +206,7 @@ def test_a_verifier_that_is_killed_is_reported_and_the_reply_goes_on(
     with Model.load(f32_pair[1]) as model:
         verifier = VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1)
         address = str(verifier.start())
-        with Pair.open(f32_pair[0], address, threads=1) as pair, HttpServer(HOME) as server:
+        with LLM.open(f32_pair[0], address, threads=1) as pair, HttpServer(HOME) as server:
             server.open(ServedModel(pair, "edgellm-verifier", in_turns=False, options=ReplyOptions(retrieval="off")))
             page.goto(server.url)
             expect(page.locator(".device.up")).to_have_count(2)
@@ -227,7 +227,7 @@ def test_errors_and_a_missing_key_are_shown(page: Page) -> None:
     with HttpServer(HOME, key="k" * 43) as server:
         page.goto(server.url)
         expect(page.locator("#state")).to_contain_text("being loaded")
-        server.open(ServedModel(cast(Pair, Scripted(failing)), "made-up"))
+        server.open(ServedModel(cast(LLM, Scripted(failing)), "made-up"))
         expect(page.locator("#key-form")).to_be_visible(timeout=60_000)
         say(page, "Hello")
         expect(page.locator(".trouble").first).to_contain_text("API key is missing")

@@ -12,7 +12,7 @@ from edgellm.errors import VerifierLost
 from edgellm.http.handlers import ServedModel
 from edgellm.http.middleware import redact
 from edgellm.http.server import HttpServer
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.trust import Trust
@@ -39,7 +39,7 @@ def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peer:
 
 
 @pytest.fixture
-def talkative(own: Pair, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> Pair:
+def talkative(own: LLM, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """A pair whose replies name the device in a notice, or in an error."""
     said = f"{peer.name} ({peer.id.short}) at {peer.addresses[0]} is gone, so is [fe80::1%eth0]:7 and 10.0.0.9."
 
@@ -58,7 +58,7 @@ def secrets(peer: Peer) -> list[str]:
     return [peer.name, str(peer.id), peer.id.short, "192.168.7.21", "fd00::7", "fe80::1", "10.0.0.9"]
 
 
-def test_without_a_key_no_path_names_a_device(talkative: Pair, peer: Peer) -> None:
+def test_without_a_key_no_path_names_a_device(talkative: LLM, peer: Peer) -> None:
     with HttpServer(HOME) as server:
         server.open(ServedModel(talkative, "edgellm-verifier"))
         ask = asker(server)
@@ -71,7 +71,7 @@ def test_without_a_key_no_path_names_a_device(talkative: Pair, peer: Peer) -> No
         assert ask("GET", "/status").json["devices"] == []
 
 
-def test_with_the_key_they_are_named(talkative: Pair, peer: Peer) -> None:
+def test_with_the_key_they_are_named(talkative: LLM, peer: Peer) -> None:
     with HttpServer(HOME, key=KEY) as server:
         server.open(ServedModel(talkative, "edgellm-verifier"))
         ask, headers = asker(server), {"Authorization": f"Bearer {KEY}"}
@@ -82,7 +82,7 @@ def test_with_the_key_they_are_named(talkative: Pair, peer: Peer) -> None:
         assert "10.0.0.9" in message
 
 
-def test_a_status_may_become_longer_than_a_plan_may_be(own: Pair, peer: Peer) -> None:
+def test_a_status_may_become_longer_than_a_plan_may_be(own: LLM, peer: Peer) -> None:
     Trust.here().peers.rename(peer.id, "x")
     with HttpServer(HOME) as server:
         server.open(ServedModel(own, "edgellm-verifier"), PLAN.model_copy(update={"advice": "x " * 1000}))

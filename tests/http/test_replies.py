@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from edgellm.http.server import HttpServer
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from tests.http.conftest import QUESTION, Ask, conversation, written
 
 
@@ -24,7 +24,7 @@ def messages() -> Any:
     return [{"role": "user", "content": QUESTION}]
 
 
-def test_the_official_client_lists_and_chats(client: openai.OpenAI, pair: Pair) -> None:
+def test_the_official_client_lists_and_chats(client: openai.OpenAI, pair: LLM) -> None:
     models = client.models.list()
     assert [model.id for model in models] == ["edgellm-verifier"]
     assert client.models.retrieve("edgellm-verifier").owned_by == "edgellm"
@@ -43,7 +43,7 @@ def test_the_official_client_lists_and_chats(client: openai.OpenAI, pair: Pair) 
     assert 0 <= timings["draft_n_accepted"] <= timings["draft_n"]  # none, where that does not pay
 
 
-def test_a_stream_says_the_same_in_chunks(client: openai.OpenAI, pair: Pair) -> None:
+def test_a_stream_says_the_same_in_chunks(client: openai.OpenAI, pair: LLM) -> None:
     stream = client.chat.completions.create(
         model="edgellm-verifier", messages=messages(), stream=True, stream_options={"include_usage": True}
     )
@@ -70,7 +70,7 @@ def test_plain_curl_sees_events_and_done(server: HttpServer) -> None:
     assert '"usage"' not in done.stdout
 
 
-def test_a_completion_goes_on_from_a_text_or_from_tokens(client: openai.OpenAI, pair: Pair) -> None:
+def test_a_completion_goes_on_from_a_text_or_from_tokens(client: openai.OpenAI, pair: LLM) -> None:
     ids = pair.prompt_ids(QUESTION).tolist()
     done = client.completions.create(model="edgellm-verifier", prompt=ids, max_tokens=40)
     assert done.choices[0].text == written(pair)
@@ -96,7 +96,7 @@ def test_a_seed_repeats_a_sampled_reply(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_stop_sequence_ends_the_reply_and_is_not_in_it(ask: Ask, own: Pair, path: str, stream: bool) -> None:
+def test_a_stop_sequence_ends_the_reply_and_is_not_in_it(ask: Ask, own: LLM, path: str, stream: bool) -> None:
     ids = own.prompt_ids(QUESTION).tolist()
     asked = conversation() if "chat" in path else {"prompt": ids, "max_tokens": 12}
     whole = text_of(ask("POST", path, asked).json)
@@ -119,7 +119,7 @@ def text_of(data: Any) -> str:
     return found or ""
 
 
-def test_log_probabilities_are_true(client: openai.OpenAI, pair: Pair) -> None:
+def test_log_probabilities_are_true(client: openai.OpenAI, pair: LLM) -> None:
     done = client.chat.completions.create(
         model="edgellm-verifier", messages=messages(), logprobs=True, top_logprobs=3, max_tokens=6
     )
@@ -160,7 +160,7 @@ def test_a_model_that_is_not_served_is_refused(ask: Ask) -> None:
         assert "edgellm-verifier" in answer.error["message"]
 
 
-def test_a_prompt_that_does_not_fit_is_refused_with_both_lengths(ask: Ask, own: Pair) -> None:
+def test_a_prompt_that_does_not_fit_is_refused_with_both_lengths(ask: Ask, own: LLM) -> None:
     long = "mug " * own.context_length
     for stream in (False, True):
         answer = ask("POST", "/v1/completions", {"prompt": long, "stream": stream})

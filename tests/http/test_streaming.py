@@ -22,7 +22,7 @@ from edgellm.http.handlers import ServedModel
 from edgellm.http.schemas.responses import TextDelta
 from edgellm.http.server import HttpServer
 from edgellm.http.streaming import ReplyTask
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
@@ -68,7 +68,7 @@ class Scripted:
 @contextmanager
 def opened(script: Script, **options: Any) -> Iterator[HttpServer]:
     with HttpServer(HOME, **options) as server:
-        server.open(ServedModel(cast(Pair, Scripted(script)), "made-up"))
+        server.open(ServedModel(cast(LLM, Scripted(script)), "made-up"))
         yield server
 
 
@@ -179,7 +179,7 @@ def _until(true: Callable[[], bool]) -> None:
 
 
 def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> None:
-    """As `Pair.reply` does, whose prompt is tokenised at once."""
+    """As `LLM.reply` does, whose prompt is tokenised at once."""
     began, over = threading.Event(), threading.Event()
 
     class Tokenising(Scripted):
@@ -193,7 +193,7 @@ def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> N
             raise Stopped("Tokenising was stopped.")
 
     with HttpServer(HOME, replies=2, waiting=0) as server:
-        server.open(ServedModel(cast(Pair, Tokenising(lambda *_: iter(said(b"hello")))), "made-up", in_turns=True))  # type: ignore[arg-type]
+        server.open(ServedModel(cast(LLM, Tokenising(lambda *_: iter(said(b"hello")))), "made-up", in_turns=True))  # type: ignore[arg-type]
         ask = asker(server)
         connection = http.client.HTTPConnection(server.address.host, server.address.port, timeout=60)
         body = json.dumps({"messages": [{"role": "user", "content": "long"}]})
@@ -293,7 +293,7 @@ def test_while_it_loads_and_while_it_stops_it_says_so() -> None:
         ):
             assert (answer.status, answer.error["code"]) == (503, "loading")
             assert answer.headers["retry-after"] == "1"
-        server.open(ServedModel(cast(Pair, Scripted(endless)), "made-up"))
+        server.open(ServedModel(cast(LLM, Scripted(endless)), "made-up"))
         assert ask("GET", "/health").json == {"status": "ok"}
         answers: list[Answer] = []
         streaming = threading.Thread(

@@ -10,7 +10,7 @@ import pytest
 
 from edgellm.http.handlers import ServedModel
 from edgellm.http.server import HttpServer
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.rpc.trust.peer_store import Peer
 from tests.http.conftest import HOME, Answer, Ask, asker, conversation
 from tests.http.test_page import PLAN
@@ -138,7 +138,7 @@ def test_streams(ask: Ask, usage: bool, logprobs: bool) -> None:
 def troubled(peer: Peer) -> Iterator[Ask]:
     """A server with a key, a plan and a paired device, whose replies fail behind a notice."""
     with HttpServer(HOME, key=KEY) as server:
-        server.open(ServedModel(cast(Pair, Scripted(failing)), "made-up"), PLAN)
+        server.open(ServedModel(cast(LLM, Scripted(failing)), "made-up"), PLAN)
         yield asker(server)
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from tests.llm.conftest import ASKED, prompts
 
 
 @pytest.fixture(scope="module")
-def pair(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[Pair]:
-    with Pair.open(*f32_pair, profile=profile_path, threads=1) as opened:
+def pair(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[LLM]:
+    with LLM.open(*f32_pair, profile=profile_path, threads=1) as opened:
         yield opened
 
 
@@ -21,7 +21,7 @@ def pair(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[Pair]:
     ("gate", "budget"),
     [("auto", 0.1), ("auto", 0.4), ("synera", 0.2), ("confidence", 0.2), ("random", 0.2), ("hybrid", 0.2)],
 )
-def test_the_realised_share_is_the_budget(pair: Pair, gate: str, budget: float) -> None:
+def test_the_realised_share_is_the_budget(pair: LLM, gate: str, budget: float) -> None:
     decided = offloaded = 0
     for messages in prompts(ASKED, 6):
         reply = pair.reply(messages, max_tokens=80, gate=gate, budget=budget, seed=1)
@@ -34,7 +34,7 @@ def test_the_realised_share_is_the_budget(pair: Pair, gate: str, budget: float) 
     assert offloaded / decided == pytest.approx(budget, abs=0.03)  # counted by the replies, and not by the ledger
 
 
-def test_each_budget_of_a_pair_has_its_own_account(pair: Pair) -> None:
+def test_each_budget_of_a_pair_has_its_own_account(pair: LLM) -> None:
     for messages in prompts(ASKED, 1):
         for budget in (1.0, 0.3):
             reply = pair.reply(messages, max_tokens=40, budget=budget)

@@ -17,7 +17,7 @@ import pytest
 
 from edgellm.cli.entrypoint import run
 from edgellm.errors import HistoryUnusable
-from edgellm.llm import Pair, profile_path
+from edgellm.llm import LLM, profile_path
 from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, find_profile, forget, keep_profile, kept, tidy
 from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.gates.features import JUDGED, NAMES
@@ -213,16 +213,16 @@ def test_a_profile_of_the_version_before_loses_its_words_and_nothing_else(profil
 
 
 @pytest.fixture
-def switched(request: pytest.FixtureRequest) -> Iterator[Pair]:
+def switched(request: pytest.FixtureRequest) -> Iterator[LLM]:
     """A pair that has no profile, opened with the history as the parameter says."""
     if request.param == "off":
         History().turn_off()
-    with Pair.open(MODELS / "draft.gguf", MODELS / "draft.gguf", history=request.param != "none", threads=1) as pair:
+    with LLM.open(MODELS / "draft.gguf", MODELS / "draft.gguf", history=request.param != "none", threads=1) as pair:
         yield pair
 
 
 @pytest.mark.parametrize(("switched", "keeps"), [("on", True), ("off", False), ("none", False)], indirect=["switched"])
-def test_first_replies_are_kept_only_with_the_history(switched: Pair, keeps: bool) -> None:
+def test_first_replies_are_kept_only_with_the_history(switched: LLM, keeps: bool) -> None:
     list(switched.reply("Where is my mug?", budget=0.5, max_tokens=8, retrieval="off"))
     path = profile_path(*[fingerprint(MODELS / "draft.gguf")] * 2)
     assert path.with_name(f"{path.stem}.first.jsonl").exists() == keeps

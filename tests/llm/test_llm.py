@@ -19,7 +19,7 @@ from edgellm.errors import (
     VerifierUnreachable,
     VocabularyMismatch,
 )
-from edgellm.llm import DRAFT, Pair, compose, generate, is_address
+from edgellm.llm import DRAFT, LLM, compose, generate, is_address
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Explanation, Notice, Token
@@ -30,7 +30,7 @@ from tests.spec.real import case, ids
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 6, 11])
 @pytest.mark.parametrize("how", ["close", "cancel", "drop"])
-def test_a_reply_left_halfway_leaves_the_pair_sound(pair: Pair, alone: Pair, after: int, how: str) -> None:
+def test_a_reply_left_halfway_leaves_the_pair_sound(pair: LLM, alone: LLM, after: int, how: str) -> None:
     reference = ids(alone.reply(case(8), max_tokens=24))
     reply = pair.reply(case(8), max_tokens=24)
     started = ids(reply, after)
@@ -48,7 +48,7 @@ def test_a_reply_left_halfway_leaves_the_pair_sound(pair: Pair, alone: Pair, aft
 
 @pytest.mark.parametrize("at", range(6))
 def test_an_interrupt_in_any_decode_leaves_the_pair_sound(
-    pair: Pair, alone: Pair, at: int, monkeypatch: pytest.MonkeyPatch
+    pair: LLM, alone: LLM, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
     decode = Context.decode
@@ -70,7 +70,7 @@ def test_an_interrupt_in_any_decode_leaves_the_pair_sound(
     assert ids(pair.reply(case(10), max_tokens=20)) == ids(alone.reply(case(10), max_tokens=20))
 
 
-def test_replies_side_by_side_do_not_disturb_each_other(pair: Pair, alone: Pair) -> None:
+def test_replies_side_by_side_do_not_disturb_each_other(pair: LLM, alone: LLM) -> None:
     numbers = (11, 12, 13)
     replies = [pair.reply(case(number), max_tokens=20) for number in numbers]
     written: list[list[int]] = [[] for _ in numbers]
@@ -80,7 +80,7 @@ def test_replies_side_by_side_do_not_disturb_each_other(pair: Pair, alone: Pair)
     assert written == [ids(alone.reply(case(number), max_tokens=20)) for number in numbers]
 
 
-def test_cancelling_from_another_thread(pair: Pair) -> None:
+def test_cancelling_from_another_thread(pair: LLM) -> None:
     reply = pair.reply(case(14), max_tokens=400, temperature=3.0, top_k=0, top_p=1.0)
     seen = threading.Event()
     written: list[Token] = []
@@ -100,7 +100,7 @@ def test_cancelling_from_another_thread(pair: Pair) -> None:
     assert reply.summary.tokens == len(written)
 
 
-def test_cancelling_from_a_hook(pair: Pair) -> None:
+def test_cancelling_from_a_hook(pair: LLM) -> None:
     reply = pair.reply(case(14), max_tokens=40)
     reply.listen(on_explain=lambda _: reply.cancel())
     assert list(reply) == []
@@ -108,7 +108,7 @@ def test_cancelling_from_a_hook(pair: Pair) -> None:
 
 
 def test_closing_a_pair_stops_its_replies(f32_pair: tuple[Path, Path]) -> None:
-    opened = Pair.open(*f32_pair, threads=1)
+    opened = LLM.open(*f32_pair, threads=1)
     reply = opened.reply(case(0), max_tokens=30)
     next(reply)
     unread = opened.reply(case(0))
@@ -123,7 +123,7 @@ def test_closing_a_pair_stops_its_replies(f32_pair: tuple[Path, Path]) -> None:
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(f32_pair: tuple[Path, Path]) -> None:
-    with Pair.open(*f32_pair, n_ctx=256, threads=1) as small:
+    with LLM.open(*f32_pair, n_ctx=256, threads=1) as small:
         long = "Where is the mug? " * 200
         with pytest.raises(PromptTooLong, match=r"^The prompt has \d{3,} tokens, and the context holds 256 ") as caught:
             small.reply(long)
@@ -131,12 +131,12 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(f32_pair: 
 
 
 @pytest.mark.parametrize("room", [1, 2, 5, 6])
-def test_a_reply_that_fills_the_context_ends_with_a_notice(f32_pair: tuple[Path, Path], alone: Pair, room: int) -> None:
+def test_a_reply_that_fills_the_context_ends_with_a_notice(f32_pair: tuple[Path, Path], alone: LLM, room: int) -> None:
     messages = case(2)
     prompt = len(alone.prompt_ids(messages))
     reference = ids(alone.reply(messages, max_tokens=room))
     assert len(reference) == room
-    with Pair.open(*f32_pair, n_ctx=prompt + room, threads=1) as tight:
+    with LLM.open(*f32_pair, n_ctx=prompt + room, threads=1) as tight:
         notices: list[Notice] = []
         reply = tight.reply(messages)
         reply.listen(on_notice=notices.append)
@@ -147,9 +147,9 @@ def test_a_reply_that_fills_the_context_ends_with_a_notice(f32_pair: tuple[Path,
 
 def test_more_context_than_the_model_was_trained_for_is_refused(f32_pair: tuple[Path, Path]) -> None:
     with pytest.raises(InvalidOption, match="was trained for"):
-        Pair.open(*f32_pair, n_ctx=10**6)
+        LLM.open(*f32_pair, n_ctx=10**6)
     with pytest.raises(InvalidOption, match="n_ctx is 0"):
-        Pair.open(*f32_pair, n_ctx=0)
+        LLM.open(*f32_pair, n_ctx=0)
 
 
 # --- options and messages -------------------------------------------------------------------------------------------
@@ -168,19 +168,19 @@ def test_context_texts_come_first_then_a_blank_line_then_the_question() -> None:
     assert compose("Where?", history=begun, system="Be brief.")[:3] == begun
 
 
-def test_an_empty_prompt_is_refused(pair: Pair) -> None:
+def test_an_empty_prompt_is_refused(pair: LLM) -> None:
     prompts: list[str | list[Message]] = ["", "  \n", []]
     for empty in prompts:
         with pytest.raises(InvalidOption, match="empty"):
             pair.reply(empty)
 
 
-def test_a_prompt_that_is_no_text_is_refused(pair: Pair) -> None:
+def test_a_prompt_that_is_no_text_is_refused(pair: LLM) -> None:
     with pytest.raises(InputNotText):
         pair.reply("a lone surrogate: \udcff")
 
 
-def test_explanations_only_where_somebody_listens(pair: Pair) -> None:
+def test_explanations_only_where_somebody_listens(pair: LLM) -> None:
     heard: list[Explanation] = []
     reply = pair.reply(case(5), max_tokens=8)
     reply.listen(on_explain=heard.append)
@@ -195,13 +195,13 @@ def test_explanations_only_where_somebody_listens(pair: Pair) -> None:
 def test_neither_model_is_refused() -> None:
     for draft, verifier in ((None, None), ("none", "none"), ("none", None)):
         with pytest.raises(InvalidOption, match="none"):
-            Pair.open(draft, verifier)
+            LLM.open(draft, verifier)
 
 
 def test_a_model_that_is_not_there(tmp_path: Path, f32_pair: tuple[Path, Path]) -> None:
     for names in ((tmp_path / "no.gguf", f32_pair[1]), (f32_pair[0], tmp_path / "no.gguf")):
         with pytest.raises(ModelNotFound):
-            Pair.open(*names)
+            LLM.open(*names)
 
 
 def test_different_vocabularies_are_refused_with_the_first_token_that_differs(
@@ -216,7 +216,7 @@ def test_different_vocabularies_are_refused_with_the_first_token_that_differs(
     other = tmp_path / "other.gguf"
     other.write_bytes(data.replace(spelled, changed))
     with pytest.raises(VocabularyMismatch) as caught:
-        Pair.open(other, f32_pair[1])
+        LLM.open(other, f32_pair[1])
     assert f"token {token} " in caught.value.what
     assert repr(piece) in caught.value.what
     assert repr(changed[8:]) in caught.value.what
@@ -231,10 +231,10 @@ def address(f32_pair: tuple[Path, Path]) -> Iterator[str]:
         yield str(server.address)
 
 
-def test_a_verifier_across_a_link_writes_the_same(alone: Pair, address: str, f32_pair: tuple[Path, Path]) -> None:
+def test_a_verifier_across_a_link_writes_the_same(alone: LLM, address: str, f32_pair: tuple[Path, Path]) -> None:
     with (
-        Pair.open(f32_pair[0], address, threads=1) as linked,
-        Pair.open(None, address, tokenizer=f32_pair[0]) as remote,
+        LLM.open(f32_pair[0], address, threads=1) as linked,
+        LLM.open(None, address, tokenizer=f32_pair[0]) as remote,
     ):
         for number in range(4):
             reference = ids(alone.reply(case(number), max_tokens=24))
@@ -246,13 +246,13 @@ def test_a_verifier_across_a_link_writes_the_same(alone: Pair, address: str, f32
 
 def test_a_seed_draws_the_same_across_a_link(address: str, f32_pair: tuple[Path, Path]) -> None:
     options = edgellm.ReplyOptions(temperature=0.7, top_k=20, seed=9, max_tokens=24)
-    with Pair.open(f32_pair[0], address, threads=1) as linked, Pair.open(*f32_pair, threads=1) as local:
+    with LLM.open(f32_pair[0], address, threads=1) as linked, LLM.open(*f32_pair, threads=1) as local:
         assert ids(linked.reply(case(6), options)) == ids(local.reply(case(6), options))
 
 
 def test_nobody_at_the_address(f32_pair: tuple[Path, Path]) -> None:
     with pytest.raises(VerifierUnreachable):
-        Pair.open(f32_pair[0], "127.0.0.1:9")
+        LLM.open(f32_pair[0], "127.0.0.1:9")
 
 
 @pytest.mark.parametrize("name", ["localhost:8000", "127.0.0.1:1", "[::1]:50051", "desk.local:65535"])
@@ -269,7 +269,7 @@ def test_what_is_a_model(name: str) -> None:
 
 def test_progress_is_told(f32_pair: tuple[Path, Path]) -> None:
     heard: list[tuple[str, float]] = []
-    Pair.open(*f32_pair, progress=lambda name, share: heard.append((name, share))).close()
+    LLM.open(*f32_pair, progress=lambda name, share: heard.append((name, share))).close()
     assert {name for name, _ in heard} == {path.name for path in f32_pair}
     assert heard[-1][1] == pytest.approx(1.0)
 
@@ -284,14 +284,14 @@ def test_one_call_with_the_bundled_pair() -> None:
 
 
 def test_a_reply_in_one_call_that_is_never_read_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[Pair] = []
-    close = Pair.close
+    closed: list[LLM] = []
+    close = LLM.close
 
-    def noted(pair: Pair) -> None:
+    def noted(pair: LLM) -> None:
         closed.append(pair)
         close(pair)
 
-    monkeypatch.setattr(Pair, "close", noted)
+    monkeypatch.setattr(LLM, "close", noted)
     reply = generate("Where is the mug?")
     del reply
     assert len(closed) == 1
@@ -302,3 +302,8 @@ def test_what_the_package_exports() -> None:
         assert getattr(edgellm, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         edgellm.nonsense  # noqa: B018
+
+
+def test_the_old_name_is_accepted_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"edgellm\.Pair is called edgellm\.LLM now"):
+        assert edgellm.Pair is edgellm.LLM

@@ -11,7 +11,7 @@ import pytest
 
 from edgellm.engine import Context, Model
 from edgellm.errors import InvalidOption, VerifierLost
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.handshake import VerifierInfo, greet
@@ -35,7 +35,7 @@ def read_anew(path: Path, prompt: Any, tokens: list[Token]) -> np.ndarray[Any, A
 def test_they_are_the_writers_own(f32_pair: tuple[Path, Path], who: str, temperature: float) -> None:
     draft, verifier = f32_pair
     opened = {"pair": (draft, verifier), "verifier": (None, verifier), "draft": (draft, None)}[who]
-    with Pair.open(*opened, threads=1) as pair:
+    with LLM.open(*opened, threads=1) as pair:
         tokens = list(pair.reply(case(2), max_tokens=20, logprobs=4, temperature=temperature, top_k=0, seed=3))
         truth = read_anew(draft if who == "draft" else verifier, pair.prompt_ids(case(2)), tokens)
         if temperature == 0.0:
@@ -50,12 +50,12 @@ def test_they_are_the_writers_own(f32_pair: tuple[Path, Path], who: str, tempera
 
 
 def pair_tokens(path: Path) -> list[Token]:
-    with Pair.open(path, None, threads=1) as pair:
+    with LLM.open(path, None, threads=1) as pair:
         return list(pair.reply(case(2), max_tokens=3))
 
 
 @pytest.mark.parametrize("options", [{"budget": 0.3}, {"gate": "never"}, {"gate": "confidence"}], ids=str)
-def test_where_not_everything_is_verified_they_are_refused(pair: Pair, options: dict[str, Any]) -> None:
+def test_where_not_everything_is_verified_they_are_refused(pair: LLM, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match="logprobs cannot be told"):
         pair.reply(case(2), logprobs=1, **options)
 
@@ -67,9 +67,9 @@ def test_a_served_verifier_tells_them_too(
 ) -> None:
     options: dict[str, Any] = {"max_tokens": 20, "temperature": temperature, "top_k": 0, "seed": 3}
     with (
-        Pair.open(f32_pair[0], str(server.address), threads=1)
+        LLM.open(f32_pair[0], str(server.address), threads=1)
         if where == "across a link"
-        else Pair(server.model, draft=None, verifier=server.inside(), threads=1) as pair
+        else LLM(server.model, draft=None, verifier=server.inside(), threads=1) as pair
     ):
         tokens = list(pair.reply(case(2), logprobs=4, **options))
         truth = read_anew(f32_pair[1], pair.prompt_ids(case(2)), tokens)
@@ -83,7 +83,7 @@ def test_a_served_verifier_tells_them_too(
         assert token.logprobs.logprobs == pytest.approx(np.sort(row)[::-1][:4], abs=2e-3)
 
 
-def test_a_verdict_on_a_chunk_brings_those_of_what_stands(server: VerifierServer, pair: Pair) -> None:
+def test_a_verdict_on_a_chunk_brings_those_of_what_stands(server: VerifierServer, pair: LLM) -> None:
     prompt = pair.prompt_ids(case(2))
     told = list(pair.reply(case(2), max_tokens=6, logprobs=2))
     right = np.array([token.id for token in told], dtype=np.int32)
@@ -109,7 +109,7 @@ def test_an_older_verifier_is_not_asked_for_them(
 
     monkeypatch.setattr("edgellm.services.client.connection.greet", older)
     with (
-        Pair.open(f32_pair[0], address, threads=1) as linked,
+        LLM.open(f32_pair[0], address, threads=1) as linked,
         pytest.raises(InvalidOption, match="another device"),
     ):
         linked.reply(case(2), logprobs=1)
@@ -120,7 +120,7 @@ def test_a_reply_that_cannot_tell_them_to_its_end_fails(f32_pair: tuple[Path, Pa
     with (
         Model.load(f32_pair[1]) as model,
         VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=1, threads=1) as served,
-        Pair.open(f32_pair[0], str(served.address), threads=1) as linked,
+        LLM.open(f32_pair[0], str(served.address), threads=1) as linked,
     ):
         reply = linked.reply(case(2), max_tokens=40, logprobs=1)
         first = next(reply)
@@ -131,12 +131,12 @@ def test_a_reply_that_cannot_tell_them_to_its_end_fails(f32_pair: tuple[Path, Pa
 
 
 @pytest.mark.parametrize("options", [{"logprobs": -1}, {"logprobs": 21}, {"stop": ("",)}, {"stop": ("a",) * 17}])
-def test_absurd_ones_are_refused(pair: Pair, options: dict[str, Any]) -> None:
+def test_absurd_ones_are_refused(pair: LLM, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(options))):
         pair.reply(case(2), **options)
 
 
-def test_a_plain_prompt_goes_on_as_it_stands(pair: Pair, alone: Pair) -> None:
+def test_a_plain_prompt_goes_on_as_it_stands(pair: LLM, alone: LLM) -> None:
     ids = pair.prompt_ids(case(2))
     wanted = [token.id for token in alone.reply(case(2), max_tokens=12)]
     assert [token.id for token in pair.complete(ids.tolist(), max_tokens=12)] == wanted
@@ -148,7 +148,7 @@ def test_a_plain_prompt_goes_on_as_it_stands(pair: Pair, alone: Pair) -> None:
             pair.complete(bad)
 
 
-def test_a_reply_ends_at_a_stop_sequence(pair: Pair) -> None:
+def test_a_reply_ends_at_a_stop_sequence(pair: LLM) -> None:
     whole = pair.reply(case(2), max_tokens=30)
     list(whole)
     text = whole.summary.text

@@ -12,8 +12,8 @@ import pytest
 
 from edgellm.engine import HEADS, Context, Model
 from edgellm.engine.timing import CpuWait
-from edgellm.llm import Pair
-from edgellm.llm.ngram_runtime import MEMORIES, Retrieval, measure_curve
+from edgellm.llm import LLM
+from edgellm.llm.ngram_runtime import MEMORIES, NgramRuntime, measure_curve
 from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.draft_length import KNOTS, DraftLengthController
 from edgellm.spec.ngram.draft_index import MOST_TOKENS
@@ -30,9 +30,9 @@ MOST = 32
 
 @pytest.mark.usefixtures("rows_are_cheap")
 @pytest.mark.parametrize("retrieval", ["auto", *SOURCES, "history,reuse", "context,calibration", ",".join(SOURCES)])
-def test_the_verifier_writes_what_it_writes_alone(f32_pair: tuple[Path, Path], alone: Pair, retrieval: str) -> None:
+def test_the_verifier_writes_what_it_writes_alone(f32_pair: tuple[Path, Path], alone: LLM, retrieval: str) -> None:
     copied = 0
-    with Pair.open("none", f32_pair[1], threads=1) as pair:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
         for number in NUMBERS:
             reply = pair.reply(case(number), max_tokens=MOST, retrieval=retrieval)
             wanted = ids(alone.reply(case(number), max_tokens=MOST, retrieval="off"))
@@ -46,10 +46,10 @@ def test_the_verifier_writes_what_it_writes_alone(f32_pair: tuple[Path, Path], a
 @pytest.mark.usefixtures("rows_are_cheap")
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "seed": 4}])
 def test_it_does_so_where_heads_are_computed_late(
-    f32_pair: tuple[Path, Path], alone: Pair, heads_are_late: list[int], options: dict[str, Any]
+    f32_pair: tuple[Path, Path], alone: LLM, heads_are_late: list[int], options: dict[str, Any]
 ) -> None:
     copied = drafted = 0
-    with Pair.open("none", f32_pair[1], threads=1) as pair:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
         for number in NUMBERS:
             reply = pair.reply(case(number), max_tokens=MOST, **options)
             assert ids(reply) == ids(alone.reply(case(number), max_tokens=MOST, retrieval="off", **options))
@@ -61,9 +61,9 @@ def test_it_does_so_where_heads_are_computed_late(
 
 @pytest.mark.usefixtures("rows_are_cheap")
 def test_both_models_write_the_same_with_late_heads(
-    f32_pair: tuple[Path, Path], alone: Pair, heads_are_late: list[int]
+    f32_pair: tuple[Path, Path], alone: LLM, heads_are_late: list[int]
 ) -> None:
-    with Pair.open(*f32_pair, threads=1) as pair:
+    with LLM.open(*f32_pair, threads=1) as pair:
         for number in NUMBERS:
             wanted = ids(alone.reply(case(number), max_tokens=MOST, retrieval="off"))
             assert ids(pair.reply(case(number), max_tokens=MOST)) == wanted
@@ -74,8 +74,8 @@ def test_both_models_write_the_same_with_late_heads(
 
 
 @pytest.mark.usefixtures("rows_are_cheap")
-def test_so_does_the_draft_model_and_so_do_both_together(f32_pair: tuple[Path, Path], alone: Pair) -> None:
-    with Pair.open(f32_pair[0], "none", threads=1) as small, Pair.open(*f32_pair, threads=1) as pair:
+def test_so_does_the_draft_model_and_so_do_both_together(f32_pair: tuple[Path, Path], alone: LLM) -> None:
+    with LLM.open(f32_pair[0], "none", threads=1) as small, LLM.open(*f32_pair, threads=1) as pair:
         copied = [0, 0]
         for number in NUMBERS:
             one = small.reply(case(number), max_tokens=MOST)
@@ -88,9 +88,9 @@ def test_so_does_the_draft_model_and_so_do_both_together(f32_pair: tuple[Path, P
 
 
 @pytest.mark.usefixtures("rows_are_cheap")
-def test_a_seed_repeats_a_sampled_reply_whatever_is_copied(f32_pair: tuple[Path, Path], alone: Pair) -> None:
+def test_a_seed_repeats_a_sampled_reply_whatever_is_copied(f32_pair: tuple[Path, Path], alone: LLM) -> None:
     options: dict[str, Any] = {"max_tokens": MOST, "temperature": 1.2, "top_k": 0, "top_p": 1.0}
-    with Pair.open("none", f32_pair[1], threads=1) as pair:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
         copied = 0
         for seed in (1, 2, 1, 2, 3):
             reply = pair.reply(case(5), seed=seed, **options)
@@ -102,7 +102,7 @@ def test_a_seed_repeats_a_sampled_reply_whatever_is_copied(f32_pair: tuple[Path,
 @pytest.mark.usefixtures("rows_are_cheap")
 def test_a_seed_writes_the_same_for_a_draft_model_alone(f32_pair: tuple[Path, Path]) -> None:
     options: dict[str, Any] = {"max_tokens": MOST, "temperature": 0.8}
-    with Pair.open(f32_pair[0], "none", threads=1) as pair:
+    with LLM.open(f32_pair[0], "none", threads=1) as pair:
         copied = 0
         for seed in (1, 2, 3):
             reply = pair.reply(case(5), seed=seed, **options)
@@ -112,10 +112,10 @@ def test_a_seed_writes_the_same_for_a_draft_model_alone(f32_pair: tuple[Path, Pa
 
 
 @pytest.mark.usefixtures("rows_are_cheap")
-def test_a_conversation_of_before_is_copied(f32_pair: tuple[Path, Path], alone: Pair) -> None:
+def test_a_conversation_of_before_is_copied(f32_pair: tuple[Path, Path], alone: LLM) -> None:
     wanted = alone.reply(case(5), max_tokens=MOST, retrieval="off")
     written = ids(wanted)
-    with Pair.open("none", f32_pair[1], threads=1) as pair:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
         pair.remember([(case(5)[-1].content, wanted.summary.text), ("\ud800", "not UTF-8")])
         reply = pair.reply(case(5), max_tokens=MOST)
         assert ids(reply) == written
@@ -123,8 +123,8 @@ def test_a_conversation_of_before_is_copied(f32_pair: tuple[Path, Path], alone: 
         assert reply.summary.rounds < len(written) // 2
 
 
-def test_two_replies_at_once_are_both_right(f32_pair: tuple[Path, Path], alone: Pair) -> None:
-    with Pair.open("none", f32_pair[1], threads=1) as pair:
+def test_two_replies_at_once_are_both_right(f32_pair: tuple[Path, Path], alone: LLM) -> None:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
         for _ in range(2):
             replies = [pair.reply(case(number), max_tokens=MOST) for number in (2, 5)]
             rows = [[next(reply).id for reply in replies] for _ in range(4)]
@@ -141,7 +141,7 @@ def test_two_replies_at_once_are_both_right(f32_pair: tuple[Path, Path], alone: 
         ({"retrieval": "context,reuse"}, "retrieved from: context, reuse"),
     ],
 )
-def test_it_says_whether_and_from_what_it_copies(pair: Pair, options: dict[str, Any], reason: str) -> None:
+def test_it_says_whether_and_from_what_it_copies(pair: LLM, options: dict[str, Any], reason: str) -> None:
     heard: list[Explanation] = []
     reply = pair.reply(case(5), max_tokens=8, **options)
     reply.listen(on_explain=heard.append)
@@ -154,14 +154,14 @@ def test_it_says_whether_and_from_what_it_copies(pair: Pair, options: dict[str, 
 def test_the_cost_curve_is_measured_once_and_kept(
     f32_pair: tuple[Path, Path], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Pair.open("none", f32_pair[1], threads=1) as pair:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=4))
     (kept,) = (home / "cache" / "curves").iterdir()
     curve = json.loads(kept.read_text())
     assert curve["rows"] == list(KNOTS[: len(curve["rows"])])
     assert len(curve["seconds"]) == len(curve["rows"]) >= 4
     monkeypatch.setattr("edgellm.llm.ngram_runtime.measure_curve", None)
-    with Pair.open("none", f32_pair[1], threads=1) as pair:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=4))
         assert pair.curve().seconds == tuple(curve["seconds"])
 
@@ -181,11 +181,11 @@ def test_heads_are_measured_apart_where_they_are_computed_late(verifier_model: M
 def test_a_curve_of_heads_that_are_late_is_of_no_use_where_they_are_not(
     f32_pair: tuple[Path, Path], home: Path
 ) -> None:
-    with Pair.open("none", f32_pair[1], threads=1) as pair:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=2))
     (kept,) = (home / "cache" / "curves").iterdir()
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "heads": [1e-3] * len(HEADS)}))
-    with Pair.open("none", f32_pair[1], threads=1) as pair:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=2))
         assert pair.curve().heads == ()
     assert json.loads(kept.read_text())["heads"] == []
@@ -230,13 +230,13 @@ def test_measuring_a_slow_device_takes_little_time(
 def test_a_curve_that_proves_wrong_is_corrected_and_kept(
     f32_pair: tuple[Path, Path], home: Path, factor: float
 ) -> None:
-    with Pair.open("none", f32_pair[1], threads=1) as pair:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=2))
     (kept,) = (home / "cache" / "curves").iterdir()
     curve = json.loads(kept.read_text())
     spoiled = [second * factor for second in curve["seconds"]]
     kept.write_text(json.dumps({**curve, "seconds": spoiled, "change": curve["change"] * factor}))
-    with Pair.open("none", f32_pair[1], threads=1) as pair:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=MOST))  # before the pair is closed, it is kept already
         corrected = json.loads(kept.read_text())
     assert corrected["seconds"][0] == pytest.approx(curve["seconds"][0], rel=15.0)
@@ -248,7 +248,7 @@ def test_a_curve_that_proves_wrong_is_corrected_and_kept(
 def test_a_correction_that_load_may_explain_is_not_kept(
     verifier_model: Model, monkeypatch: pytest.MonkeyPatch, shares: bool
 ) -> None:
-    retrieval = Retrieval(verifier_model, 64, 1, linked=False)
+    retrieval = NgramRuntime(verifier_model, 64, 1, linked=False)
     curve = retrieval.curve()
     path = curve_path(fingerprint(verifier_model.path), 1)
     before = path.read_text()
@@ -275,7 +275,7 @@ def test_a_curve_belongs_to_a_model_and_its_threads(verifier_model: Model) -> No
 
 def test_what_is_remembered_of_replies_is_bounded(verifier_model: Model) -> None:
     """A server may run for months, and whoever asks chooses the sources."""
-    retrieval = Retrieval(verifier_model, 512, 1, linked=True)
+    retrieval = NgramRuntime(verifier_model, 512, 1, linked=True)
     idle = retrieval.memory(("context", "history"))
     prompt = np.arange(1000, 1400, dtype=np.int32)
     for at in range(4 * MOST_TOKENS // 400):
@@ -294,7 +294,7 @@ def test_calibration_is_done_where_it_is_asked_for(
 ) -> None:
     told: list[int] = []
     monkeypatch.setattr(RetrievalDrafter, "expect", lambda _self, expected: told.append(len(expected.ids)))
-    with Pair.open("none", f32_pair[1], threads=1) as pair:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
         assert len(ids(pair.reply(case(2), max_tokens=2))) == 2
         assert not told
         assert len(ids(pair.reply(case(3), max_tokens=2, retrieval="context,calibration"))) == 2

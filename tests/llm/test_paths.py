@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Model
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Notice, Source, Token
@@ -30,7 +30,7 @@ def big(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def wanted(f32_pair: tuple[Path, Path]) -> dict[int, list[int]]:
-    with Pair.open("none", f32_pair[1], threads=1) as alone:
+    with LLM.open("none", f32_pair[1], threads=1) as alone:
         return {number: ids(alone.reply(case(number), max_tokens=MOST)) for number in NUMBERS}
 
 
@@ -41,7 +41,7 @@ def serve(model: Model, port: int = 0, sessions: int = 2) -> VerifierServer:
 def test_replies_that_push_each_other_out_of_the_verifier(
     f32_pair: tuple[Path, Path], big: Model, wanted: dict[int, list[int]]
 ) -> None:
-    with serve(big, sessions=1) as server, Pair.open(f32_pair[0], str(server.address), threads=1) as pair:
+    with serve(big, sessions=1) as server, LLM.open(f32_pair[0], str(server.address), threads=1) as pair:
         replies = [pair.reply(case(number), max_tokens=MOST, budget=1.0) for number in NUMBERS]
         rows = list(zip_longest(*replies))
         for at, number in enumerate(NUMBERS):
@@ -64,7 +64,7 @@ def test_a_verifier_that_is_killed_and_comes_back(
 ) -> None:
     server = serve(big)
     port = server.start().port
-    with Pair.open(f32_pair[0], f"127.0.0.1:{port}", threads=1) as pair:
+    with LLM.open(f32_pair[0], f"127.0.0.1:{port}", threads=1) as pair:
         assert ids(pair.reply(case(2), max_tokens=MOST, budget=1.0)) == wanted[2]
         news: list[Notice] = []
         reply = pair.reply(case(5), max_tokens=MOST, budget=1.0)
@@ -94,8 +94,8 @@ def test_a_busy_verifier_is_told_as_busy_and_asked_again(
     monkeypatch.setattr(Queue, "full", lambda _self, _device: bool(full and full.pop()))
     with (
         serve(big) as server,
-        Pair.open(f32_pair[0], str(server.address), threads=1) as pair,
-        Pair.open(None, str(server.address), tokenizer=f32_pair[0]) as bare,
+        LLM.open(f32_pair[0], str(server.address), threads=1) as pair,
+        LLM.open(None, str(server.address), tokenizer=f32_pair[0]) as bare,
     ):
         for with_draft, who in ((True, pair), (False, bare)):
             news: list[Notice] = []

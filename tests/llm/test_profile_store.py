@@ -12,7 +12,7 @@ import pytest
 from edgellm.cli.entrypoint import run
 from edgellm.engine import Message
 from edgellm.errors import InvalidOption, ProfileUnusable
-from edgellm.llm import Pair, find_profile, profile_path, read_profile
+from edgellm.llm import LLM, find_profile, profile_path, read_profile
 from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES
 from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.spec.gates.profile import Profile
@@ -131,7 +131,7 @@ def test_a_pair_without_a_profile_makes_one_of_its_first_replies(
     verified = processes = 0
     while find_profile(*hashes(f32_pair)) is None:
         processes += 1
-        with Pair.open(*f32_pair, threads=1) as pair:  # as one process after the other
+        with LLM.open(*f32_pair, threads=1) as pair:  # as one process after the other
             for _ in range(2):
                 reply = pair.reply(next(asked), max_tokens=24, budget=0.2)
                 reply.listen(on_notice=news.append)
@@ -149,7 +149,7 @@ def test_a_pair_without_a_profile_makes_one_of_its_first_replies(
     assert profile.origin == "first replies"
     assert profile.chunks >= enough
     assert not list((home / "data" / "profiles").glob("*.jsonl"))
-    with Pair.open(*f32_pair, threads=1) as pair:
+    with LLM.open(*f32_pair, threads=1) as pair:
         heard: list[Explanation] = []
         reply = pair.reply(case(1), max_tokens=24, budget=0.2)
         reply.listen(on_notice=news.append, on_explain=heard.append)
@@ -164,7 +164,7 @@ def test_a_place_that_cannot_be_written_does_not_stop_a_reply(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "file"))
     news: list[Notice] = []
-    with Pair.open(*f32_pair, threads=1) as pair:
+    with LLM.open(*f32_pair, threads=1) as pair:
         reply = pair.reply(case(1), max_tokens=12, budget=0.2)
         reply.listen(on_notice=news.append)
         assert list(reply)
@@ -178,7 +178,7 @@ def test_a_profile_of_other_models_is_refused(f32_pair: tuple[Path, Path], profi
     draft, verifier = f32_pair
     for pair, what in (((verifier, verifier), "draft model"), ((draft, draft), "verifier")):
         with pytest.raises(ProfileUnusable, match=f"of another {what} .*edgellm profile"):
-            Pair.open(*pair, profile=profile_path)
+            LLM.open(*pair, profile=profile_path)
     assert read_profile(profile_path, *hashes(f32_pair)).origin == "prompts"
 
 
@@ -188,16 +188,16 @@ def test_a_profile_of_another_version_is_refused(home: Path, f32_pair: tuple[Pat
     own = place(*hashes(f32_pair))
     own.parent.mkdir(parents=True)
     own.write_text(profile_path.read_text().replace('"version": 7', '"version": 1'))
-    with Pair.open(*f32_pair, threads=1) as pair:
+    with LLM.open(*f32_pair, threads=1) as pair:
         with pytest.raises(ProfileUnusable, match="anew with edgellm profile"):
             list(pair.reply("Hello", budget=0.2, max_tokens=4))
         assert list(pair.reply("Hello", max_tokens=4))  # who gives no budget needs none
     with pytest.raises(ProfileUnusable, match="version"):
-        Pair.open(*f32_pair, profile=own)
+        LLM.open(*f32_pair, profile=own)
 
 
 def test_a_verifier_that_does_not_say_which_model_it_is(f32_pair: tuple[Path, Path], address: str) -> None:
-    with Pair.open(f32_pair[0], address, threads=1) as pair:
+    with LLM.open(f32_pair[0], address, threads=1) as pair:
         known = pair._parts.knowledge
         assert known is not None
         known._verifier = lambda: ""
@@ -213,7 +213,7 @@ def test_the_bundled_pair_comes_with_its_profile(home: Path, draft_path: Path, v
 
 
 def test_half_a_pair_cannot_be_profiled(f32_pair: tuple[Path, Path]) -> None:
-    with Pair.open(f32_pair[0], None, threads=1) as small:
+    with LLM.open(f32_pair[0], None, threads=1) as small:
         with pytest.raises(InvalidOption, match="no pair"):
             small.profile(["Hello"])
         assert list(small.reply("Hello", max_tokens=4))
@@ -224,7 +224,7 @@ def test_replies_at_the_same_time_make_one_profile(
 ) -> None:
     monkeypatch.setattr(OnlineProfiler.__init__, "__defaults__", (8,))
     news: list[Notice] = []
-    with Pair.open(f32_pair[0], address, threads=1) as pair:
+    with LLM.open(f32_pair[0], address, threads=1) as pair:
         replies = [pair.reply(messages, max_tokens=24, budget=0.2) for messages in prompts(ASKED, 1)]
         for reply in replies:
             reply.listen(on_notice=news.append)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.stream import Reply
 from tests.decodes import FEW, Decodes, Watched
@@ -32,12 +32,12 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_more_is_computed_and_the_next_reply_is_that_of_a_fresh_pair(
-    f32_pair: tuple[Path, Path], pair: Pair, rows_are_cheap: None, decodes: Watched, way: str
+    f32_pair: tuple[Path, Path], pair: LLM, rows_are_cheap: None, decodes: Watched, way: str
 ) -> None:
     seen, meanwhile = decodes
     options = {"max_tokens": 6, **WAYS[way]}
     wanted = [ids(pair.reply(question, **options)) for question in (LONG, case(3))]
-    with Pair.open(*f32_pair, threads=1) as other:
+    with LLM.open(*f32_pair, threads=1) as other:
         ids(other.reply(case(4), **options))  # measures what it must, and leaves its caches full
         seen.clear()
         reply = other.reply(LONG, **options)
@@ -53,16 +53,16 @@ def test_a_wait_for_a_verifier_that_reads_ends_too(
 ) -> None:
     """Of one that is across the link, and of one that is served here; the worker drops the prompt between two parts."""
     seen, meanwhile = decodes
-    with Pair.open("none", str(server.address), tokenizer=f32_pair[1], threads=1) as linked:
+    with LLM.open("none", str(server.address), tokenizer=f32_pair[1], threads=1) as linked:
         wanted = ids(linked.reply(LONGISH, max_tokens=6))
-        with Pair(server.model, draft=None, verifier=server.inside(), threads=1) as inside:
+        with LLM(server.model, draft=None, verifier=server.inside(), threads=1) as inside:
             assert ids(inside.reply(LONGISH, max_tokens=6)) == wanted  # measures what it must
             for pair in (linked, inside):
                 _while_it_reads(pair, seen, meanwhile)
                 assert ids(pair.reply(LONGISH, max_tokens=6)) == wanted
 
 
-def _while_it_reads(pair: Pair, seen: Decodes, meanwhile: list[Callable[[], None]]) -> None:
+def _while_it_reads(pair: LLM, seen: Decodes, meanwhile: list[Callable[[], None]]) -> None:
     reading, go = threading.Event(), threading.Event()
 
     def stands() -> None:

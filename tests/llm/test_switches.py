@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.spec.params import GATES, ReplyOptions
 from edgellm.spec.types import Explanation, Notice, Source
 from tests.llm.conftest import ASKED, prompts
@@ -18,14 +18,14 @@ BUDGETED = sorted(set(GATES) - {"always", "never"})
 
 
 @pytest.fixture(scope="module")
-def local(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[Pair]:
-    with Pair.open(*f32_pair, profile=profile_path, threads=1) as opened:
+def local(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[LLM]:
+    with LLM.open(*f32_pair, profile=profile_path, threads=1) as opened:
         yield opened
 
 
 @pytest.fixture
-def linked(f32_pair: tuple[Path, Path], profile_path: Path, address: str) -> Iterator[Pair]:
-    with Pair.open(f32_pair[0], address, profile=profile_path, threads=1) as opened:
+def linked(f32_pair: tuple[Path, Path], profile_path: Path, address: str) -> Iterator[LLM]:
+    with LLM.open(f32_pair[0], address, profile=profile_path, threads=1) as opened:
         yield opened
 
 
@@ -38,7 +38,7 @@ def linked(f32_pair: tuple[Path, Path], profile_path: Path, address: str) -> Ite
     ids=str,
 )  # fmt: skip
 def test_with_everything_verified_no_switch_changes_a_token(
-    local: Pair, linked: Pair, alone: Pair, switches: dict[str, Any]
+    local: LLM, linked: LLM, alone: LLM, switches: dict[str, Any]
 ) -> None:
     for number in (2, 5):
         wanted = ids(alone.reply(case(number), max_tokens=24))
@@ -47,15 +47,15 @@ def test_with_everything_verified_no_switch_changes_a_token(
 
 
 @pytest.mark.parametrize("gate", ["never", *BUDGETED])
-def test_with_a_budget_of_nothing_the_draft_model_writes(local: Pair, f32_pair: tuple[Path, Path], gate: str) -> None:
-    with Pair.open(f32_pair[0], None, threads=1) as small:
+def test_with_a_budget_of_nothing_the_draft_model_writes(local: LLM, f32_pair: tuple[Path, Path], gate: str) -> None:
+    with LLM.open(f32_pair[0], None, threads=1) as small:
         wanted = ids(small.reply(case(3), max_tokens=24))
         reply = local.reply(case(3), max_tokens=24, gate=gate, budget=0.0)
         assert ids(reply) == wanted
         assert reply.summary.verifier_passes_per_token == 0
 
 
-def test_the_default_is_lossless_and_says_why(local: Pair) -> None:
+def test_the_default_is_lossless_and_says_why(local: LLM) -> None:
     heard: list[Explanation] = []
     reply = local.reply(case(5), max_tokens=12, retrieval="off")
     reply.listen(on_explain=heard.append)
@@ -65,7 +65,7 @@ def test_the_default_is_lossless_and_says_why(local: Pair) -> None:
     assert reply.summary.share_offloaded == 1.0
 
 
-def test_auto_says_on_what_evidence(local: Pair) -> None:
+def test_auto_says_on_what_evidence(local: LLM) -> None:
     heard: list[Explanation] = []
     reply = local.reply(case(5), max_tokens=12, budget=0.2)
     reply.listen(on_explain=heard.append)
@@ -74,13 +74,13 @@ def test_auto_says_on_what_evidence(local: Pair) -> None:
     assert "random" in heard[0].text
 
 
-def test_hybrid_decides_token_by_token(local: Pair) -> None:
+def test_hybrid_decides_token_by_token(local: LLM) -> None:
     reply = local.reply(case(5), max_tokens=24, gate="hybrid", budget=0.5)
     list(reply)
     assert reply.summary.drafted == reply.summary.rounds
 
 
-def test_edgefm_keeps_a_reply_or_has_it_written_anew(local: Pair) -> None:
+def test_edgefm_keeps_a_reply_or_has_it_written_anew(local: LLM) -> None:
     kinds = set()
     for messages in prompts(ASKED, 2):
         reply = local.reply(messages, max_tokens=24, gate="edgefm", budget=0.5)
@@ -88,14 +88,14 @@ def test_edgefm_keeps_a_reply_or_has_it_written_anew(local: Pair) -> None:
     assert kinds == {frozenset({Source.DRAFT}), frozenset({Source.VERIFIER})}
 
 
-def test_the_tail_of_a_long_reply_is_not_verified(local: Pair) -> None:
+def test_the_tail_of_a_long_reply_is_not_verified(local: LLM) -> None:
     tokens = list(local.reply(case(5), max_tokens=10, gamma=1, gate="random", budget=0.999, seed=1))
     assert len(tokens) == 10
     assert tokens[-1].source is Source.DRAFT
     assert Source.DRAFT not in {token.source for token in tokens[:8]}
 
 
-def test_early_exit_is_seen_in_the_tokens(local: Pair) -> None:
+def test_early_exit_is_seen_in_the_tokens(local: LLM) -> None:
     for number in range(4):
         reply = local.reply(case(number), max_tokens=24, early_exit="on", gate="never")
         exits = [token.exit_layer for token in reply]
@@ -107,13 +107,13 @@ def test_early_exit_is_seen_in_the_tokens(local: Pair) -> None:
 
 
 @pytest.mark.parametrize("gate", ["synera", "importance"])
-def test_importance_is_measured_where_the_gate_needs_it(local: Pair, gate: str) -> None:
+def test_importance_is_measured_where_the_gate_needs_it(local: LLM, gate: str) -> None:
     tokens = list(local.reply(case(5), max_tokens=24, gate=gate, budget=0.5))
     assert any(token.importance for token in tokens)
     assert not any(token.importance for token in local.reply(case(5), max_tokens=24, gate="random", budget=0.5))
 
 
-def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(linked: Pair, local: Pair) -> None:
+def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(linked: LLM, local: LLM) -> None:
     tried = hit = 0
     for number in range(6):
         reply = linked.reply(case(number), max_tokens=32, retrieval="off")
@@ -130,7 +130,7 @@ def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(li
 
 
 @pytest.mark.parametrize("gate", ["auto", "synera", "importance"])
-def test_gates_that_need_importance_work_with_guesses_ahead(linked: Pair, gate: str) -> None:
+def test_gates_that_need_importance_work_with_guesses_ahead(linked: LLM, gate: str) -> None:
     decided = offloaded = hits = 0
     for messages in prompts(ASKED, 2):
         reply = linked.reply(messages, max_tokens=48, gate=gate, budget=0.4)
@@ -143,7 +143,7 @@ def test_gates_that_need_importance_work_with_guesses_ahead(linked: Pair, gate: 
 
 
 def test_a_budget_without_a_verifier_is_told(f32_pair: tuple[Path, Path]) -> None:
-    with Pair.open(f32_pair[0], None, threads=1) as small:
+    with LLM.open(f32_pair[0], None, threads=1) as small:
         heard: list[Notice] = []
         reply = small.reply("Hello", max_tokens=4, budget=0.2)
         reply.listen(on_notice=heard.append)
@@ -151,7 +151,7 @@ def test_a_budget_without_a_verifier_is_told(f32_pair: tuple[Path, Path]) -> Non
         assert "the draft model writes alone" in heard[0].text
 
 
-def test_sampling_with_everything_verified_draws_the_same_on_every_path(local: Pair, linked: Pair) -> None:
+def test_sampling_with_everything_verified_draws_the_same_on_every_path(local: LLM, linked: LLM) -> None:
     options = ReplyOptions(temperature=0.7, top_k=20, seed=9, max_tokens=24)
     wanted = ids(local.reply(case(6), options))
     assert ids(linked.reply(case(6), options)) == wanted
@@ -160,7 +160,7 @@ def test_sampling_with_everything_verified_draws_the_same_on_every_path(local: P
 
 def test_a_seed_repeats_a_budgeted_reply(f32_pair: tuple[Path, Path], profile_path: Path) -> None:
     def written() -> list[tuple[int, str]]:
-        with Pair.open(*f32_pair, profile=profile_path, threads=1) as fresh:
+        with LLM.open(*f32_pair, profile=profile_path, threads=1) as fresh:
             options = ReplyOptions(budget=0.4, gate="synera", seed=3, max_tokens=32)
             return [(token.id, token.source) for number in range(3) for token in fresh.reply(case(number), options)]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgellm.engine import Capture, Context, Floats, Ids, Model, check_gguf, cut, top2
 from edgellm.engine.gguf.shard import check_cuttable
-from edgellm.spec.drafters.early_exit import ExitDrafter
+from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.sampling import Purpose, distribution, draw, uniforms
@@ -35,8 +35,8 @@ class Parts:
         self.lower, self.upper = shards(path, folder)
         self._references = {model: Context(model, n_ctx=N_CTX, threads=1) for model in (self.whole, self.lower)}
 
-    def drafter(self, threshold: float = 0.7) -> ExitDrafter:
-        return ExitDrafter.open(self.lower, self.upper, n_ctx=N_CTX, threads=1, threshold=threshold)
+    def drafter(self, threshold: float = 0.7) -> EarlyExitDrafter:
+        return EarlyExitDrafter.open(self.lower, self.upper, n_ctx=N_CTX, threads=1, threshold=threshold)
 
     def plain(self) -> ModelDrafter:
         return ModelDrafter(self.whole, Context(self.whole, n_ctx=N_CTX, threads=1))
@@ -114,6 +114,6 @@ class Counted(Context):
         return super().decode_embeddings(rows, seq=seq, outputs=outputs)
 
 
-def counted(parts: Parts, threshold: float) -> tuple[ExitDrafter, Counted, Counted]:
+def counted(parts: Parts, threshold: float) -> tuple[EarlyExitDrafter, Counted, Counted]:
     lower, upper = Counted(parts.lower, Capture(outputs=(EXIT,), stop_after=EXIT)), Counted(parts.upper)
-    return ExitDrafter(lower, upper, threshold=threshold), lower, upper
+    return EarlyExitDrafter(lower, upper, threshold=threshold), lower, upper

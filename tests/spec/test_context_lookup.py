@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import Context, Model, top2
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter
 from edgellm.spec.drafters.parallel import joined, part
 from edgellm.spec.gates.features import NAMES, signals
@@ -123,13 +123,13 @@ def test_it_hesitates_as_long_as_the_context_knows_better() -> None:
 
 
 @pytest.fixture(scope="module")
-def budgeted(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[Pair]:
+def budgeted(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[LLM]:
     assert Profile.load(profile_path).hesitates > 0.0
-    with Pair.open(*f32_pair, profile=profile_path, threads=1) as pair:
+    with LLM.open(*f32_pair, profile=profile_path, threads=1) as pair:
         yield pair
 
 
-def test_a_pair_with_a_budget_copies_and_says_so(budgeted: Pair) -> None:
+def test_a_pair_with_a_budget_copies_and_says_so(budgeted: LLM) -> None:
     different = copied = 0
     for number in range(30, 42):
         written = []
@@ -147,7 +147,7 @@ def test_a_pair_with_a_budget_copies_and_says_so(budgeted: Pair) -> None:
     assert min(different, copied) > 0
 
 
-def test_a_token_that_was_drawn_stays_and_nothing_else_is_said(budgeted: Pair) -> None:
+def test_a_token_that_was_drawn_stays_and_nothing_else_is_said(budgeted: LLM) -> None:
     heard: list[Explanation] = []
     reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, temperature=0.8, seed=1)
     reply.listen(on_explain=heard.append)
@@ -156,7 +156,7 @@ def test_a_token_that_was_drawn_stays_and_nothing_else_is_said(budgeted: Pair) -
 
 
 @pytest.mark.parametrize("gate", ["synera", "confidence", "importance", "random", "hybrid"])
-def test_other_gates_do_without(budgeted: Pair, gate: str) -> None:
+def test_other_gates_do_without(budgeted: LLM, gate: str) -> None:
     heard: list[Explanation] = []
     reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, gate=gate)
     reply.listen(on_explain=heard.append)
@@ -164,7 +164,7 @@ def test_other_gates_do_without(budgeted: Pair, gate: str) -> None:
     assert "context says" not in " ".join(each.text for each in heard)
 
 
-def test_with_everything_verified_nothing_changes(budgeted: Pair, alone: Pair) -> None:
+def test_with_everything_verified_nothing_changes(budgeted: LLM, alone: LLM) -> None:
     for number in (2, 5):
         wanted = ids(alone.reply(case(number), max_tokens=24))
         assert ids(budgeted.reply(case(number), max_tokens=24, budget=1.0)) == wanted

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgellm.engine import Capture, Context, Floats, Ids, Model
 from edgellm.errors import InvalidOption
 from edgellm.spec.context_pool import ContextPool
-from edgellm.spec.drafters.early_exit import ExitDrafter
+from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.loop import generate
 from edgellm.spec.ngram.sources import ContextLookup
@@ -81,15 +81,15 @@ def test_full_depth_logits_are_the_uncut_models_after_any_exits(
 ) -> None:
     drafter = parts.drafter(threshold)
     deep: list[tuple[Ids, Floats]] = []
-    deepen = ExitDrafter._deepen
+    deepen = EarlyExitDrafter._deepen
 
-    def noted(self: ExitDrafter, outputs: int) -> Floats:
+    def noted(self: EarlyExitDrafter, outputs: int) -> Floats:
         logits = deepen(self, outputs)
         if outputs:
             deep.append((self._lower.cached().copy(), logits[0].copy()))
         return logits
 
-    monkeypatch.setattr(ExitDrafter, "_deepen", noted)
+    monkeypatch.setattr(EarlyExitDrafter, "_deepen", noted)
     exits: list[int | None] = []
     for number, prompt in enumerate(prompts):
         for _, chunk in verdicts(drafter, prompt, 5, number, parts.whole.n_vocab):
@@ -260,7 +260,7 @@ def test_the_layer_travels_with_the_token_and_verification_stays_lossless(
 def test_quantised_shards(draft_path: Path, tmp_path: Path) -> None:
     lower, upper = shards(draft_path, tmp_path)
     with lower, upper:
-        drafter = ExitDrafter.open(lower, upper, n_ctx=128, threads=1)
+        drafter = EarlyExitDrafter.open(lower, upper, n_ctx=128, threads=1)
         chunk = drafter.propose(GenerationState(lower.tokenize("Where is the mug?")), 4)
         assert len(chunk) == len(chunk.exit_layers or ()) == 4
         drafter.close()
@@ -276,7 +276,7 @@ def test_contexts_must_fit_together(parts: Parts) -> None:
     lower = Context(parts.lower, n_ctx=64, capture=Capture(outputs=(EXIT,), stop_after=EXIT))
     for upper in (Context(parts.upper, n_ctx=32), Context(parts.lower, n_ctx=32)):
         with pytest.raises(InvalidOption, match=r"do not fit together.* 64 and 32 positions"):
-            ExitDrafter(lower, upper)
+            EarlyExitDrafter(lower, upper)
     for capture in (None, Capture(outputs=(EXIT,)), Capture(outputs=(2,), stop_after=EXIT)):
         with pytest.raises(InvalidOption, match="does not capture its last layer"):
-            ExitDrafter(Context(parts.lower, n_ctx=64, capture=capture), Context(parts.upper, n_ctx=64))
+            EarlyExitDrafter(Context(parts.lower, n_ctx=64, capture=capture), Context(parts.upper, n_ctx=64))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgellm.spec.gates import rejection_model
 from edgellm.spec.gates.features import NAMES
-from edgellm.spec.gates.profiler import Observed, Run
+from edgellm.spec.gates.profiler import ObservedChunk, Run
 from edgellm.spec.gates.rejection_model import (
     Linear,
     Trees,
@@ -111,7 +111,7 @@ def runs(chunks: int, told: bool) -> list[Run]:
         signals = rng.normal(size=(10, len(NAMES)))
         wrong = (signals[:, 0] > 0) ^ (signals[:, 1] > 0) if told else rng.random(10) < 0.2
         seen = tuple(
-            Observed(row, 0.5, 0.0, 0 if bad else 2, 2) for row, bad in zip(signals, wrong.tolist(), strict=True)
+            ObservedChunk(row, 0.5, 0.0, 0 if bad else 2, 2) for row, bad in zip(signals, wrong.tolist(), strict=True)
         )
         found.append(Run(seen, seen, (0.5,), (0.1,), (0.1,)))
     return found

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgellm.engine import Capture, Context, Floats, Ids, Model, cut
 from edgellm.engine.graph_hooks import Recorder
 from edgellm.errors import InvalidOption
-from edgellm.spec.drafters.early_exit import ExitDrafter
+from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.importance import ColumnSums, entropy, importance, prompt_share, without_sink
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import NeverGate
@@ -199,7 +199,7 @@ def test_a_drafter_that_exits_measures_in_its_lower_layers(
     cut(f32_pair[0], tmp_path / "lower.gguf", 0, 5, head=True)
     cut(f32_pair[0], tmp_path / "upper.gguf", 6, model.n_layer - 1, head=True)
     with Model.load(tmp_path / "lower.gguf") as lower, Model.load(tmp_path / "upper.gguf") as upper:
-        drafter = ExitDrafter.open(lower, upper, n_ctx=N_CTX, threads=1, threshold=0.5, layers=LAYERS)
+        drafter = EarlyExitDrafter.open(lower, upper, n_ctx=N_CTX, threads=1, threshold=0.5, layers=LAYERS)
         exits = 0
         for prompt in prompts:
             chunk = drafter.propose(GenerationState(prompt), 5)

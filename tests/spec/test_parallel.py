@@ -14,7 +14,7 @@ from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters import verdict_prediction
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import FAR, AheadDrafter
+from edgellm.spec.drafters.parallel import FAR, ParallelDrafter
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
 from edgellm.spec.loop import generate
 from edgellm.spec.protocols import Gate, VerifierSession
@@ -75,11 +75,11 @@ def prompts(models: tuple[Model, Model]) -> list[Ids]:
 def write(
     models: tuple[Model, Model], prompt: Ids, gate: Gate, *, branches: int | None, patience: int = 0,
     sampling: Sampling = GREEDY,
-) -> tuple[list[Token], AheadDrafter | None]:  # fmt: skip
+) -> tuple[list[Token], ParallelDrafter | None]:  # fmt: skip
     draft, model = models
     context = Context(draft, n_ctx=POSITIONS, n_seq=1 + (branches or 0), threads=1)
     own = ModelDrafter(draft, context, alternatives=3 if branches else 0)
-    ahead = AheadDrafter(own, is_eog=draft.is_eog, rejection=Acceptance().rejection) if branches else None
+    ahead = ParallelDrafter(own, is_eog=draft.is_eog, rejection=Acceptance().rejection) if branches else None
     verifier = LateVerifier(model, ContextPool(lambda: Context(model, n_ctx=POSITIONS, threads=1)), POSITIONS)
     verifier.patience = patience
     events = generate(
@@ -229,7 +229,7 @@ def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next_one(
     own = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=3, threads=1), alternatives=2)
     fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
     rules = DraftRules(stop_below=doubt)
-    ahead = AheadDrafter(own, is_eog=lambda _token: False, rejection=Acceptance().rejection)
+    ahead = ParallelDrafter(own, is_eog=lambda _token: False, rejection=Acceptance().rejection)
     state = GenerationState(prompt, rules=rules)
     chunk = ahead.propose(state, 2)
     ahead.look_ahead(state, chunk, 2, lambda: False)

@@ -14,9 +14,9 @@ from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.features import NAMES
-from edgellm.spec.gates.learned import WorthGate
+from edgellm.spec.gates.learned import LearnedGate
 from edgellm.spec.gates.profile import Profile, alpha_of, build
-from edgellm.spec.gates.profiler import Run, Watcher
+from edgellm.spec.gates.profiler import PairProfiler, Run
 from edgellm.spec.gates.rules import CountingGate, ImportanceGate, Rule, SyneraGate, p_conf
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import Ids
@@ -58,7 +58,7 @@ def runs(draft_model: Model, verifier_model: Model, drafter: ModelDrafter) -> li
     pool = ContextPool(lambda: Context(verifier_model, n_ctx=1024, threads=1))
     verifier = LocalVerifier(verifier_model, pool, 1024)
     session = verifier.open(GenerationState())
-    watcher = Watcher(drafter, session, draft_model.is_eog, GenerationLimits(MOST, gamma=GAMMA))
+    watcher = PairProfiler(drafter, session, draft_model.is_eog, GenerationLimits(MOST, gamma=GAMMA))
     found = [watcher.run(prompt) for prompt in prompts(draft_model, seed=31, count=4)]
     session.close()
     verifier.close()
@@ -147,7 +147,7 @@ def test_the_budget_is_spent_on_prompts_that_were_not_profiled(
 ) -> None:
     ledger = BudgetController()
     for prompt in prompts(draft_model, seed=47, count=4):
-        gate = WorthGate(profile, budget, ledger, seed=1)  # one for each reply
+        gate = LearnedGate(profile, budget, ledger, seed=1)  # one for each reply
         state = GenerationState(prompt, limits=GenerationLimits(MOST))
         while state.room:
             chunk = drafter.propose(state, min(GAMMA, state.room))

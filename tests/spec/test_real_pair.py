@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.spec.gates.rules import NeverGate
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Source, Token
@@ -17,7 +17,7 @@ from tests.spec.real import case, ids
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_with_the_gate_always_open_the_reply_is_the_verifiers(pair: Pair, alone: Pair, number: int) -> None:
+def test_with_the_gate_always_open_the_reply_is_the_verifiers(pair: LLM, alone: LLM, number: int) -> None:
     # bench/robustness/lossless.py does this for hundreds, and tells a numerical tie from a bug
     reply, reference = pair.reply(case(number), max_tokens=32), alone.reply(case(number), max_tokens=32)
     assert ids(reply) == ids(reference)
@@ -25,8 +25,8 @@ def test_with_the_gate_always_open_the_reply_is_the_verifiers(pair: Pair, alone:
     assert reply.summary.share_verified in (1.0, None)
 
 
-def test_with_the_gate_never_open_the_reply_is_the_draft_models(pair: Pair, f32_pair: tuple[Path, Path]) -> None:
-    with Pair.open(f32_pair[0], None, threads=1) as small:
+def test_with_the_gate_never_open_the_reply_is_the_draft_models(pair: LLM, f32_pair: tuple[Path, Path]) -> None:
+    with LLM.open(f32_pair[0], None, threads=1) as small:
         for number in range(8):
             reference = ids(small.reply(case(number), max_tokens=24))
             assert ids(pair.reply(case(number), max_tokens=24, gate="never")) == reference
@@ -36,7 +36,7 @@ def test_with_the_gate_never_open_the_reply_is_the_draft_models(pair: Pair, f32_
 def test_a_seed_repeats_a_reply_and_the_summary_tells_it(f32_pair: tuple[Path, Path]) -> None:
     def sampled(seed: int | None) -> tuple[list[int], int]:
         # on fresh caches: what is partly cached is decoded in other batches, whose logits differ in the last bits
-        with Pair.open(*f32_pair, threads=1) as fresh:
+        with LLM.open(*f32_pair, threads=1) as fresh:
             reply = fresh.reply(case(0), options, seed=seed)
             return ids(reply), reply.summary.seed
 
@@ -46,14 +46,14 @@ def test_a_seed_repeats_a_reply_and_the_summary_tells_it(f32_pair: tuple[Path, P
     assert sampled(seed + 1) != (written, seed + 1)
 
 
-def test_what_was_cached_before_does_not_change_what_is_drawn(pair: Pair) -> None:
+def test_what_was_cached_before_does_not_change_what_is_drawn(pair: LLM) -> None:
     options = ReplyOptions(temperature=0.7, top_k=10, seed=5, max_tokens=16)
     first = ids(pair.reply(case(3), options))
     ids(pair.reply(case(4), options))
     assert ids(pair.reply(case(3), options)) == first
 
 
-def test_text_pieces_and_summary_agree(pair: Pair) -> None:
+def test_text_pieces_and_summary_agree(pair: LLM) -> None:
     reply = pair.reply(case(1), max_tokens=20)
     tokens = list(reply)
     summary = reply.summary
@@ -62,6 +62,6 @@ def test_text_pieces_and_summary_agree(pair: Pair) -> None:
     assert all(isinstance(token, Token) for token in tokens)
 
 
-def test_the_verifier_alone_says_so(alone: Pair) -> None:
+def test_the_verifier_alone_says_so(alone: LLM) -> None:
     reply = alone.reply(case(1), max_tokens=10, retrieval="off")
     assert {token.source for token in reply} == {Source.VERIFIER}

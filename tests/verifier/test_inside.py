@@ -11,7 +11,7 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.errors import EngineFailed
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.state import GenerationState
@@ -29,16 +29,16 @@ def server(f32_pair: tuple[Path, Path]) -> Iterator[VerifierServer]:
 
 
 @pytest.fixture(scope="module")
-def plain(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
-    with Pair.open("none", f32_pair[1], threads=1) as opened:
+def plain(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
+    with LLM.open("none", f32_pair[1], threads=1) as opened:
         yield opened
 
 
 def test_the_text_is_the_verifiers_also_for_more_replies_than_it_has_room_for(
-    server: VerifierServer, plain: Pair
+    server: VerifierServer, plain: LLM
 ) -> None:
     found: dict[int, list[int]] = {}
-    with Pair(server.model, draft=None, verifier=server.inside(), threads=1) as pair:
+    with LLM(server.model, draft=None, verifier=server.inside(), threads=1) as pair:
 
         def write(number: int) -> None:
             found[number] = ids(pair.reply(case(number), max_tokens=16, retrieval="off"))
@@ -52,8 +52,8 @@ def test_the_text_is_the_verifiers_also_for_more_replies_than_it_has_room_for(
     assert server.counters.evictions > 0
 
 
-def test_it_copies_too_and_tells_probabilities(server: VerifierServer, plain: Pair, rows_are_cheap: None) -> None:
-    with Pair(server.model, draft=None, verifier=server.inside(), threads=1) as pair:
+def test_it_copies_too_and_tells_probabilities(server: VerifierServer, plain: LLM, rows_are_cheap: None) -> None:
+    with LLM(server.model, draft=None, verifier=server.inside(), threads=1) as pair:
         for number in (2, 3):
             wanted = ids(plain.reply(case(number), max_tokens=24))
             assert ids(pair.reply(case(number), max_tokens=24)) == wanted
@@ -62,8 +62,8 @@ def test_it_copies_too_and_tells_probabilities(server: VerifierServer, plain: Pa
             assert all(token.logprobs is not None for token in told)
 
 
-def test_a_reply_that_is_left_gives_its_place_back(server: VerifierServer, plain: Pair) -> None:
-    with Pair(server.model, draft=None, verifier=server.inside(), threads=1) as pair:
+def test_a_reply_that_is_left_gives_its_place_back(server: VerifierServer, plain: LLM) -> None:
+    with LLM(server.model, draft=None, verifier=server.inside(), threads=1) as pair:
         for _ in range(6):
             left = pair.reply(case(1), max_tokens=16)
             next(left)

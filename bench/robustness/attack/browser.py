@@ -28,7 +28,7 @@ from edgellm.errors import VerifierLost
 from edgellm.http.handlers import ServedModel
 from edgellm.http.mesh_status import read_plan
 from edgellm.http.server import HttpServer
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.peer_store import Peer, Peers
@@ -177,7 +177,7 @@ def _shown(page: Page, text: str, folder: Path) -> list[str]:
     page.add_init_script(f"({_WATCH})()")
     _remember(text[:40], folder / "device")
     with HttpServer(LOOPBACK) as door:
-        door.open(ServedModel(cast(Pair, Made(text)), text), read_plan(_plan(text, folder)))
+        door.open(ServedModel(cast(LLM, Made(text)), text), read_plan(_plan(text, folder)))
         page.goto(door.url)
         page.wait_for_selector("#state.good", state="attached")
         page.wait_for_selector("#gantt svg", state="attached")
@@ -250,7 +250,7 @@ def hostile_pages(quick: bool) -> Found:
         names = browser.new_page().evaluate(_NAMES_OF_TRICKS)
         tricks = names[5:9] if quick else names
         made = Made("a reply")
-        door.open(ServedModel(cast(Pair, made), "a model"))
+        door.open(ServedModel(cast(LLM, made), "a model"))
         own = door.address.port
         # another port, another name, and a name that is rebound: there the page's own origin leads to our server
         ways = [(f"http://127.0.0.1:{port}", door.url), (f"http://evil.test:{port}", door.url)]

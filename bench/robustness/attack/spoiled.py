@@ -17,7 +17,7 @@ from edgellm.coldstart.plan import PlanOption, foreseen
 from edgellm.engine import Context, Model
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.layer_range import HERE
-from edgellm.llm import Pair
+from edgellm.llm import LLM
 from edgellm.llm.mesh_timeline import disproved_by
 from edgellm.llm.ngram_runtime import measure_curve
 from edgellm.mesh.fleet_profiler import Survey, keep_lines, read_lines, survey
@@ -87,7 +87,7 @@ def spoil_curves(quick: bool) -> Iterator[str]:
 
 def _write(tokens: int, prompt: str = PROMPT) -> tuple[int, int]:
     """Write a reply; return its tokens, and how many of them were copied."""
-    with Pair.open("none", "edgellm-verifier") as pair:
+    with LLM.open("none", "edgellm-verifier") as pair:
         written = list(pair.reply(prompt, max_tokens=tokens))
     return len(written), sum(token.source is Source.RETRIEVED for token in written)
 

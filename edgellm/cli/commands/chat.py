@@ -136,7 +136,7 @@ def chat(
     explain: Annotated[bool, typer.Option("--explain", help="Say why each chunk was verified or not.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print all figures of each reply.")] = False,
 ) -> int:  # fmt: skip
-    from edgellm.llm import AUTO, Pair
+    from edgellm.llm import AUTO, LLM
     from edgellm.llm.pair_stats import tidy
     from edgellm.spec.params import GONE, ReplyOptions
 
@@ -170,7 +170,7 @@ def chat(
         pair = opened.pair
     else:
         with Loading() as loading:
-            pair = Pair.open(
+            pair = LLM.open(
                 draft, AUTO if peer else verifier, profile=profile, progress=loading, peers=peer or (), history=history
             )
     if pair.verifier_reason:

@@ -60,7 +60,7 @@ def profile(
 ) -> None:  # fmt: skip
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from edgellm.llm import Pair
+    from edgellm.llm import LLM
     from edgellm.llm.pair_stats import tidy
     from edgellm.spec.params import FINE
 
@@ -70,7 +70,7 @@ def profile(
     if gamma < 1 or max_tokens < 1:
         raise InvalidOption("--gamma and --max-tokens must be at least 1.", f"Leave them out to use {FINE} and 96.")
     with Loading() as loading:
-        pair = Pair.open(draft, verifier, progress=loading)
+        pair = LLM.open(draft, verifier, progress=loading)
     columns = (TextColumn("profiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
     with pair:
         with Progress(*columns, console=err(), disable=not is_terminal(sys.stderr), transient=True) as bar:

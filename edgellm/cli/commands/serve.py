@@ -318,7 +318,7 @@ def _serve_pair(
 ) -> None:  # fmt: skip
     from edgellm.http.handlers import ServedModel
     from edgellm.http.mesh_status import read_plan
-    from edgellm.llm import AUTO, Pair
+    from edgellm.llm import AUTO, LLM
 
     plan_shown = None if plan is None else read_plan(plan.expanduser())
     local = next((name for name in (verifier, draft) if name != "none"), draft)
@@ -331,7 +331,7 @@ def _serve_pair(
         served = ServedModel(opened.pair, served_name(local), in_turns=False, recorder=MeshRecorder(opened))
     else:
         with Loading() as loading:
-            pair = Pair.open(draft, AUTO if peer else verifier, progress=loading, peers=peer or ())
+            pair = LLM.open(draft, AUTO if peer else verifier, progress=loading, peers=peer or ())
         if pair.verifier_reason:
             say(pair.verifier_reason, style="dim")
         linked = pair.verifier_up is not None
@@ -353,7 +353,7 @@ def _serve_verifier(
     interface: list[str] | None,
 ) -> None:
     from edgellm.http.handlers import ServedModel
-    from edgellm.llm import Pair
+    from edgellm.llm import LLM
     from edgellm.llm.ngram_runtime import curve_of
     from edgellm.services.server.servers import serve_verifier
     from edgellm.storage import resolve
@@ -372,7 +372,7 @@ def _serve_verifier(
             say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=one)}", style="dim")
     with ExitStack() as closing:
         if http is not None:
-            pair = closing.enter_context(Pair(server.model, draft=None, verifier=server.inside()))
+            pair = closing.enter_context(LLM(server.model, draft=None, verifier=server.inside()))
             http.open(ServedModel(pair, served_name(model), in_turns=False))
             print_urls(http)
         if announce:

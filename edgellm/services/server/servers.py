@@ -29,7 +29,7 @@ from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.verification_service import Happened, ServerEvent, Service
 from edgellm.spec.draft_length import CostCurve
 from edgellm.storage.fingerprint import fingerprint
-from edgellm.verifier.in_process import InsideVerifier, VerifierWorker
+from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
 from edgellm.verifier.requests import Counters
 from edgellm.verifier.scheduler import SchedulerLimits
 
@@ -171,9 +171,9 @@ class VerifierServer(Listener):
         """Counters of the work done so far."""
         return self._worker.counters
 
-    def inside(self) -> InsideVerifier:
+    def inside(self) -> ColocatedVerifier:
         """Return this verifier for use in this process; its requests share batches with those of devices."""
-        return InsideVerifier(self._worker, self.model.name, self.context_length)
+        return ColocatedVerifier(self._worker, self.model.name, self.context_length)
 
     def fill(self, curve: CostCurve) -> None:
         """Set to how many rows the decodes of a device that is alone are filled up; see `Context.fill`."""

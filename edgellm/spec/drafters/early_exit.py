@@ -25,7 +25,7 @@ _PREFILL = 32  # rows at once: llama.cpp reserves logits for each, even when it 
 _HEADED = 4  # up to this many rows go through the head together where one needs it: cheaper than two batches
 
 
-class ExitDrafter(Drafter):
+class EarlyExitDrafter(Drafter):
     """Drafts with a model that is cut in two. Both contexts are the drafter's alone, and are closed with it."""
 
     def __init__(

@@ -23,7 +23,7 @@ FAR = 8
 """Tokens that are drafted ahead at most, if the verdict leaves time: more than a chunk, for the next ones too."""
 
 
-class AheadDrafter(Drafter):
+class ParallelDrafter(Drafter):
     """A drafter that drafts on while a verdict is on its way. It keeps what it has drafted if the guess was right."""
 
     def __init__(

@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import inf
 
 from edgellm.spec.gates.budget import BudgetController
-from edgellm.spec.gates.learned import WorthGate
+from edgellm.spec.gates.learned import LearnedGate
 from edgellm.spec.gates.offload_policy import SHARES
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import (
@@ -124,7 +124,7 @@ def choose(
     if gate == "auto":
         gate, reason = best_gate(profile, budget)
     if gate == "worth":
-        found: Gate = WorthGate(profile, budget, ledger, seed)
+        found: Gate = LearnedGate(profile, budget, ledger, seed)
     else:
         found = BudgetGate(_dial(gate, profile, seed), budget, ledger)
     layers = profile.layers if gate in ("importance", "synera") else ()

@@ -11,7 +11,7 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision
 
 
-class WorthGate(Gate):
+class LearnedGate(Gate):
     """Offloads the chunks of highest worth (`offload_policy.py`); how many is the budget. One gate serves one reply."""
 
     def __init__(self, profile: Profile, budget: float, ledger: BudgetController, seed: int = 0) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from edgellm.errors import StateDamaged
 from edgellm.spec.gates.features import NAMES, surprise
 from edgellm.spec.gates.profile import Profile, build
-from edgellm.spec.gates.profiler import Observed, Run, observed
+from edgellm.spec.gates.profiler import ObservedChunk, Run, observed
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
@@ -72,7 +72,7 @@ class FirstReply(Gate):
     def __init__(self, layers: tuple[int, ...] = ()) -> None:
         """Note the attention of `layers` as importance."""
         self.layers = layers
-        self._seen: list[Observed] = []
+        self._seen: list[ObservedChunk] = []
         self._confidence: list[float] = []
         self._draft_seconds: list[float] = []
         self._verify_seconds: list[float] = []
@@ -95,7 +95,7 @@ class FirstReply(Gate):
         self._verify_seconds.append(verdict.seconds)
 
     def run(self) -> Run | None:
-        """Return the reply as `Watcher.run` does; None if nothing was verified."""
+        """Return the reply as `PairProfiler.run` does; None if nothing was verified."""
         if not self._seen or not self._draft_seconds:
             return None
         seen = tuple(self._seen)
@@ -113,10 +113,10 @@ def _run(fields: dict[str, Any]) -> Run:
     return Run(verified=seen, alone=seen, **times)
 
 
-def _observed(row: dict[str, Any]) -> Observed:
+def _observed(row: dict[str, Any]) -> ObservedChunk:
     signals = np.array(row.pop("signals"), dtype=np.float64)
     if signals.shape != (len(NAMES),):
         raise ValueError("chunks of another version")
     if set(row) != {"confidence", "importance", "accepted", "tokens"}:
         raise ValueError("no chunk")
-    return Observed(signals, **fields_from_json(Observed, row))
+    return ObservedChunk(signals, **fields_from_json(ObservedChunk, row))

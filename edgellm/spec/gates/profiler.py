@@ -23,7 +23,7 @@ _LONGER = 1.3  # wait a little longer than told, as a session does
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedChunk:
     """One drafted chunk and what the verifier said of it: `signals` (len(NAMES),); `accepted` of `tokens`."""
 
     signals: npt.NDArray[np.float64]
@@ -45,20 +45,20 @@ class Run:
     chunks of a verified reply in which the draft model heeded the context, if it was asked to.
     """
 
-    verified: tuple[Observed, ...]
-    alone: tuple[Observed, ...]
+    verified: tuple[ObservedChunk, ...]
+    alone: tuple[ObservedChunk, ...]
     confidence: tuple[float, ...]
     draft_seconds: tuple[float, ...]
     verify_seconds: tuple[float, ...]
-    heeded: tuple[Observed, ...] = ()
+    heeded: tuple[ObservedChunk, ...] = ()
 
     @property
-    def judged(self) -> tuple[Observed, ...]:
+    def judged(self) -> tuple[ObservedChunk, ...]:
         """Return the chunks that the fitted gate is to judge."""
         return self.heeded or self.verified
 
 
-class Watcher:
+class PairProfiler:
     """Runs prompts through a pair, greedily, in chunks of `gamma`."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Watcher:
         times = tuple(self._draft_seconds), tuple(self._verify_seconds)
         return Run(tuple(verified), tuple(seen), tuple(confidence), *times, tuple(heeded))
 
-    def verified(self, prompt: Ids) -> list[Observed]:
+    def verified(self, prompt: Ids) -> list[ObservedChunk]:
         """Return the chunks of the verifier's own reply."""
         return self._verified(GenerationState(prompt, limits=self._limits))
 
@@ -100,7 +100,7 @@ class Watcher:
         rules = DraftRules(lookup_below=below)
         return GenerationState(prompt, limits=self._limits, rules=rules, context=ContextLookup(prompt))
 
-    def _verified(self, state: GenerationState, differences: list[Seen] | None = None) -> list[Observed]:
+    def _verified(self, state: GenerationState, differences: list[Seen] | None = None) -> list[ObservedChunk]:
         """Return the chunks of the verifier's own reply. Where context and draft model differ is added to
         `differences`."""
         seen, so_far = [], 0.0
@@ -147,10 +147,10 @@ class Watcher:
         return verdict
 
 
-def observed(chunk: Chunk, written: int, verdict: Verdict, so_far: float = 0.0) -> Observed:
+def observed(chunk: Chunk, written: int, verdict: Verdict, so_far: float = 0.0) -> ObservedChunk:
     """Return the signals of a chunk behind `written` tokens, and its verdict; `so_far` as in `signals`."""
     importance = float(chunk.importance.mean()) if len(chunk.importance) else 0.0
-    return Observed(
+    return ObservedChunk(
         signals(chunk, written, so_far=so_far),
         float(chunk.confidence.mean()),
         importance,

@@ -11,7 +11,7 @@ from edgellm.spec.drafters.hybrid import DrafterSelector
 from edgellm.spec.ngram.acceptance_model import AcceptanceModel
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.drafter import RetrievalDrafter
-from edgellm.spec.ngram.lookup_throttle import Looks
+from edgellm.spec.ngram.lookup_throttle import LookupThrottle
 from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import ContextIndex, DraftSource, HistoryIndex
 from edgellm.spec.ngram.template_replay import Analogy
@@ -68,7 +68,7 @@ class DraftIndex:
         self._chances = AcceptanceModel([PRIORS[name] for name in self._names])
         self.length = length or DraftLengthController(curve)
         self.rounds = DrafterSelector()
-        self._looks = Looks()
+        self._looks = LookupThrottle()
         self._talks: list[PastConversation] = []
         self._new: list[PastConversation] = []
         self._busy = threading.Lock()

@@ -13,7 +13,7 @@ import numpy as np
 from edgellm.spec.draft_length import DraftLengthController
 from edgellm.spec.ngram.acceptance_model import AcceptanceModel, agrees, evidence
 from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.lookup_throttle import Looks
+from edgellm.spec.ngram.lookup_throttle import LookupThrottle
 from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import SILENT, Cursor, DraftSource
 from edgellm.spec.protocols import Drafter
@@ -41,7 +41,7 @@ class RetrievalDrafter(Drafter, Suggestions):
         is_eog: Callable[[int], bool],
         reuse: Reuse | None = None,
         hopeless: float = HOPELESS,
-        looks: Looks | None = None,
+        looks: LookupThrottle | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         """Draft from `sources`, by name, in the order of the priors of `chances`; `reuse` and `calibration` are

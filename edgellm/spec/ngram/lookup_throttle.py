@@ -11,7 +11,7 @@ TRIED = 32
 _FEW = 1 / 16  # weight of the last lookup
 
 
-class Looks:
+class LookupThrottle:
     """The time that recent lookups took and saved, in seconds, kept from reply to reply.
 
     While they save less than they take, a lookup is paid for out of `SHARE` of the time: a verifier that takes long for

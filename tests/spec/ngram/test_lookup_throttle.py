@@ -8,7 +8,7 @@ import numpy as np
 
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.ngram.draft_index import DraftIndex
-from edgellm.spec.ngram.lookup_throttle import FIRST, SHARE, TRIED, Looks
+from edgellm.spec.ngram.lookup_throttle import FIRST, SHARE, TRIED, LookupThrottle
 from edgellm.spec.params import SOURCES
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
@@ -20,7 +20,7 @@ NOWHERE = list(range(1000, 3000))
 CURVE = CostCurve((1, 64), (LOOK / 1e3, LOOK / 5e2))  # a model so small that any look is dear
 
 
-def looked(looks: Looks, rounds: int, seconds: float, brought: Callable[[int], float]) -> list[int]:
+def looked(looks: LookupThrottle, rounds: int, seconds: float, brought: Callable[[int], float]) -> list[int]:
     """In which of so many rounds of `seconds` each there was a look; it brings what is said."""
     found = []
     for number in range(rounds):
@@ -32,7 +32,7 @@ def looked(looks: Looks, rounds: int, seconds: float, brought: Callable[[int], f
 
 
 def test_what_brings_nothing_takes_little_of_the_time() -> None:
-    looks = Looks()
+    looks = LookupThrottle()
     assert looked(looks, TRIED, 1e-3, lambda _: 0.0) == list(range(TRIED))  # before it is judged
     some = looked(looks, 2000, 1e-3, lambda _: 0.0)
     assert 0.8 <= len(some) * LOOK / (2000 * 1e-3 * SHARE) <= 1.2
@@ -40,7 +40,7 @@ def test_what_brings_nothing_takes_little_of_the_time() -> None:
 
 
 def test_what_pays_again_is_looked_for_every_time_again() -> None:
-    looks = Looks()
+    looks = LookupThrottle()
     looked(looks, 500, 1e-3, lambda _: 0.0)
     some = looked(looks, 200, 1e-3, lambda _: 3e-3)
     assert some[0] <= LOOK / (1e-3 * SHARE)
@@ -48,7 +48,7 @@ def test_what_pays_again_is_looked_for_every_time_again() -> None:
 
 
 def test_every_reply_begins_with_some_looks() -> None:
-    looks = Looks()
+    looks = LookupThrottle()
     looked(looks, 500, 1e-3, lambda _: 0.0)
     looks.begin()
     assert looked(looks, FIRST, 0.0, lambda _: 0.0) == list(range(FIRST))
