@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from edgellm.engine import ModelFile
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import WholeModel
 
 
 def main() -> None:
-    whole = WholeModel(Path(sys.argv[1]))
+    whole = WholeModel(ModelFile.open(Path(sys.argv[1])))
     for part in sys.argv[2:]:
         first, last = map(int, part.split("-"))
         for file in whole.files(LayerRange(first, last + 1)):

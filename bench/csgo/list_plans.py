@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from edgellm.coldstart.plan import Plan, PlanOption, plan
+from edgellm.engine import ModelFile
 from edgellm.mesh.home_workers import look, seek
-from edgellm.mesh.model_costs import model_of
+from edgellm.mesh.model_costs import model_costs
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 
 
@@ -42,10 +43,11 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, required=True)
     args = parser.parse_args()
-    survey = look(args.model, seek(chosen_hosts(())), True, lambda _who, _what: None)
+    file = ModelFile.open(args.model)
+    survey = look(file, seek(chosen_hosts(())), True, lambda _who, _what: None)
     for name, error in survey.left_out:
         print(f"{name}: {error}", file=sys.stderr)
-    fleet, model = survey.fleet(), model_of(args.model)
+    fleet, model = survey.fleet(), model_costs(file)
     found = plan(fleet.devices, model, args.tokens, 1, links=fleet.links)
     devices = {
         name: {"rows": speed.figures.rows, "seconds": speed.figures.seconds, "disk": speed.figures.disk}

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import report
+from edgellm.engine import ModelFile
 from edgellm.rpc.layers.codec import WINDOW
 from edgellm.storage.layers.manifest import Manifest, manifest_of
 from edgellm.storage.layers.store import LayerStore
@@ -164,7 +165,7 @@ def main() -> None:
         model = folder / "model.gguf"
         shape = SHAPES["qwen2.5-0.5b"]
         write_model(model, replace(shape, n_layer=args.layers, n_vocab=8192), "Q4_0", args.seed)
-        recipe = manifest_of(model)
+        recipe = manifest_of(ModelFile.open(model))
         alone = deployed(model, recipe, folder / "alone", network, 0, args.seed)
         own = alone.carried - recipe.size
         rounds = []

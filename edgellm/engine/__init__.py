@@ -6,7 +6,7 @@ from edgellm.engine import native  # noqa: F401 - before anything else imports l
 from edgellm.engine.chat_prompt import Message
 from edgellm.engine.context import Context, SeqRows
 from edgellm.engine.gguf.memory_estimate import MemoryEstimate, costs_of
-from edgellm.engine.gguf.reader import Dimensions, GgufHeader, TensorInfo, check_gguf, dimensions
+from edgellm.engine.gguf.reader import Dimensions, GgufHeader, ModelFile, TensorInfo, check_gguf, dimensions
 from edgellm.engine.gguf.shard import check_cuttable, cut, cut_bytes
 from edgellm.engine.gguf.writer import to_f32
 from edgellm.engine.graph_hooks import Capture, Recorder
@@ -43,6 +43,7 @@ __all__ = [
     "MemoryEstimate",
     "Message",
     "Model",
+    "ModelFile",
     "Passage",
     "Recorder",
     "Rows",

@@ -16,7 +16,7 @@ import numpy as np
 from edgellm.engine import native
 from edgellm.engine.chat_prompt import ChatTemplate, Message, Tokenizer
 from edgellm.engine.chat_template import Template
-from edgellm.engine.gguf.reader import GgufArray, GgufHeader, check_gguf
+from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile, check_gguf
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
 from edgellm.engine.trial.probe import Probe, amx_failure, require_loadable
@@ -92,7 +92,7 @@ class Model:
     @classmethod
     def load(
         cls,
-        path: Path,
+        source: Path | ModelFile,
         *,
         gpu_layers: int = 0,
         progress: Callable[[float], None] | None = None,
@@ -100,7 +100,7 @@ class Model:
         probe: bool = True,
         chat: bool = False,
     ) -> Model:
-        """Check the header, then load the model.
+        """Load the model from its file, whose header is checked first if only its path is given.
 
         `progress` is called with shares from 0 to 1; an exception that it raises stops the loading. With `text_only` no
         weights are loaded: the model tokenises, but no context can be opened over it. A model whose header is new on
@@ -114,7 +114,8 @@ class Model:
             EngineFailed: the child process cannot be started, or was ended from outside.
         """
         native.start()
-        header = check_gguf(path)
+        file = source if isinstance(source, ModelFile) else ModelFile.open(source)
+        path, header = file.path, file.header
         paths = _part_paths(path, header)
         parts = [header, *_other_parts(path, paths)]
         if probe and require_loadable(Probe(paths, parts, gpu_layers, text_only), _first_half(progress)):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from edgellm.engine import Capture, Context, Model, check_gguf, cut, head_pays
+from edgellm.engine import Capture, Context, GgufHeader, Model, cut, head_pays
 from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.errors import InvalidOption
 from edgellm.llm.ngram_runtime import curve_of
@@ -111,7 +111,7 @@ class Drafters:
 
     def _cut(self, layer: int) -> tuple[Model, Model]:
         if layer not in self._shards:
-            lower, upper = shards(self._model.path, self._fingerprint(), layer)
+            lower, upper = shards(self._model, self._fingerprint(), layer)
             first = Model.load(lower)
             try:
                 self._shards[layer] = first, Model.load(upper)
@@ -121,24 +121,24 @@ class Drafters:
         return self._shards[layer]
 
 
-def exit_layers(path: Path) -> tuple[int, ...]:
+def exit_layers(header: GgufHeader) -> tuple[int, ...]:
     """Return the layers after which an early exit is considered: it leaves out at most a quarter of the model.
 
     Raises:
         ModelUnsupported, ModelCorrupt: the model cannot be cut.
     """
-    n = check_cuttable(check_gguf(path))
+    n = check_cuttable(header)
     return tuple(range(-(-3 * n // 4) - 1, n - 1))
 
 
-def shards(path: Path, fingerprint: str, layer: int) -> tuple[Path, Path]:
+def shards(model: Model, fingerprint: str, layer: int) -> tuple[Path, Path]:
     """Cut a model behind `layer` and return both parts, each with a head; the cache folder keeps them by `fingerprint`.
 
     Raises:
         ModelUnsupported: a model that cannot be cut.
         InvalidOption: there is no room for them.
     """
-    n = check_cuttable(check_gguf(path))
+    n = check_cuttable(model.header)
     folder = cache_dir() / "shards"
     ranges = ((0, layer), (layer + 1, n - 1))
     names = tuple(folder / f"{fingerprint[:16]}-{first}-{last}.gguf" for first, last in ranges)
@@ -146,9 +146,9 @@ def shards(path: Path, fingerprint: str, layer: int) -> tuple[Path, Path]:
         private_folder(folder)
         for name, (first, last) in zip(names, ranges, strict=True):
             if not name.is_file():
-                cut(path, name, first, last, head=True)
+                cut(model.path, name, first, last, head=True)
     except OSError as error:
         raise InvalidOption(
-            f"{path.name} cannot be cut for an early exit: {error}.", f"Make room in {folder}, or do without the exit."
+            f"{model.path} cannot be cut for an early exit: {error}.", f"Make room in {folder}, or do without the exit."
         ) from error
     return names[0], names[1]

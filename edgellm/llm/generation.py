@@ -266,7 +266,7 @@ def _early(
     layer, why = profile.best_exit() if profile is not None else (None, "the pair has no profile that says it pays")
     if options.early_exit == "on" and layer is None:
         try:
-            layer, why = exit_layers(parts.draft.path)[0], "as you said"
+            layer, why = exit_layers(parts.draft.header)[0], "as you said"
         except (IndexError, ModelUnsupported, ModelCorrupt) as error:
             return kind, f"no early exit: {error}"
     if layer is None:

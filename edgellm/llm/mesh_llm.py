@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Self
 
@@ -19,7 +18,7 @@ from edgellm.coldstart import prefill_chunking
 from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.plan import Objective, Plan, PlanOption, foreseen
 from edgellm.coldstart.plan import plan as best_plan
-from edgellm.engine import GgufHeader, Model, check_gguf, costs_of, dimensions
+from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
 from edgellm.errors import EdgeError, InvalidOption, NotPaired, NotPermitted
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
 from edgellm.llm.llm import LLM
@@ -30,7 +29,7 @@ from edgellm.mesh.fleet_profiler import Survey
 from edgellm.mesh.home_workers import read_place
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MOST_ROWS, StageSpec
-from edgellm.mesh.model_costs import model_of
+from edgellm.mesh.model_costs import model_costs
 from edgellm.mesh.pipeline import LocalStageHost, StageHost
 from edgellm.mesh.placement import DeviceCapability, MemoryOverhead, Placement, missing, of_plan, place
 from edgellm.mesh.verifier import MeshVerifier
@@ -49,19 +48,18 @@ PLAN_SECONDS = 5.0  # for the planner; then the best plan so far is taken
 
 
 def place_at_home(
-    path: Path, home: Survey, *, tokens_in: int, tokens_out: int, objective: Objective = "ttft",
+    file: ModelFile, home: Survey, *, tokens_in: int, tokens_out: int, objective: Objective = "ttft",
     context: int | None = None, sessions: int = 1,
 ) -> Placement:  # fmt: skip
-    """Return which surveyed devices take which layers of the model at `path` now, for a prompt of `tokens_in` tokens
+    """Return which surveyed devices take which layers of the model in `file` now, for a prompt of `tokens_in` tokens
     and a reply of `tokens_out`, with `sessions` caches of `context` tokens on each.
 
     Raises:
         ModelUnsupported, ModelCorrupt: a model that cannot be cut, by name.
         PlanImpossible: the devices do not hold it; says what to bring where, if that helps.
     """
-    whole, fleet = WholeModel(path), home.fleet()
-    model, header = model_of(path), check_gguf(path)
-    overhead = overhead_of(header, positions_of(header, context), sessions)
+    whole, model, fleet = WholeModel(file), model_costs(file), home.fleet()
+    overhead = overhead_of(file.header, positions_of(file.header, context), sessions)
     capabilities: list[DeviceCapability] = []
     left_out = [(name, error.what) for name, error in home.left_out]
     for name, found in _asked([device.name for device in fleet.devices], whole, home, model, overhead):
@@ -76,14 +74,14 @@ def place_at_home(
     )  # fmt: skip
 
 
-def to_bring(path: Path, shares: Sequence[StageShare], home: Survey) -> list[tuple[str, int]]:
+def to_bring(file: ModelFile, shares: Sequence[StageShare], home: Survey) -> list[tuple[str, int]]:
     """Return the bytes that each device of a split over the surveyed ones still lacks of its layers, by name. This
     device has the model; one that no longer answers is taken to lack all of its layers."""
     names = [share.name for share in shares]
     if names == [HERE]:
         return [(HERE, 0)]
-    model = model_of(path)
-    asked = _asked(names, WholeModel(path), home, model, MemoryOverhead())
+    model = model_costs(file)
+    asked = _asked(names, WholeModel(file), home, model, MemoryOverhead())
     capabilities = [
         found if isinstance(found, DeviceCapability) else DeviceCapability(name, frozenset()) for name, found in asked
     ]
@@ -198,7 +196,7 @@ class OpenedMesh:
 
 
 def open_mesh(
-    path: Path,
+    file: ModelFile,
     options: Options,
     *,
     draft: Named | None = None,
@@ -206,7 +204,7 @@ def open_mesh(
     history: bool = True,
     notify: Callable[[str], None] | None = None,
 ) -> OpenedMesh:
-    """Let every device load its layers of the model at `path`, and open the rest meanwhile. `history` as for
+    """Let every device load its layers of the model in `file`, and open the rest meanwhile. `history` as for
     `LLM.open`.
 
     Raises:
@@ -216,7 +214,7 @@ def open_mesh(
         VocabularyMismatch: of the draft model and this one.
     """
     began = perf_counter()
-    whole, header, model = WholeModel(path), check_gguf(path), model_of(path)
+    whole, header, model = WholeModel(file), file.header, model_costs(file)
     plan, shares = _shares(model, options)
     positions = positions_of(header, options.context)
     overhead = overhead_of(header, positions, options.sessions)
@@ -237,7 +235,7 @@ def open_mesh(
         mesh = Mesh(devices, shares, work, notify=notify)
         closing.callback(mesh.close)
         mesh.pipeline()
-        text = Model.load(path, text_only=True, chat=True)
+        text = Model.load(file, text_only=True, chat=True)
         closing.callback(text.close)
         small = None
         if (name := named(draft)) is not None:

@@ -65,7 +65,7 @@ def exit_points(
     model cannot be cut.
     """
     try:
-        layers = exit_layers(model.path)
+        layers = exit_layers(model.header)
     except (ModelUnsupported, ModelCorrupt):
         return ()
     whole = drafters.take(DrafterKind())

@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from edgellm.engine import ModelFile
 from edgellm.errors import DeployFailed, DeviceLost, EdgeError, LayersCorrupt, NotPermitted, VerifierUnreachable
 from edgellm.layer_range import LayerRange
 from edgellm.rpc.channel import run_there
@@ -57,7 +57,7 @@ OnProgress = Callable[[DeployProgress], None]
 
 
 def deploy(
-    model: Path,
+    model: ModelFile,
     manifest: Manifest,
     parts: Sequence[DeployPart],
     *,
@@ -100,7 +100,7 @@ def check_right(worker: Worker) -> None:
 class _Deployment:
     def __init__(
         self,
-        model: Path,
+        model: ModelFile,
         manifest: Manifest,
         trust: Trust | None,
         limiter: RateLimiter,
@@ -162,7 +162,7 @@ class _Deployment:
                 await asyncio.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** max(0, failures - 1)))
 
     def _cut(self, piece: LayerPiece) -> Iterator[bytes | memoryview]:
-        return cut_piece(self._model, self._manifest.layers, piece.layers)
+        return cut_piece(self._model, piece.layers)
 
 
 class _PartState:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from edgellm.engine import ModelFile
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.errors import InvalidOption, NotPaired
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.deploy import DeployPart
 from edgellm.mesh.fleet_profiler import Notify, Survey, survey
-from edgellm.mesh.model_costs import model_of
+from edgellm.mesh.model_costs import model_costs
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_there
 from edgellm.rpc.discovery.workers import Worker, find_workers, reach_worker, worker_at, worker_there
@@ -37,12 +37,12 @@ def seek(hosts: Sequence[str], places: Sequence[tuple[str, Address]] = ()) -> li
     return found
 
 
-def look(model: Path, workers: Sequence[Worker], fresh: bool, notify: Notify) -> Survey:
+def look(model: ModelFile, workers: Sequence[Worker], fresh: bool, notify: Notify) -> Survey:
     """Measure this device and these workers for a model; `fresh`: also where figures are known.
 
-    Raises what `blocks_of` and `model_of` raise.
+    Raises what `blocks_of` and `model_costs` raise.
     """
-    planned = model_of(model)
+    planned = model_costs(model)
     return survey(Trust.here(), workers, blocks_of(model), planned.name, planned.shape, fresh=fresh, notify=notify)
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from edgellm.engine import GgufHeader, check_gguf
+from edgellm.engine import GgufHeader, ModelFile, check_gguf
 from edgellm.engine.gguf.shard import BLOCK, check_cuttable
 from edgellm.errors import LayersMissing
 from edgellm.layer_range import LayerRange, chain, ranges
@@ -94,15 +94,15 @@ class SeveralSources:
 class WholeModel:
     """A model file of this device, from which pieces are cut when a stage loads them. Thread-safe."""
 
-    def __init__(self, path: Path, store: LayerStore | None = None) -> None:
+    def __init__(self, file: ModelFile, store: LayerStore | None = None) -> None:
         """Check that the file can be cut. `store` defaults to the user's own.
 
         Raises:
-            ModelNotFound, ModelCorrupt, ModelUnsupported: the file cannot be cut.
+            ModelCorrupt, ModelUnsupported: the file cannot be cut.
             OSError: the file cannot be read.
         """
-        header = check_gguf(path)
-        self.path, self.model, self.n_layers = path, fingerprint(path), check_cuttable(header)
+        header = file.header
+        self._file, self.model, self.n_layers = file, fingerprint(file.path), check_cuttable(header)
         self.held, self.pieces, self.keys = frozenset(range(self.n_layers)), None, (self.model,)
         self._per_piece, self._store, self._hashing = layers_per_piece(header), store or LayerStore(), threading.Lock()
         self._sizes, self._others = [0] * self.n_layers, 0
@@ -124,7 +124,7 @@ class WholeModel:
         ]
 
     def header(self) -> GgufHeader:
-        return check_gguf(self.path)
+        return self._file.header
 
     def own_pieces(self, wanted: Collection[LayerRange] = ()) -> tuple[LayerPiece, ...]:
         """Return the pieces of this file whose hashes are known, and those of the `wanted` layers, which may be hashed
@@ -138,7 +138,7 @@ class WholeModel:
                 if 0 <= one.start < one.stop <= self.n_layers and len(one) <= left:
                     missing.append(one)
                     left -= len(one)
-            return (*known, *pieces_of(self.path, missing).pieces) if missing else known
+            return (*known, *pieces_of(self._file, missing).pieces) if missing else known
 
     @contextmanager
     def _using(self, layers: LayerRange) -> Iterator[Path]:
@@ -148,7 +148,7 @@ class WholeModel:
             while path is None:
                 known = {piece.layers: piece for piece in known_pieces(self.model)}.get(layers)
                 if known is None or self._store.find(known) is None:
-                    known = self._store.cut(self.path, layers, self._size(layers))
+                    known = self._store.cut(self._file, layers, self._size(layers))
                 with suppress(LayersMissing):  # it has just been removed
                     (path,) = held.enter_context(self._store.using([known]))
             yield path

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
-from edgellm.engine import Dimensions, check_gguf, dimensions
+from edgellm.engine import Dimensions, ModelFile, dimensions
 from edgellm.errors import ModelUnsupported
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
-def model_of(path: Path) -> ModelCosts:
+def model_costs(file: ModelFile) -> ModelCosts:
     """Return the costs of a model file for the planner: the real bytes of its layers, as quantised in the file.
 
-    Raises what `check_gguf` raises, and `ModelUnsupported` for a file that is not a transformer with layers.
+    Raises:
+        ModelUnsupported: it is not a transformer with layers.
     """
-    header = check_gguf(path)
-    shape, name = _shape(dimensions(header)), str(header.metadata.get("general.name") or path.stem)
+    shape = _shape(dimensions(file.header))
     weights, embedding, head = [0.0] * shape.layers, 0.0, 0.0
     tied = True
     vocabulary = 0
-    for tensor in header.tensors:
+    for tensor in file.header.tensors:
         if found := _BLOCK.match(tensor.name):
             if int(found[1]) < shape.layers:
                 weights[int(found[1])] += tensor.nbytes
@@ -35,11 +34,11 @@ def model_of(path: Path) -> ModelCosts:
                 vocabulary = tensor.shape[-1]
     if not all(weights):
         missing = weights.index(0.0)
-        raise ModelUnsupported(f"{path} has no weights for its layer {missing}.", "Use a whole language model.")
+        raise ModelUnsupported(f"{file.path} has no weights for its layer {missing}.", "Use a whole language model.")
     if tied:
         head += embedding
     cache = (shape.cache,) * shape.layers
-    return ModelCosts(name, shape, tuple(weights), cache, embedding, head, tied, 2.0 * shape.d_model * vocabulary)
+    return ModelCosts(file.name, shape, tuple(weights), cache, embedding, head, tied, 2.0 * shape.d_model * vocabulary)
 
 
 def _shape(known: Dimensions) -> TransformerShape:

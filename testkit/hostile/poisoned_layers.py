@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from edgellm.engine import check_gguf
+from edgellm.engine import ModelFile, check_gguf
 from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece
 
 FIRST, LAST = 6, 11  # the layers of the worker, counted from 0
@@ -22,7 +22,7 @@ Bytes = dict[LayerPiece, bytes]
 
 
 def honest(manifest: Manifest, model: Path) -> Bytes:
-    return {piece: b"".join(map(bytes, cut_piece(model, manifest.layers, piece.layers)))
+    return {piece: b"".join(map(bytes, cut_piece(ModelFile.open(model), piece.layers)))
             for piece in manifest.pieces}  # fmt: skip
 
 

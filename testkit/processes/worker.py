@@ -20,12 +20,13 @@ from testkit import ROOT
 _SERVE = """
 import sys
 from pathlib import Path
+from edgellm.engine import ModelFile
 from edgellm.rpc.address import Address
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.server.servers import WorkerServer
 model, port, threads, keep = sys.argv[1:]
-cache = WeightCache(WholeModel(Path(model)), keep=float(keep))
+cache = WeightCache(WholeModel(ModelFile.open(Path(model))), keep=float(keep))
 server = WorkerServer(cache, Address("127.0.0.1", int(port)), threads=int(threads) or None)
 server.start()
 server.wait()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import edgellm.llm
-from edgellm.engine import Message
+from edgellm.engine import Message, ModelFile
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
@@ -34,7 +34,7 @@ QUESTION = "Where is my mug?"
 
 @pytest.fixture
 def worker(verifier_path: Path, tmp_path: Path) -> Iterator[WorkerServer]:
-    cache = WeightCache(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
+    cache = WeightCache(WholeModel(ModelFile.open(verifier_path), LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(cache, ANYWHERE, threads=1) as running:
         yield running
 
@@ -231,7 +231,7 @@ def test_each_plan_that_is_deployed_runs_with_few_pieces(edge: Edge, tmp_path: P
             ["1-5", "1-8"], ["6-12", "9-12"],
         ]  # fmt: skip
         assert edge(*words, "--split", f"{one}:1-5,{two}:6-12").out == alone.out  # what was brought before is there
-        refused = edge(*words, "--split", f"{one}:1-6,{two}:7-12")
+        refused = edge(*words, "--split", f"{one}:1-6,here:7-12")
         assert "are in pieces on this device that begin and end elsewhere: 1-8" in " ".join(refused.err.split())
 
 
@@ -262,7 +262,7 @@ def test_what_a_worker_has_of_a_model_of_its_own_need_not_be_moved(
 ) -> None:
     monkeypatch.setattr("edgellm.mesh.device_profiler.free_memory", lambda: (5_000_000, "a test"))
     store = LayerStore(tmp_path / "store", 10**9)
-    layers = SeveralSources(StoredLayers(store), WholeModel(verifier_path, store))
+    layers = SeveralSources(StoredLayers(store), WholeModel(ModelFile.open(verifier_path), store))
     with WorkerServer(WeightCache(layers), ANYWHERE, threads=1, stored=StoredLayers(store)) as running:
         words = ("mesh", "plan", "edgellm-verifier", "--tokens-in", "16", "--tokens-out", "4")
         plan = edge(*words, "--peer", f"desk={running.address}", "--json").answer

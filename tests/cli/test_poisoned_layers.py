@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.engine import ModelFile
 from edgellm.errors import EdgeError, LayersCorrupt
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
@@ -39,7 +40,7 @@ class Home:
         self.owner.peers.rename(self.worker_trust.identity.id, "desk")
         self.store = LayerStore(folder / "store", 10**9)
         stored = StoredLayers(self.store)
-        places = () if own is None else (WholeModel(own, self.store),)
+        places = () if own is None else (WholeModel(ModelFile.open(own), self.store),)
         cache = WeightCache(SeveralSources(*places, stored), keep=0.0)
         self.worker = WorkerServer(cache, Address("127.0.0.1", 0), threads=1, trust=self.worker_trust, stored=stored)
 
@@ -76,7 +77,7 @@ def written(edge: Edge, split: str = SPLIT) -> Done:
 def test_other_layers_under_the_same_model_are_not_computed(
     edge: Edge, verifier_path: Path, tmp_path: Path, own: bool, alike: bool
 ) -> None:
-    deployed = manifest_of(verifier_path, [LayerRange(0, 6), LayerRange(6, 12)])
+    deployed = manifest_of(ModelFile.open(verifier_path), [LayerRange(0, 6), LayerRange(6, 12)])
     manifest = deployed if alike else layerwise(verifier_path)
     bad, pieces = claimed(manifest, garbled(manifest, verifier_path))
     with home(tmp_path, verifier_path if own else None) as there:

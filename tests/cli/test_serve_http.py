@@ -18,6 +18,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from edgellm.cli import http_options as options
+from edgellm.engine import ModelFile
 from edgellm.http.middleware import api_key
 from edgellm.http.server import Credentials, HttpServer
 from edgellm.mesh.layer_sources import WholeModel
@@ -112,7 +113,7 @@ def test_a_pair_may_have_its_verifier_elsewhere(start: Start) -> None:
 def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
     start: Start, edge: Callable[..., Done], verifier_path: Path, tmp_path: Path
 ) -> None:
-    cache = WeightCache(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
+    cache = WeightCache(WholeModel(ModelFile.open(verifier_path), LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(cache, ANYWHERE, threads=1) as worker:
         process, url = start("--mesh", f"here:1-5,{worker.address}:6-12")
         reply = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)

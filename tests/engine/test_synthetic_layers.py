@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Model, check_gguf
+from edgellm.engine import Capture, Context, Model, ModelFile, check_gguf
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.reader import TENSOR_TYPES
@@ -48,7 +48,7 @@ def quantised(wide: Path, kind: int, path: Path) -> Path:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_layers_of_every_quantisation_compute_numbers(wide: Path, name: str, tmp_path: Path) -> None:
-    blocks = blocks_of(quantised(wide, KINDS[name], tmp_path / "model.gguf"))
+    blocks = blocks_of(ModelFile.open(quantised(wide, KINDS[name], tmp_path / "model.gguf")))
     assert (blocks.layers, blocks.width) == (2, 256)
     assert len(blocks.header) < 10_000
     path = tmp_path / "blocks.gguf"
@@ -70,7 +70,7 @@ def test_passes_are_timed_for_growing_numbers_of_tokens(
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timing, "ROWS", (1, 4, 16))
-    blocks = blocks_of(wide)
+    blocks = blocks_of(ModelFile.open(wide))
     write_random(blocks, tmp_path / "blocks.gguf")
     doing: list[str] = []
     rows, seconds, threads = time_passes(tmp_path / "blocks.gguf", blocks, 1, doing.append)
@@ -83,14 +83,14 @@ def test_passes_are_timed_for_growing_numbers_of_tokens(
 
 def test_shapes_are_told_apart_and_models_of_one_shape_are_not(wide: Path, tmp_path: Path, verifier_path: Path) -> None:
     write(tmp_path / "wide.gguf", WIDE, "F32", seed=7)
-    assert blocks_of(tmp_path / "wide.gguf").key == blocks_of(wide).key
-    assert blocks_of(verifier_path).key != blocks_of(wide).key
+    assert blocks_of(ModelFile.open(tmp_path / "wide.gguf")).key == blocks_of(ModelFile.open(wide)).key
+    assert blocks_of(ModelFile.open(verifier_path)).key != blocks_of(ModelFile.open(wide)).key
 
 
 def test_a_model_of_one_layer_has_nothing_to_share_out(tmp_path: Path) -> None:
     write(tmp_path / "one.gguf", replace(WIDE, n_layer=1), "F32")
     with pytest.raises(ModelUnsupported, match="single layer"):
-        blocks_of(tmp_path / "one.gguf")
+        blocks_of(ModelFile.open(tmp_path / "one.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,12 @@ def test_what_cannot_be_meant_is_refused_and_leaves_nothing(
     wide: Path, tmp_path: Path, change: dict[str, object], error: type[EdgeError]
 ) -> None:
     with pytest.raises(error):
-        write_random(replace(blocks_of(wide), **change), tmp_path / "blocks.gguf")  # type: ignore[arg-type]
+        write_random(replace(blocks_of(ModelFile.open(wide)), **change), tmp_path / "blocks.gguf")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
 def test_a_tiny_layer_is_taken_often_enough(verifier_path: Path) -> None:
-    blocks = blocks_of(verifier_path)
+    blocks = blocks_of(ModelFile.open(verifier_path))
     assert isinstance(blocks, Blocks)
     assert blocks.layers == 11  # all but the first
     assert 0 <= blocks.data - blocks.layer * blocks.layers < 20_000  # the sliver of an embedding

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from edgellm.coldstart.plan import PlanOption
+from edgellm.engine import ModelFile
 from edgellm.http.handlers import ServedModel
 from edgellm.http.mesh_status import MeshRecorder
 from edgellm.http.server import HttpServer
@@ -42,10 +43,10 @@ def opened(verifier_path: Path, draft_path: Path, tmp_path: Path, split: str | N
     """Two devices that are described in a file, whatever they can really do."""
     home = tmp_path / "home.toml"
     home.write_text((DESKTOP + LAPTOP).replace('"desktop"', '"here"'), encoding="utf-8")
-    weights = WeightCache(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
+    weights = WeightCache(WholeModel(ModelFile.open(verifier_path), LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(weights, ANYWHERE, threads=1) as worker:
         options = Options(split, read_fleet(home), peers=(f"laptop={worker.address}",), sessions=2)
-        with open_mesh(verifier_path, options, draft=draft_path, threads=1) as mesh:
+        with open_mesh(ModelFile.open(verifier_path), options, draft=draft_path, threads=1) as mesh:
             yield mesh
 
 

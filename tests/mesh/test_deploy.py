@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.engine import ModelFile
 from edgellm.errors import DeployFailed, LayersCorrupt, NotPermitted, PairingRequired, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import deploy as deploying
@@ -79,7 +80,9 @@ def test_each_device_gets_its_layers_and_a_new_plan_moves_only_what_is_missing(
         DeployPart(found["phone"], LayerRange(8, 12)),
     ]
     heard: list[DeployProgress] = []
-    done = deploy(verifier_path, manifest, parts, trust=home.owner, store=home.here, notify=heard.append)
+    done = deploy(
+        ModelFile.open(verifier_path), manifest, parts, trust=home.owner, store=home.here, notify=heard.append
+    )
     assert [moved.error for moved in done] == [None] * 3
     assert [moved.sent for moved in done] == [0, size(manifest, 3, 7), size(manifest, 8, 11)]
     assert [moved.arrived for moved in done] == [moved.total for moved in done]
@@ -94,7 +97,7 @@ def test_each_device_gets_its_layers_and_a_new_plan_moves_only_what_is_missing(
         DeployPart(found["desk"], LayerRange(4, 10)),
         DeployPart(found["phone"], LayerRange(10, 12)),
     ]
-    done = deploy(verifier_path, manifest, parts, trust=home.owner, store=home.here)
+    done = deploy(ModelFile.open(verifier_path), manifest, parts, trust=home.owner, store=home.here)
     assert [moved.sent for moved in done] == [0, size(manifest, 8, 9), 0]
     assert [moved.already for moved in done] == [size(manifest, 0, 2), size(manifest, 4, 7), size(manifest, 10, 11)]
 
@@ -131,7 +134,10 @@ def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
     with Relay(home.addresses["desk"].port, Network(80.0, 0.002)) as relay:
         thread = cutting(relay, places)
         (done,) = deploy(
-            verifier_path, manifest, [DeployPart(through(home, "desk", relay), LayerRange(0, 12))], trust=home.owner
+            ModelFile.open(verifier_path),
+            manifest,
+            [DeployPart(through(home, "desk", relay), LayerRange(0, 12))],
+            trust=home.owner,
         )
         thread.stop()  # type: ignore[attr-defined]
         thread.join()
@@ -150,7 +156,7 @@ def test_a_device_that_is_gone_is_given_time_and_then_said_to_be_so(
     found = home.workers()
     nowhere = Worker("desk", found["desk"].peer, Address("127.0.0.1", 1))
     parts = [DeployPart(nowhere, LayerRange(0, 6)), DeployPart(found["phone"], LayerRange(6, 12))]
-    gone, done = deploy(verifier_path, manifest, parts, trust=home.owner)
+    gone, done = deploy(ModelFile.open(verifier_path), manifest, parts, trust=home.owner)
     assert isinstance(gone.error, DeployFailed)
     assert "0 of" in str(gone.error)
     assert gone.attempts == deploying.ATTEMPTS
@@ -169,7 +175,7 @@ def test_nothing_leaves_for_a_device_without_the_right_to_files(
         DeployPart(home.workers()["phone"], LayerRange(6, 12)),
     ]
     with pytest.raises(NotPermitted, match="edgellm peers grant"):
-        deploy(verifier_path, manifest, parts, trust=home.owner)
+        deploy(ModelFile.open(verifier_path), manifest, parts, trust=home.owner)
     assert not home.stores["desk"].size
 
 
@@ -177,7 +183,7 @@ def test_what_one_device_refuses_stops_no_other(home: Home, verifier_path: Path,
     home.stores["desk"].limit = 10**6
     found = home.workers()
     full, done = deploy(
-        verifier_path,
+        ModelFile.open(verifier_path),
         manifest,
         [DeployPart(found["desk"], LayerRange(0, 6)), DeployPart(found["phone"], LayerRange(6, 12))],
         trust=home.owner,
@@ -193,7 +199,10 @@ def test_a_remembered_manifest_that_is_wrong_is_forgotten(
     monkeypatch.setattr(deploying, "forget", forgotten.append)
     monkeypatch.setattr(deploying, "cut_piece", lambda *_: iter([b"other bytes"]))
     (failed,) = deploy(
-        verifier_path, manifest, [DeployPart(home.workers()["desk"], LayerRange(1, 2))], trust=home.owner
+        ModelFile.open(verifier_path),
+        manifest,
+        [DeployPart(home.workers()["desk"], LayerRange(1, 2))],
+        trust=home.owner,
     )
     assert isinstance(failed.error, LayersCorrupt)
     assert forgotten == [manifest.fingerprint]
@@ -203,10 +212,10 @@ def test_a_worker_of_this_machine_needs_no_pairing(tmp_path: Path, verifier_path
     store = LayerStore(tmp_path, PLENTY)
     with device_taking(store) as address:
         worker = run_there(worker_at(address)).result(60)
-        (done,) = deploy(verifier_path, manifest, [DeployPart(worker, LayerRange(4, 6))])
+        (done,) = deploy(ModelFile.open(verifier_path), manifest, [DeployPart(worker, LayerRange(4, 6))])
         assert (done.error, done.sent) == (None, size(manifest, 4, 5))
         elsewhere = Worker("elsewhere", None, Address("192.0.2.1", 50151))
-        (refused,) = deploy(verifier_path, manifest, [DeployPart(elsewhere, LayerRange(4, 6))])
+        (refused,) = deploy(ModelFile.open(verifier_path), manifest, [DeployPart(elsewhere, LayerRange(4, 6))])
         assert isinstance(refused.error, PairingRequired)
 
 
@@ -238,7 +247,7 @@ def test_the_rate_holds_for_all_lines_together(
     monkeypatch.setattr(RateLimiter, "take", take)
     found = home.workers()
     done = deploy(
-        verifier_path,
+        ModelFile.open(verifier_path),
         manifest,
         [DeployPart(found["desk"], LayerRange(1, 3)), DeployPart(found["phone"], LayerRange(3, 5))],
         trust=home.owner,

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from edgellm.engine import ModelFile
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.errors import MeasureFailed
@@ -36,7 +37,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def blocks(tmp_path: Path) -> Blocks:
     write(tmp_path / "tiny.gguf", Shape("llama", 300, 3, 64, 2, 1, 96, 64), "Q8_0")
-    return blocks_of(tmp_path / "tiny.gguf")
+    return blocks_of(ModelFile.open(tmp_path / "tiny.gguf"))
 
 
 def test_it_is_measured_once_and_when_asked(blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

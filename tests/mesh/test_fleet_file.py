@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.engine import ModelFile
 from edgellm.errors import FleetUnreadable, InvalidOption
 from edgellm.mesh.fleet_file import MAX_BYTES, preset, read_fleet
-from edgellm.mesh.model_costs import model_of
+from edgellm.mesh.model_costs import model_costs
 
 DESKTOP = """\
 [[device]]
@@ -96,7 +97,7 @@ def test_presets() -> None:
 
 
 def test_a_gguf_is_read_as_it_is_quantised(verifier_path: Path) -> None:
-    found = model_of(verifier_path)
+    found = model_costs(ModelFile.open(verifier_path))
     assert found.shape.layers == len(found.layer_bytes)
     assert all(found.layer_bytes)
     assert found.bytes == pytest.approx(verifier_path.stat().st_size, rel=0.2)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.coldstart.plan import PlanOption, plan
+from edgellm.engine import ModelFile
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.engine.timing import CpuWait
@@ -20,7 +21,7 @@ from edgellm.llm.mesh_timeline import disproved_by
 from edgellm.mesh import fleet_profiler as surveying
 from edgellm.mesh.device_profiler import figures_here
 from edgellm.mesh.fleet_profiler import Survey, known_line, known_speed, survey
-from edgellm.mesh.model_costs import model_of
+from edgellm.mesh.model_costs import model_costs
 from edgellm.rpc.discovery.workers import Worker, find_workers
 from edgellm.rpc.layers import bandwidth_probe
 from edgellm.rpc.trust.rights import Right
@@ -64,12 +65,12 @@ def found(owner: Trust) -> list[Worker]:
 
 @pytest.fixture
 def blocks(verifier_path: Path) -> Blocks:
-    return blocks_of(verifier_path)
+    return blocks_of(ModelFile.open(verifier_path))
 
 
 def look(owner: Trust, blocks: Blocks, model: Path, fresh: bool = False) -> tuple[Survey, list[tuple[str, str]]]:
     heard: list[tuple[str, str]] = []
-    shape = model_of(model).shape
+    shape = model_costs(ModelFile.open(model)).shape
     done = survey(
         owner, found(owner), blocks, "verifier", shape, fresh=fresh, notify=lambda who, what: heard.append((who, what))
     )
@@ -93,7 +94,7 @@ def test_the_home_is_measured_once_and_planned_for(owner: Trust, blocks: Blocks,
     assert fleet.links["desk", "phone"].rate == first.lines["desk", "phone"].line.up
     assert fleet.links["phone", "desk"].rate == first.lines["desk", "phone"].line.down
     assert ("desk", "attic") not in fleet.links
-    best = plan(fleet.devices, model_of(verifier_path), 64, 16, links=fleet.links)
+    best = plan(fleet.devices, model_costs(ModelFile.open(verifier_path)), 64, 16, links=fleet.links)
     assert best.way.stages[-1].layers.stop == 12
 
     again, heard = look(owner, blocks, verifier_path)
@@ -142,7 +143,7 @@ def test_who_cannot_be_measured_is_left_out_and_it_is_said_why(
     weak = Worker(phone.name, phone.peer, phone.address, phone.facts, frozenset({Right.FILES}))
     gone = Worker("gone", None, trouble=VerifierUnreachable("Nobody is there.", "Switch it on."))
     called_here = Worker(HERE, attic.peer, attic.address, attic.facts, attic.rights)
-    shape = model_of(verifier_path).shape
+    shape = model_costs(ModelFile.open(verifier_path)).shape
     done = survey(owner, [desk, weak, gone, called_here], blocks, "verifier", shape)
     assert list(done.speeds) == [HERE, "desk"]
     said = {name: str(error) for name, error in done.left_out}
@@ -160,7 +161,9 @@ def test_figures_that_a_reply_has_disproved_are_measured_again_once(
 ) -> None:
     first, _ = look(owner, blocks, verifier_path)
     desk = first.workers["desk"]
-    planned = plan(first.fleet().devices, model_of(verifier_path), 64, 16, links=first.fleet().links).way.stages[0]
+    planned = plan(
+        first.fleet().devices, model_costs(ModelFile.open(verifier_path)), 64, 16, links=first.fleet().links
+    ).way.stages[0]
     planned = replace(planned, device="desk", compute_s=1.0, load_s=1.0, network_s=1.0)
     way = PlanOption((replace(planned, compute_s=300.0, load_s=2.0, network_s=1.0 / 300.0),), 1.0, 1.0, 1.0)
     told = disproved_by(way, PlanOption((planned,), 1.0, 1.0, 1.0), {"desk": desk})

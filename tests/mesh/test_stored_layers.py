@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.engine import Model, check_gguf
+from edgellm.engine import Model, ModelFile, check_gguf
 from edgellm.errors import LayersMissing
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import StoredLayers
@@ -46,7 +46,7 @@ def test_a_piece_counts_for_whoever_names_its_hash(draft_path: Path, tmp_path: P
     manifest = cut_layers(draft_path, store, LayerRange(2, 5))
     source = StoredLayers(store)
     assert source.open(manifest.fingerprint) is None
-    assert source.open(manifest.fingerprint, pieces_of(draft_path, [LayerRange(2, 4)]).pieces) is None
+    assert source.open(manifest.fingerprint, pieces_of(ModelFile.open(draft_path), [LayerRange(2, 4)]).pieces) is None
     found = source.open(manifest.fingerprint, manifest.pieces)
     assert found is not None
     assert found.held == {2, 3, 4}
@@ -58,7 +58,7 @@ def test_pieces_of_several_cuts_make_up_a_stage_with_as_few_as_possible(draft_pa
     brought = [*[LayerRange(at, at + 1) for at in range(3)], LayerRange(0, 3), LayerRange(3, 6), LayerRange(2, 8)]
     for layers in brought:
         cut_layers(draft_path, store, layers)
-    found = source.open("0" * 64, pieces_of(draft_path, brought).pieces)
+    found = source.open("0" * 64, pieces_of(ModelFile.open(draft_path), brought).pieces)
     assert found is not None
     assert found.pieces == (LayerRange(0, 1), LayerRange(1, 2), LayerRange(2, 8))  # the latest, as far as none overlap
     assert found.held == set(range(8))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.engine import check_gguf, costs_of
+from edgellm.engine import ModelFile, check_gguf, costs_of
 from edgellm.errors import LayersMissing, MemoryShort, ModelUnsupported
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import ModelLayers, SeveralSources, WholeModel, require
@@ -90,7 +90,7 @@ def paths(model: ModelLayers, layers: LayerRange) -> list[Path]:
 
 
 def test_layers_of_a_whole_model_are_cut_when_they_are_asked_for(verifier_cut: Cut, tmp_path: Path) -> None:
-    whole = WholeModel(verifier_cut.path, LayerStore(tmp_path / "all", PLENTY))
+    whole = WholeModel(ModelFile.open(verifier_cut.path), LayerStore(tmp_path / "all", PLENTY))
     both, model = SeveralSources(FolderLayers(tmp_path / "none"), whole), verifier_cut.work.model
     assert both.open(model) is whole
     assert both.open("0" * 64) is None
@@ -105,7 +105,7 @@ def test_small_layers_go_together_up_to_the_end_of_the_stage(
     verifier_cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def counts(layers: LayerRange) -> list[object]:
-        whole = WholeModel(verifier_cut.path, LayerStore(tmp_path, PLENTY))
+        whole = WholeModel(ModelFile.open(verifier_cut.path), LayerStore(tmp_path, PLENTY))
         return [check_gguf(path).metadata["llama.block_count"] for path in paths(whole, layers)]
 
     assert counts(LayerRange(3, 9)) == [6]
@@ -114,13 +114,13 @@ def test_small_layers_go_together_up_to_the_end_of_the_stage(
 
 
 def test_what_others_say_was_brought_costs_no_endless_reading(verifier_cut: Cut, tmp_path: Path) -> None:
-    whole = WholeModel(verifier_cut.path, LayerStore(tmp_path, PLENTY))
+    whole = WholeModel(ModelFile.open(verifier_cut.path), LayerStore(tmp_path, PLENTY))
     forget(whole.model)
     assert whole.own_pieces([LayerRange(12, 13), LayerRange(5, 5), LayerRange(-1, 3), LayerRange(9, 30)]) == ()
     every = [LayerRange(start, stop) for start in range(12) for stop in range(start + 1, 13)]
     found = whole.own_pieces(every)
     assert sum(len(piece.layers) for piece in found) <= 4 * 12
-    assert found == pieces_of(verifier_cut.path, [piece.layers for piece in found]).pieces
+    assert found == pieces_of(ModelFile.open(verifier_cut.path), [piece.layers for piece in found]).pieces
     assert set(found) < set(whole.own_pieces(every)), "asked again, it goes on"
 
 
@@ -129,13 +129,13 @@ def test_several_may_cut_the_same_piece_at_once(
 ) -> None:
     store, found, cuts = LayerStore(tmp_path, PLENTY), list[Path](), list[LayerRange]()
 
-    def counted(model: Path, n_layers: int, layers: LayerRange) -> Iterator[bytes | memoryview]:
+    def counted(model: ModelFile, layers: LayerRange) -> Iterator[bytes | memoryview]:
         cuts.append(layers)
-        return cut_piece(model, n_layers, layers)
+        return cut_piece(model, layers)
 
     monkeypatch.setattr(layer_store, "cut_piece", counted)
     forget(verifier_cut.work.model)
-    wholes = [WholeModel(verifier_cut.path, store) for _ in range(4)]
+    wholes = [WholeModel(ModelFile.open(verifier_cut.path), store) for _ in range(4)]
     threads = [
         threading.Thread(target=lambda whole=whole: found.extend(paths(whole, LayerRange(0, 6)))) for whole in wholes
     ]
@@ -150,7 +150,7 @@ def test_several_may_cut_the_same_piece_at_once(
 
 def test_a_file_is_in_use_until_it_is_no_longer_loaded(verifier_cut: Cut, tmp_path: Path) -> None:
     store, model, clock = LayerStore(tmp_path, PLENTY), verifier_cut.work.model, Clock()
-    cache = WeightCache(WholeModel(verifier_cut.path, store), keep=60.0, clock=clock)
+    cache = WeightCache(WholeModel(ModelFile.open(verifier_cut.path), store), keep=60.0, clock=clock)
     first, second = take(cache, model, 0), take(cache, model, 1)
     cache.give(first)
     assert store.clean().in_use == 2
@@ -168,7 +168,7 @@ def test_an_architecture_that_depends_on_the_layer_is_refused_by_name(tmp_path: 
     path = tmp_path / "model.gguf"
     path.write_bytes(arch(b"gemma3"))
     with pytest.raises(ModelUnsupported, match="'gemma3' are not known to be safe"):
-        WholeModel(path)
+        WholeModel(ModelFile.open(path))
 
 
 def test_caches_and_batches_count_before_anything_is_loaded(verifier_cut: Cut) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc.aio
 
+from edgellm.engine import ModelFile
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server, open_channel, run_there
 from edgellm.rpc.layers.benchmark_service import Measurer
@@ -64,7 +65,7 @@ def device_taking(
 
 def cutter(model: Path, manifest: Manifest) -> Cut:
     def cut(piece: LayerPiece) -> Iterator[bytes | memoryview]:
-        return cut_piece(model, manifest.layers, piece.layers)
+        return cut_piece(ModelFile.open(model), piece.layers)
 
     return cut
 

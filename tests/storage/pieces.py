@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgellm.engine import check_cuttable, check_gguf
+from edgellm.engine import ModelFile, check_cuttable, check_gguf
 from edgellm.layer_range import LayerRange
 from edgellm.storage.layers import store
 from edgellm.storage.layers.manifest import LayerPiece, Manifest, Progress, cut_piece, manifest_of, pieces_of
@@ -13,8 +13,8 @@ from edgellm.storage.layers.store import LayerStore
 
 def cut_layers(model: Path, into: LayerStore, layers: LayerRange) -> Manifest:
     """Cuts a stage with these layers on the grid; returns its pieces."""
-    manifest = manifest_of(model, [layers])
-    store.cut_layers(model, manifest, layers, into)
+    manifest = manifest_of(ModelFile.open(model), [layers])
+    store.cut_layers(ModelFile.open(model), manifest, layers, into)
     return manifest
 
 
@@ -23,14 +23,14 @@ def cut_singly(
 ) -> Manifest:  # fmt: skip
     """Cuts these layers, each as a piece of its own; returns such pieces of the whole model."""
     manifest = layerwise(model)
-    store.cut_layers(model, manifest, layers, into, progress)
+    store.cut_layers(ModelFile.open(model), manifest, layers, into, progress)
     return manifest
 
 
 def layerwise(model: Path) -> Manifest:
     """Each layer as a piece of its own, as large models are cut."""
-    return pieces_of(model, [LayerRange(at, at + 1) for at in range(check_cuttable(check_gguf(model)))])
+    return pieces_of(ModelFile.open(model), [LayerRange(at, at + 1) for at in range(check_cuttable(check_gguf(model)))])
 
 
 def bytes_of(model: Path, manifest: Manifest, piece: LayerPiece) -> bytes:
-    return b"".join(map(bytes, cut_piece(model, manifest.layers, piece.layers)))
+    return b"".join(map(bytes, cut_piece(ModelFile.open(model), piece.layers)))

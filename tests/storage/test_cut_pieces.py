@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.engine import ModelFile
 from edgellm.errors import LayersMissing, LayersRefused, ModelCorrupt, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.storage.layers import store as layers
@@ -25,7 +26,7 @@ def room_for(pieces: int, folder: Path, model: Path) -> LayerStore:
 
 
 def cut(store: LayerStore, model: Path, layer: int) -> LayerPiece:
-    return store.cut(model, LayerRange(layer, layer + 1), layerwise(model).pieces[1].size)
+    return store.cut(ModelFile.open(model), LayerRange(layer, layer + 1), layerwise(model).pieces[1].size)
 
 
 def bring(store: LayerStore, model: Path, layer: int, owner: str) -> LayerPiece:

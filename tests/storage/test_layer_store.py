@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import check_gguf, cut
+from edgellm.engine import ModelFile, check_gguf, cut
 from edgellm.errors import DiskFull, InvalidOption, LayersMissing, LayersRefused
 from edgellm.layer_range import LayerRange
 from edgellm.storage.layers import store as layers
@@ -67,21 +67,21 @@ def test_hashes_are_remembered_until_they_are_forgotten(
     with monkeypatch.context() as patch:
         patch.setattr("edgellm.storage.layers.manifest.cut_piece", None)
         assert layerwise(draft_path) == manifest
-        assert pieces_of(draft_path, [LayerRange(3, 4)]).pieces == manifest.pieces[3:4]
+        assert pieces_of(ModelFile.open(draft_path), [LayerRange(3, 4)]).pieces == manifest.pieces[3:4]
         with pytest.raises(TypeError):
-            pieces_of(draft_path, [LayerRange(3, 5)])
+            pieces_of(ModelFile.open(draft_path), [LayerRange(3, 5)])
         forget(manifest.fingerprint)
         with pytest.raises(TypeError):
             layerwise(draft_path)
     shares: list[float] = []
-    assert pieces_of(draft_path, [piece.layers for piece in manifest.pieces], shares.append) == manifest
+    assert pieces_of(ModelFile.open(draft_path), [piece.layers for piece in manifest.pieces], shares.append) == manifest
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
-    several = pieces_of(draft_path, [LayerRange(3, 5)])
+    several = pieces_of(ModelFile.open(draft_path), [LayerRange(3, 5)])
     assert set(known_pieces(manifest.fingerprint)) == {*manifest.pieces, *several.pieces}
     for strange in (LayerRange(7, 9), LayerRange(-1, 2), LayerRange(3, 3)):
         with pytest.raises(InvalidOption, match="from 1 to 8"):
-            pieces_of(draft_path, [strange])
+            pieces_of(ModelFile.open(draft_path), [strange])
 
 
 @given(st.integers(0, 99), st.integers(1, 100), st.integers(1, 40))
@@ -94,13 +94,13 @@ def test_a_stage_is_cut_where_others_are(start: int, count: int, per_piece: int)
 
 
 def test_a_stage_is_cut_into_pieces_of_about_a_size(draft_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [piece.layers for piece in manifest_of(draft_path).pieces] == [LayerRange(0, 8)]
+    assert [piece.layers for piece in manifest_of(ModelFile.open(draft_path)).pieces] == [LayerRange(0, 8)]
     stages = [LayerRange(0, 5), LayerRange(5, 8)]
-    assert [piece.layers for piece in manifest_of(draft_path, stages).pieces] == stages
+    assert [piece.layers for piece in manifest_of(ModelFile.open(draft_path), stages).pieces] == stages
     size = sum(tensor.nbytes for tensor in check_gguf(draft_path).tensors if tensor.name.startswith("blk."))
     for count, cut_at in ((3, ["1-3", "4-5", "6", "7-8"]), (0.1, ["1", "2", "3", "4", "5", "6", "7", "8"])):
         monkeypatch.setattr("edgellm.storage.layers.manifest.PIECE_BYTES", size / 8 * (count + 0.5))
-        assert [str(piece.layers) for piece in manifest_of(draft_path, stages).pieces] == cut_at
+        assert [str(piece.layers) for piece in manifest_of(ModelFile.open(draft_path), stages).pieces] == cut_at
 
 
 def test_layers_are_cut_into_a_store_once(
@@ -115,9 +115,9 @@ def test_layers_are_cut_into_a_store_once(
     assert held.size == store.size
     made: list[int] = []
 
-    def watched(model: Path, count: int, layers: LayerRange) -> Iterator[Any]:
+    def watched(model: ModelFile, layers: LayerRange) -> Iterator[Any]:
         made.append(layers.start)
-        return cut_piece(model, count, layers)
+        return cut_piece(model, layers)
 
     monkeypatch.setattr(layers, "cut_piece", watched)
     cut_singly(draft_path, store, layers=LayerRange(4, 8))

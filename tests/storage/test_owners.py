@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.engine import ModelFile
 from edgellm.errors import LayersMissing, LayersRefused, StoreBusy, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.storage.layers import store as layers
@@ -67,7 +68,7 @@ def test_what_is_brought_later_is_recorded_with_what_is_there(
     store: LayerStore, draft_path: Path, manifest: Manifest
 ) -> None:
     put(store, draft_path, manifest, manifest.pieces[1], X)
-    several = pieces_of(draft_path, [LayerRange(1, 3), LayerRange(4, 6)])
+    several = pieces_of(ModelFile.open(draft_path), [LayerRange(1, 3), LayerRange(4, 6)])
     for piece in several.pieces:
         put(store, draft_path, several, piece, X)
     (held,) = store.models(X)

@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.robustness.attack.harness import Attack, Found
 from bench.robustness.busy import busy
 from edgellm.coldstart.plan import PlanOption, foreseen
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, Model, ModelFile
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.layer_range import HERE
 from edgellm.llm import LLM
@@ -23,7 +23,7 @@ from edgellm.llm.ngram_runtime import measure_curve
 from edgellm.mesh.fleet_profiler import Survey, keep_lines, read_lines, survey
 from edgellm.mesh.home_workers import seek
 from edgellm.mesh.layer_sources import StoredLayers, WholeModel
-from edgellm.mesh.model_costs import model_of
+from edgellm.mesh.model_costs import model_costs
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
@@ -101,8 +101,8 @@ def _copied() -> float:
 
 def spoil_figures() -> Iterator[str]:
     """Yield a sentence for each spoiled figure of this device ("" where it was mended) after one reply at home."""
-    model = resolve("edgellm-verifier")
-    blocks, planned = blocks_of(model), model_of(model)
+    file = ModelFile.open(resolve("edgellm-verifier"))
+    blocks, planned = blocks_of(file), model_costs(file)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EDGELLM_HOME"] = folder
 
@@ -132,12 +132,12 @@ def spoil_figures() -> Iterator[str]:
 
 def spoil_lines() -> Iterator[str]:
     """Yield a sentence for each spoiled line figure ("" where it was mended) after one reply at home."""
-    model = resolve("edgellm-verifier")
-    blocks, planned = blocks_of(model), model_of(model)
+    file = ModelFile.open(resolve("edgellm-verifier"))
+    blocks, planned = blocks_of(file), model_costs(file)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EDGELLM_HOME"] = folder
         store = LayerStore(Path(folder) / "layers", 10**9)
-        cache = WeightCache(WholeModel(model, store))
+        cache = WeightCache(WholeModel(file, store))
         with WorkerServer(cache, Address("127.0.0.1", 0), threads=1, stored=StoredLayers(store)) as running:
             workers = seek((), [("desk", running.address)])
 

@@ -20,6 +20,7 @@ from bench.robustness.fuzz.mutate import tweaked_json
 from bench.robustness.fuzz.target import Target
 from edgellm.cli.app import app
 from edgellm.cli.settings import read_file
+from edgellm.engine import ModelFile
 from edgellm.errors import InvalidOption
 from edgellm.http.mesh_status import read_plan
 from edgellm.mesh.fleet_file import read_fleet
@@ -132,7 +133,7 @@ def _targets(home: Path) -> list[Target]:
         ("identity", "data/trust/identity.pem", lambda _path: Identity.here(), 2_000),
         ("cost curve", "cache/curves/*.json", lambda path: read_curve(path, "a processor"), 15_000),
         ("fingerprints", "cache/fingerprints.json", lambda _path: quick_fingerprint(draft), 5_000),
-        ("recipe", "cache/recipes/*.json", lambda _path: manifest_of(draft), 5_000),
+        ("recipe", "cache/recipes/*.json", lambda _path: manifest_of(ModelFile.open(draft)), 5_000),
         ("owners", "cache/layers/models/*/*.json", lambda _path: LayerStore().models(), 10_000),
         ("device figures", "cache/figures/device-*.json", lambda _path: known_speed(None), 10_000),
         ("line figures", "cache/figures/lines.json", lambda _path: read_lines(), 10_000),

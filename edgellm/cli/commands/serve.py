@@ -43,6 +43,7 @@ from edgellm.cli.views.console import Loading, say, size
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
+    from edgellm.engine import ModelFile
     from edgellm.http.server import HttpServer
     from edgellm.services.server.servers import Listener, WorkerServer
     from edgellm.services.server.verification_service import ServerEvent
@@ -92,7 +93,7 @@ def _is_ipv4(host: str) -> bool:
 
 
 def serve_worker(
-    model: Path | None,
+    model: ModelFile | None,
     host: str,
     port: int,
     *,
@@ -298,10 +299,11 @@ def _serve_worker(
     http: HttpServer | None, model: str | None, host: str, port: int, paired_only: bool, memory: float | None,
     keep: float, store: float | None, announce: bool, interface: list[str] | None,
 ) -> None:  # fmt: skip
+    from edgellm.engine import ModelFile
     from edgellm.storage import resolve
 
-    path = None if model is None else resolve(model)
-    worker = serve_worker(path, host, port, paired_only=paired_only, memory=memory, keep=keep, store=store)
+    file = None if model is None else ModelFile.open(resolve(model))
+    worker = serve_worker(file, host, port, paired_only=paired_only, memory=memory, keep=keep, store=store)
     with ExitStack() as closing:
         closing.callback(worker.close)
         if http is not None:

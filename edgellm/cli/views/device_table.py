@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -14,6 +13,7 @@ from rich.table import Table
 from edgellm.cli.views.console import err, format_age, is_terminal, one_line, say, size
 
 if TYPE_CHECKING:
+    from edgellm.engine import ModelFile
     from edgellm.errors import EdgeError
     from edgellm.mesh.fleet_profiler import KeptLine, MeasuredSpeed, Survey
     from edgellm.rpc.discovery.workers import Worker
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _QUIET_SECONDS = 1.0  # before progress is printed
 
 
-def survey_home(model: Path, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = ()) -> Survey:
+def survey_home(model: ModelFile, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = ()) -> Survey:
     """Find the workers, and survey them and this device for a model. Arguments as for `find_home_workers`."""
     return survey_workers(model, find_home_workers(interface, peers), fresh)
 
@@ -36,7 +36,7 @@ def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()
         return seek(chosen_hosts(interface or ()), places)
 
 
-def survey_workers(model: Path, workers: Sequence[Worker], fresh: bool) -> Survey:
+def survey_workers(model: ModelFile, workers: Sequence[Worker], fresh: bool) -> Survey:
     """Measure what this device and `workers` can do with a model, if unknown or `fresh`; print which are left out."""
     from edgellm.mesh.home_workers import look
 

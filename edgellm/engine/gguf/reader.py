@@ -96,6 +96,24 @@ class GgufHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A GGUF file with its header, which was checked when it was opened."""
+
+    path: Path
+    header: GgufHeader
+
+    @classmethod
+    def open(cls, path: Path) -> ModelFile:
+        """Return the file at `path`. Raises as `check_gguf`."""
+        return cls(path, check_gguf(path))
+
+    @property
+    def name(self) -> str:
+        """The model's name, or else the file's."""
+        return str(self.header.metadata.get("general.name") or self.path.stem)
+
+
+@dataclass(frozen=True, slots=True)
 class Dimensions:
     """The dimensions of a model's layers; where they differ from layer to layer, the largest.
 

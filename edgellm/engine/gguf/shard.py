@@ -15,7 +15,7 @@ from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
-from edgellm.engine.gguf.reader import GgufArray, GgufHeader, TensorInfo, check_gguf
+from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile, TensorInfo
 from edgellm.engine.gguf.writer import (
     NewTensor,
     copied,
@@ -57,21 +57,21 @@ def cut(src: Path, dst: Path, first: int, last: int, *, head: bool) -> None:
         ModelNotFound, ModelCorrupt: as for `check_gguf`.
         ModelUnsupported: the architecture is not known to be safe to cut, or the file is split.
     """
-    write(dst, cut_bytes(src, first, last, head=head))
+    write(dst, cut_bytes(ModelFile.open(src), first, last, head=head))
 
 
-def cut_bytes(src: Path, first: int, last: int, *, head: bool) -> Iterator[bytes | memoryview]:
+def cut_bytes(src: ModelFile, first: int, last: int, *, head: bool) -> Iterator[bytes | memoryview]:
     """Yield the bytes that `cut` writes, in portions of a mebibyte at most, each valid until the next is asked for.
 
     Raises as `cut`, at the first portion.
     """
-    header = check_gguf(src)
+    header = src.header
     n_layer = check_cuttable(header)
     if not 0 <= first <= last < n_layer:
         raise InvalidOption(
-            f"{src.name} cannot be cut from layer {first} to {last}.", f"Its layers run from 0 to {n_layer - 1}."
+            f"{src.path.name} cannot be cut from layer {first} to {last}.", f"Its layers run from 0 to {n_layer - 1}."
         )
-    with src.open("rb") as source:
+    with src.path.open("rb") as source:
         tensors = [
             NewTensor(name, t.shape, t.kind, t.nbytes, partial(copied, source, t))
             for name, t in _tensors(header, first, last, head)

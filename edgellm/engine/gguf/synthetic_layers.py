@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine.context import Context
-from edgellm.engine.gguf.reader import TENSOR_TYPES, TensorInfo, check_gguf
+from edgellm.engine.gguf.reader import TENSOR_TYPES, ModelFile, TensorInfo, check_gguf
 from edgellm.engine.gguf.shard import check_cuttable, cut_bytes
 from edgellm.engine.graph_hooks import Capture
 from edgellm.engine.model import Model
@@ -63,23 +63,23 @@ class Blocks:
         return self.data // self.layers
 
 
-def blocks_of(model: Path) -> Blocks:
+def blocks_of(model: ModelFile) -> Blocks:
     """Return enough middle layers of a model to be timed.
 
     Raises:
         ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`; also for a model of one layer.
     """
-    header = check_gguf(model)
+    header = model.header
     n_layer = check_cuttable(header)
     if n_layer < 2:
-        raise ModelUnsupported(f"{model.name} has a single layer.", "There is nothing to share out.")
+        raise ModelUnsupported(f"{model.path.name} has a single layer.", "There is nothing to share out.")
     weights = sum(t.nbytes for t in header.tensors if t.name.startswith("blk.1."))
     layers = min(n_layer - 1, max(1, math.ceil(ENOUGH / max(1, weights))))
     portions = cut_bytes(model, 1, layers, head=False)
     head = bytes(next(portions))
     width = header.metadata.get(f"{header.architecture}.embedding_length")
     if not isinstance(width, int):
-        raise ModelUnsupported(f"{model.name} does not say how wide its rows are.", "Use another file of this model.")
+        raise ModelUnsupported(f"{model.path} does not have the width of its rows.", "Use another file of this model.")
     return Blocks(head, sum(len(portion) for portion in portions), layers, width)
 
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from edgellm.engine import GgufHeader, check_cuttable, check_gguf, cut_bytes
+from edgellm.engine import GgufHeader, ModelFile, check_cuttable, cut_bytes
 from edgellm.engine.gguf.reader import MAX_LAYERS
 from edgellm.errors import InvalidOption, LayersRefused, StateDamaged
 from edgellm.layer_range import LayerRange, chain
@@ -148,17 +148,16 @@ def grid(layers: LayerRange, per_piece: int) -> list[LayerRange]:
 Progress = Callable[[float], None]
 
 
-def manifest_of(model: Path, stages: Sequence[LayerRange] = (), progress: Progress | None = None) -> Manifest:
+def manifest_of(model: ModelFile, stages: Sequence[LayerRange] = (), progress: Progress | None = None) -> Manifest:
     """Return the pieces of a model file for these stages (default: one of all layers), each cut on the grid.
 
     Raises as `pieces_of`.
     """
-    header = check_gguf(model)
-    per_piece, layers = layers_per_piece(header), LayerRange(0, check_cuttable(header))
+    per_piece, layers = layers_per_piece(model.header), LayerRange(0, check_cuttable(model.header))
     return pieces_of(model, {one for stage in stages or [layers] for one in grid(stage, per_piece)}, progress)
 
 
-def pieces_of(model: Path, ranges: Collection[LayerRange], progress: Progress | None = None) -> Manifest:
+def pieces_of(model: ModelFile, ranges: Collection[LayerRange], progress: Progress | None = None) -> Manifest:
     """Return the pieces of a model file for exactly these ranges of layers.
 
     The layers are read once, and the hashes remembered. `progress` is called with shares from 0 to 1.
@@ -167,16 +166,15 @@ def pieces_of(model: Path, ranges: Collection[LayerRange], progress: Progress | 
         InvalidOption: the model has no such layers.
         ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`.
     """
-    header = check_gguf(model)
-    layers = check_cuttable(header)
+    layers = check_cuttable(model.header)
     if strange := [one for one in ranges if not 0 <= one.start < one.stop <= layers]:
-        raise InvalidOption(f"{model.name} has no layers {strange[0]}.", f"Its layers run from 1 to {layers}.")
-    known = {piece.layers: piece for piece in known_pieces(fingerprint(model))}
+        raise InvalidOption(f"{model.path.name} has no layers {strange[0]}.", f"Its layers run from 1 to {layers}.")
+    known = {piece.layers: piece for piece in known_pieces(fingerprint(model.path))}
     missing = sorted(set(ranges) - known.keys())
-    total, done = header.file_size / layers * sum(map(len, missing)), 0
+    total, done = model.header.file_size / layers * sum(map(len, missing)), 0
     for one in missing:
         hashed, size = hashlib.sha256(), 0
-        for portion in cut_piece(model, layers, one):
+        for portion in cut_piece(model, one):
             hashed.update(portion)
             size += len(portion)
             done += len(portion)
@@ -191,12 +189,10 @@ def pieces_of(model: Path, ranges: Collection[LayerRange], progress: Progress | 
     return found
 
 
-def describe(model: Path, pieces: Iterable[LayerPiece]) -> Manifest:
+def describe(model: ModelFile, pieces: Iterable[LayerPiece]) -> Manifest:
     """Return the manifest with these pieces of a model file. Raises as `pieces_of`."""
-    header = check_gguf(model)
-    name = _printable(str(header.metadata.get("general.name") or model.stem))
-    layers = check_cuttable(header)
-    return Manifest(fingerprint(model), name, header.architecture, layers, tuple(sorted(pieces)))
+    name, layers = _printable(model.name), check_cuttable(model.header)
+    return Manifest(fingerprint(model.path), name, model.header.architecture, layers, tuple(sorted(pieces)))
 
 
 def known_pieces(fingerprint: str) -> tuple[LayerPiece, ...]:
@@ -221,9 +217,9 @@ def forget(fingerprint: str) -> None:
         _path(fingerprint).unlink(missing_ok=True)
 
 
-def cut_piece(model: Path, n_layers: int, layers: LayerRange) -> Iterator[bytes | memoryview]:
+def cut_piece(model: ModelFile, layers: LayerRange) -> Iterator[bytes | memoryview]:
     """Return an iterator over a piece's bytes, cut from the model on demand; a portion is valid until the next one."""
-    return cut_bytes(model, layers.start, layers.last, head=layers.stop == n_layers)
+    return cut_bytes(model, layers.start, layers.last, head=layers.stop == check_cuttable(model.header))
 
 
 def is_hash(text: str) -> bool:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from edgellm.engine import check_cuttable, check_gguf
+from edgellm.engine import ModelFile
 from edgellm.errors import DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreBusy, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.places import cache_dir
@@ -281,7 +281,7 @@ class LayerStore:
                 with suppress(OSError):
                     os.utime(self._whole(piece.sha256))
 
-    def cut(self, model: Path, layers: LayerRange, size: int) -> LayerPiece:
+    def cut(self, model: ModelFile, layers: LayerRange, size: int) -> LayerPiece:
         """Cut a piece of about `size` bytes from a model file of this device, and return it. Wait while another process
         cuts one.
 
@@ -291,16 +291,16 @@ class LayerStore:
             ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`.
             StoreFull, DiskFull, LayersRefused: there is no room.
         """
-        n_layers, hashed, half = check_cuttable(check_gguf(model)), hashlib.sha256(), self._pieces / "cut.half"
+        hashed, half = hashlib.sha256(), self._pieces / "cut.half"
         with self._alone(CUT):
-            for known in known_pieces(fingerprint(model)):
+            for known in known_pieces(fingerprint(model.path)):
                 if known.layers == layers and self.find(known) is not None:  # another process was faster
                     return known
             with self._locked():
-                self._make_room(size, size, f"{layers.named} of {model.name}", CUT)
+                self._make_room(size, size, f"{layers.named} of {model.path.name}", CUT)
             try:
                 with os_errors(self.root), os.fdopen(os.open(half, _WRITE, 0o600), "wb") as file:
-                    for portion in cut_piece(model, n_layers, layers):
+                    for portion in cut_piece(model, layers):
                         file.write(portion)
                         hashed.update(portion)
                     file.flush()
@@ -458,7 +458,7 @@ class Receiving:
 
 
 def cut_layers(
-    model: Path, manifest: Manifest, layers: LayerRange, into: LayerStore, progress: Progress | None = None
+    model: ModelFile, manifest: Manifest, layers: LayerRange, into: LayerStore, progress: Progress | None = None
 ) -> None:
     """Cut the pieces of `manifest` that make up these layers from a model on this device, into a store of this device.
 
@@ -476,7 +476,7 @@ def cut_layers(
             if into.find(piece) is None:
                 with receiving.piece(piece) as partial:
                     partial.restart()
-                    for portion in cut_piece(model, manifest.layers, piece.layers):
+                    for portion in cut_piece(model, piece.layers):
                         partial.append(portion)
                         if progress is not None:
                             progress((done + partial.size) / total)

@@ -20,6 +20,7 @@ from typing import Any
 import grpc.aio
 
 from bench.robustness.attack.harness import Attack, Found
+from edgellm.engine import ModelFile
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
 from edgellm.rpc.address import Address
@@ -190,7 +191,8 @@ def trial(make: Callable[[Manifest, Path], Bytes], order: str, *options: str) ->
     """Have the owner bring layers and write a reply before and after the attack; return what harm that did."""
     os.environ["EDGELLM_HOME"] = tempfile.gettempdir() + "/edgellm-attack"
     model = resolve(MODEL)
-    manifest = manifest_of(model, [LayerRange(0, FIRST), LayerRange(FIRST, LAST + 1)])  # as the owner deploys it
+    as_deployed = [LayerRange(0, FIRST), LayerRange(FIRST, LAST + 1)]
+    manifest = manifest_of(ModelFile.open(model), as_deployed)
     bad, pieces = claimed(manifest, make(manifest, model))
     with household("files", "--keep", "0.1", *options) as home:
         if order in ("first", "begun"):

@@ -17,7 +17,7 @@ import psutil
 
 from bench.robustness.attack.devices.layers import MODEL, Home, household
 from bench.robustness.attack.harness import Attack, Found
-from edgellm.engine import check_gguf
+from edgellm.engine import ModelFile, check_gguf
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import StageSpec
@@ -79,7 +79,7 @@ def revoked(quick: bool) -> Found:
 
 
 async def _bring(home: Home, events: list[float]) -> None:
-    model = resolve(MODEL)
+    model = ModelFile.open(resolve(MODEL))
     manifest = await asyncio.to_thread(manifest_of, model)
 
     def told(carried: UploadProgress) -> None:
@@ -88,7 +88,7 @@ async def _bring(home: Home, events: list[float]) -> None:
 
     async with (await meet(Address(home.host, home.port), home.attacker))[0] as channel:
         await upload(channel, "worker", manifest, range(len(manifest.pieces)),
-                  lambda piece: cut_piece(model, 12, piece.layers), RateLimiter(2e6), told)  # fmt: skip
+                  lambda piece: cut_piece(model, piece.layers), RateLimiter(2e6), told)  # fmt: skip
 
 
 async def _compute(home: Home, events: list[float]) -> None:
@@ -196,7 +196,7 @@ def links(_quick: bool) -> Found:
     """Put links where a store of layers writes."""
     os.environ["EDGELLM_HOME"] = tempfile.gettempdir() + "/edgellm-attack"
     model, wrong = resolve(MODEL), list[str]()
-    manifest = manifest_of(model)
+    manifest = manifest_of(ModelFile.open(model))
     piece = manifest.pieces[0]
     names = (f"pieces/{piece.sha256}.{piece.size}.partial", "lock", "models/here/lock",
              f"models/here/{manifest.fingerprint}.json", f"models/here/{manifest.fingerprint}.json.new")  # fmt: skip

@@ -26,6 +26,7 @@ from typing import Any
 from bench.robustness.attack.harness import Attack, Found
 from edgellm.cli.entrypoint import run as run_command
 from edgellm.coldstart.cost_model import TransformerShape
+from edgellm.engine import ModelFile
 from edgellm.http.middleware import api_key, http_folder
 from edgellm.layer_range import HERE, LayerRange
 from edgellm.llm import profile_path
@@ -87,7 +88,8 @@ def sound_home(home: Path) -> None:
     api_key()
     web_certificate(http_folder(), ["desk.local"])
     first = LayerRange(0, 1)
-    cut_layers(draft, manifest_of(draft, [first]), first, LayerStore(limit=10**9))
+    file = ModelFile.open(draft)
+    cut_layers(file, manifest_of(file, [first]), first, LayerStore(limit=10**9))
     figures = DeviceFigures(1, "never", "ab" * 32, (1, 8), (0.1, 0.2), 1000, 1e6, "", 10**9, "", 2, "a processor", "1")
     keep_speed(HERE, MeasuredSpeed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128)))
     keep_lines({(HERE, "x"): KeptLine(LinkSpeed(0.001, 1e6, 1e6), 1, "")})
@@ -135,7 +137,7 @@ OWN = (
     Own("its key", "data/http/certificate-key.pem", lambda: web_certificate(http_folder(), ["desk.local"])),
     Own("cost curve", "cache/curves/*.json", ASK),
     Own("fingerprints", "cache/fingerprints.json", ASK),
-    Own("recipe", "cache/recipes/*.json", lambda: manifest_of(MODELS / "draft.gguf")),
+    Own("recipe", "cache/recipes/*.json", lambda: manifest_of(ModelFile.open(MODELS / "draft.gguf"))),
     Own("layers", "cache/layers/**/*.json", ("mesh", "layers")),
     Own("figures", "cache/figures/device-*.json", lambda: known_speed(None)),
     Own("lines", "cache/figures/lines.json", read_lines),

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +23,7 @@ from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
 
 if TYPE_CHECKING:
+    from edgellm.engine import ModelFile
     from edgellm.mesh.deploy import DeployPart, DeployProgress
     from edgellm.rpc.discovery.workers import Worker
 
@@ -55,15 +55,16 @@ def deploy(
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
+    from edgellm.engine import ModelFile
     from edgellm.mesh.deploy import deploy as send_layers
     from edgellm.mesh.home_workers import parts_of
     from edgellm.rpc.trust.trust import Trust
     from edgellm.storage import resolve
     from edgellm.storage.layers.manifest import manifest_of
 
-    path = resolve(model)
+    file = ModelFile.open(resolve(model))
     if split is None:
-        named, workers = _planned(path, tokens_in, tokens_out, reply, interface, peer or ())
+        named, workers = _planned(file, tokens_in, tokens_out, reply, interface, peer or ())
         if [one.name for one in named] == [HERE]:
             say("There is nothing to deploy: the plan uses this device alone, which has the model.")
             if as_json:
@@ -75,10 +76,10 @@ def deploy(
         workers = {} if addressed else {worker.name: worker for worker in find_home_workers(interface, peer or ())}
     parts = parts_of(named, workers)
     with Loading("reading") as loading:
-        manifest = manifest_of(path, [part.layers for part in parts], lambda share: loading(path.name, share))
+        manifest = manifest_of(file, [part.layers for part in parts], lambda share: loading(file.path.name, share))
     with transfer_progress(parts) as update:
         done = send_layers(
-            path, manifest, parts, trust=Trust.here() if workers else None, rate=rate * _MEGABIT, notify=update
+            file, manifest, parts, trust=Trust.here() if workers else None, rate=rate * _MEGABIT, notify=update
         )
     if as_json:
         emit(json.dumps([_row(moved) for moved in done], indent=2))
@@ -93,16 +94,21 @@ def deploy(
 
 
 def _planned(
-    path: Path, tokens_in: int, tokens_out: int, reply: bool, interface: list[str] | None, peers: Sequence[str]
+    file: ModelFile, tokens_in: int, tokens_out: int, reply: bool, interface: list[str] | None, peers: Sequence[str]
 ) -> tuple[tuple[StageShare, ...], Mapping[str, Worker]]:
     from edgellm.coldstart.plan import plan
-    from edgellm.mesh.model_costs import model_of
+    from edgellm.mesh.model_costs import model_costs
     from edgellm.mesh.placement import of_way
 
-    found = survey_home(path, interface, False, peers)
+    found = survey_home(file, interface, False, peers)
     fleet = found.fleet()
     planned = plan(
-        fleet.devices, model_of(path), tokens_in, tokens_out, objective="reply" if reply else "ttft", links=fleet.links
+        fleet.devices,
+        model_costs(file),
+        tokens_in,
+        tokens_out,
+        objective="reply" if reply else "ttft",
+        links=fleet.links,
     )
     say(planned.advice)
     return of_way(planned.advised), found.workers

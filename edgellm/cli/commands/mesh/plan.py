@@ -22,6 +22,7 @@ from edgellm.errors import InvalidOption
 if TYPE_CHECKING:
     from edgellm.coldstart.cost_model import ModelCosts
     from edgellm.coldstart.plan import Plan, PlanOption
+    from edgellm.engine import ModelFile
     from edgellm.mesh.fleet_file import Fleet
     from edgellm.mesh.fleet_profiler import Survey
 
@@ -90,22 +91,25 @@ def plan(
     ] = None,
 ) -> None:  # fmt: skip
     from edgellm.coldstart.plan import plan as best_plan
+    from edgellm.engine import ModelFile
+    from edgellm.mesh.model_costs import model_costs
     from edgellm.storage import resolve
 
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise InvalidOption(f"--plot cannot write {plot}.", "Use a file name that ends in .png or .svg.")
     home: Survey | None = None
-    if devices is None and preset is None and model is not None:
-        home = survey_home(resolve(model), interface, measure, peer or ())
+    file = None if model is None else ModelFile.open(resolve(model))
+    if devices is None and preset is None and file is not None:
+        home = survey_home(file, interface, measure, peer or ())
     fleet = _fleet(devices, preset) if home is None else home.fleet()
-    planned = _model(model, fleet)
+    planned = _described(fleet) if file is None else model_costs(file)
     began = time.perf_counter()
     found = best_plan(
         fleet.devices, planned, tokens_in, tokens_out, objective=objective.value, overlap=overlap.value,
         links=fleet.links, cold=not warm, stop=lambda: time.perf_counter() - began > time_limit,
     )  # fmt: skip
     milliseconds = 1e3 * (time.perf_counter() - began)
-    moves = None if home is None or model is None else _moves(resolve(model), found, home)
+    moves = None if home is None or file is None else _moves(file, found, home)
     if plot is not None:
         _draw(found, planned, plot)
     if as_json:
@@ -135,26 +139,21 @@ def _fleet(devices: Path | None, preset: str | None) -> Fleet:
     )
 
 
-def _moves(model: Path, found: Plan, home: Survey) -> list[tuple[str, int]]:
+def _moves(file: ModelFile, found: Plan, home: Survey) -> list[tuple[str, int]]:
     """Return the bytes that each device still lacks of its layers."""
     from edgellm.cli.views.device_table import progress
     from edgellm.llm.mesh_llm import to_bring
     from edgellm.mesh.placement import of_plan
 
     with progress("asking the devices for their layers"):
-        return to_bring(model, of_plan(found), home)
+        return to_bring(file, of_plan(found), home)
 
 
 def _moves_row(moves: list[tuple[str, int]] | None) -> dict[str, Any]:
     return {} if moves is None else {"move": [{"device": name, "bytes": count} for name, count in moves]}
 
 
-def _model(name: str | None, fleet: Fleet) -> ModelCosts:
-    if name is not None:
-        from edgellm.mesh.model_costs import model_of
-        from edgellm.storage import resolve
-
-        return model_of(resolve(name))
+def _described(fleet: Fleet) -> ModelCosts:
     if fleet.model is None:
         raise InvalidOption(
             "There is no model to plan for.", "Give a MODEL, or add a [model] table to the devices file."

@@ -19,6 +19,7 @@ from edgellm.layer_range import HERE
 
 if TYPE_CHECKING:
     from edgellm.cli.views.timeline_view import Reports
+    from edgellm.engine import ModelFile
     from edgellm.llm.mesh_llm import OpenedMesh
     from edgellm.mesh.fleet_file import Fleet
     from edgellm.mesh.placement import Placement
@@ -98,6 +99,7 @@ def run(
 ) -> int:  # fmt: skip
     from edgellm.cli.views.reply_printer import print_reply
     from edgellm.cli.views.timeline_view import Reports
+    from edgellm.engine import ModelFile
     from edgellm.llm import compose
     from edgellm.llm.mesh_llm import Options, open_mesh
     from edgellm.spec.params import ReplyOptions
@@ -107,16 +109,17 @@ def run(
     if not question.strip():
         raise InvalidOption("The question is empty.", 'Ask something: edgellm mesh run MODEL "Where is my mug?"')
     reply_options = ReplyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval)
-    path, fleet = resolve(model), _fleet(split, devices)
+    fleet = _fleet(split, devices)
+    file = ModelFile.open(resolve(model))
     target = PlanTarget(max(1, len(question) // 4), max_tokens, objective.value, context_length)
     placed: Placement | None = None
     if split is None and fleet is None:
-        split, placed = place_at_home(model, path, target, tuple(peer or ()), interface, explain=explain)
+        split, placed = place_at_home(model, file, target, tuple(peer or ()), interface, explain=explain)
     options = Options(
         split, fleet, placed, tuple(peer or ()), context_length, sessions=1, wide=f32, tokens_out=max_tokens,
         tokens_in=target.tokens_in, objective=target.objective,
     )  # fmt: skip
-    with open_mesh(path, options, draft=draft, notify=lambda text: say(text, style="yellow")) as opened:
+    with open_mesh(file, options, draft=draft, notify=lambda text: say(text, style="yellow")) as opened:
         if explain:
             say(opened.reason, style="dim")
         reports = Reports(opened, as_json=as_json)
@@ -133,17 +136,18 @@ def over_devices(
     """Open a mesh for `chat --mesh` and `serve --mesh`. `mesh`: a split, the name of a devices file, or AUTO for the
     best split over the measured devices."""
     from edgellm.cli.views.timeline_view import Reports
+    from edgellm.engine import ModelFile
     from edgellm.llm.mesh_llm import Options, open_mesh
     from edgellm.storage import resolve
 
-    path = resolve(model)
+    file = ModelFile.open(resolve(model))
     # in a conversation the layers stay loaded, so the time of every token counts, not only that of the first
     target = PlanTarget(CHAT_TOKENS, max_tokens, "reply", None)
     split: str | None = None
     fleet: Fleet | None = None
     placed: Placement | None = None
     if mesh == AUTO:
-        split, placed = place_at_home(model, path, target, peers, None, explain=explain)
+        split, placed = place_at_home(model, file, target, peers, None, explain=explain)
     elif mesh.endswith(".toml"):
         fleet = _fleet(None, Path(mesh).expanduser())
     else:
@@ -151,7 +155,7 @@ def over_devices(
     options = Options(
         split, fleet, placed, tuple(peers), sessions=sessions, tokens_in=target.tokens_in, tokens_out=max_tokens
     )
-    opened = open_mesh(path, options, draft=draft, history=history, notify=lambda text: say(text, style="yellow"))
+    opened = open_mesh(file, options, draft=draft, history=history, notify=lambda text: say(text, style="yellow"))
     return opened, Reports(opened, as_json=as_json)
 
 
@@ -166,20 +170,26 @@ class PlanTarget:
 
 
 def place_at_home(
-    model: str, path: Path, target: PlanTarget, peers: Sequence[str], interface: Sequence[str] | None, *, explain: bool
+    model: str,
+    file: ModelFile,
+    target: PlanTarget,
+    peers: Sequence[str],
+    interface: Sequence[str] | None,
+    *,
+    explain: bool,
 ) -> tuple[str, None] | tuple[None, Placement]:
     """Return the best placement of the layers that the measured devices have; print its reason, and a better one that
     needs a deployment. Without other devices nothing is measured: return a split with all layers on this one."""
     from edgellm.llm import mesh_llm
-    from edgellm.mesh.model_costs import model_of
+    from edgellm.mesh.model_costs import model_costs
 
     workers = find_home_workers(interface, peers)
     if all(worker.trouble is not None for worker in workers):
         print_left_out([(worker.name, worker.trouble) for worker in workers if worker.trouble is not None])
         say("No other device can be used, so this one holds all layers.", style="dim")
-        return f"{HERE}:1-{model_of(path).shape.layers}", None
+        return f"{HERE}:1-{model_costs(file).shape.layers}", None
     placed = mesh_llm.place_at_home(
-        path, survey_workers(path, workers, False), tokens_in=target.tokens_in, tokens_out=target.tokens_out,
+        file, survey_workers(file, workers, False), tokens_in=target.tokens_in, tokens_out=target.tokens_out,
         objective=target.objective, context=target.context,
     )  # fmt: skip
     if advice := placed.advice(model):
