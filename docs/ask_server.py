@@ -1,4 +1,4 @@
-"""Start `edgellm serve` on a free port, print what curl gets from it, and stop it: for the transcripts in docs/http.md.
+"""Start `edgellm serve` on a free port, print what curl gets from it, and stop it: for docs/guide/http.md.
 
 python -m docs.ask_server PATH [JSON] [curl words]
 """

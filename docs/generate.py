@@ -22,19 +22,7 @@ from pathlib import Path
 from bench.harness.suite import main as bench
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = tuple(
-    ROOT / page
-    for page in (
-        "README.md",
-        "docs/commands.md",
-        "docs/synera.md",
-        "docs/retrieval.md",
-        "docs/coldstart.md",
-        "docs/reliability.md",
-        "docs/http.md",
-        "models/README.md",
-    )
-)
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md")), ROOT / "models" / "README.md")
 
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
 _RESULTS = re.compile(r"python -m bench (show .+)")

@@ -58,7 +58,7 @@ _PROFILE = "Use prompts like those you ask; a few dozen are enough. From then on
 _BENCH = "Writes results to bench/results/ as JSON, and as plots if matplotlib is installed."
 _HISTORY = (
     "The history stays on this machine, readable by you alone, and is never sent. Entries are removed after a year, or "
-    "when you clear it. The same holds for everything derived from it; see docs/privacy.md."
+    "when you clear it. The same holds for everything derived from it; see docs/guide/privacy.md."
 )
 _PAIR = (
     "The code is valid for two minutes and one guess, and is never sent over the network. A device that verifies for "

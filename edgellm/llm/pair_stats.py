@@ -1,6 +1,6 @@
 """What is learned and kept about a pair of models from reply to reply, and its removal.
 
-docs/privacy.md lists the same for users.
+docs/guide/privacy.md lists the same for users.
 """
 
 from __future__ import annotations
