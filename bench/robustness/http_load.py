@@ -261,7 +261,7 @@ def table(found: dict[str, Any]) -> str:
     did = ", ".join(f"{counts.get(kind, 0):,} {kind}" for kind in KINDS)
     told = f"{found['clients']} clients, {found['minutes']:g} minutes: {did}"
     lines = [
-        f"{told}; {counts.get('told to come later', 0)} told to come later",
+        f"{told}; {counts.get('told to come later', 0)} asked to come back later",
         f"{'':<16}{'start':>9}{'end':>9}{'growth':>9}{'min':>9}{'max':>9}",
     ]
     for key, what, unit in (("rss", "memory MiB", 2**20), ("fds", "descriptors", 1), ("threads", "threads", 1)):

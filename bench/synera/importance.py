@@ -41,9 +41,9 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 SEED = 3003
 POSITIONS = 1024
 KINDS = {
-    "all": "chunks, of which so many were rejected",
-    "full": "chunks of full length, of which so many were rejected",
-    "rejected": "rejected chunks, of which so many matter",
+    "all": "chunks, rejected",
+    "full": "chunks of full length, rejected",
+    "rejected": "rejected chunks, those that matter",
 }
 SINK = 4
 """First positions, which attention falls on when it finds nothing."""

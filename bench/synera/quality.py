@@ -220,7 +220,7 @@ def _at_budget(figures: dict[str, Any], budget: str) -> str:
     lines.append(f"auto against {above}")
     lines.append(
         f"auto recovers {at['recovered_of_oracle']:.0%} of what the oracle does"
-        f" ({at['recovered_of_oracle_heeded']:.0%} of what it does where its draft model heeds the context), and"
+        f" ({at['recovered_of_oracle_heeded']:.0%} of what it does if its draft model looks up the context), and"
         f" {at['recovered_of_gap']:.0%} of the gap between the models"
     )
     return "\n".join(lines) + "\n\n"
