@@ -35,7 +35,7 @@ from edgellm.spec.gates.profile import Profile
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.types import Chunk, Ids
+from edgellm.spec.types import Chunk
 from edgellm.storage import resolve
 from models.profile import OUTPUT
 from testkit import random_gguf
@@ -44,7 +44,7 @@ POSITIONS = 256
 PROMPT = np.arange(300, 364, dtype=np.int32)
 BUDGET = 0.2
 DECISIONS = 400
-GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid")
+GATES = ("auto", "synera", "confidence", "importance", "random")
 NEEDS_ATTENTION = ("synera", "importance")
 
 
@@ -96,19 +96,12 @@ def measured(model: Model, profile: Profile, gamma: int, threads: int, repeats: 
         gate = choose(
             ReplyOptions(gate=name, budget=BUDGET, gamma=gamma), 0, profile=profile, ledger=BudgetController()
         ).gate
-        decision = deciding(gate, _first(chunk) if name == "hybrid" else chunk) / (
-            1 if name == "hybrid" else len(chunk)
-        )
+        decision = deciding(gate, chunk) / len(chunk)
         captured = extra["profile"] if name in NEEDS_ATTENTION else 0.0
         gates[name] = {
             "capture_us": 1e6 * captured, "decision_us": 1e6 * decision, "share": (captured + decision) / token,
         }  # fmt: skip
     return {"token_us": 1e6 * token, "all_layers_us": 1e6 * extra["all"], "layers": model.n_layer, "gates": gates}
-
-
-def _first(chunk: Chunk) -> Chunk:
-    ids: Ids = chunk.ids[:1]
-    return Chunk(ids, chunk.confidence[:1], chunk.margin[:1])
 
 
 def table(results: Mapping[str, Any]) -> str:

@@ -35,6 +35,7 @@ import numpy as np
 
 from bench.harness.figures import pyplot
 from bench.harness.report import machine, write
+from bench.synera.baselines import edgefm, hybrid
 from bench.synera.oracle_gate import Course, oracle, path
 from edgellm.engine import Context, Model
 from edgellm.llm import LLM
@@ -52,7 +53,7 @@ from models.profile import CASES, prompts
 from testkit.questions import MOST, Answers, Question, Remembering, answered, by_family, questions, reply_with
 
 POSITIONS = 1024
-GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edgefm")
+GATES = ("auto", "synera", "confidence", "importance", "random")
 OTHERS = (("auto", 1), ("auto", 4), ("synera", 4))
 UNHEEDED = "auto_unheeded"
 """Ours where the draft model does not heed the context, with a profile of its own."""
@@ -69,11 +70,15 @@ def profile_of(draft: Model, verifier: Model, given: Path | None) -> Profile:
     return found
 
 
-def at_budget(pairs: Mapping[int, LLM], paper: Profile, asked: Sequence[Question], budget: float) -> dict[str, Answers]:
+def at_budget(
+    pairs: Mapping[int, LLM], alone: LLM, profile: Profile, paper: Profile, asked: Sequence[Question], budget: float
+) -> dict[str, Answers]:
     """Every gate at one budget; `pairs` by the chunks of their profile, of which the first is the pair's own."""
     usual, own = next(iter(pairs.items()))
     found = {gate: answered(asked, reply_with(own, gate=gate, budget=budget)) for gate in GATES}
-    found["hybrid_even"] = answered(asked, reply_with(own, gate="hybrid", budget=budget / usual))
+    found["hybrid"] = hybrid(own, profile, budget, asked)
+    found["edgefm"] = edgefm(own, alone, profile, budget, asked)
+    found["hybrid_even"] = hybrid(own, profile, budget / usual, asked)
     for gate, gamma in OTHERS:
         found[f"{gate}_{gamma}"] = answered(asked, reply_with(pairs[gamma], gate=gate, budget=budget))
     found[UNHEEDED] = answered(asked, reply_with(pairs[0], gate="auto", budget=budget, context_lookup=False))
@@ -167,6 +172,7 @@ def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: fl
         closing.callback(local.close)
         verifier = Remembering(local)
         pair = closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=arguments.profile))
+        alone = closing.enter_context(LLM(big, draft=None, verifier=verifier))
         pairs = {profile.gamma: pair} | {
             gamma: closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=file))
             for gamma, file in others.items()
@@ -186,7 +192,7 @@ def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: fl
                 )
                 for question in asked
             ]  # fmt: skip
-        found = at_budget(pairs, paper, asked, budget)
+        found = at_budget(pairs, alone, profile, paper, asked, budget)
         best = {name: oracle(each, budget) for name, each in paths.items()}
         return {
             "cases": arguments.cases, "gamma": profile.gamma, "evidence": profile.evidence, "alpha": profile.alpha,

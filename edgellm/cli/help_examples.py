@@ -201,8 +201,6 @@ GATES = {
     "confidence": "chunks of low confidence",
     "importance": "chunks that later tokens attend to",
     "random": "chunks at random",
-    "hybrid": "single tokens of low confidence",
-    "edgefm": "whole replies, rewritten by the verifier",
     "always": "every chunk",
     "never": "no chunk",
 }

@@ -19,7 +19,7 @@ from edgellm.spec.drafters.verdict_prediction import BRANCHES, MOST_BRANCHES, br
 from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
 from edgellm.spec.gates.online_profiler import FirstReply
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.gates.rules import AlwaysGate, NeverGate, edgefm
+from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.loop import Event, generate
 from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.params import CHUNK, FINE, ReplyOptions
@@ -153,17 +153,10 @@ def _written(
         gate = AlwaysGate() if parts.verifier is None else gate
     stats.count_with(choice.ledger, guessed, copying.counts if copying is not None else None)
     try:
-        if choice.rewrite is not None and drafter is not None and verifier is not None:
-            yield from edgefm(
-                state, vocabulary=text, drafter=drafter, verifier=verifier, threshold=choice.rewrite, stats=stats
-            )
-            if choice.ledger is not None:
-                choice.ledger.enter(stats.passes > 0)
-        else:
-            yield from generate(
-                state, vocabulary=text, drafter=drafter, gate=gate, verifier=verifier, stats=stats,
-                announce=parts.linked and own is not None and not isinstance(gate, NeverGate),
-            )  # fmt: skip
+        yield from generate(
+            state, vocabulary=text, drafter=drafter, gate=gate, verifier=verifier, stats=stats,
+            announce=parts.linked and own is not None and not isinstance(gate, NeverGate),
+        )  # fmt: skip
         if plan.first is not None and parts.knowledge is not None:
             news = parts.knowledge.end_first(plan.first, choice.gamma, plan.kind.layers)
             yield from () if news is None else (news,)
@@ -284,7 +277,7 @@ def _parallel(
         return 0, "no parallel inference: the verifier computes on this device"
     if kind.exit_layer is not None:
         return 0, "no parallel inference: a draft model with an early exit has no branches"
-    if choice.rewrite is not None or isinstance(choice.gate, NeverGate):
+    if isinstance(choice.gate, NeverGate):
         return 0, "no parallel inference: nothing waits for a verdict"
     if profile is None or not profile.batch_seconds or parts.knowledge is None:
         return BRANCHES, f"parallel inference with {BRANCHES} guesses: their cost is not measured"

@@ -11,8 +11,8 @@ from edgellm.errors import InvalidOption
 from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.types import Sampling
 
-GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edgefm", "always", "never")
-"""Gates choose the chunks to verify. `synera` is the paper's gate, `random`, `hybrid` and `edgefm` are baselines."""
+GATES = ("auto", "synera", "confidence", "importance", "random", "always", "never")
+"""Gates choose the chunks to verify. `synera` is the paper's gate."""
 
 SWITCH = ("auto", "on", "off")
 SOURCES = ("context", "history", "analogy", "calibration", "reuse")
@@ -29,6 +29,11 @@ GONE = {
 """Options that have no effect any more, and the warnings for them."""
 RENAMED = {"precedents": "precedents is called context_lookup now; use that name."}
 """Former names of options, and the warnings for them."""
+FORMER_GATES = {
+    name: f"The gate {name} is no longer offered: it is a baseline, in bench/synera/baselines.py. The gate is auto."
+    for name in ("hybrid", "edgefm")
+}
+"""Gates that are `auto` now, and the warnings for them."""
 MOST_STOPS, LONGEST_STOP, MOST_LOGPROBS = 16, 500, 20
 CHUNK = 4
 """Drafted tokens in a chunk if everything is verified, or nothing."""
@@ -40,8 +45,8 @@ FINE = 2
 class ReplyOptions:
     """Options for one reply; the defaults are greedy, and lossless: everything is verified.
 
-    `budget` in [0, 1] is the share of chunks that the verifier is asked about (of tokens with the gate `hybrid`, of
-    replies with `edgefm`), kept over all replies of a pair. `gate` is one of `GATES` or a gate of your own; `auto`
+    `budget` in [0, 1] is the share of chunks that the verifier is asked about, kept over all
+    replies of a pair. `gate` is one of `GATES` or a gate of your own; `auto`
     is the one for which the pair's profile has the best evidence, and verifies everything where no budget is given.
     `drafter` is one of your own, in place of the draft model and of copies; with the gates `auto` without a budget,
     `always`, `never`, or one of your own.
@@ -96,8 +101,7 @@ class ReplyOptions:
             raise InvalidOption(f"temperature is {self.temperature}.", "Give 0 (greedy) or a positive number.")
         if not 0.0 < self.top_p <= 1.0:
             raise InvalidOption(f"top_p is {self.top_p}.", "Give a number above 0 and up to 1; 1 switches it off.")
-        if isinstance(self.gate, str) and self.gate not in GATES:
-            raise InvalidOption(f"There is no gate named {self.gate!r}.", f"Choose one of {', '.join(GATES)}.")
+        self._check_gate()
         for name in ("confidence_threshold", "exit_threshold"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InvalidOption(f"{name} is {getattr(self, name)}.", "Give a number from 0 to 1, such as 0.8.")
@@ -124,6 +128,14 @@ class ReplyOptions:
                 f"Choose auto, off, or some of {', '.join(SOURCES)}.",
             )
         return tuple(name for name in SOURCES if name in wanted)
+
+    def _check_gate(self) -> None:
+        if not isinstance(self.gate, str) or self.gate in GATES:
+            return
+        if self.gate not in FORMER_GATES:
+            raise InvalidOption(f"There is no gate named {self.gate!r}.", f"Choose one of {', '.join(GATES)}.")
+        warnings.warn(FORMER_GATES[self.gate], DeprecationWarning, stacklevel=4)
+        object.__setattr__(self, "gate", "auto")
 
     def _check_budget(self) -> None:
         plain = self.budget is None and self.gate in ("auto", "always", "never")

@@ -132,12 +132,6 @@ class GenerationState:
         self._ids[self._length] = token
         self._length = self._committed = self._length + 1
 
-    def quietly(self) -> Self:
-        """Return the reply before its first token, without explanations."""
-        other = self._with(self._ids[: self.prompt_tokens], self.prompt_tokens)
-        other.explain = False
-        return other
-
     def behind(self, ids: Ids) -> Self:
         """Return the reply as it will be if `ids`, which are on trial, are accepted."""
         return self._with(np.concatenate((self.ids, ids)), self._committed)

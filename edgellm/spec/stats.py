@@ -84,13 +84,6 @@ class Stats:
             for place in range(verdict.accepted):
                 self.accepted_at[place] += 1
 
-    def take_over(self, other: Stats) -> None:
-        """Take over another run's figures, but for its tokens and the clock's start; its tokens are yielded here."""
-        self.finish_reason, self.rounds, self.drafted = other.finish_reason, other.rounds, other.drafted
-        self.exits, self.heeded = other.exits, other.heeded
-        self.seconds = other.seconds
-        self.ttft = perf_counter() - self.started
-
     def token(self, token: Token) -> None:
         """Count `token`, which is about to be yielded."""
         self.tokens += 1

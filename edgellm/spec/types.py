@@ -232,8 +232,8 @@ class Summary:
     from the request to the token; `tokens_per_second` is decoding alone, the first token's wait left out.
     `finish_reason` is `stop` (the model ended its turn), `length` (max_tokens or the context), or `cancelled`.
 
-    `share_offloaded` is the share of chunks offloaded so far under this budget, over all replies of the pair (of
-    tokens for hybrid, of replies for edgefm); None where nothing is counted. `bytes_per_chunk` are bytes both ways per
+    `share_offloaded` is the share of chunks offloaded so far under this budget, over all replies of the pair;
+    None where nothing is counted. `bytes_per_chunk` are bytes both ways per
     verified chunk, the prompt's share included; None without a link. Of `guesses_tried` at a verdict `guesses_hit` were
     right; `stall_hidden` is the share of the time from asking for verdicts to having them that went into drafts which
     were taken over, None where nothing was guessed. `exits` are drafted tokens that left the draft model early, and

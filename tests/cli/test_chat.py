@@ -10,7 +10,7 @@ import pytest
 from edgellm.cli import help_examples
 from edgellm.cli.commands import chat as chat_module
 from edgellm.cli.entrypoint import run
-from edgellm.spec.params import GATES, SWITCH
+from edgellm.spec.params import FORMER_GATES, GATES, SWITCH
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
@@ -133,9 +133,16 @@ def test_run_is_chat(edge: Edge) -> None:
 
 
 def test_the_gates_are_those_of_the_library() -> None:
-    assert tuple(gate.value for gate in chat_module.GateName) == GATES
+    assert tuple(gate.value for gate in chat_module.GateName) == (*GATES, *FORMER_GATES)
     assert tuple(help_examples.GATES) == GATES
     assert tuple(each.value for each in chat_module.Exit) == SWITCH
+
+
+@pytest.mark.parametrize("gate", sorted(FORMER_GATES))
+def test_a_former_gate_is_accepted_with_a_notice(edge: Edge, gate: str) -> None:
+    done = edge("chat", "Hello", "--gate", gate, *SHORT)
+    assert (done.code, done.out) == (0, edge("chat", "Hello", *SHORT).out)
+    assert f"The gate {gate} is no longer offered" in " ".join(done.err.split())
 
 
 def test_gates_complete_in_the_shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

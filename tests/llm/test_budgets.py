@@ -19,7 +19,7 @@ def pair(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[LLM]:
 
 @pytest.mark.parametrize(
     ("gate", "budget"),
-    [("auto", 0.1), ("auto", 0.4), ("synera", 0.2), ("confidence", 0.2), ("random", 0.2), ("hybrid", 0.2)],
+    [("auto", 0.1), ("auto", 0.4), ("synera", 0.2), ("confidence", 0.2), ("random", 0.2)],
 )
 def test_the_realised_share_is_the_budget(pair: LLM, gate: str, budget: float) -> None:
     decided = offloaded = 0

@@ -33,7 +33,7 @@ def linked(f32_pair: tuple[Path, Path], profile_path: Path, address: str) -> Ite
     "switches",
     [
         {}, {"gate": "always"}, {"parallel": False}, {"early_exit": "on"}, {"gamma": 7},
-        *({"budget": 1.0, "gate": gate} for gate in ("auto", "hybrid", "edgefm")),
+        *({"budget": 1.0, "gate": gate} for gate in ("auto", "synera")),
     ],
     ids=str,
 )  # fmt: skip
@@ -72,20 +72,6 @@ def test_auto_says_on_what_evidence(local: LLM) -> None:
     list(reply)
     assert "of profiled replies the verifier's own" in heard[0].text
     assert "random" in heard[0].text
-
-
-def test_hybrid_decides_token_by_token(local: LLM) -> None:
-    reply = local.reply(case(5), max_tokens=24, gate="hybrid", budget=0.5)
-    list(reply)
-    assert reply.summary.drafted == reply.summary.rounds
-
-
-def test_edgefm_keeps_a_reply_or_has_it_written_anew(local: LLM) -> None:
-    kinds = set()
-    for messages in prompts(ASKED, 2):
-        reply = local.reply(messages, max_tokens=24, gate="edgefm", budget=0.5)
-        kinds |= {frozenset(token.source for token in reply)} - {frozenset()}
-    assert kinds == {frozenset({Source.DRAFT}), frozenset({Source.VERIFIER})}
 
 
 def test_the_tail_of_a_long_reply_is_not_verified(local: LLM) -> None:

@@ -155,7 +155,7 @@ def test_a_token_that_was_drawn_stays_and_nothing_else_is_said(budgeted: LLM) ->
     assert "context says" not in " ".join(each.text for each in heard)
 
 
-@pytest.mark.parametrize("gate", ["synera", "confidence", "importance", "random", "hybrid"])
+@pytest.mark.parametrize("gate", ["synera", "confidence", "importance", "random"])
 def test_other_gates_do_without(budgeted: LLM, gate: str) -> None:
     heard: list[Explanation] = []
     reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, gate=gate)

@@ -8,7 +8,7 @@ import pytest
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates.rules import NeverGate
-from edgellm.spec.params import GATES, GONE, USUAL_SOURCES, ReplyOptions
+from edgellm.spec.params import FORMER_GATES, GATES, GONE, USUAL_SOURCES, ReplyOptions
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,12 @@ def test_an_option_that_cannot_be_meant_is_named_with_its_value(option: str, bad
         ReplyOptions(**{option: bad})  # type: ignore[arg-type]
     assert str(bad) in caught.value.what
     assert option in caught.value.what or option == "gate"
+
+
+@pytest.mark.parametrize("gate", sorted(FORMER_GATES))
+def test_a_former_gate_is_auto_now(gate: str) -> None:
+    with pytest.warns(DeprecationWarning, match=gate):
+        assert ReplyOptions(gate=gate, budget=0.2) == ReplyOptions(budget=0.2)
 
 
 @pytest.mark.parametrize("gate", sorted(set(GATES) - {"auto", "confidence", "always", "never"}))

@@ -28,10 +28,10 @@ class GateName(enum.StrEnum):
     CONFIDENCE = "confidence"
     IMPORTANCE = "importance"
     RANDOM = "random"
-    HYBRID = "hybrid"
-    EDGEFM = "edgefm"
     ALWAYS = "always"
     NEVER = "never"
+    HYBRID = "hybrid"  # a former name, as is the next
+    EDGEFM = "edgefm"
 
 
 class Exit(enum.StrEnum):
@@ -138,11 +138,14 @@ def chat(
 ) -> int:  # fmt: skip
     from edgellm.llm import AUTO, LLM
     from edgellm.llm.pair_stats import tidy
-    from edgellm.spec.params import GONE, ReplyOptions
+    from edgellm.spec.params import FORMER_GATES, GONE, ReplyOptions
 
     for name, value in (("tree", tree), ("economy", economy)):
         if value is not None:
             say(f"--{GONE[name]}", style="dim")
+    if gate in FORMER_GATES:
+        say(FORMER_GATES[gate], style="yellow")
+        gate = GateName.AUTO
     options = ReplyOptions(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, gate=gate.value,
         budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
 
 from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.learned import LearnedGate
@@ -15,7 +14,6 @@ from edgellm.spec.gates.rules import (
     AlwaysGate,
     ConfidenceGate,
     CountingGate,
-    HybridGate,
     ImportanceGate,
     NeverGate,
     RandomGate,
@@ -42,17 +40,15 @@ _STEPS = 64  # settings between a share of 0 and of 1 that are worked out
 class GateChoice:
     """A gate with its setting for a reply.
 
-    `gamma` drafted tokens a chunk; `layers`: whose attention the gate needs; `rewrite` is the perplexity above which
-    the verifier writes the whole reply again (edgefm), None elsewhere; `ledger` counts where a share is to be kept.
-    A chunk ends early behind a token whose confidence is below `stop_below`. Where it is below `lookup_below`, what the
-    context says is drafted instead.
+    `gamma` drafted tokens a chunk; `layers`: whose attention the gate needs; `ledger` counts where a share is to be
+    kept. A chunk ends early behind a token whose confidence is below `stop_below`. Where it is below `lookup_below`,
+    what the context says is drafted instead.
     """
 
     gate: Gate
     reason: str
     gamma: int
     layers: tuple[int, ...] = ()
-    rewrite: float | None = None
     ledger: BudgetController | None = None
     stop_below: float = 0.0
     lookup_below: float = 0.0
@@ -114,12 +110,6 @@ def choose(
     if gate == "random" or profile is None:
         chance = BudgetGate(lambda share: RandomGate(share, seed), budget, ledger)
         return _limited(chance, "chunks are chosen at random", gamma, ledger)
-    if gate == "edgefm":
-        aim = ledger.aim(budget)
-        above = profile.reply_threshold(aim) if 0.0 < aim < 1.0 else inf if aim <= 0.0 else -inf
-        return GateChoice(
-            NeverGate(), f"replies of a perplexity above {above:.3g} are written anew", gamma, (), above, ledger
-        )
     reason = f"the {gate} gate, as you said"
     if gate == "auto":
         gate, reason = best_gate(profile, budget)
@@ -128,7 +118,7 @@ def choose(
     else:
         found = BudgetGate(_dial(gate, profile, seed), budget, ledger)
     layers = profile.layers if gate in ("importance", "synera") else ()
-    limited = _limited(found, reason, 1 if gate == "hybrid" else gamma, ledger, layers)
+    limited = _limited(found, reason, gamma, ledger, layers)
     if gate != "worth":
         return limited
     heeds = profile.hesitates if options.context_lookup else 0.0
@@ -154,8 +144,6 @@ def _dial(gate: str, profile: Profile, seed: int) -> Callable[[float], Rule]:
     @lru_cache(maxsize=_STEPS + 1)
     def at(step: int) -> Rule:
         share = step / _STEPS
-        if gate == "hybrid":
-            return HybridGate(profile.token_threshold(share))
         if gate == "confidence":
             return ConfidenceGate(profile.confidence_threshold(share), seed)
         if gate == "importance":

@@ -141,14 +141,6 @@ class Profile:
 
         return 1.0 - solve(share, budget, 0.0, 1.0)
 
-    def token_threshold(self, budget: float) -> float:
-        """Return the confidence below which the share of tokens is the budget (Hybrid)."""
-        return float(np.quantile(self.tokens, budget))
-
-    def reply_threshold(self, budget: float) -> float:
-        """Return the perplexity above which the share of replies is the budget (EdgeFM)."""
-        return float(np.quantile(self.perplexities, 1.0 - budget))
-
     def save(self, path: Path) -> None:
         """Write the profile as JSON, whole or not at all, readable for the user alone. Raises OSError if that fails."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}

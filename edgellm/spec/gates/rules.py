@@ -1,22 +1,16 @@
-"""Gates, which decide whether a chunk is worth the verifier's time: the paper's, and the baselines it is compared
-with.
-"""
+"""Gates, which decide whether a chunk is worth the verifier's time."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates.budget import BudgetController
-from edgellm.spec.gates.profile import perplexity
-from edgellm.spec.loop import Detokenizer, Event, generate
-from edgellm.spec.protocols import Drafter, Gate, Verifier
+from edgellm.spec.protocols import Gate
 from edgellm.spec.sampling import Purpose, uniforms
 from edgellm.spec.state import GenerationState
-from edgellm.spec.stats import Stats
-from edgellm.spec.types import Chunk, Decision, Explanation, Round, Token
+from edgellm.spec.types import Chunk, Decision, Round
 
 _ALWAYS = Decision(True, "the gate is always open")
 _NEVER = Decision(False, "the gate is never open")
@@ -119,20 +113,6 @@ class SyneraGate(Rule):
         return Decision(fine.offload, f"{coarse.reason}; {fine.reason}")
 
 
-class HybridGate(Rule):
-    """Hybrid SLM and LLM inference (Hao et al. 2024): each token under a confidence threshold goes.
-
-    It decides token by token, so it is used with chunks of one token.
-    """
-
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
-
-    def judge(self, chunk: Chunk, place: int) -> Decision:  # noqa: ARG002
-        least = float(chunk.confidence.min())
-        return Decision(least < self._threshold, f"confidence {least:.2f} against {self._threshold:.2f}")
-
-
 class TailGate(Gate):
     """Sequence-wise early exit (Synera, 4.3): beyond a share of `max_tokens` nothing is verified any more."""
 
@@ -205,35 +185,3 @@ def _draws(seed: int, place: int) -> tuple[float, float]:
     """Return the random numbers of this place: one for the coarse filter, one for the fine one."""
     row = uniforms(seed, place, 1, Purpose.GATE)[0]
     return float(row[0]), float(row[1])
-
-
-def edgefm(
-    state: GenerationState,
-    *,
-    vocabulary: Detokenizer,
-    drafter: Drafter,
-    verifier: Verifier,
-    threshold: float,
-    stats: Stats,
-) -> Iterator[Event]:
-    """Have the draft model write the whole reply first; where its perplexity is above `threshold`, the verifier writes
-    it again, alone. Nothing is shown before that is decided. Arguments and errors as for `generate`.
-    """
-    own, never = Stats(), NeverGate()
-    drafted = list(
-        generate(
-            state.quietly(), vocabulary=vocabulary, drafter=drafter, gate=never, verifier=None, stats=own
-        )
-    )  # fmt: skip
-    found = perplexity([event.confidence or 1.0 for event in drafted if isinstance(event, Token)])
-    if state.explain:
-        verdict = "the verifier writes it again" if found > threshold else "it stays as it is"
-        yield Explanation(0, f"a reply of perplexity {found:.2f} against {threshold:.2f}: {verdict}")
-    if found > threshold and not state.stopped():
-        yield from generate(state, vocabulary=vocabulary, drafter=None, gate=never, verifier=verifier, stats=stats)
-        return
-    stats.take_over(own)
-    for event in drafted:
-        if isinstance(event, Token):
-            stats.token(event)
-        yield event
