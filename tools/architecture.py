@@ -3,8 +3,8 @@
     python tools/architecture.py [CHECKOUT ...]
 
 For this checkout, or each one given (with a `.venv` of its own): modules and lines of the package, public class names
-that stand for several classes, and the modules of which a function runs for one default question and for `edgellm
---help`. Generated code is not counted.
+that stand for several classes, and the modules of which a function (or the body of a class) runs for one default
+question, for a reply over a mesh of this device alone, and for `edgellm --help`. Generated code is not counted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
-COMMANDS = {"a question": ("chat", "Where is my mug?", "--max-tokens", "24", "--json"), "--help": ("--help",)}
+COMMANDS = {
+    "a question": ("chat", "Where is my mug?", "--max-tokens", "24", "--json"),
+    "mesh run": ("mesh", "run", "edgellm-verifier", "Where is my mug?", "--split", "here:1-12", "--max-tokens", "8"),
+    "--help": ("--help",),
+}
 _TRACED = """
 import sys, threading
 from pathlib import Path
-seen = set()
+seen, bodies = set(), set()
 def heard(frame, event, _argument):
-    if event == "call" and frame.f_code.co_name != "<module>":
-        seen.add(frame.f_code.co_filename)
+    code = frame.f_code
+    if event == "call" and code.co_name != "<module>":
+        (seen if code.co_flags & 2 else bodies).add(code.co_filename)  # CO_NEWLOCALS: a function's, no class body's
 threading.setprofile(heard)
 sys.setprofile(heard)
 sys.argv = ["edgellm", *sys.argv[1:]]
@@ -38,8 +43,9 @@ except SystemExit:
     pass
 finally:
     sys.setprofile(None)
-    inside = {name for name in seen if "/edgellm/" in name and "_pb2" not in name and "site-packages" not in name}
-    sys.stderr.write("\\nMODULES " + str(len(inside)) + "\\n")
+    def inside(names):
+        return sum("/edgellm/" in name and "_pb2" not in name and "site-packages" not in name for name in names)
+    sys.stderr.write(f"\\nMODULES {inside(seen)} {inside(seen | bodies)}\\n")
 """
 
 
@@ -61,18 +67,19 @@ def _classes(tree: ast.Module) -> Iterator[str]:
             yield node.name
 
 
-def modules_run(root: Path, words: tuple[str, ...]) -> int:
-    """Return of how many modules a function runs for a command."""
+def modules_run(root: Path, words: tuple[str, ...]) -> dict[str, int]:
+    """Return of how many modules a function runs for a command, and with those of which the body of a class does."""
     python = root / ".venv" / "bin" / "python"
     with tempfile.TemporaryDirectory() as home:
         done = subprocess.run(
             [str(python), "-c", _TRACED, *words], cwd=root, capture_output=True, text=True, check=False,
             stdin=subprocess.DEVNULL, env={**os.environ, "EDGELLM_HOME": home},
         )  # fmt: skip
-    told = [line for line in done.stderr.splitlines() if line.startswith("MODULES ")]
-    if not told:
+    printed = [line for line in done.stderr.splitlines() if line.startswith("MODULES ")]
+    if not printed:
         raise SystemExit(f"{' '.join(words)} failed in {root}:\n{done.stderr}")
-    return int(told[-1].split()[1])
+    functions, both = map(int, printed[-1].split()[1:])
+    return {"functions": functions, "functions or class bodies": both}
 
 
 def figures(root: Path) -> dict[str, object]:

@@ -15,8 +15,7 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
 
 from edgellm.cli.views.console import coloured, fail, say
-from edgellm.cli.views.reply_printer import print_reply
-from edgellm.cli.views.report import print_legend, print_stats
+from edgellm.cli.views.reply_printer import print_legend, print_reply, print_stats
 from edgellm.errors import EdgeError, HistoryUnusable
 
 if TYPE_CHECKING:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -15,6 +17,7 @@ from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.storage import DownloadPlan, PulledModel, Transfer
+
 
 Name = Annotated[
     str,
@@ -93,7 +96,6 @@ def ls(as_json: AsJson = False) -> None:
 
 
 def show(name: Name, as_json: AsJson = False) -> None:
-    from edgellm.cli.views.model_info import model_facts
     from edgellm.storage import resolve
 
     facts = model_facts(resolve(name))
@@ -135,3 +137,42 @@ def rm(
         emit(json.dumps([{"name": model.name, "path": str(model.path), "size": model.size} for model in removed]))
     else:
         say(f"removed {listed}")
+
+
+def model_facts(path: Path) -> dict[str, Any]:
+    """Return the facts of a GGUF file in the order of printing. Raises what `check_gguf` raises."""
+    from edgellm.engine.gguf.reader import GgufArray, check_gguf
+    from edgellm.storage.model_names import quant_of
+
+    header = check_gguf(path)
+    meta, family = header.metadata, header.architecture
+    tokens = meta.get("tokenizer.ggml.tokens")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "path": str(path),
+        "size": header.file_size,
+        "sha256": digest,
+        "name": meta.get("general.name"),
+        "architecture": family,
+        "parameters": sum(tensor.n_elements for tensor in header.tensors),
+        "layers": meta.get(f"{family}.block_count"),
+        "width": meta.get(f"{family}.embedding_length"),
+        "trained_context": meta.get(f"{family}.context_length"),
+        "vocabulary": tokens.count if isinstance(tokens, GgufArray) else None,
+        "quantisation": _most_used(header) or quant_of(path.name),
+        "chat_template": "tokenizer.chat_template" in meta,
+        "license": meta.get("general.license"),
+        "gguf_version": header.version,
+    }
+
+
+def _most_used(header: Any) -> str | None:
+    """Return the tensor type with the most bytes."""
+    from edgellm.engine.gguf.reader import TENSOR_TYPES
+
+    totals: dict[str, int] = {}
+    for tensor in header.tensors:
+        name = TENSOR_TYPES[tensor.kind][0]
+        totals[name] = totals.get(name, 0) + tensor.nbytes
+    return max(totals, key=lambda name: totals[name]) if totals else None

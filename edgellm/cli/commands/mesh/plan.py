@@ -14,7 +14,7 @@ from edgellm.cli.commands.mesh.deploy import deploy, layers
 from edgellm.cli.commands.mesh.peers import peers
 from edgellm.cli.commands.mesh.run import Objective, Workers, run
 from edgellm.cli.commands.pair import Interfaces
-from edgellm.cli.help_examples import help_text, model_names
+from edgellm.cli.help_examples import FLEET_FILE, help_text, model_names
 from edgellm.cli.views.console import emit, out, say
 from edgellm.cli.views.device_table import survey_home
 from edgellm.errors import InvalidOption
@@ -195,15 +195,12 @@ def figures(found: Plan, milliseconds: float, overlap: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _help() -> str:
-    from edgellm.cli.help_examples import FLEET_FILE
-
-    return help_text(
+mesh.command(
+    "plan",
+    help=help_text(
         "mesh plan", "Plan which device holds which layers, for the quickest reply from a cold start.", FLEET_FILE
-    )
-
-
-mesh.command("plan", help=_help())(plan)
+    ),
+)(plan)
 mesh.command(
     "peers", help=help_text("mesh peers", "List the devices that can hold layers: rights, speed, layers.", _PEERS)
 )(peers)
