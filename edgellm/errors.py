@@ -46,7 +46,7 @@ class VocabularyMismatch(EdgeError):
 
 
 class ProfileUnusable(EdgeError):
-    """There is no profile of the pair, or it is of other models or of another version."""
+    """The pair has no profile, or its profile is of other models or of another version."""
 
 
 class StateDamaged(EdgeError):
@@ -63,7 +63,7 @@ class HistoryUnusable(EdgeError):
 
 
 class PlanImpossible(EdgeError):
-    """The devices together have no room for the model."""
+    """The devices together cannot hold the model."""
 
 
 class ConfigUnusable(EdgeError):
@@ -93,7 +93,7 @@ class ContextFull(EdgeError):
 class Stopped(EdgeError):
     """The computation was cancelled."""
 
-    def __init__(self, what: str = "The reply was stopped.", next_step: str = "Ask again for a whole one.") -> None:
+    def __init__(self, what: str = "The reply was cancelled.", next_step: str = "Send the prompt again.") -> None:
         super().__init__(what, next_step)
 
 
@@ -158,7 +158,7 @@ class MeshBroken(VerifierLost):
 
 
 class VerifierBusy(VerifierUnavailable):
-    """The verifier has no room for another request; try again after `seconds`, which it gave."""
+    """The verifier accepts no further request; try again after `seconds`, as it asked."""
 
     def __init__(self, what: str, next_step: str, seconds: float = 1.0) -> None:
         super().__init__(what, next_step)
@@ -182,15 +182,15 @@ class DiskFull(EdgeError):
 
 
 class LayersRefused(EdgeError):
-    """A layer store refuses layers: it has no room, or they are not what was announced."""
+    """A layer store refuses layers: it is full, or they are not those announced."""
 
 
 class LayersCorrupt(LayersRefused):
-    """The layers that arrived are not what was announced; none were kept."""
+    """The layers that arrived are not those announced; none were kept."""
 
 
 class StoreFull(LayersRefused):
-    """The limit of the layer store leaves no room."""
+    """The layer store would exceed its size limit."""
 
 
 class StoreBusy(LayersRefused):

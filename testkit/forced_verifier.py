@@ -46,7 +46,7 @@ class ForcedVerifier(Verifier, BlockingSession):
         began = perf_counter()
         unseen = prefix[self._context.sync(prefix) :]
         ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
-        rows = self._context.decode_late(ids, outputs=len(chunk) + 1, reached=survives(chunk))
+        rows = self._context.decode_lazy(ids, outputs=len(chunk) + 1, reached=survives(chunk))
         wanted = self._reply[len(prefix) - self._prompt :]
         accepted = 0
         for drafted, token in zip(chunk.ids.tolist(), wanted, strict=False):

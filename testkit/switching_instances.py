@@ -9,10 +9,10 @@ from edgellm.coldstart.graph_switching import (
     Instance,
     Plan,
     beam,
+    late_greedy,
     naive,
     progressive,
     synchronous,
-    unhurried,
 )
 
 Way = Callable[[Instance], tuple[Plan, str]]
@@ -22,7 +22,7 @@ WAYS: dict[str, Way] = {
     "synchronous": synchronous,
     "naive": naive,
     "progressive": progressive,
-    "unhurried": unhurried,
+    "unhurried": late_greedy,
     "beam": beam,
 }
 

@@ -111,7 +111,7 @@ def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgellm.llm.ngram_runtime.measure_curve", lambda _context: curve)
     monkeypatch.setattr("edgellm.llm.ngram_runtime.read_curve", lambda *_: None)
     monkeypatch.setattr("edgellm.spec.draft_length._REFIT", 10**9)
-    monkeypatch.setattr("edgellm.spec.draft_length.WILD", float("inf"))
+    monkeypatch.setattr("edgellm.spec.draft_length.OUTLIER", float("inf"))
 
 
 @pytest.fixture

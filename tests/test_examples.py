@@ -39,7 +39,7 @@ def test_with_a_drafter_of_ones_own_the_text_is_the_verifiers(pair: LLM, alone: 
 
 
 def test_a_drafter_of_ones_own_says_nothing_that_a_budget_could_go_by(pair: LLM) -> None:
-    with pytest.raises(InvalidOption, match=r"the budget 0\.2 knows only"):
+    with pytest.raises(InvalidOption, match=r"the budget 0\.2 only handles"):
         ReplyOptions(drafter=LastTime(), budget=0.2)
     reply = pair.reply(case(0), max_tokens=8, drafter=LastTime(), gate=Digits(pair.piece))
     assert list(reply)

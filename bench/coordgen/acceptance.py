@@ -27,13 +27,12 @@ from bench.coordgen.tasks import SEED, TASKS, Reply, recorded
 from bench.harness.figures import bar_groups
 from bench.harness.report import write
 from edgellm.engine import Context, Model, to_f32
-from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import DraftSource
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
 from edgellm.storage import resolve
-from edgellm.verifier.in_process import LocalVerifier
+from edgellm.verifier.in_process import ContextPool, LocalVerifier
 
 _EMPTY = Chunk()
 PAPERS = ("calibration", "reuse")

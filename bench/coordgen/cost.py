@@ -28,14 +28,13 @@ from bench.coordgen.tasks import SEED, TASKS
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
 from edgellm.engine import Context, Model
-from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.suffix_automaton import SuffixAutomaton
 from edgellm.spec.state import GenerationState, Suggestions
 from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids
 from edgellm.storage import resolve
-from edgellm.verifier.in_process import LocalVerifier
+from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from models.corpus import held_out
 from testkit import random_gguf
 

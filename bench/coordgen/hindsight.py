@@ -25,8 +25,8 @@ from bench.coordgen.methods import Everything, Foresight, Ours
 from bench.coordgen.tasks import SEED, TASKS, Reply, recorded
 from bench.harness.report import read, write
 from edgellm.engine import Model, block_ends
-from edgellm.spec.draft_length import MOST, CostCurve, DraftLengthController
-from edgellm.spec.params import USUAL_SOURCES
+from edgellm.spec.draft_length import MAX_DRAFT, CostCurve, DraftLengthController
+from edgellm.spec.params import DEFAULT_SOURCES
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round, Verdict
 from edgellm.storage import resolve
@@ -40,7 +40,7 @@ class Knowing:
     """Drafts of our offers those that will stand, as many as pays."""
 
     def __init__(self, curve: CostCurve, model: Model) -> None:
-        self.ours = Ours(USUAL_SOURCES, curve, model, Everything())
+        self.ours = Ours(DEFAULT_SOURCES, curve, model, Everything())
         self._rule = DraftLengthController(curve)
 
     def kept(self, chunk: Chunk, left: Sequence[int]) -> Chunk:
@@ -60,7 +60,7 @@ def along(ids: Sequence[int], left: Sequence[int]) -> int:
 
 def speed(cases: Sequence[Reply], curve: CostCurve, method: Ours | Foresight, knowing: Knowing | None = None) -> float:
     """Over plain decoding."""
-    table, prices = curve.table(), curve.prices()
+    table, prices = curve.table(), curve.head_seconds()
     seconds = tokens = 0.0
     for case in cases:
         method.begin(case)
@@ -69,7 +69,7 @@ def speed(cases: Sequence[Reply], curve: CostCurve, method: Ours | Foresight, kn
         text, at = np.concatenate((case.prompt, case.reply)).astype(np.int32), len(case.prompt)
         while at < len(text):
             left = text[at:].tolist()
-            chunk = method.drafter.propose(GenerationState(text[:at]), min(MOST, len(left)))
+            chunk = method.drafter.propose(GenerationState(text[:at]), min(MAX_DRAFT, len(left)))
             chunk = chunk if knowing is None else knowing.kept(chunk, left)
             accepted = along(chunk.ids.tolist(), left)
             looked_at = [0, *block_ends([1.0, *survives(chunk)], curve.heads)] if curve.heads else []
@@ -105,7 +105,7 @@ def measured(cases: int) -> dict[str, Any]:
             for name, curve in known.items():
                 knowing = Knowing(curve, model)
                 found[name][task] = {
-                    "ours": speed(read, curve, Ours(USUAL_SOURCES, curve, model)),
+                    "ours": speed(read, curve, Ours(DEFAULT_SOURCES, curve, model)),
                     "all that stands": speed(read, curve, knowing.ours, knowing),
                     "oracle": speed(read, curve, Foresight(DraftLengthController(curve))),
                 }

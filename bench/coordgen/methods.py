@@ -9,9 +9,9 @@ import numpy as np
 
 from bench.coordgen.tasks import Reply
 from edgellm.engine import Model
-from edgellm.llm.generation import LONG
-from edgellm.llm.ngram_runtime import inside_of
-from edgellm.spec.draft_length import MOST as LONGEST
+from edgellm.llm.generation import MAX_MODEL_DRAFT
+from edgellm.llm.ngram_runtime import continues_word
+from edgellm.spec.draft_length import MAX_DRAFT as LONGEST
 from edgellm.spec.draft_length import CostCurve, DraftLengthController
 from edgellm.spec.drafters.hybrid import HybridDrafter
 from edgellm.spec.drafters.model import ModelDrafter
@@ -20,7 +20,7 @@ from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.draft_index import PRIORS, DraftIndex, PastConversation
 from edgellm.spec.ngram.drafter import HOPELESS, RetrievalDrafter
 from edgellm.spec.ngram.reuse import Reuse
-from edgellm.spec.ngram.sources import NOTHING, PART, TAIL, DraftSource, Offer
+from edgellm.spec.ngram.sources import NOTHING, PROMPT_TAIL, SEPARATOR, DraftSource, Offer
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import HistoryIndex as Past
 from edgellm.spec.ngram.template_replay import Analogy
@@ -53,7 +53,7 @@ class TextCursor:
         self._text, self._at, self._matched = text, at, matched
 
     def offer(self) -> Offer:
-        if not 0 <= self._at < len(self._text) or (token := self._text[self._at]) == PART:
+        if not 0 <= self._at < len(self._text) or (token := self._text[self._at]) == SEPARATOR:
             return NOTHING
         return token, self._matched, 1.0
 
@@ -98,7 +98,7 @@ class SuffixLookup:
 
     def add(self, prompt: Sequence[int], reply: Sequence[int]) -> None:
         self._past.add(prompt, reply)
-        self._texts += [*prompt[-TAIL:], *reply, PART]
+        self._texts += [*prompt[-PROMPT_TAIL:], *reply, SEPARATOR]
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._seen.begin(prompt)
@@ -124,7 +124,7 @@ class Method:
         self, base: DraftSource, others: Sequence[str], length: DraftLengthController, model: Model, prior: float
     ) -> None:
         """`others` of `edgellm chat --retrieval` go beside `base`, whose lone offers are accepted with `prior`."""
-        inside = inside_of(model)
+        inside = continues_word(model)
         self._seen = Seen()  # where calibration looks for the reply's end
         self.base = base
         self._analogy, self._past = Analogy(), Past()
@@ -169,7 +169,7 @@ class Ours:
         self, sources: Sequence[str], curve: CostCurve, model: Model, length: DraftLengthController | None = None
     ) -> None:
         """`sources` as of `edgellm chat --retrieval`; `length` instead of the rule that minds the curve."""
-        self._memory = DraftIndex(sources, curve, inside_of(model), cache(model.is_eog), length=length)
+        self._memory = DraftIndex(sources, curve, continues_word(model), cache(model.is_eog), length=length)
         self.calibrates = "calibration" in sources
         self.drafter: Drafter | None = None
 
@@ -183,7 +183,7 @@ class Ours:
     def end(self, case: Reply) -> None:
         self._memory.give()
         self._memory.add(PastConversation(case.prompt.tolist(), case.reply))
-        self._memory.settle()
+        self._memory.index_pending()
 
 
 class Together(Ours):
@@ -202,7 +202,7 @@ class Together(Ours):
     def begin(self, case: Reply) -> None:  # noqa: ARG002
         self._copies = self._memory.take()
         if self._copies is not None:
-            self.drafter = HybridDrafter(self._copies, self._small, LONG, self._memory.rounds)
+            self.drafter = HybridDrafter(self._copies, self._small, MAX_MODEL_DRAFT, self._memory.rounds)
 
 
 class _Mute:

@@ -40,7 +40,7 @@ from edgellm.llm.ngram_runtime import measure_curve
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.types import Expected, Ids
 from edgellm.storage import resolve
-from edgellm.verifier.in_process import foretell
+from edgellm.verifier.in_process import report_expected
 from testkit import random_gguf
 from testkit.forced_verifier import ForcedVerifier
 
@@ -57,8 +57,8 @@ def measured(
 ) -> dict[str, Any]:
     """Speed of every way on every task, against plain decoding."""
     with ExitStack() as stack:
-        own = bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads, late=head_pays(model)))
-        if own.late is not None:  # a context that can be late pays a little for that also where it is not
+        own = bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads, lazy=head_pays(model)))
+        if own.lazy_head is not None:  # a context that can be late pays a little for that also where it is not
             bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads))
         small = stack.enter_context(draft_model(threads))
         curve = measure_curve(own)
@@ -105,7 +105,7 @@ def prefill(context: Context, prompt: Ids, told: Callable[[Expected], None] | No
     context.clear()
     began = perf_counter()
     if told is not None:
-        foretell(context, prompt, 0, told)
+        report_expected(context, prompt, 0, told)
     else:
         context.decode(prompt[:-1])
     return perf_counter() - began

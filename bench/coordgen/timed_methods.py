@@ -13,12 +13,12 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from bench.coordgen.methods import Everything, Foresight, Method, Ours, PromptLookup, SuffixLookup, Together
 from bench.coordgen.tasks import SEED, Reply
 from edgellm.engine import Model
-from edgellm.spec.draft_length import MOST, CostCurve, DraftLengthController
+from edgellm.spec.draft_length import MAX_DRAFT, CostCurve, DraftLengthController
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import NoDrafter, generate
 from edgellm.spec.ngram.drafter import RetrievalDrafter
-from edgellm.spec.params import USUAL_SOURCES
+from edgellm.spec.params import DEFAULT_SOURCES
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState, Suggestions
 from edgellm.spec.stats import Stats
@@ -144,7 +144,7 @@ class Way:
         self.method.begin(case)
         drafter = Timed(self.method.drafter, expected if self.method.calibrates else ())
         state = GenerationState(
-            case.prompt, limits=GenerationLimits(len(case.reply), N_CTX, MOST), filling=self._filling,
+            case.prompt, limits=GenerationLimits(len(case.reply), N_CTX, MAX_DRAFT), filling=self._filling,
             rules=DraftRules(while_it_pays=True), suggestions=self.method.suggestions,
         )  # fmt: skip
         for _ in generate(
@@ -162,13 +162,13 @@ def ways(curve: CostCurve, model: Model, past: Sequence[Reply], few: bool, small
     """All of them, plain decoding first. `past` are conversations of before; `few`: only those of `FEW`. `small` drafts
     where that is said.
     """
-    beside = tuple(name for name in USUAL_SOURCES if name != "context")
+    beside = tuple(name for name in DEFAULT_SOURCES if name != "context")
 
     def ours(*sources: str) -> Callable[[], Drafting]:
         return lambda: Ours(sources, curve, model)
 
     def seasoned() -> Drafting:
-        method = Ours(USUAL_SOURCES, curve, model)
+        method = Ours(DEFAULT_SOURCES, curve, model)
         for case in past:
             method.begin(case)
             method.end(case)
@@ -181,12 +181,12 @@ def ways(curve: CostCurve, model: Model, past: Sequence[Reply], few: bool, small
         Way("PLD + ours", lambda: Method(PromptLookup(), beside, DraftLengthController(curve), model, 0.35), curve),
         Way("SAM", lambda: Method(SuffixLookup(), (), Everything(FIXED), model, 0.45)),
         Way("SAM + ours", lambda: Method(SuffixLookup(), beside, DraftLengthController(curve), model, 0.45), curve),
-        Way("ours", ours(*USUAL_SOURCES), curve),
-        Way("with calibration", ours(*USUAL_SOURCES, "calibration"), curve),
-        Way("with reuse", ours(*USUAL_SOURCES, "reuse"), curve),
+        Way("ours", ours(*DEFAULT_SOURCES), curve),
+        Way("with calibration", ours(*DEFAULT_SOURCES, "calibration"), curve),
+        Way("with reuse", ours(*DEFAULT_SOURCES, "reuse"), curve),
         Way("context alone", ours("context"), curve),
-        Way("without the cost curve", lambda: Ours(USUAL_SOURCES, curve, model, Everything(FIXED))),
-        Way("ours with the draft model", lambda: Together(USUAL_SOURCES, curve, model, small), curve),
+        Way("without the cost curve", lambda: Ours(DEFAULT_SOURCES, curve, model, Everything(FIXED))),
+        Way("ours with the draft model", lambda: Together(DEFAULT_SOURCES, curve, model, small), curve),
         *([Way(f"ours after {len(past)} conversations", seasoned, curve)] if past else []),
         Way("oracle", lambda: Foresight(DraftLengthController(curve)), curve),
     ]

@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.harness.report import write
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force
-from edgellm.coldstart.exact_search import fastest
+from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.problem import OVERLAPS, Task, makespan
 from edgellm.coldstart.problem_builder import best_single, even, heuristic
 from testkit.random_fleets import FAMILIES, SAME, drawn
@@ -33,7 +33,7 @@ def compared(family: str, count: int, seed: int) -> dict[str, Any]:
         rng = np.random.default_rng([seed, number])
         k = int(rng.integers(2, 7))
         task = drawn(family, rng, k, int(rng.integers(k, 25)), OVERLAPS[number % len(OVERLAPS)])
-        found, reference = fastest(task), algorithm1(task)
+        found, reference = fastest_first_token(task), algorithm1(task)
         if found is None or reference is None:
             wrong += (found is None) != (reference is None)
             continue

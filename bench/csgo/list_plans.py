@@ -24,7 +24,7 @@ from edgellm.rpc.discovery.interfaces import chosen_hosts
 def ways(found: Plan) -> dict[str, PlanOption]:
     """Those that fit, by name."""
     named = {
-        "planned": found.way, "best single": found.best_single, "even": found.even, "by strength": found.heuristic,
+        "planned": found.option, "best single": found.best_single, "even": found.even, "by strength": found.heuristic,
     }  # fmt: skip
     return {name: way for name, way in named.items() if way is not None}
 

@@ -34,18 +34,18 @@ def row(tokens: int) -> dict[str, Any]:
     plans = {overlap: plan(devices, model, tokens, overlap=overlap) for overlap in OVERLAPS}
     ours = plans["paper"]
     reference = algorithm1(task_of(devices, model, tokens, overlap="paper"))
-    seconds = {"ideal_single": ours.ideal_single.ttft_s, "optimum": ours.way.ttft_s}
+    seconds = {"ideal_single": ours.ideal_single.ttft_s, "optimum": ours.option.ttft_s}
     seconds |= {name: way.ttft_s for name, way in (("even", ours.even), ("heuristic", ours.heuristic)) if way}
     saved = {name: 100 * (1 - seconds["optimum"] / seconds[name]) for name in seconds if name != "optimum"}
     return {
         "tokens": tokens, "seconds": seconds, "saved": saved, "algorithm_1": reference[0] if reference else None,
-        "proved": ours.optimal, "overlaps": {overlap: found.way.ttft_s for overlap, found in plans.items()},
+        "proved": ours.optimal, "overlaps": {overlap: found.option.ttft_s for overlap, found in plans.items()},
         "ways": _ways(ours),
     }  # fmt: skip
 
 
 def _ways(found: Plan) -> dict[str, Any]:
-    ways = {"optimum": found.way, "even": found.even, "heuristic": found.heuristic}
+    ways = {"optimum": found.option, "even": found.even, "heuristic": found.heuristic}
     return {name: way.to_json() for name, way in ways.items() if way is not None}
 
 

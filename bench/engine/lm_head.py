@@ -40,18 +40,18 @@ def measured(path: Path, repeats: int, threads: int | None) -> dict[str, Any]:
     with (
         Model.load(path) as model,
         Context(model, n_ctx=2 * BEHIND, threads=threads) as bare,
-        Context(model, n_ctx=2 * BEHIND, threads=threads, late=True) as late,
+        Context(model, n_ctx=2 * BEHIND, threads=threads, lazy=True) as late,
     ):
-        if late.late is None:
+        if late.lazy_head is None:
             raise SystemExit("this llama.cpp computes no head alone")
-        late.late.take(measure_heads(late.late.head))
+        late.lazy_head.take(measure_heads(late.lazy_head.head))
         for context in (bare, late):
             context.decode(ids)
         ways: dict[str, Callable[[int], object]] = {
             AT_ONCE: lambda n: bare.decode(ids[:n], outputs=n),
-            BODY: lambda n: late.decode_late(ids[:n], outputs=n),
-            ONE: lambda n: known(late.decode_late(ids[:n], outputs=n, reached=[0.0] * (n - 1)), 1),
-            ALL: lambda n: known(late.decode_late(ids[:n], outputs=n, reached=[1.0] * (n - 1)), n),
+            BODY: lambda n: late.decode_lazy(ids[:n], outputs=n),
+            ONE: lambda n: known(late.decode_lazy(ids[:n], outputs=n, reached=[0.0] * (n - 1)), 1),
+            ALL: lambda n: known(late.decode_lazy(ids[:n], outputs=n, reached=[1.0] * (n - 1)), n),
         }
         taken: dict[tuple[int, str], list[float]] = {(n, way): [] for n in ROWS for way in ways}
         for turn in range(repeats):

@@ -108,7 +108,7 @@ class Worker:
         seconds = perf_counter() - began
         written = sum(self._written) - before
         for device in range(len(self._work)):
-            self._worker.leave(device)
+            self._worker.end_session(device)
             self._written[device] = 0
         return written / seconds
 

@@ -31,7 +31,7 @@ import numpy as np
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
 from bench.mesh.pass_cost import IN_A_ROW, timed
-from edgellm.engine import Block, Ids, Model, Passage, check_gguf, cut
+from edgellm.engine import Block, BlockRows, Ids, Model, check_gguf, cut
 from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
@@ -67,7 +67,7 @@ def passes(model: Path, repeats: int) -> list[dict[str, Any]]:
         def forward(sessions: Sequence[int], start: int, rows: int) -> None:
             data: list[Any] = [ids[start : start + rows]] * len(sessions)
             for block in chain:
-                given = [Passage(one, start, seq, 1) for seq, one in zip(sessions, data, strict=True)]
+                given = [BlockRows(one, start, seq, 1) for seq, one in zip(sessions, data, strict=True)]
                 data = block.forward_together(given)
 
         def one_by_one(sessions: int, rows: int) -> None:

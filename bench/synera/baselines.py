@@ -33,25 +33,25 @@ class HybridGate(Rule):
         return Decision(least < self._threshold, f"confidence {least:.2f} against {self._threshold:.2f}")
 
 
-def hybrid_gate(profile: Profile, budget: float, ledger: BudgetController) -> BudgetGate:
-    """Return the gate whose threshold follows `ledger`, so that the share of offloaded tokens stays the budget."""
+def hybrid_gate(profile: Profile, budget: float, controller: BudgetController) -> BudgetGate:
+    """Return the gate whose threshold follows `controller`, so that the share of offloaded tokens stays the budget."""
 
     @lru_cache(maxsize=_STEPS + 1)
     def at(step: int) -> Rule:
         return HybridGate(float(np.quantile(profile.tokens, step / _STEPS)))
 
-    return BudgetGate(lambda share: at(round(share * _STEPS)), budget, ledger)
+    return BudgetGate(lambda share: at(round(share * _STEPS)), budget, controller)
 
 
 def hybrid(pair: LLM, profile: Profile, budget: float, asked: Sequence[Question]) -> Answers:
     """Answer all questions by the hybrid gate, under a budget of tokens."""
-    answers, ledger = Answers(), BudgetController()
-    gate = TailGate(hybrid_gate(profile, budget, ledger), ledger=ledger)
+    answers, controller = Answers(), BudgetController()
+    gate = TailGate(hybrid_gate(profile, budget, controller), controller=controller)
     for seed, question in enumerate(asked):
         answers.add(
             question, pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", gamma=1, gate=gate)
         )
-    answers.share = ledger.share
+    answers.share = controller.share
     return answers
 
 
@@ -61,15 +61,15 @@ def edgefm(pair: LLM, alone: LLM, profile: Profile, budget: float, asked: Sequen
     The draft model of `pair` writes the whole reply. Where its perplexity is above a threshold that follows the budget,
     the verifier `alone` writes it again.
     """
-    answers, ledger = Answers(), BudgetController()
+    answers, controller = Answers(), BudgetController()
     for seed, question in enumerate(asked):
         reply = pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", gate="never")
         surprise = perplexity([token.confidence or 1.0 for token in reply])
-        aim = ledger.aim(budget)
+        aim = controller.target_share(budget)
         above = float(np.quantile(profile.perplexities, 1.0 - aim)) if 0.0 < aim < 1.0 else inf if aim <= 0.0 else -inf
-        ledger.enter(surprise > above)
+        controller.record(surprise > above)
         if surprise > above:
             reply = alone.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off")
         answers.add(question, reply)
-    answers.share = ledger.share
+    answers.share = controller.share
     return answers

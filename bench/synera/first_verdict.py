@@ -56,7 +56,7 @@ class Verifier:
         answer = answers.get()
         took = 1e3 * (perf_counter() - began)
         assert isinstance(answer, Verdict), answer
-        self._worker.leave(self._sessions)
+        self._worker.end_session(self._sessions)
         return took
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ def measured(path: Path, lengths: list[int], repeats: int, threads: int | None) 
     with (
         Model.load(path) as model,
         closing(Verifier(model, limits, threads)) as whole,
-        closing(Verifier(model, SchedulerLimits(alone=limits.chunk), threads)) as pieces,
+        closing(Verifier(model, SchedulerLimits(solo_chunk=limits.chunk), threads)) as pieces,
     ):
         rows = []
         for length in lengths:

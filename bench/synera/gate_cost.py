@@ -94,7 +94,7 @@ def measured(model: Model, profile: Profile, gamma: int, threads: int, repeats: 
     gates = {}
     for name in GATES:
         gate = choose(
-            ReplyOptions(gate=name, budget=BUDGET, gamma=gamma), 0, profile=profile, ledger=BudgetController()
+            ReplyOptions(gate=name, budget=BUDGET, gamma=gamma), 0, profile=profile, controller=BudgetController()
         ).gate
         decision = deciding(gate, chunk) / len(chunk)
         captured = extra["profile"] if name in NEEDS_ATTENTION else 0.0

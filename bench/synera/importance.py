@@ -26,14 +26,13 @@ import numpy.typing as npt
 
 from bench.harness.report import write
 from edgellm.engine import Capture, Context, Model
-from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.importance import entropy, importance, prompt_share, without_sink
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rejection_model import auc
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Verdict
 from edgellm.storage import resolve
-from edgellm.verifier.in_process import LocalVerifier
+from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from models.families import FAMILIES
 from testkit.questions import MOST, Question, questions
 

@@ -40,13 +40,12 @@ from bench.synera.oracle_gate import Course, oracle, path
 from edgellm.engine import Context, Model
 from edgellm.llm import LLM
 from edgellm.llm.pair_stats import find_profile, read_profile
-from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import SyneraGate
 from edgellm.spec.state import GenerationState
 from edgellm.storage import fingerprint, resolve
-from edgellm.verifier.in_process import LocalVerifier
+from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from models.corpus import HELD_OUT_SEED
 from models.families import FAMILIES
 from models.profile import CASES, prompts

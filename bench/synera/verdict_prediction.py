@@ -24,12 +24,11 @@ import numpy as np
 from bench.harness.report import write
 from bench.synera.quality import profile_of
 from edgellm.engine import Context, Model
-from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters import verdict_prediction as guess
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ALTERNATIVES, ParallelDrafter
-from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES, likeliest
+from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES, likely_corrections
 from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.factory import choose
 from edgellm.spec.loop import generate
@@ -40,7 +39,7 @@ from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import Chunk, Ids, Round
 from edgellm.storage import resolve
-from edgellm.verifier.in_process import LocalVerifier
+from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from testkit.questions import MOST, Question, questions
 
 SEED = 4004
@@ -52,13 +51,13 @@ class Guesser(Drafter):
 
     def __init__(self, model: Model, closing: ExitStack) -> None:
         self._model = model
-        context = Context(model, n_ctx=POSITIONS, n_seq=1 + MOST_BRANCHES, threads=1)
+        context = Context(model, n_ctx=POSITIONS, n_seq=1 + MAX_BRANCHES, threads=1)
         self.own = ModelDrafter(model, context, alternatives=ALTERNATIVES)
         closing.callback(self.own.close)
         self._behind = closing.enter_context(Context(model, n_ctx=POSITIONS, threads=1))
         self.acceptance = Acceptance()
         self._ahead = ParallelDrafter(
-            self.own, is_eog=model.is_eog, rejection=self.acceptance.rejection, branches=MOST_BRANCHES
+            self.own, is_eog=model.is_eog, rejection=self.acceptance.rejection, branches=MAX_BRANCHES
         )
         self.places: list[int] = []
         """Of the right guess, from 0; MOST_BRANCHES where none was right."""
@@ -81,16 +80,16 @@ class Guesser(Drafter):
             self.places.append(self._place(chunk, verdict.accepted, came[-1]))
             self.rejected.append(verdict.accepted < len(chunk))
             self.there.append(came[-1] in self._prefix)
-        self.acceptance.told(chunk, verdict.accepted)
+        self.acceptance.observe(chunk, verdict.accepted)
 
     def _place(self, chunk: Chunk, accepted: int, token: int) -> int:
-        likely = [(guess.accepted, guess.token) for guess in self._ahead.likely(chunk)]
+        likely = [(guess.accepted, guess.token) for guess in self._ahead.predictions(chunk)]
         if accepted == len(chunk):  # what follows the whole chunk is computed only now
             whole = np.concatenate((self._prefix, chunk.ids))
             row = self._behind.decode(whole[self._behind.sync(whole) :])[0]
-            behind = iter(likeliest(row, len(likely), np.unique(whole))[0].tolist())
+            behind = iter(likely_corrections(row, len(likely), np.unique(whole))[0].tolist())
             likely = [(at, next(behind)) if at == accepted else (at, one) for at, one in likely]
-        return likely.index((accepted, token)) if (accepted, token) in likely else MOST_BRANCHES
+        return likely.index((accepted, token)) if (accepted, token) in likely else MAX_BRANCHES
 
 
 def hits(asked: list[Question], budget: float) -> dict[str, Any]:
@@ -103,10 +102,10 @@ def hits(asked: list[Question], budget: float) -> dict[str, Any]:
         closing.callback(local.close)
         guesser = Guesser(small, closing)
         profile = profile_of(small, big, None)
-        ledger, options = BudgetController(), ReplyOptions(budget=budget)
+        controller, options = BudgetController(), ReplyOptions(budget=budget)
         for question in asked:
             prompt = big.chat_prompt(question.messages)
-            choice = choose(options, 0, profile=profile, ledger=ledger, linked=True)
+            choice = choose(options, 0, profile=profile, controller=controller, linked=True)
             events = generate(
                 GenerationState(
                     prompt,
@@ -125,10 +124,10 @@ def hits(asked: list[Question], budget: float) -> dict[str, Any]:
     places, rejected, there = (np.array(seen) for seen in (guesser.places, guesser.rejected, guesser.there))
 
     def among(counted: Any) -> list[float]:
-        return [round(float((counted <= at).mean()), 4) for at in range(MOST_BRANCHES)]
+        return [round(float((counted <= at).mean()), 4) for at in range(MAX_BRANCHES)]
 
     return {
-        "verdicts": len(places), "rejections": int(rejected.sum()), "share": ledger.share,
+        "verdicts": len(places), "rejections": int(rejected.sum()), "share": controller.share,
         "there_at_rejections": round(float(there[rejected].mean()), 4),
         "hits": among(places), "hits_of_rejections": among(places[rejected]),
     }  # fmt: skip

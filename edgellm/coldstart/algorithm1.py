@@ -39,7 +39,10 @@ def algorithm1(task: Task) -> tuple[float, Cut] | None:
     """
     k, n = task.devices, task.layers
     if _work(task) > MOST:
-        raise InvalidOption(f"Algorithm 1 would take too long for {k} devices and {n} layers.", "Use plan instead.")
+        raise InvalidOption(
+            f"Algorithm 1 would take too long for {k} devices and {n} layers.",
+            "Use edgellm.coldstart.plan.plan instead.",
+        )
     own, comp = _stages(task)  # (K, L + 1, L + 1): eq. 25, 26, and infinite where eq. 28 exceeds the memory
     dp = np.full((1 << k, n + 1, k), np.inf)
     path = np.zeros((1 << k, n + 1, k, 2), dtype=np.int64)
@@ -86,7 +89,7 @@ def _stages(task: Task) -> tuple[np.ndarray, np.ndarray]:
     for d in range(k):
         for i in np.flatnonzero(task.begins[d]):
             for j in range(i + 1, n + 1):
-                if task.need[i:j].sum() > task.room[d] * (1.0 + 1e-12):
+                if task.need[i:j].sum() > task.capacity[d] * (1.0 + 1e-12):
                     break
                 if not task.ends[d, j - 1]:
                     continue

@@ -1,4 +1,4 @@
-"""What a model asks of a device: FLOPs, bytes of weights, activations and cache (CSGO, 2.1)."""
+"""The cost model of a transformer: FLOPs, bytes of weights, activations and cache (CSGO, section 2.1)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ class ModelCosts:
     def __post_init__(self) -> None:
         lengths = {self.shape.layers, len(self.layer_bytes), len(self.cache_bytes)}
         if len(lengths) > 1:
-            raise InvalidOption(f"The model is described with {sorted(lengths)} layers.", "Give every layer's bytes.")
+            raise InvalidOption(
+                f"The model is described with {sorted(lengths)} layers.", "Give the bytes of every layer."
+            )
 
     @staticmethod
     def of(shape: TransformerShape, name: str = "", cached: bool = True) -> ModelCosts:

@@ -15,16 +15,17 @@ NEAR = 1e-2
 """The gap, as a share of T, to which the first passes bring the best plan found and the limit at which none was."""
 
 
-def fastest(task: Task, stop: Stop = never) -> Solution | None:
-    """Return the plan of least T (equation 23), with its proof; None if the devices together do not hold the layers.
+def fastest_first_token(task: Task, stop: Stop = never) -> Solution | None:
+    """Return the plan of least T (equation 23), with a lower bound; None if the devices together cannot hold the
+    layers.
 
-    Each pass searches for a plan a little better than the best one known. If there is one, it becomes the best known;
-    if there is none, and the search was complete, the best known plan is the optimum. `stop` is called every few
-    milliseconds: whether to give up with the best plan so far.
+    Each pass searches for a plan slightly better than the best known one, which it replaces. If there is none and the
+    search was exhaustive, the best known plan is optimal. `stop` is polled every few milliseconds: whether to return
+    the best plan so far.
     """
     tables = Tables(task)
     orders, search, columns = Orders(tables), Search(tables), Columns.of(tables)
-    if (start := orders.start() or _any(search, columns)) is None:
+    if (start := orders.start() or _find_any(search, columns)) is None:
         return None
     high, best = start
     low = floor(columns, task.layers, high)
@@ -50,7 +51,7 @@ def fastest(task: Task, stop: Stop = never) -> Solution | None:
     return Solution(best, high, high if low >= high * (1.0 - MARGIN) else low)
 
 
-def _any(search: Search, columns: Columns) -> tuple[float, Cut] | None:
+def _find_any(search: Search, columns: Columns) -> tuple[float, Cut] | None:
     """Search for any plan that fits, if no warm start does: unlike layers are hard to pack into tight memories."""
     task = search.tables.task
     late = float(task.load.sum() + task.compute.sum() + task.send.sum())

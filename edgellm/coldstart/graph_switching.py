@@ -46,7 +46,7 @@ class Instance:
             if slow < fast:
                 raise InvalidOption(
                     f"Block {block} computes a chunk in {slow} with its decode graph and in {fast} with the other.",
-                    "Keep the decode graph for everything: there is nothing to schedule.",
+                    "Use the decode graph for everything: there is nothing to schedule.",
                 )
 
     @property
@@ -93,7 +93,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What a plan comes to: every computation and every load, each in order of time."""
+    """A simulated plan: all computations and loads, each in order of time."""
 
     computes: tuple[Compute, ...]
     loads: tuple[Load, ...]
@@ -108,18 +108,18 @@ class Timeline:
 
     @property
     def latency(self) -> float:
-        """When prefill and the last switch are both over: the objective to minimise."""
+        """The objective to minimise: when both the prefill and the last switch are over."""
         return max(self.prefill_end, self.switch_end)
 
 
 def simulate(instance: Instance, plan: Plan) -> Timeline:
-    """Return when everything happens under a plan; the only place where that is computed.
+    """Return the timeline of a plan.
 
-    Computations are serial, and so are loads; both run side by side, but not for one block. Everything begins as early
-    as the plan lets it. That loses nothing: of any schedule, number the computations that are over when each load
-    begins, and the plan of these numbers is never later.
+    Computations are serial, and so are loads; both run side by side, but not for one block. Everything starts as early
+    as the plan allows. That loses nothing: for any schedule, the plan of the computation counts at which its loads
+    start is never later.
 
-    Raises `InvalidOption` if the plan does not switch each block once, at steps of the instance that never fall.
+    Raises `InvalidOption` unless the plan switches each block once, at ascending steps of the instance.
     """
     check(instance, plan)
     computed, loaded = 0.0, 0.0  # until when each of the two lines is taken
@@ -165,56 +165,56 @@ def check(instance: Instance, plan: Sequence[Switch]) -> None:
 def synchronous(instance: Instance) -> tuple[Plan, str]:
     """Switch every block after the whole prefill (Fig. 8b, 1)."""
     plan = tuple(Switch(block, instance.steps) for block in range(instance.blocks))
-    return told(instance, plan, "all is loaded after the prefill")
+    return described(instance, plan, "everything is loaded after the prefill")
 
 
 def naive(instance: Instance) -> tuple[Plan, str]:
     """Switch every block as soon as its last computation is over, so during the last chunk only (Fig. 8b, 2)."""
     first = instance.steps - instance.blocks
     plan = tuple(Switch(block, first + block + 1) for block in range(instance.blocks))
-    return told(instance, plan, "each block is loaded behind its last chunk")
+    return described(instance, plan, "each block is loaded after its last chunk")
 
 
 def progressive(instance: Instance) -> tuple[Plan, str]:
-    """Plan by the paper's greedy (equations 1 and 2), in rounds from the first computation on.
+    """Return the paper's greedy plan (equations 1 and 2), in rounds from the first computation on.
 
-    Some symbols of the equations are lost in the text at hand. What is taken from the words around them, and from the
-    example of four blocks, two chunks and two computations a load (Fig. 8), is this. Let i be the block that computes
-    next, after wrapping around to block 0 at the end of a chunk, and t(x) the time of a block with the graph that it
-    has at the moment: decode if its load has begun, prefill if not. Then
+    Some symbols of the equations are missing from the available text; the following is inferred from the surrounding
+    words and the example of four blocks, two chunks and two computations a load (Fig. 8). Let i be the block that
+    computes next, wrapping around to block 0 at the end of a chunk, and t(x) the time of a block with its present
+    graph: decode if its load has begun, else prefill. Then
 
-    - the block to load is the *last one not switched*: of those still to be switched, that whose next computation is
-      furthest away, so the last in the order i, i+1, ..., m-1, 0, ..., i-1; its index is j;
+    - the block to load is the *last one not switched*: of the blocks not switched yet, the one whose next computation
+      is furthest away, so the last in the order i, i+1, ..., m-1, 0, ..., i-1; its index is j;
     - (1) k computations hide the load if t(i) + t(i+1) + ... + t(i+k-1) >= load(j), indices modulo m;
-    - (2) the round's k is the least number that does, with j itself not among these computations.
+    - (2) the round's k is the least such number, with j itself not among these computations.
 
-    The round begins to load j and computes k blocks; the next round begins behind them. About a place where no k
-    satisfies (1) the paper says nothing. Here the next block then computes with no load beside it, and the round is
-    tried again behind it; a load too long for any round begins behind j's own computation, where most of it is hidden.
-    Blocks left over when the rounds end are loaded after the prefill.
+    The round starts to load j and computes k blocks; then the next round starts. The paper does not cover places where
+    no k satisfies (1). Here the next block then computes without a load, and the round is tried again after it; a load
+    too long for any round starts after j's own computation, where most of it is hidden. Blocks left over when the
+    rounds end are loaded after the prefill.
     """
     plan = _rounds(instance, 0)
-    return told(instance, plan, "rounds from the start on, each of the fewest computations that hide a load")
+    return described(instance, plan, "rounds from the start, each with the fewest computations that hide a load")
 
 
-def unhurried(instance: Instance) -> tuple[Plan, str]:
+def late_greedy(instance: Instance) -> tuple[Plan, str]:
     """Start the same greedy after 0, 1, 2 ... all computations; return the best of these plans and of `naive`.
 
-    The greedy hides loads as early as it can, and pays for each with the slower graph in every chunk that follows.
-    Begun later it hides as much where there is time enough, and pays less. In O(m^3 n^2).
+    The early greedy hides loads as soon as it can, and pays for each with the slower graph in every later chunk.
+    Started later it can hide as much and pay less. O(m^3 n^2).
     """
     candidates = [(_rounds(instance, first), first) for first in range(instance.steps + 1)]
     plan, first = min(candidates, key=lambda candidate: latency(instance, candidate[0]))
     late = naive(instance)[0]
     if latency(instance, late) < latency(instance, plan):
-        return told(instance, late, "no round pays: each block is loaded behind its last chunk")
-    return told(instance, plan, f"the greedy's rounds, begun behind {first} of {instance.steps} computations")
+        return described(instance, late, "no round pays: each block is loaded after its last chunk")
+    return described(instance, plan, f"greedy rounds, started after {first} of {instance.steps} computations")
 
 
-def told(instance: Instance, plan: Plan, how: str) -> tuple[Plan, str]:
+def described(instance: Instance, plan: Plan, how: str) -> tuple[Plan, str]:
     """Return the plan, and a sentence on what it does and costs."""
-    taken, least = latency(instance, plan), instance.chunks * sum(instance.prefill)
-    return plan, f"{how}: {taken:.4g}, where a prefill that switches nothing takes {least:.4g}"
+    time, least = latency(instance, plan), instance.chunks * sum(instance.prefill)
+    return plan, f"{how}: {time:.4g}; a prefill without switching takes {least:.4g}"
 
 
 def _rounds(instance: Instance, first: int) -> Plan:
@@ -239,22 +239,22 @@ def _rounds(instance: Instance, first: int) -> Plan:
 
 WIDTH = 8
 """Beginnings that `beam` follows for each number of switches: enough to miss the optimum seldom, and then by little."""
-MOST = 1_000_000
+MAX_PARTIAL = 1_000_000
 """Beginnings that `optimum` looks at before it gives up: about half a minute."""
 MARGIN = 1e-9
 """A plan is better where it is so by more than this share; rounding makes smaller differences."""
 
 Mask = int  # bit b is set where block b is switched
-Trail = tuple["Trail", Switch] | None  # the switches so far, the last one outermost
+Trail = tuple["Trail", Switch] | None  # the switches so far, the last one first
 
 
 class SwitchState(NamedTuple):
-    """A beginning of a schedule: the blocks switched, when each line is free again, and the switches made.
+    """A partial schedule: the blocks switched, when computing and loading are free again, and the switches made.
 
-    `pending` is a block whose next computation may have to wait for its load, -1 for none: it can only be the one that
-    was loaded last. The rest is for loads that begin within one step, which `start`s when the step before it is over:
-    those of them that others follow can change places, so only one order is looked at, in which all but the `last`
-    rise; `inner` is the highest of these.
+    `pending` is the block whose next computation may have to wait for its load, -1 for none: it can only be the one
+    loaded last. The other fields are for loads within one step, which `start`s when the previous step is over. Those
+    followed by another load can be permuted, so only one order is explored, in which all but the `last` ascend; `inner`
+    is the highest of these.
     """
 
     mask: Mask
@@ -267,26 +267,25 @@ class SwitchState(NamedTuple):
     last: int = -1
 
 
-def optimum(instance: Instance, most: int = MOST) -> tuple[Plan, str]:
-    """Return the plan of least latency (to 1e-9), and how that is known. For small instances (8 blocks, 8 chunks).
+def optimum(instance: Instance, most: int = MAX_PARTIAL) -> tuple[Plan, str]:
+    """Return the plan of least latency (to 1e-9), and how it was found. For small instances (8 blocks, 8 chunks).
 
-    Dynamic programming over (computations done, set of blocks switched). All that matters of a beginning is when the
-    two lines are free again and whether a block is still waited for, so most beginnings are dominated by another;
-    others cannot lead to anything better than `beam` has found (`LowerBounds`). Exponential in the number of blocks, as
-    the problem is NP-hard (Appendix A).
+    Dynamic programming over (computations done, set of blocks switched). A partial plan matters only by when computing
+    and loading are free again and whether a block is still waited for, so most are dominated; others cannot beat the
+    plan of `beam` (`LowerBounds`). Exponential in the number of blocks: the problem is NP-hard (Appendix A).
 
-    Raises `InvalidOption` if it would look at more than `most` beginnings.
+    Raises `InvalidOption` if it would explore more than `most` partial plans.
     """
     best, _ = beam(instance)
-    found, looked, _ = _search(instance, latency(instance, best), None, most)
-    return told(instance, found or best, f"the best plan there is, found among {looked} beginnings")
+    found, visited, _ = _search(instance, latency(instance, best), None, most)
+    return described(instance, found or best, f"the optimal plan, found after {visited} partial plans")
 
 
 def beam(instance: Instance, width: int = WIDTH) -> tuple[Plan, str]:
-    """Return a plan near the optimum in polynomial time, never worse than `unhurried`, nor than the other heuristics.
+    """Return a plan near the optimum in polynomial time, never worse than the other heuristics.
 
-    The search of `optimum`, but of the beginnings with the same number of computations and switches it follows only the
-    `width` most promising: at most about m^4 n `width` of them, for m blocks and n chunks.
+    The search of `optimum`, restricted to the `width` most promising partial plans with the same number of computations
+    and switches: at most about m^4 n `width` of them, for m blocks and n chunks.
 
     Raises `InvalidOption` for a width below 1.
     """
@@ -294,10 +293,10 @@ def beam(instance: Instance, width: int = WIDTH) -> tuple[Plan, str]:
         raise InvalidOption(
             f"The width of the beam is {width}.", f"Give a whole number of at least 1, such as {WIDTH}."
         )
-    best, _ = unhurried(instance)
+    best, _ = late_greedy(instance)
     found, _, thinned = _search(instance, latency(instance, best), width, None)
-    sure = f"the best of a beam {width} wide" if thinned else "the best plan there is"
-    return told(instance, found or best, sure)
+    how = f"the best of a beam {width} wide" if thinned else "the optimal plan"
+    return described(instance, found or best, how)
 
 
 def floor(instance: Instance) -> float:
@@ -320,8 +319,8 @@ class LowerBounds:
 
     def until(self, step: int, block: int, mask: Mask) -> float:
         """Return the least time from `step` to the block's next computation; infinite if it has none."""
-        its = step + (block - step) % self.m
-        return sum(self.time(at % self.m, mask) for at in range(step, its)) if its < self.steps else math.inf
+        own_step = step + (block - step) % self.m
+        return sum(self.time(at % self.m, mask) for at in range(step, own_step)) if own_step < self.steps else math.inf
 
     def loads(self, mask: Mask) -> float:
         """Return the time to load all blocks that are not switched."""
@@ -336,8 +335,9 @@ class LowerBounds:
         """Return a lower bound on the time for all work from `step` on, however the loads are placed.
 
         A block's load comes either before its last computation, which then takes its decode time, or after it. Let f be
-        the first block of the latter kind: all of them are loaded after f's last computation, one after the other. The
-        blocks after f are divided between both kinds, one of them fractionally, so that both lines end together.
+        the first block of the latter kind: all blocks of that kind are loaded after f's last computation, one after the
+        other. The blocks after f are divided between both kinds, one of them fractionally, so that computing and
+        loading end together.
         """
         if (step, mask) not in self._rest:
             self._rest[step, mask] = self._least(step, mask)
@@ -346,9 +346,9 @@ class LowerBounds:
     def _least(self, step: int, mask: Mask) -> float:
         last: dict[int, tuple[int, float]] = {}  # each block's last computation, and when it ends
         at = 0.0
-        for its in range(step, self.steps):
-            at += self.time(its % self.m, mask)
-            last[its % self.m] = its, at
+        for own_step in range(step, self.steps):
+            at += self.time(own_step % self.m, mask)
+            last[own_step % self.m] = own_step, at
         slower = {
             block: self.instance.decode[block] - self.instance.prefill[block]
             for block in self.unswitched(mask)
@@ -374,62 +374,61 @@ class LowerBounds:
         return max(computed, loaded)
 
     def bound(self, step: int, node: SwitchState) -> tuple[float, float]:
-        """Return a beginning's lower bound and, to break ties, when its loads end if made one by one from now on."""
+        """Return a partial plan's lower bound and, to break ties, when its loads end if made one by one from now on."""
         loads = self.loads(node.mask)
         least = max(node.computed + self.rest(step, node.mask), node.loaded + loads)
         return least, max(node.computed, node.loaded) + loads
 
 
 def _search(instance: Instance, upper: float, width: int | None, most: int | None) -> tuple[Plan | None, int, bool]:
-    """Return a plan that takes less than `upper`, None if none was found; the number of beginnings looked at; and
-    whether the width limit dropped some.
-    """
+    """Return a plan faster than `upper`, None if none was found; the number of partial plans explored; and whether the
+    width limit dropped some."""
     costs, target = LowerBounds(instance), upper * (1.0 - MARGIN)
     layer = [SwitchState(0, 0.0, 0.0, -1, None)]
-    looked, thinned = 0, False
+    visited, thinned = 0, False
 
-    def worth(step: int, nodes: Iterable[SwitchState]) -> list[SwitchState]:
-        nonlocal looked, thinned
+    def promising(step: int, nodes: Iterable[SwitchState]) -> list[SwitchState]:
+        nonlocal visited, thinned
         kept = [(costs.bound(step, node), at, node) for at, node in enumerate(nodes)]
-        looked += len(kept)
-        if most is not None and looked > most:
+        visited += len(kept)
+        if most is not None and visited > most:
             raise InvalidOption(
-                f"The best plan for {instance.blocks} blocks and {instance.chunks} chunks takes more than {most}"
-                " beginnings to find.",
+                f"The optimal plan for {instance.blocks} blocks and {instance.chunks} chunks needs more than {most}"
+                " partial plans.",
                 "Use beam, or raise the limit.",
             )
         found = [entry for entry in kept if entry[0][0] < target]
         if width is not None:
-            found, before = _narrowed(found, width), len(found)
+            found, before = _pruned(found, width), len(found)
             thinned |= len(found) < before
         return [node for _, _, node in found]
 
     for step in range(instance.steps):
         following: dict[Mask, list[SwitchState]] = {}
-        opened = worth(step + 1, (_computed(costs, step, node) for node in layer))
+        opened = promising(step + 1, (_after_compute(costs, step, node) for node in layer))
         while opened:
             for node in opened:
-                _enter(following.setdefault(node.mask, []), _closed(costs, step + 1, node))
-            opened = worth(step + 1, (more for node in opened for more in _loaded(costs, step, node)))
-        layer = worth(step + 1, chain.from_iterable(following.values()))
+                _add_state(following.setdefault(node.mask, []), _after_step(costs, step + 1, node))
+            opened = promising(step + 1, (more for node in opened for more in _after_load(costs, step, node)))
+        layer = promising(step + 1, chain.from_iterable(following.values()))
     ended = [(costs.bound(instance.steps, node)[1], at) for at, node in enumerate(layer)]
-    taken, at = min(ended, default=(math.inf, -1))
-    return _plan(costs, layer[at]) if taken < target else None, looked, thinned
+    time, at = min(ended, default=(math.inf, -1))
+    return _plan(costs, layer[at]) if time < target else None, visited, thinned
 
 
-def _computed(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
-    """Return the beginning with the step computed, by the graph that its block has.
+def _after_compute(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
+    """Return the partial plan with the step computed by the block's current graph.
 
-    Plans in which the computation waits for a load of this very block to begin need not be looked at: the load can
-    begin earlier, swap places with the one before it, or follow the computation, which then uses the prefill graph;
-    nothing ends later.
+    Plans in which the computation waits for a load of this block to begin need not be explored: the load can begin
+    earlier, swap places with the previous one, or follow the computation, which then uses the prefill graph; nothing
+    ends later.
     """
     block, start = step % costs.m, node.computed
     begin = max(start, node.loaded) if node.pending == block else start
     return node._replace(computed=begin + costs.time(block, node.mask), start=start)
 
 
-def _loaded(costs: LowerBounds, step: int, node: SwitchState) -> Iterator[SwitchState]:
+def _after_load(costs: LowerBounds, step: int, node: SwitchState) -> Iterator[SwitchState]:
     """Yield the beginnings with one more load that begins before the step is over."""
     begin = max(node.start, node.loaded)
     if begin >= node.computed or node.last < node.inner:
@@ -446,7 +445,7 @@ def _loaded(costs: LowerBounds, step: int, node: SwitchState) -> Iterator[Switch
             )
 
 
-def _closed(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
+def _after_step(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
     """Return the beginning before the next step; a block that is sure to be loaded in time is no longer pending."""
     wait = node.loaded - node.computed
     pending = node.pending
@@ -455,15 +454,15 @@ def _closed(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
     return SwitchState(node.mask, node.computed, node.loaded, pending, node.trail)
 
 
-def _enter(nodes: list[SwitchState], new: SwitchState) -> None:
+def _add_state(nodes: list[SwitchState], new: SwitchState) -> None:
     """Add a beginning to those with the same steps done and blocks switched, and keep only the undominated ones."""
-    if not any(_beats(node, new) for node in nodes):
-        nodes[:] = [node for node in nodes if not _beats(new, node)]
+    if not any(_dominates(node, new) for node in nodes):
+        nodes[:] = [node for node in nodes if not _dominates(new, node)]
         nodes.append(new)
 
 
-def _beats(one: SwitchState, other: SwitchState) -> bool:
-    """Return whether `one` dominates `other`: all that can follow `other` can follow `one`, no later."""
+def _dominates(one: SwitchState, other: SwitchState) -> bool:
+    """Return whether `one` dominates `other`: every continuation of `other` is possible after `one`, no later."""
     if one.computed > other.computed or one.loaded > other.loaded:
         return False
     return one.pending < 0 or one.pending == other.pending or one.loaded <= other.computed
@@ -472,14 +471,14 @@ def _beats(one: SwitchState, other: SwitchState) -> bool:
 Ranked = tuple[tuple[float, float], int, SwitchState]
 
 
-def _narrowed(ranked: list[Ranked], width: int) -> list[Ranked]:
+def _pruned(ranked: list[Ranked], width: int) -> list[Ranked]:
     """Return the best `width` beginnings for each number of switches, as different numbers do not compare."""
-    taken: Counter[int] = Counter()
+    time: Counter[int] = Counter()
     kept = []
     for entry in sorted(ranked, key=itemgetter(0, 1)):
         many = entry[2].mask.bit_count()
-        taken[many] += 1
-        if taken[many] <= width:
+        time[many] += 1
+        if time[many] <= width:
             kept.append(entry)
     return kept
 

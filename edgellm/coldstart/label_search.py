@@ -17,12 +17,12 @@ from edgellm.coldstart.warm_start import Tables
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """Ends of plans, all with equally many stages: arrays of one length.
+    """Labels: partial plans built from the last stage, all with the same number of stages, as arrays of one length.
 
-    `placed`, the mask of their devices; `head`, the device of the first of these stages, K where there is none yet;
-    `left`, the layers before it; `rho`, the latest moment at which it may start to receive or, if it is the first, to
-    compute; `load`, its own load, which in the paper's timing comes before it receives. `parent` and `count`: the label
-    one level up that it continues, and the layers of its own stage.
+    `placed` is the mask of their devices; `head` the device of their first stage, K if there is none yet; `left` the
+    layers before it; `rho` the latest moment at which it may start to receive or, if it is the first, to compute;
+    `load` its own load, which in the paper's timing precedes receiving. `parent` and `count` are the label that it
+    extends, and the layers of its own stage.
     """
 
     placed: Ints
@@ -62,21 +62,23 @@ def receiving(send: Floats) -> tuple[Floats, Floats, Floats]:
     takes more to send to the row's device than to the column's, (K, K).
     """
     k = send.shape[0]
-    himself = np.eye(k, dtype=bool)
-    least = np.where(himself, np.inf, send).min(0)
-    most = np.where(himself, 0.0, send).max(0)
-    more = np.where(himself[:, :, None] | himself[:, None, :], -np.inf, send[:, :, None] - send[:, None, :]).max(0)
+    self_index = np.eye(k, dtype=bool)
+    least = np.where(self_index, np.inf, send).min(0)
+    most = np.where(self_index, 0.0, send).max(0)
+    more = np.where(self_index[:, :, None] | self_index[:, None, :], -np.inf, send[:, :, None] - send[:, None, :]).max(
+        0
+    )
     return least, most, np.where(np.isfinite(more), more, 0.0)
 
 
-def twins(load: Floats, compute: Floats, room: Floats, send: Floats) -> list[tuple[int, int]]:
-    """Return the pairs of identical devices: each device with the last one before it that is alike in everything."""
+def twins(load: Floats, compute: Floats, capacity: Floats, send: Floats) -> list[tuple[int, int]]:
+    """Return pairs of identical devices: each device with the previous one that has the same numbers."""
     pairs = []
-    for device in range(room.size):
+    for device in range(capacity.size):
         for other in reversed(range(device)):
-            swapped = np.arange(room.size)
+            swapped = np.arange(capacity.size)
             swapped[[device, other]] = other, device
-            same = (cost[device] == cost[other] for cost in (load, compute, room))
+            same = (cost[device] == cost[other] for cost in (load, compute, capacity))
             if all(np.all(equal) for equal in same) and np.array_equal(send[np.ix_(swapped, swapped)], send):
                 pairs.append((device, other))
                 break
@@ -85,7 +87,7 @@ def twins(load: Floats, compute: Floats, room: Floats, send: Floats) -> list[tup
 
 TINY = 1e-11  # of the time limit: by how much a stage may be late, as sums are not exact
 TIE = 1e-10  # of the time limit: labels are as good as each other within it; far below the planner's margin
-CHUNK = 8_192  # labels expanded in one go: the results stay in the processor's cache
+CHUNK = 8_192  # labels expanded at once: the results stay in the processor's cache
 MOST = 2_000_000  # labels kept of a level at the most
 GROWN = 8_000_000  # labels that a level may grow to before the dominated ones are dropped, in half a gigabyte
 
@@ -97,15 +99,15 @@ class Search:
         task = tables.task
         self.tables, self.k, self.n = tables, task.devices, task.layers
         self.paper = task.overlap == "paper"
-        self.send_to = np.zeros((self.k + 1, self.k))  # to the device K, behind the last stage, for nothing
+        self.send_to = np.zeros((self.k + 1, self.k))  # to the device K, after the last stage, at no cost
         self.send_to[: self.k] = task.send.T
         self.least_in, self.most_in, self.later = receiving(task.send)
         own = tables.own.reshape(-1, self.n + 1)
         self.apart = 1.0 + 2.0 * float(own[np.isfinite(own)].max())
         filled = np.where(np.isfinite(own), own, 0.75 * self.apart)
-        self.own = (filled + np.arange(own.shape[0])[:, None] * self.apart).reshape(-1)  # one rising row behind another
+        self.own = (filled + np.arange(own.shape[0])[:, None] * self.apart).reshape(-1)  # concatenated ascending rows
         self.compute, self.load = tables.compute.reshape(-1), tables.load.reshape(-1)
-        self.twins = twins(task.load, task.compute, task.room, task.send)
+        self.twins = twins(task.load, task.compute, task.capacity, task.send)
 
     def within(self, limit: float, bound: Bound, width: int | None, stop: Stop) -> tuple[list[Cut], bool]:
         """Return some plans done by `limit`, if there are any, and whether the search was exhaustive.
@@ -135,9 +137,8 @@ class Search:
     def _expanded(
         self, labels: Labels, limit: float, bound: Bound, stop: Stop
     ) -> tuple[list[tuple[int, int, int]], Labels, bool]:
-        """Return whole plans with one more stage, as (label, device, layers); or else the labels with one more stage,
-        and whether these are all of them.
-        """
+        """Return complete plans with one more stage, as (label, device, layers), or else the labels with one more
+        stage, and whether the expansion was exhaustive."""
         ended: list[tuple[float, tuple[int, int, int]]] = []
         parts: list[Labels] = []
         whole = True
@@ -150,7 +151,7 @@ class Search:
                     for at in soonest
                 ]
             elif not ended:
-                parts.append(self._sized(limit, bound, self._worth(bound, stages)))
+                parts.append(self._sized(limit, bound, self._useful_sizes(bound, stages)))
             if stop() or sum(map(len, parts)) > GROWN:
                 whole = begin + CHUNK >= len(labels)
                 break
@@ -160,13 +161,12 @@ class Search:
         return [], grown, whole
 
     def _stages(self, labels: Labels, some: Ints, limit: float) -> tuple[Stages, Floats]:
-        """Return one more stage before some labels, of every device that may come; if some complete a plan, return just
-        these, and how late they are.
-        """
-        everyone = np.arange(self.k)
+        """Return the stages that can precede some labels, for all devices; if some complete a plan, only those, with
+        their lateness."""
+        all_devices = np.arange(self.k)
         due = labels.rho[some, None] - self.send_to[labels.head[some]]  # when the new stage must be done
         before = labels.placed[some]
-        free = (due > 0.0) & (before[:, None] >> everyone & 1 == 0)
+        free = (due > 0.0) & (before[:, None] >> all_devices & 1 == 0)
         for twin, other in self.twins:  # equal devices in the order of their numbers only
             free[:, twin] &= before >> other & 1 == 1
         if self.paper:
@@ -184,14 +184,14 @@ class Search:
         late = self.own[row[ended] * (self.n + 1) + left[ended]] - row[ended] * self.apart - due[ended]
         return stages.take(ended), late
 
-    def _worth(self, bound: Bound, stages: Stages) -> Stages:
-        """Return the stages with the sizes that can be worth it.
+    def _useful_sizes(self, bound: Bound, stages: Stages) -> Stages:
+        """Return the stages with the sizes that can lead to a better plan.
 
-        If all layers are alike, a stage of n layers begins at due - w n, and at most F(due - w n) layers and a sum over
+        If all layers are equal, a stage of n layers begins at due - w n, and at most F(due - w n) layers and a sum over
         the other devices, largest for n = 1, can be placed before it: convex in n. So if one end of the range of n
-        falls short of the layers left, the range is cut from that end to where the bound reaches them.
+        cannot place the layers left, the range is cut from that end to where the bound reaches them.
         """
-        stages = stages.take(np.flatnonzero(stages.most))  # of those that can take any
+        stages = stages.take(np.flatnonzero(stages.most))  # of the devices that can take any
         if self.tables.ends > 1:
             return stages
         work = self.compute[stages.device * (self.n + 1) + 1]
@@ -203,7 +203,7 @@ class Search:
         stages, work, others, few, many = stages.take(some), work[some], others[some], few[some], many[some]
         turn = np.flatnonzero(few != many)
         device, due, work, others, few = stages.device[turn], stages.due[turn], work[turn], others[turn], few[turn]
-        low, high = np.ones_like(turn), stages.most[turn]  # between them it begins, or ceases, to be worth it
+        low, high = np.ones_like(turn), stages.most[turn]  # between them the bound is crossed
         for _ in range(int(high.max(initial=1)).bit_length()):
             middle = (low + high) >> 1
             inside = (bound.paid(device, due - work * middle)[0] + others + middle >= 0.0) == few
@@ -233,11 +233,11 @@ class Search:
         )
 
     def _undominated(self, labels: Labels, limit: float) -> Labels:
-        """Drop the labels that are dominated by another with the same devices.
+        """Drop labels that are dominated by another with the same devices.
 
-        A label dominates if it leaves no more layers (a stage of alike layers could give some up; of unlike layers it
-        must leave exactly as many), and whatever device comes next may be done as late or later. Compare within each
-        head first, then across heads, the worst sending of one against the best of the other; then head by head.
+        A label dominates if it leaves no more layers (exactly as many, if the layers differ), and whichever device
+        precedes it may be done as late or later. Labels are compared within each head first, then across heads, the
+        worst sending of one against the best of the other; then head by head.
         """
         for across in (False, True):
             if len(labels) > 1:
@@ -267,8 +267,8 @@ class Search:
         before = np.concatenate([[0.0], np.maximum.accumulate(base + best)[:-1]]) - base  # of those with fewer
         beaten = np.maximum(before, best)[part] >= asks - TIE * limit
         tops = np.flatnonzero(offers == best[part])
-        tops = tops[np.concatenate([[True], part[tops[1:]] != part[tops[:-1]]])]  # one of each stays ...
-        beaten[tops] = before[part[tops]] >= asks[tops] - TIE * limit  # ... unless one with fewer layers left beats it
+        tops = tops[np.concatenate([[True], part[tops[1:]] != part[tops[:-1]]])]  # keep one of equal labels ...
+        beaten[tops] = before[part[tops]] >= asks[tops] - TIE * limit  # ... unless one with fewer layers left dominates
         return np.sort(order[~beaten])
 
     def _pairwise(self, labels: Labels, limit: float) -> Ints:

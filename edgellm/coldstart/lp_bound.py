@@ -23,11 +23,11 @@ CELLS = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """The choices "device m takes n layers", each at its cheapest place in the model.
+    """The choices "device m takes n layers", each at its cheapest position in the model.
 
-    `head`, the moment before which its work cannot begin, and `work`, the seconds of work and of a part of the sending
-    before and behind it, (K, n). Infinite where there is no such choice. `before`, (K,), is the former part; the first
-    stage does without it, and the last one without the latter, which is at most `behind`.
+    `head` is the moment before which its work cannot begin, and `work` the seconds of work and of a part of the sending
+    before and after it, (K, n); infinite for impossible choices. `before`, (K,), is the former part, which the first
+    stage saves; the last one saves the latter, at most `behind`.
     """
 
     head: Floats
@@ -52,9 +52,8 @@ class Columns:
 
 
 def potentials(send: Floats) -> tuple[Floats, Floats]:
-    """Return parts of the sending, (K,) each, `before` a stage and `behind` it: before[b] + behind[a] <= send[a, b],
-    with the largest possible sum.
-    """
+    """Return a split of the sending times, (K,) each, `before` a stage and `behind` it, with before[b] + behind[a] <=
+    send[a, b] and the largest possible sum."""
     k = send.shape[0]
     if k == 1 or not send.any():
         return np.zeros(k), np.zeros(k)
@@ -84,8 +83,8 @@ def prices(columns: Columns, limit: float) -> tuple[Floats, Floats]:
     apart = limit / MOMENTS
     for again in range(REFINED + 1):
         worked = np.clip((head + work)[None, :] - moments[:, None], 0.0, work[None, :])
-        room = np.concatenate([np.ones(once.shape[0]), limit - moments])
-        price = packing(np.vstack([once, worked]), room, (n + 1).astype(np.float64))[1][-moments.size :]
+        capacity = np.concatenate([np.ones(once.shape[0]), limit - moments])
+        price = packing(np.vstack([once, worked]), capacity, (n + 1).astype(np.float64))[1][-moments.size :]
         priced = moments[price > 1e-9]
         if again < REFINED and priced.size:  # finer, around the moments that have a price
             apart /= 3.0
@@ -95,14 +94,14 @@ def prices(columns: Columns, limit: float) -> tuple[Floats, Floats]:
     return moments, price
 
 
-def packing(rows: Floats, room: Floats, value: Floats) -> tuple[Floats, Floats]:
+def packing(rows: Floats, capacity: Floats, value: Floats) -> tuple[Floats, Floats]:
     """Maximise value x, with rows x <= room, x >= 0 and no negative inputs; return x, and the duals of the rows.
 
     The plain simplex method; the start x = 0 is feasible.
     """
     m, n = rows.shape
     table = np.zeros((m + 1, n + m + 1))
-    table[:m, :n], table[:m, n : n + m], table[:m, -1] = rows, np.eye(m), room
+    table[:m, :n], table[:m, n : n + m], table[:m, -1] = rows, np.eye(m), capacity
     table[m, :n] = -value
     basis, ratio = np.arange(n, n + m), np.empty(m)
     for _ in range(PIVOTS):

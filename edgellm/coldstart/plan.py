@@ -1,4 +1,4 @@
-"""The plan: which device holds which layers, its times next to those of other ways, the reasons, and the advice."""
+"""Planning: which device holds which layers, with times, reasons, alternatives and advice."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self, get_args
 
+from edgellm.coldstart.algorithm1 import algorithm1, is_small
 from edgellm.coldstart.cost_model import ModelCosts
+from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.hardware import Device, Links
-from edgellm.coldstart.planner import solve
 from edgellm.coldstart.problem import (
     Cut,
     Overlap,
@@ -31,15 +32,16 @@ from edgellm.coldstart.problem_builder import (
     even,
     heuristic,
     ideal_single,
+    restrict_to_stored,
     task_of,
-    where_it_lies,
 )
+from edgellm.coldstart.reply_search import fastest_reply
 from edgellm.errors import InvalidOption, PlanImpossible
 from edgellm.layer_range import LayerRange
 
 Objective = Literal["ttft", "reply"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-WORTH = 0.05
+MIN_SAVING = 0.05
 """The share of the best single device's time that a split must save to be advised."""
 
 
@@ -63,21 +65,21 @@ class PlannedStage:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stage for a script: layers as `first_layer` and `last_layer`, counted from 1, both included."""
+        """Return the stage as JSON: layers as `first_layer` and `last_layer`, counted from 1, both included."""
         fields = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         del fields["layers"]
         return {"first_layer": self.layers.start + 1, "last_layer": self.layers.stop, **fields}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Return the stage from which `to_json` made `found`."""
-        fields = dict(found)
+    def from_json(cls, solution: Mapping[str, Any]) -> Self:
+        """Return the stage that `to_json` returned as `found`."""
+        fields = dict(solution)
         return cls(layers=LayerRange(fields.pop("first_layer") - 1, fields.pop("last_layer")), **fields)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOption:
-    """A way to hold the model: seconds to the first token, seconds a further token, and seconds to the reply's end."""
+    """A split of the model over devices: seconds to the first token, per further token, and to the end of the reply."""
 
     stages: tuple[PlannedStage, ...]
     ttft_s: float
@@ -89,7 +91,7 @@ class PlanOption:
         return len(self.stages) == 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the way for a script."""
+        """Return the option as JSON."""
         return {
             "stages": [stage.to_json() for stage in self.stages],
             "ttft_s": self.ttft_s, "token_s": self.token_s, "reply_s": self.reply_s,
@@ -98,13 +100,13 @@ class PlanOption:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The best way, proved so within `gap` (a share; 0 if it is `optimal`), and others, None where they do not fit.
+    """The best option, optimal to within `gap` (a share; 0 if `optimal`), and alternatives, None if they do not fit.
 
-    `warm_single`: the best single device that has the model loaded already. `unused`: why each device that is left out
-    is left out.
+    `warm_single` is the best single device with the model loaded already; `unused` gives a reason for each device left
+    out.
     """
 
-    way: PlanOption
+    option: PlanOption
     optimal: bool
     gap: float
     reason: str
@@ -117,16 +119,17 @@ class Plan:
     unused: tuple[tuple[str, str], ...]
     objective: Objective
 
-    def seconds(self, way: PlanOption) -> float:
-        """Return the time of a way that the plan's objective minimises."""
-        return way.reply_s if self.objective == "reply" else way.ttft_s
+    def seconds(self, option: PlanOption) -> float:
+        """Return the time of an option that the plan's objective minimises."""
+        return option.reply_s if self.objective == "reply" else option.ttft_s
 
     @property
     def advised(self) -> PlanOption:
-        """The way that the advice recommends: the best one, or a single device if a split saves next to nothing."""
+        """Return the option that the advice recommends: the best one, or a single device if a split saves next to
+        nothing."""
         alone = self.best_single
-        if self.way.alone or alone is None or self.seconds(self.way) < (1.0 - WORTH) * self.seconds(alone):
-            return self.way
+        if self.option.alone or alone is None or self.seconds(self.option) < (1.0 - MIN_SAVING) * self.seconds(alone):
+            return self.option
         return alone
 
 
@@ -135,49 +138,55 @@ def plan(
     overlap: Overlap = "streamed", links: Links | None = None, stop: Stop = never, cold: bool = True,
     kept: Mapping[str, LayersOnDevice] | None = None, reserved: float = 0.0,
 ) -> Plan:  # fmt: skip
-    """Plan which device should hold which layers.
+    """Return the best plan for the layers of `model`.
 
     The objective `ttft` minimises the time to the first token (the paper), `reply` the time to the last of
-    `tokens_out`. With `cold` False, the devices have their layers loaded. `stop` is called now and then: whether to
-    give up with the best plan so far. With `kept`, the layers that each device has, by its name, the plan uses only
-    layers where they are, and loads no loaded layer again. `reserved`: as for `task_of`.
+    `tokens_out`. With `cold` False, the devices have their layers loaded. `stop` is polled: whether to return the best
+    plan so far. With `kept`, the layers stored on each device by name, only stored layers are used, and loaded layers
+    are not loaded again. `reserved`: as for `task_of`.
 
-    Raises `InvalidOption` for options that make no sense, and `PlanImpossible` if the devices together do not hold the
-    model.
+    Raises:
+        InvalidOption: an invalid option.
+        PlanImpossible: the devices together cannot hold the model.
     """
     if objective not in OBJECTIVES:
         raise InvalidOption(f"There is no objective named {objective!r}.", f"Choose from {', '.join(OBJECTIVES)}.")
     task = task_of(devices, model, tokens_in, tokens_out, overlap, links, reserved)
-    asked = anywhere = task if cold else warm(task)
-    further, beyond = max(0, tokens_out - 1), math.inf
+    restricted = unrestricted = task if cold else warm(task)
+    further, penalty = max(0, tokens_out - 1), math.inf
     if kept is not None:
-        asked, beyond = where_it_lies(asked, devices, model, kept, further)
-    found = solve(asked, further if objective == "reply" else 0, stop)
-    if found is None:
-        raise _too_big(devices, task)
-    if found.seconds >= beyond:
-        raise _not_there(devices, task, kept or {})
-    tell = partial(_way, devices, model, asked, further)
-    alone = best_single(asked)
+        restricted, penalty = restrict_to_stored(restricted, devices, model, kept, further)
+    solution = solve(restricted, further if objective == "reply" else 0, stop)
+    if solution is None:
+        raise _does_not_fit(devices, task)
+    if solution.seconds >= penalty:
+        raise _missing_layers(devices, task, kept or {})
+    to_option = partial(_option, devices, model, restricted, further)
+    alone = best_single(restricted)
     peak = [device.flops for device in devices]
-    strong = heuristic([device.speed(tokens_in) for device in devices], [device.disk for device in devices], asked)
-    candidates = {"even": even(peak, asked), "heuristic": strong, "single": alone}
-    ways = {name: tell(cut) if cut and makespan(asked, cut) < beyond else None for name, cut in candidates.items()}
-    best = tell(found.cut)
+    by_strength = heuristic(
+        [device.speed(tokens_in) for device in devices], [device.disk for device in devices], restricted
+    )
+    candidates = {"even": even(peak, restricted), "heuristic": by_strength, "single": alone}
+    options = {
+        name: to_option(cut) if cut and makespan(restricted, cut) < penalty else None
+        for name, cut in candidates.items()
+    }
+    best = to_option(solution.cut)
     score = _score(objective)
     warm_cut = best_single(warm(task)) if kept is None else None
-    loaded = _way(devices, model, warm(task), further, warm_cut) if warm_cut else None
+    loaded = _option(devices, model, warm(task), further, warm_cut) if warm_cut else None
     return Plan(
-        best, found.optimal, found.gap, _reason(found),
-        advice(best, ways["single"], ways["even"], loaded, score)
-        + whole_reply(best, [way for way in ways.values() if way is not None], tokens_out, score),
-        ways["even"], ways["heuristic"], ways["single"],
-        _way(devices, model, anywhere, further, ideal_single(peak, task)), loaded,
-        _unused(devices, asked, found, kept), objective,
+        best, solution.optimal, solution.gap, _reason(solution),
+        advice(best, options["single"], options["even"], loaded, score)
+        + reply_hint(best, [option for option in options.values() if option is not None], tokens_out, score),
+        options["even"], options["heuristic"], options["single"],
+        _option(devices, model, unrestricted, further, ideal_single(peak, task)), loaded,
+        _unused(devices, restricted, solution, kept), objective,
     )  # fmt: skip
 
 
-def foreseen(
+def predict(
     devices: Sequence[Device], model: ModelCosts, cut: Cut, tokens_in: int, tokens_out: int, *,
     overlap: Overlap = "streamed", links: Links | None = None, cold: bool = True,
 ) -> PlanOption:  # fmt: skip
@@ -185,18 +194,18 @@ def foreseen(
 
     Raises InvalidOption for numbers that make no sense."""
     task = task_of(devices, model, tokens_in, tokens_out, overlap, links)
-    return _way(devices, model, task if cold else warm(task), max(0, tokens_out - 1), cut)
+    return _option(devices, model, task if cold else warm(task), max(0, tokens_out - 1), cut)
 
 
 def _score(objective: Objective) -> Callable[[PlanOption], float]:
-    return (lambda way: way.reply_s) if objective == "reply" else (lambda way: way.ttft_s)
+    return (lambda option: option.reply_s) if objective == "reply" else (lambda option: option.ttft_s)
 
 
-def _way(devices: Sequence[Device], model: ModelCosts, task: Task, further: int, cut: Cut) -> PlanOption:
+def _option(devices: Sequence[Device], model: ModelCosts, task: Task, further: int, cut: Cut) -> PlanOption:
     ttft, token = makespan(task, cut), per_token(task, cut)
     stages = []
     spans = timeline(task, cut)
-    for at, span in enumerate(spans):
+    for place, span in enumerate(spans):
         size = sum(model.layer_bytes[span.layers.start : span.layers.stop])
         size += model.embedding * (span.layers.start == 0) + model.head * (span.layers.stop == task.layers)
         if len(cut) == 1:
@@ -204,70 +213,70 @@ def _way(devices: Sequence[Device], model: ModelCosts, task: Task, further: int,
         stages.append(
             PlannedStage(
                 devices[span.device].name, span.layers, span.load, span.wait, span.network, span.received,
-                span.compute, span.finish, size, _why(task, span, at, len(cut)),
+                span.compute, span.finish, size, _stage_reason(task, span, place, len(cut)),
             )
         )  # fmt: skip
     return PlanOption(tuple(stages), ttft, token, ttft + further * token)
 
 
-def _why(task: Task, span: StageTimes, at: int, stages: int) -> str:
-    """Return what limits the size of a stage, the one at place `at` of `stages`."""
+def _stage_reason(task: Task, span: StageTimes, place: int, stages: int) -> str:
+    """Return why a stage has its size; it is at `place` of `stages`."""
     if stages == 1:
         return "holds everything"
     start, stop = span.layers.start, span.layers.stop
-    room = float(task.room[span.device] - task.need[start:stop].sum())
-    if room < task.need[max(0, start - 1) : stop + 1].max():
-        return "its memory is full"
-    if at == 0:
-        return "first: its part is loaded soonest"
-    return "its load is hidden behind the others" if span.wait > 0.0 else "its disk sets the pace"
+    capacity = float(task.capacity[span.device] - task.need[start:stop].sum())
+    if capacity < task.need[max(0, start - 1) : stop + 1].max():
+        return "fills its memory"
+    if place == 0:
+        return "first, because it loads its layers soonest"
+    return "its loading is hidden by earlier stages" if span.wait > 0.0 else "limited by its disk"
 
 
-def _reason(found: Solution) -> str:
-    if found.optimal:
-        return "proved: no other plan is faster"
-    return f"the time was over: a plan up to {found.gap:.1%} faster may exist"
+def _reason(solution: Solution) -> str:
+    if solution.optimal:
+        return "proved optimal"
+    return f"the search ran out of time: a plan up to {solution.gap:.1%} faster may exist"
 
 
 def _unused(
-    devices: Sequence[Device], task: Task, found: Solution, kept: Mapping[str, LayersOnDevice] | None
+    devices: Sequence[Device], task: Task, solution: Solution, kept: Mapping[str, LayersOnDevice] | None
 ) -> tuple[tuple[str, str], ...]:
     """Return the reason for each device that is left out."""
     reasons = []
-    for at in sorted(set(range(len(devices))) - {device for device, _ in found.cut}):
-        has = LayersOnDevice() if kept is None else kept.get(devices[at].name, LayersOnDevice(frozenset()))
-        if has.disk is not None and not has.disk:
+    for place in sorted(set(range(len(devices))) - {device for device, _ in solution.cut}):
+        stored = LayersOnDevice() if kept is None else kept.get(devices[place].name, LayersOnDevice(frozenset()))
+        if stored.disk is not None and not stored.disk:
             why = "it has no layers of the model"
-        elif task.room[at] < task.need.min():
-            have, least = max(0.0, task.room[at]) / 1e6, task.need.min() / 1e6
-            why = f"it has {have:.0f} MB for layers, and one takes {least:.0f} MB"
+        elif task.capacity[place] < task.need.min():
+            have, least = max(0.0, task.capacity[place]) / 1e6, task.need.min() / 1e6
+            why = f"it has {have:.0f} MB for layers, and one layer takes {least:.0f} MB"
         else:
-            why = "no plan with it is faster" if found.optimal else "no faster plan with it was found"
-        reasons.append((devices[at].name, why))
+            why = "no plan with it is faster" if solution.optimal else "no faster plan with it was found"
+        reasons.append((devices[place].name, why))
     return tuple(reasons)
 
 
-def _not_there(devices: Sequence[Device], task: Task, kept: Mapping[str, LayersOnDevice]) -> PlanImpossible:
+def _missing_layers(devices: Sequence[Device], task: Task, kept: Mapping[str, LayersOnDevice]) -> PlanImpossible:
     """Return the error for devices that could hold the model, but do not have enough of its layers."""
     listed = []
-    for device, room in zip(devices, task.room, strict=True):
+    for device, capacity in zip(devices, task.capacity, strict=True):
         disk = kept.get(device.name, LayersOnDevice(frozenset())).disk
-        has = task.layers if disk is None else len(disk)
-        listed.append(f"{device.name} has {has} of {task.layers} and {max(0.0, room) / 1e9:.1f} GB of memory")
+        stored = task.layers if disk is None else len(disk)
+        listed.append(f"{device.name} has {stored} of {task.layers} and {max(0.0, capacity) / 1e9:.1f} GB of memory")
     return PlanImpossible(
-        f"The layers do not lie where they fit: {'; '.join(listed)}.", "Bring them there: edgellm mesh deploy MODEL"
+        f"The layers are not stored where they fit: {'; '.join(listed)}.", "Send them there: edgellm mesh deploy MODEL"
     )
 
 
-def _too_big(devices: Sequence[Device], task: Task) -> PlanImpossible:
-    have, need = float(task.room.clip(min=0.0).sum()), float(task.need.sum())
+def _does_not_fit(devices: Sequence[Device], task: Task) -> PlanImpossible:
+    have, need = float(task.capacity.clip(min=0.0).sum()), float(task.need.sum())
     listed = ", ".join(
-        f"{device.name} {max(0.0, room) / 1e9:.1f}" for device, room in zip(devices, task.room, strict=True)
+        f"{device.name} {max(0.0, capacity) / 1e9:.1f}" for device, capacity in zip(devices, task.capacity, strict=True)
     )
     if have >= need:
         return PlanImpossible(
-            f"The model needs {need / 1e9:.1f} GB with its cache, and no way to cut it fits the devices ({listed} GB).",
-            "Free some memory on one of them, or choose a smaller model or quantisation.",
+            f"The model needs {need / 1e9:.1f} GB with its cache, and no split of it fits the devices ({listed} GB).",
+            "Free memory on one of them, or choose a smaller model or quantisation.",
         )
     return PlanImpossible(
         f"The model needs {need / 1e9:.1f} GB with its cache, and the devices have {have / 1e9:.1f} GB ({listed}).",
@@ -280,20 +289,19 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 0.1 or seconds == 0.0 else f"{seconds * 1e3:.1f} ms"
 
 
-def whole_reply(
+def reply_hint(
     best: PlanOption, others: Sequence[PlanOption], tokens: int, score: Callable[[PlanOption], float]
 ) -> str:
-    """Return a hint if the advised way takes longer to the end of a reply of `tokens` tokens than another way; else an
-    empty string."""
-    single = min((way for way in others if way.alone), key=score, default=best)
-    advised = best if best.alone or score(best) < (1.0 - WORTH) * score(single) else single
-    sooner = min((best, *others), key=lambda way: way.reply_s)
-    if tokens < 2 or sooner.reply_s >= (1.0 - WORTH) * advised.reply_s:
+    """Return a hint if another option completes a reply of `tokens` tokens sooner than the advised one; else ""."""
+    single = min((option for option in others if option.alone), key=score, default=best)
+    advised = best if best.alone or score(best) < (1.0 - MIN_SAVING) * score(single) else single
+    fastest = min((best, *others), key=lambda option: option.reply_s)
+    if tokens < 2 or fastest.reply_s >= (1.0 - MIN_SAVING) * advised.reply_s:
         return ""
-    names = " and ".join(stage.device for stage in sooner.stages) + (" alone" if sooner.alone else "")
+    names = " and ".join(stage.device for stage in fastest.stages) + (" alone" if fastest.alone else "")
     return (
-        f" But a whole reply of {tokens} tokens then takes {format_seconds(advised.reply_s)}, and"
-        f" {format_seconds(sooner.reply_s)} on {names}: plan with --objective reply."
+        f" But a whole reply of {tokens} tokens then takes {format_seconds(advised.reply_s)}, against"
+        f" {format_seconds(fastest.reply_s)} on {names}: to minimise that, plan with --objective reply."
     )
 
 
@@ -304,7 +312,7 @@ def advice(
     loaded: PlanOption | None,
     score: Callable[[PlanOption], float],
 ) -> str:
-    """Return what to do, and why, in a sentence or two."""
+    """Return the recommendation and its reason, in a sentence or two."""
     taken = score(best)
     if best.alone:
         name = best.stages[0].device
@@ -315,24 +323,38 @@ def advice(
         return f"Split it over {names}: {format_seconds(taken)}. No single device has the memory for it."
     name, alone = single.stages[0].device, score(single)
     saved = 1.0 - taken / alone
-    if saved <= WORTH:
+    if saved <= MIN_SAVING:
         return (
             f"Use {name} alone: {format_seconds(alone)}. The best split would save {format_seconds(alone - taken)}"
             f" ({saved:.1%}), which is not worth it."
         )
-    words = (
+    text = (
         f"Split it over {names}: {format_seconds(taken)} instead of {format_seconds(alone)} on {name} alone"
         f" ({saved:.0%} less)."
     )
     if loaded is not None and score(loaded) < taken:
         name = loaded.stages[0].device
-        words += (
-            f" While {name} keeps it loaded, it answers alone in {format_seconds(score(loaded))}:"
-            " split only when it is cold."
+        text += (
+            f" While the model stays loaded on {name}, {name} alone answers in {format_seconds(score(loaded))}:"
+            " split only for a cold start."
         )
     elif best.token_s > 1.2 * single.token_s > 0.0:
-        words += (
+        text += (
             f" Each further token takes {format_seconds(best.token_s)} instead of {format_seconds(single.token_s)}:"
             " for long replies plan with --objective reply."
         )
-    return words
+    return text
+
+
+def solve(task: Task, further: int = 0, stop: Stop = never) -> Solution | None:
+    """Return the plan that is done first with the first token, or with `further` tokens after it; None if none fits.
+
+    For the first token: the paper's Algorithm 1 in a small home, and in a larger one a search that proves as much in
+    less time. Whole replies, and devices on which a stage may not begin and end anywhere, have a search of their own.
+    """
+    if not further and is_small(task):
+        solution = algorithm1(task)
+        return None if solution is None else Solution(solution[1], solution[0], solution[0])
+    if further or task.bounded:
+        return fastest_reply(task, further, stop)
+    return fastest_first_token(task, stop)

@@ -1,8 +1,8 @@
-"""A prompt in parts: while a stage computes one, the next stage computes the one before (pipeline parallelism in one
-prompt). Shorter parts fill the pipeline sooner, and use each device less well (equation 8).
+"""Pipelined prefill: a prompt is split into parts, and while a stage computes one, the next stage computes the previous
+one. Smaller parts fill the pipeline sooner but use each device less efficiently (equation 8).
 
-The stages are simulated as they work: each takes parts through its layers one at a time, always the oldest part that
-can move, and a layer can be computed once it is loaded.
+The simulated stages take parts through their layers one at a time, always the oldest ready part; a layer can be
+computed once it is loaded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def choose(
     least = min(found.values())
     best, longest = next(size for size in SIZES if found[size] <= _EQUAL * least), found[SIZES[0]]
     if best >= tokens_in or best == SIZES[0]:
-        return PrefillChunks(best, found[best], f"parts of {best} tokens: shorter ones would not be faster")
+        return PrefillChunks(best, found[best], f"parts of {best} tokens: smaller parts would not be faster")
     saved = 1.0 - found[best] / longest
     return PrefillChunks(best, found[best], f"parts of {best} tokens: {saved:.0%} sooner than with {SIZES[0]}")
 
@@ -60,31 +60,31 @@ def first_token(
     for device, count in cut:
         last = first + count == model.shape.layers
         if sender is not None:
-            free = 0.0  # one part is sent after the other
+            free = 0.0  # parts are sent one after the other
             for at, tokens in enumerate(parts):
                 hop = float(sending(devices, model.shape.activation(tokens), links)[sender, device])
                 free = max(free, arrive[at]) + hop
                 arrive[at] = free
-        there = _loads(devices[device], model, first, count, cold)
+        loaded = _loads(devices[device], model, first, count, cold)
         work = [_layer(devices[device], model, tokens, sum(parts[: at + 1])) for at, tokens in enumerate(parts)]
         head = model.head_flops / devices[device].speed(1) if last and model.head_flops else 0.0
-        arrive = _stage(arrive, there, work)
+        arrive = _stage(arrive, loaded, work)
         arrive[-1] += head
         first, sender = first + count, device
     return arrive[-1]
 
 
-def _stage(arrive: Sequence[float], there: Sequence[float], work: Sequence[float]) -> list[float]:
-    """Return when each part leaves a stage whose layers are loaded at `there`; `work`: seconds per layer, by part."""
+def _stage(arrive: Sequence[float], loaded: Sequence[float], work: Sequence[float]) -> list[float]:
+    """Return when each part leaves a stage whose layers are loaded at `loaded`; `work`: seconds per layer, by part."""
     at, since, now = [0] * len(arrive), list(arrive), 0.0
     left = set(range(len(arrive)))
     while left:
-        ready = [(max(since[part], there[at[part]]), part) for part in left if _free(part, at)]
+        ready = [(max(since[part], loaded[at[part]]), part) for part in left if _free(part, at)]
         soonest = max(now, min(moment for moment, _ in ready))
         part = min(part for moment, part in ready if moment <= soonest)
         now = since[part] = soonest + work[part]
         at[part] += 1
-        if at[part] == len(there):
+        if at[part] == len(loaded):
             left.discard(part)
     return since
 

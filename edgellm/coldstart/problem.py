@@ -1,4 +1,4 @@
-"""What a cold start costs, layer by layer and device by device: the numbers that every planner works on."""
+"""The planning problem: times and sizes by layer and device, and the times of a given split (CSGO, equations 17-24)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Overlap = Literal["paper", "receiving", "streamed"]
-"""What may go on while a device still loads: nothing (equation 18); receiving; receiving, and computing with the layers
-that are there."""
+"""Work that a device can do while it is loading: nothing (equation 18); receive; receive, and compute with the layers
+loaded so far."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 
 
@@ -26,13 +26,13 @@ class Task:
     """L layers for K devices, in seconds and bytes.
 
     `load` and `compute`, (K, L): seconds for one layer on one device. `send`, (K, K): seconds from the row's device to
-    the column's. `need`, (L,): bytes that a layer takes of a device's memory; `room`, (K,): bytes that a device has for
-    layers. Embedding and head belong to the first and the last layer.
+    the column's. `need`, (L,): bytes of a layer in memory; `capacity`, (K,): bytes that a device has for layers.
+    Embedding and head belong to the first and the last layer.
 
-    `step`, (K, L), and `hop`, (K, K): the same as `compute` and `send` for one decoded token; zeros if not needed.
-    `alone_load`, (K,), and `alone_need`: seconds and bytes for all layers on one device, where that is less than their
-    sum (a head tied to the embedding is kept once). `begins` and `ends`, (K, L): whether a stage of the device may
-    begin, or end, with the layer; by default with any.
+    `step`, (K, L), and `hop`, (K, K): `compute` and `send` for one decoded token; zeros if not needed. `alone_load`,
+    (K,), and `alone_need`: seconds and bytes for all layers on one device, if less than their sum (a head tied to the
+    embedding is stored once). `begins` and `ends`, (K, L): whether a stage of the device may begin or end with the
+    layer; by default it may.
 
     Raises `InvalidOption` if the shapes differ, or a number is negative or not finite.
     """
@@ -41,7 +41,7 @@ class Task:
     compute: Floats
     send: Floats
     need: Floats
-    room: Floats
+    capacity: Floats
     overlap: Overlap = "paper"
     step: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     hop: Floats = field(default_factory=lambda: np.zeros((0, 0)))
@@ -63,14 +63,14 @@ class Task:
                 object.__setattr__(self, name, np.ones((k, n), dtype=bool))
         if self.alone_need is None:
             object.__setattr__(self, "alone_need", float(self.need.sum()))
-        wanted = {"load": (k, n), "compute": (k, n), "step": (k, n), "send": (k, k), "hop": (k, k), "need": (n,),
-                  "room": (k,), "alone_load": (k,), "begins": (k, n), "ends": (k, n)}  # fmt: skip
-        for name, shape in wanted.items():
+        shapes = {"load": (k, n), "compute": (k, n), "step": (k, n), "send": (k, k), "hop": (k, k), "need": (n,),
+                  "capacity": (k,), "alone_load": (k,), "begins": (k, n), "ends": (k, n)}  # fmt: skip
+        for name, shape in shapes.items():
             value = getattr(self, name)
             if value.shape != shape:
                 raise InvalidOption(f"{name} has the shape {value.shape}.", f"Give it the shape {shape}.")
-            if name != "room" and not (np.isfinite(value).all() and (value >= 0.0).all()):
-                raise InvalidOption(f"{name} holds a number below 0, or none at all.", "Give numbers of 0 or more.")
+            if name != "capacity" and not (np.isfinite(value).all() and (value >= 0.0).all()):
+                raise InvalidOption(f"{name} holds a number that is negative or NaN.", "Give numbers of 0 or more.")
         if k < 1 or n < 1:
             raise InvalidOption(f"There are {k} devices and {n} layers.", "Give at least one of each.")
         if self.overlap not in OVERLAPS:
@@ -86,12 +86,12 @@ class Task:
 
     @property
     def bounded(self) -> bool:
-        """Whether some stage may not begin or end with some layer."""
+        """Return whether `begins` or `ends` restrict any stage."""
         return not (self.begins.all() and self.ends.all())
 
     @property
     def uniform(self) -> bool:
-        """Whether all layers are alike."""
+        """Return whether all layers are equal."""
         return not self.bounded and all(
             bool(np.allclose(value, value[..., :1], rtol=1e-12, atol=0.0))
             for value in (self.load, self.compute, self.step, self.need)
@@ -103,12 +103,12 @@ def uniform(
     overlap: Overlap = "paper",
 ) -> Task:  # fmt: skip
     """Return a task of equal layers, from the seconds for a layer on each device, and the layers that each can hold."""
-    one = np.ones(layers)
+    ones = np.ones(layers)
     return Task(
-        np.outer(load, one),
-        np.outer(compute, one),
+        np.outer(load, ones),
+        np.outer(compute, ones),
         np.array(send, dtype=float),
-        one,
+        ones,
         np.array(cap, dtype=float),
         overlap,
     )
@@ -171,14 +171,14 @@ def timeline(task: Task, cut: Cut) -> tuple[StageTimes, ...]:
 
 
 def streamed(load: Floats, compute: Floats, whole: float) -> float:
-    """Return when a device is done that computes each layer once it is loaded and the layers before it are computed.
+    """Return when a device is done that computes each layer once it is loaded and the previous layers are computed.
 
-    Loading is serial, so layer l is there after all loads up to its own, and it and all later layers are computed after
-    that. `whole` is the time of all loads.
+    Loading is serial: layer l is loaded after all loads up to its own, and then it and all later layers are computed.
+    `whole` is the time of all loads.
     """
-    there = np.minimum(np.cumsum(load), whole)
-    behind = np.cumsum(compute[::-1])[::-1]
-    return float((there + behind).max())
+    loaded = np.minimum(np.cumsum(load), whole)
+    remaining = np.cumsum(compute[::-1])[::-1]
+    return float((loaded + remaining).max())
 
 
 def makespan(task: Task, cut: Cut) -> float:
@@ -187,12 +187,12 @@ def makespan(task: Task, cut: Cut) -> float:
 
 
 def per_token(task: Task, cut: Cut) -> float:
-    """Return the seconds from one decoded token to the next: all stages and hops, also the one back to the first."""
+    """Return the seconds per decoded token: all stages and hops, including the one back to the first stage."""
     first, total = 0, 0.0
     for at, (device, count) in enumerate(cut):
         total += float(task.step[device, first : first + count].sum())
         if len(cut) > 1:
-            total += float(task.hop[cut[at - 1][0], device])  # at 0: the token's way back
+            total += float(task.hop[cut[at - 1][0], device])  # at 0: from the last stage back to the first
         first += count
     return total
 
@@ -202,8 +202,8 @@ def fits(task: Task, cut: Cut) -> bool:
     used twice and no layer left."""
     first = 0
     for device, count in cut:
-        taken = task.need[first : first + count].sum() if len(cut) > 1 else task.alone_need
-        if count < 1 or taken > task.room[device] * (1.0 + 1e-12):
+        needed = task.need[first : first + count].sum() if len(cut) > 1 else task.alone_need
+        if count < 1 or needed > task.capacity[device] * (1.0 + 1e-12):
             return False
         if first + count > task.layers or not (task.begins[device, first] and task.ends[device, first + count - 1]):
             return False
@@ -212,12 +212,12 @@ def fits(task: Task, cut: Cut) -> bool:
 
 
 MARGIN = 1e-8
-"""A plan is better where it is so by more than this share of T."""
+"""Relative difference of T above which a plan counts as better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The best plan found, its seconds, and a lower bound for all plans (to within a hundred millionth)."""
+    """The best plan found, its seconds, and a lower bound for all plans (to within 1e-8)."""
 
     cut: Cut
     seconds: float
@@ -229,12 +229,12 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """The largest share by which another plan might be faster."""
+        """Return the largest share by which another plan might be faster."""
         return 0.0 if self.optimal else 1.0 - self.floor / self.seconds
 
 
 Stop = Callable[[], bool]
-"""Asked every few milliseconds: whether to give up with the best plan so far."""
+"""Polled every few milliseconds: whether to return the best plan so far."""
 
 
 def never() -> bool:

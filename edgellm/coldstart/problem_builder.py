@@ -1,4 +1,4 @@
-"""From devices and a model to the numbers of a task, and the paper's ways to split without planning (CSGO, 5.2)."""
+"""Builds the planning problem from devices and a model, and the paper's baselines (CSGO, section 5.2)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from edgellm.errors import InvalidOption
 
 @dataclass(frozen=True, slots=True)
 class LayersOnDevice:
-    """The layers of a model that a device has, counted from 0: on its `disk` (None: any that it needs), and loaded.
+    """The layers of a model that a device has, counted from 0: on its `disk` (None: any), and in its `memory`.
 
-    A device cannot load what is not on its disk, and need not load what is in its memory. `begins` and `ends`: layers
-    with which its stage may begin and end, as pieces on its disk do; None: any.
+    A device cannot load layers that are not on its disk, and need not load those in its memory. `begins` and `ends` are
+    the layers at which its stage may begin and end, given the pieces on its disk; None: any.
     """
 
     disk: frozenset[int] | None = None
@@ -47,7 +47,7 @@ def task_of(
     weights = np.array(model.layer_bytes)
     weights[0] += model.embedding
     weights[-1] += model.head
-    twice = min(model.embedding, model.head) if model.tied else 0.0
+    tied_bytes = min(model.embedding, model.head) if model.tied else 0.0
     cache = np.maximum(reserved, np.array(model.cache_bytes) * (tokens_in + tokens_out))
     work = np.full(n, float(shape.flops(tokens_in)))
     work[-1] += model.head_flops
@@ -63,49 +63,49 @@ def task_of(
         compute=work / np.array([device.speed(tokens_in) for device in devices])[:, None],  # eq. 21
         send=sending(devices, shape.activation(tokens_in), links),  # eq. 20
         need=need,
-        room=np.array([device.memory - shape.activation(tokens_in) for device in devices]),  # eq. 22
+        capacity=np.array([device.memory - shape.activation(tokens_in) for device in devices]),  # eq. 22
         overlap=overlap,
         step=np.array(step_s),
         hop=sending(devices, shape.activation(1), links),
-        alone_load=load.sum(1) - twice / disk,
-        alone_need=float(need.sum() - twice),
+        alone_load=load.sum(1) - tied_bytes / disk,
+        alone_need=float(need.sum() - tied_bytes),
     )
 
 
-def where_it_lies(
+def restrict_to_stored(
     task: Task, devices: Sequence[Device], model: ModelCosts, kept: Mapping[str, LayersOnDevice], further: int
 ) -> tuple[Task, float]:  # fmt: skip
-    """Return the task with the layers where they are, and the seconds of penalty that a missing layer takes to load.
+    """Return the task restricted to stored layers, and the penalty in seconds for loading a missing layer.
 
-    A plan that uses only layers where they are takes less than the penalty. `further`: tokens after the first that
-    count, too. A device not in `kept` has no layers. A device's memory excludes the weights that are loaded.
+    Every plan that uses only stored layers takes less than the penalty. `further`: tokens after the first that count,
+    too. A device not in `kept` has no layers. A device's memory excludes the weights that are loaded.
     """
-    beyond = 2.0 * float(task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum()) + 1.0
-    beyond += 2.0 * further * float(task.step.sum() + task.hop.sum())
-    load, room, alone = task.load.copy(), task.room.copy(), task.alone_load.copy()
+    penalty = 2.0 * float(task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum()) + 1.0
+    penalty += 2.0 * further * float(task.step.sum() + task.hop.sum())
+    load, capacity, alone = task.load.copy(), task.capacity.copy(), task.alone_load.copy()
     begins, ends = task.begins.copy(), task.ends.copy()
-    nothing = LayersOnDevice(frozenset())
+    none_stored = LayersOnDevice(frozenset())
     for at, device in enumerate(devices):
-        has = kept.get(device.name, nothing)
-        missing = sorted(set(range(task.layers)) - has.disk) if has.disk is not None else []
-        warm = sorted(has.memory)
+        stored = kept.get(device.name, none_stored)
+        missing = sorted(set(range(task.layers)) - stored.disk) if stored.disk is not None else []
+        warm = sorted(stored.memory)
         load[at, warm] = 0.0
-        load[at, missing] = beyond
-        room[at] += sum(model.layer_bytes[layer] for layer in warm)
+        load[at, missing] = penalty
+        capacity[at] += sum(model.layer_bytes[layer] for layer in warm)
         if warm or missing:
             alone[at] = load[at].sum()
-        for may, allowed in ((begins, has.begins), (ends, has.ends)):
+        for mask, allowed in ((begins, stored.begins), (ends, stored.ends)):
             if allowed is not None:
-                may[at] = np.isin(np.arange(task.layers), sorted(allowed))
-    return replace(task, load=load, room=room, alone_load=alone, begins=begins, ends=ends), beyond
+                mask[at] = np.isin(np.arange(task.layers), sorted(allowed))
+    return replace(task, load=load, capacity=capacity, alone_load=alone, begins=begins, ends=ends), penalty
 
 
 def even(peak: npt.ArrayLike, task: Task) -> Cut | None:
     """Return equal parts for all devices, those of the highest `peak` (K,) first; None if a part does not fit."""
-    many = min(task.devices, task.layers)
-    order = np.argsort(-np.asarray(peak), kind="stable")[:many].tolist()
-    least, more = divmod(task.layers, many)
-    return _fitting(task, tuple((device, least + (at < more)) for at, device in enumerate(order)))
+    count = min(task.devices, task.layers)
+    order = np.argsort(-np.asarray(peak), kind="stable")[:count].tolist()
+    least, more = divmod(task.layers, count)
+    return _if_fits(task, tuple((device, least + (at < more)) for at, device in enumerate(order)))
 
 
 def heuristic(speed: npt.ArrayLike, disk: npt.ArrayLike, task: Task) -> Cut | None:
@@ -121,20 +121,20 @@ def heuristic(speed: npt.ArrayLike, disk: npt.ArrayLike, task: Task) -> Cut | No
         if count:
             cut.append((device, count))
         left -= count
-    return _fitting(task, tuple(cut))
+    return _if_fits(task, tuple(cut))
 
 
 def best_single(task: Task) -> Cut | None:
-    """Put all layers on the device that is done first, of those that can hold them; return None if none can."""
+    """Return all layers on the fastest device that can hold them; None if none can."""
     singles = [((device, task.layers),) for device in range(task.devices)]
     load = task.alone_load + task.compute.sum(1)
     return min((cut for cut in singles if fits(task, cut)), key=lambda cut: load[cut[0][0]], default=None)
 
 
 def ideal_single(peak: npt.ArrayLike, task: Task) -> Cut:
-    """Put all layers on the device of the highest peak, whatever its memory."""
+    """Return all layers on the device with the highest peak, whatever its memory."""
     return ((int(np.asarray(peak).argmax()), task.layers),)
 
 
-def _fitting(task: Task, cut: Cut) -> Cut | None:
+def _if_fits(task: Task, cut: Cut) -> Cut | None:
     return cut if fits(task, cut) else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgellm.coldstart.exact_search import fastest
+from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.label_search import MOST
 from edgellm.coldstart.problem import MARGIN, Cut, Floats, Ints, Solution, Stop, Task, fits, makespan, never, per_token
 from edgellm.coldstart.warm_start import Tables
@@ -24,16 +24,16 @@ def seconds(task: Task, cut: Cut, further: int) -> float:
     return makespan(task, cut) + further * per_token(task, cut)
 
 
-def quickest(task: Task, further: int, stop: Stop = never) -> Solution | None:
-    """Return the plan whose whole reply ends first, with its proof; None if no plan fits.
+def fastest_reply(task: Task, further: int, stop: Stop = never) -> Solution | None:
+    """Return the plan whose whole reply ends first, with a lower bound; None if no plan fits.
 
-    A search from the first stage to the last. A label is a beginning of a plan: (first device, set placed, last device,
-    layers done), the time t at which it is done, and the time D that it takes for one further token. Of two labels that
-    agree in the first four, (t, D) dominates (t', D') if D <= D' and t + n D <= t' + n D'.
+    A search from the first stage to the last. A label is a partial plan: (first device, set placed, last device, layers
+    done), the time t at which it is done, and the time D that it adds per further token. Of two labels that agree in
+    the first four, (t, D) dominates (t', D') if D <= D' and t + n D <= t' + n D'.
     """
     search = _Forward(task, further)
     start = min(((seconds(task, cut, further), cut) for cut in _candidates(task, stop)), default=None)
-    if start is None and (start := _any(search, stop)) is None:
+    if start is None and (start := _find_any(search, stop)) is None:
         return None
     (high, best), low = start, search.floor()
     for width in WIDTHS:
@@ -49,7 +49,7 @@ def quickest(task: Task, further: int, stop: Stop = never) -> Solution | None:
     return Solution(best, high, min(low, high))
 
 
-def _any(search: _Forward, stop: Stop) -> tuple[float, Cut] | None:
+def _find_any(search: _Forward, stop: Stop) -> tuple[float, Cut] | None:
     """Return any plan with its seconds; None if there is none, or it is not found in time. The first pass is short."""
     task, further = search.task, search.further
     late = 1.0 + float(task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum())
@@ -71,14 +71,14 @@ def _candidates(task: Task, stop: Stop) -> Iterator[Cut]:
     order = np.argsort(task.step.sum(1), kind="stable")
     for many in range(2, task.devices + 1):
         chosen = np.sort(order[:many])
-        if (found := fastest(_among(task, chosen), stop)) is not None:
+        if (found := fastest_first_token(_among(task, chosen), stop)) is not None:
             yield tuple((int(chosen[device]), count) for device, count in found.cut)
         if stop():
             return
 
 
 def _among(task: Task, chosen: Ints) -> Task:
-    rows, pairs = ("load", "compute", "step", "room", "alone_load", "begins", "ends"), ("send", "hop")
+    rows, pairs = ("load", "compute", "step", "capacity", "alone_load", "begins", "ends"), ("send", "hop")
     some = {name: getattr(task, name)[chosen] for name in rows}
     return replace(task, **some, **{name: getattr(task, name)[np.ix_(chosen, chosen)] for name in pairs})
 
@@ -138,7 +138,7 @@ class _Forward:
 
     def within(self, limit: float, width: int, stop: Stop) -> tuple[Cut | None, bool]:
         """Return a plan whose reply takes no longer than `limit`, if found, and whether the search was exhaustive."""
-        everyone = np.arange(self.k)
+        all_devices = np.arange(self.k)
         empty = np.zeros(0, dtype=np.int64)
         levels: list[_Labels] = []
         level, whole = self._begun(limit), True
@@ -150,24 +150,24 @@ class _Forward:
                     return self._plan(levels, level, int(ends[total.argmin()])), False
             level = self._undominated(level.take(np.flatnonzero(level.done < self.n)))
             if len(level) > width:
-                worth = level.t + self.further * level.d + self.rest[level.placed, level.done]
-                level, whole = level.take(np.argpartition(worth, width)[:width]), False
+                value = level.t + self.further * level.d + self.rest[level.placed, level.done]
+                level, whole = level.take(np.argpartition(value, width)[:width]), False
             if not len(level) or stop():
                 return None, whole and not len(level)
             levels.append(level)
-            label, device = np.nonzero((level.placed[:, None] >> everyone & 1) == 0)
-            made = [self._sized(level, label[device == at], at, limit) for at in range(self.k)]
-            level = _Labels(*(np.concatenate([empty, *(getattr(m, f) for m in made)]) for f in _Labels.__slots__))
+            label, device = np.nonzero((level.placed[:, None] >> all_devices & 1) == 0)
+            steps_made = [self._sized(level, label[device == at], at, limit) for at in range(self.k)]
+            level = _Labels(*(np.concatenate([empty, *(getattr(m, f) for m in steps_made)]) for f in _Labels.__slots__))
         return None, whole
 
     def _begun(self, limit: float) -> _Labels:
         """Return the labels of a first stage of every device and size."""
-        nobody = np.zeros(self.k, dtype=np.int64)
+        no_device = np.zeros(self.k, dtype=np.int64)
         none = np.zeros(self.k)
         first = np.arange(self.k)
-        start = _Labels(first, nobody, first, nobody, none, none, nobody, nobody)
-        made = [self._sized(start, np.array([at]), at, limit, first=True) for at in range(self.k)]
-        return _Labels(*(np.concatenate([getattr(m, f) for m in made]) for f in _Labels.__slots__))
+        start = _Labels(first, no_device, first, no_device, none, none, no_device, no_device)
+        steps_made = [self._sized(start, np.array([at]), at, limit, first=True) for at in range(self.k)]
+        return _Labels(*(np.concatenate([getattr(m, f) for m in steps_made]) for f in _Labels.__slots__))
 
     def _sized(self, labels: _Labels, label: Ints, device: int, limit: float, first: bool = False) -> _Labels:
         """Return the labels with a stage of `device`, of every size, after each of the given ones."""
@@ -201,14 +201,14 @@ class _Forward:
     def _undominated(self, labels: _Labels) -> _Labels:
         if len(labels) < 2:
             return labels
-        worth = labels.t + self.further * labels.d
+        value = labels.t + self.further * labels.d
         group = ((labels.placed * self.k + labels.first) * self.k + labels.last) * (self.n + 1) + labels.done
-        order = np.lexsort((worth, labels.d, group))
-        group, worth = group[order], worth[order]
+        order = np.lexsort((value, labels.d, group))
+        group, value = group[order], value[order]
         fresh = np.concatenate([[0], group[1:] != group[:-1]])
-        base = np.cumsum(fresh) * (-2.0 * float(worth.max() + 1.0))
-        best = np.minimum.accumulate(base + worth)  # of those that take no more for a token
-        beaten = best[:-1] <= (base + worth)[1:]
+        base = np.cumsum(fresh) * (-2.0 * float(value.max() + 1.0))
+        best = np.minimum.accumulate(base + value)  # among those that take no more per token
+        beaten = best[:-1] <= (base + value)[1:]
         return labels.take(order[np.concatenate([[True], ~beaten])])
 
     def _plan(self, levels: list[_Labels], labels: _Labels, at: int) -> Cut:

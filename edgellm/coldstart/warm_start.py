@@ -17,9 +17,9 @@ SLACK = 1e-12  # a share: rounding of sums must not make a stage too big for a m
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Stages by (device e, layer `end` behind the last one, number of layers n), for the backward search.
+    """Stages by (device e, layer `end` after the last one, number of layers n), for the backward search.
 
-    A row is a pair (e, end); where all layers are equal, `end` makes no difference and there is one row a device.
+    A row is a pair (e, end); if all layers are equal, `end` is irrelevant and there is one row per device.
     """
 
     task: Task
@@ -80,7 +80,7 @@ class Tables:
     def own(self) -> Floats:
         """Seconds that a stage takes alone, (K, ends, L + 1), infinite where it does not fit or may not begin or end;
         otherwise it rises with n."""
-        fits = self._windows[2] <= self.task.room[:, None, None] * (1.0 + SLACK)
+        fits = self._windows[2] <= self.task.capacity[:, None, None] * (1.0 + SLACK)
         with np.errstate(invalid="ignore"):
             own = np.where(fits & np.isfinite(self.load), self.head + self.compute, np.inf)
         if self.task.bounded:
@@ -153,7 +153,7 @@ class Orders:
         singles: list[Cut] = [((device, task.layers),) for device in range(task.devices)]
         found: list[tuple[float, Cut]] = [(makespan(task, cut), cut) for cut in singles if fits(task, cut)]
         load, compute = task.load.mean(1), task.compute.mean(1) + 1e-300
-        for key in (load, compute, load + compute, load / compute, task.room):
+        for key in (load, compute, load + compute, load / compute, task.capacity):
             order = np.argsort(key, kind="stable").tolist()
             found += [one for each in (order, order[::-1]) if (one := self.sized(each, 2.0 * high))]
         return min(found, default=None)

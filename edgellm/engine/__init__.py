@@ -10,7 +10,7 @@ from edgellm.engine.gguf.reader import Dimensions, GgufHeader, ModelFile, Tensor
 from edgellm.engine.gguf.shard import check_cuttable, cut, cut_bytes
 from edgellm.engine.gguf.writer import to_f32
 from edgellm.engine.graph_hooks import Capture, Recorder
-from edgellm.engine.layer_block import Block, Passage
+from edgellm.engine.layer_block import Block, BlockRows
 from edgellm.engine.lm_head import (
     HEADS,
     LazyLogits,
@@ -23,7 +23,7 @@ from edgellm.engine.lm_head import (
     known,
     top2,
     top_k,
-    why_late,
+    why_lazy,
 )
 from edgellm.engine.model import Model
 from edgellm.engine.native import ShouldStop, Stop, never
@@ -32,6 +32,7 @@ from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, common_prefix
 __all__ = [
     "HEADS",
     "Block",
+    "BlockRows",
     "Capture",
     "Context",
     "Dimensions",
@@ -44,7 +45,6 @@ __all__ = [
     "Message",
     "Model",
     "ModelFile",
-    "Passage",
     "Recorder",
     "Rows",
     "SeqRows",
@@ -68,5 +68,5 @@ __all__ = [
     "to_f32",
     "top2",
     "top_k",
-    "why_late",
+    "why_lazy",
 ]

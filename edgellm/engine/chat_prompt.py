@@ -57,7 +57,7 @@ class ChatTemplate:
         self._template, self._tokenizer, self._model = template, tokenizer, model
         self._bos, self._eos = bos, eos
 
-    def prompt(self, messages: Sequence[Message], most: int | None = None, stopped: ShouldStop = never) -> Ids:
+    def prompt(self, messages: Sequence[Message], most: int | None = None, should_stop: ShouldStop = never) -> Ids:
         """Return the ids of the rendered conversation, shape (n,), with the opening of the assistant's turn at the end.
 
         Raises:
@@ -71,7 +71,7 @@ class ChatTemplate:
             raise InvalidOption("There is no message to answer.", "Give at least one.")
         for message in messages:
             if message.role not in ROLES:
-                raise InvalidOption(f"{message.role!r} is no role of a message.", f"Use one of {', '.join(ROLES)}.")
+                raise InvalidOption(f"{message.role!r} is not a message role.", f"Use one of {', '.join(ROLES)}.")
         try:
             plain = self._render(messages)
         except ModelUnsupported:
@@ -81,7 +81,7 @@ class ChatTemplate:
             messages, plain = merged, self._render(merged)
         self._tokenizer.check_length(plain, most)
         return self._tokenise(
-            messages, plain, lambda text, special: self._tokenizer.encode(text, special, most, stopped)
+            messages, plain, lambda text, special: self._tokenizer.encode(text, special, most, should_stop)
         )
 
     def _tokenise(self, messages: Sequence[Message], plain: str, encode: Callable[[str, bool], Ids]) -> Ids:
@@ -102,13 +102,13 @@ class ChatTemplate:
         used = set(plain)
         mark = next((c for c in map(chr, range(0xF8FF, 0xE001, -1)) if c not in used), None)
         if mark is None:
-            raise InvalidOption("A message holds every private character of Unicode.", "Take some out of it.")
+            raise InvalidOption("A message uses every private-use character of Unicode.", "Remove some of them.")
         text = self._render([replace(m, content=self._broken(m.content, mark, encode)) for m in messages])
         ids = _joined([encode(part, True) for part in text.split(mark)])
         if controls(ids) != expected:
             raise InvalidOption(
-                f"A message spells out control tokens of {self._model}, and its chat template rewrites the message.",
-                "Take names like <|...|> out of the message.",
+                f"A message contains control tokens of {self._model}, and its chat template rewrites the message.",
+                "Remove texts such as <|...|> from the message.",
             )
         return ids
 

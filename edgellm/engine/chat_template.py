@@ -71,12 +71,12 @@ class Template:
             except Exception as error:  # noqa: BLE001  as in the child
                 raise self._refused(describe(error)) from None
         if len(self._source) > MOST_SOURCE:
-            raise self._refused(f"it has {len(self._source)} characters, and {MOST_SOURCE} are allowed")
+            raise self._refused(f"it has {len(self._source)} characters; at most {MOST_SOURCE} are allowed")
         with self._lock:
             for _ in range(2):
                 with suppress(BrokenPipeError):  # it has ended since the last time
                     return self._render(self._running(), conversation)
-        raise EngineFailed("The process that renders chat templates ends at once.", "Run it again.")
+        raise EngineFailed("The process that renders chat templates exits at once.", "Try again.")
 
     def close(self) -> None:
         """End the child process."""

@@ -34,10 +34,10 @@ class Sequences:
     def known(self, seq: int) -> int:
         """Return `seq` if there is such a sequence; raise InvalidOption otherwise."""
         if not 0 <= seq < len(self.lengths):
-            raise InvalidOption(f"There is no sequence {seq}.", f"They go from 0 to {len(self.lengths) - 1}.")
+            raise InvalidOption(f"There is no sequence {seq}.", f"Sequences are numbered 0 to {len(self.lengths) - 1}.")
         return seq
 
-    def room(self, seq: int, n: int) -> int:
+    def check_fits(self, seq: int, n: int) -> int:
         """Return the length of a sequence if `n` more ids fit; raise ContextFull otherwise."""
         length = self.lengths[self.known(seq)]
         if length + n > self._n_ctx:
@@ -98,7 +98,7 @@ def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRo
     return heads, rest
 
 
-_UNWATCHED = nullcontext()
+_NO_OBSERVER = nullcontext()
 
 
 NO_ID = -1  # stands in the cache where an embedding row was decoded instead of a token
@@ -132,11 +132,11 @@ class Context:
         capture: Capture | None = None,
         exact: bool | None = None,
         flash: bool | None = None,
-        late: bool = False,
+        lazy: bool = False,
     ) -> None:
         """Reserve the cache. `flash` attention defaults to `flash_pays`, where it is possible.
 
-        With `late` it can decode late, where the model's head can be computed alone and nothing is captured; a pass
+        With `lazy` it can decode lazily, if the model's head can be computed alone and nothing is captured; a pass
         then takes 1% longer.
 
         Raises:
@@ -161,9 +161,9 @@ class Context:
         flash = native.flash_pays(model.n_params, self.n_batch) if flash is None else flash
         self.flash = flash and not self.exact and not (capture and capture.attention)
         self.captured = None if capture is None else Recorder(capture, n_seq, unified)
-        head = LMHead.open(model, self.threads) if late and capture is None else None
-        self._late = None if head is None else LazyHead(head)
-        seer = self.captured or self._late
+        head = LMHead.open(model, self.threads) if lazy and capture is None else None
+        self._lazy_head = None if head is None else LazyHead(head)
+        observer = self.captured or self._lazy_head
         self._owned = llama_api.open_context(
             model.owned,
             positions=cells,
@@ -172,13 +172,13 @@ class Context:
             threads=self.threads,
             unified=unified,
             exact=self.exact,
-            callback=seer and seer.callback,
+            callback=observer and observer.callback,
             flash_attention=self.flash,
         )
         if not lib.llama_get_memory(self._owned.pointer):
             raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
         self._logits = LogitsView(model.n_vocab)
-        self._stopped: Callable[[], bool] | None = None
+        self._should_stop: Callable[[], bool] | None = None
         self._batch = LlamaBatch(self.n_batch, n_ctx)
         outer = None if capture is None else {capture.stop_after, *capture.outputs}
         # the last layer's output holds only the rows of which logits are wanted
@@ -189,41 +189,41 @@ class Context:
         self._widths: Sequence[int] = ()
 
     @property
-    def late(self) -> LazyHead | None:
-        """The source of late logits for `Context.decode_late`; None where that computes all logits at once."""
-        return None if self.model.head_is_plain is False else self._late
+    def lazy_head(self) -> LazyHead | None:
+        """Return the source of lazy logits for `decode_lazy`; None if all logits are computed at once."""
+        return None if self.model.head_is_plain is False else self._lazy_head
 
     @property
     def pointer(self) -> Any:
         """The native context, for llama.cpp's own functions."""
         return self._open().pointer
 
-    def heed(self, stopped: Callable[[], bool] | None) -> None:
-        """Have decodes ask `stopped` before each of llama.cpp's batches, and a `Stop` also during a batch.
+    def set_cancel(self, should_stop: Callable[[], bool] | None) -> None:
+        """Have decodes ask `should_stop` before each of llama.cpp's batches, and a `Stop` also during a batch.
 
         A decode that is stopped raises Stopped, and has changed nothing. None: nothing is asked.
         """
         if self._owned is not None:
-            llama_api.heed(self._owned, stopped if isinstance(stopped, Stop) else None)
-        self._stopped = stopped
+            llama_api.set_cancel(self._owned, should_stop if isinstance(should_stop, Stop) else None)
+        self._should_stop = should_stop
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
-        """Have a decode of n rows of one sequence filled up to `widths[n]` rows, where that is more and there is room.
+        """Pad decodes of n rows of one sequence to `widths[n]` rows, if that is more and there are free cells.
 
-        The additional rows are copies of the last one, and are dropped. Some numbers of rows take less time than
-        smaller ones: llama.cpp computes quantised rows in fours, and the rest one by one. `heads` are the seconds of
-        heads of `HEADS` rows together, by which late heads are planned.
+        The additional rows are copies of the last one, and are dropped. Some numbers of rows are faster than smaller
+        ones, because llama.cpp computes quantised rows in fours, and the rest one by one. `heads` are the seconds of
+        `HEADS` head rows, by which lazy heads are planned.
         """
-        if self.late is not None and heads:
-            self.late.take(heads)
+        if self.lazy_head is not None and heads:
+            self.lazy_head.take(heads)
         self._widths = widths if self.captured is None else ()
 
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
         self._owned = None
-        if self._late is not None:
-            self._late.close()
-            self._late = None
+        if self._lazy_head is not None:
+            self._lazy_head.close()
+            self._lazy_head = None
         self._logits = LogitsView(self.model.n_vocab)
 
     def __enter__(self) -> Self:
@@ -257,7 +257,8 @@ class Context:
         if not self._forget(seq, length):
             self.clear(seq)
             raise ModelUnsupported(
-                f"{self.model.name} cannot forget single tokens: its state is recurrent.", "Use a transformer model."
+                f"{self.model.name} cannot remove single tokens from its cache: its state is recurrent.",
+                "Use a transformer model.",
             )
 
     def branch(self, src: int, dst: int) -> None:
@@ -267,7 +268,9 @@ class Context:
             InvalidOption: the context is not unified, or a sequence does not exist.
         """
         if not self.unified:
-            raise InvalidOption("Sequences of a context with separate buffers cannot branch.", "Open it unified.")
+            raise InvalidOption(
+                "Sequences of a context with separate buffers cannot branch.", "Open the context with unified=True."
+            )
         native_context = self._open()
         if self._sequences.known(src) == dst:
             return
@@ -307,7 +310,7 @@ class Context:
             InvalidOption: no ids.
         """
         if len(ids) == 0:
-            raise InvalidOption("There are no ids to bring the cache in line with.", "Give at least one.")
+            raise InvalidOption("There are no ids to sync the cache with.", "Give at least one.")
         common = self._sequences.common(seq, ids[:-1])
         self.rollback(common, seq)
         return common
@@ -339,22 +342,22 @@ class Context:
             return self._logits.rows(self._open(), outputs)
         return self._views([(n, outputs)])[0]
 
-    def decode_late(self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = ()) -> Rows:
-        """Decode like `decode`, but, where possible, compute the logits of a row only when it is looked at.
+    def decode_lazy(self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = ()) -> Rows:
+        """Decode like `decode`, but compute the logits of a row only when it is read, if possible.
 
-        `reached[i]` is the chance that row i + 1 is looked at; by default half that of the row before.
+        `reached[i]` is the probability that row i + 1 is read; by default half that of the previous row.
         """
-        late, model = self.late, self.model
-        if late is None or not 1 < outputs <= ROWS or len(ids) > self.n_batch:
+        lazy, model = self.lazy_head, self.model
+        if lazy is None or not 1 < outputs <= ROWS or len(ids) > self.n_batch:
             return self.decode(ids, seq=seq, outputs=outputs)
-        with late.watching(outputs, stops=model.head_is_plain is not None):
+        with lazy.watching(outputs, stops=model.head_is_plain is not None):
             rows = self.decode(ids, seq=seq, outputs=outputs)
-        if late.kept != outputs:
+        if lazy.kept != outputs:
             return rows
-        if model.head_is_plain is None:  # the first time both ways, to see whether they agree
-            model.found_head(late.agrees(rows))
+        if model.head_is_plain is None:  # the first time both ways, to check that they agree
+            model.record_head_is_plain(lazy.agrees(rows))
             return rows
-        return LazyLogits(late, outputs, reached or [0.5**row for row in range(1, outputs)])
+        return LazyLogits(lazy, outputs, reached or [0.5**row for row in range(1, outputs)])
 
     def decode_rows(self, rows: Sequence[SeqRows], embedded: Floats | None = None) -> list[Floats]:
         """Append to several sequences in one llama.cpp batch; return one view of (outputs, n_vocab) per entry.
@@ -379,7 +382,7 @@ class Context:
         starts = {r.seq: self._begin(r.seq, len(r.ids), r.outputs) for r in rows}
         wanted = sum(r.outputs for r in rows)
         if len(starts) < len(rows):
-            raise InvalidOption("A sequence is named twice in one batch.", "Join its ids.")
+            raise InvalidOption("A sequence occurs twice in one batch.", "Merge its rows.")
         if wanted > self.n_batch:
             raise InvalidOption(f"{wanted} rows of logits exceed n_batch.", f"Ask for at most {self.n_batch} at once.")
         try:
@@ -429,7 +432,7 @@ class Context:
         n = self._place(0, seq, ids, outputs)
         end = start + n
         # the head has as many rows as there are outputs: with a large vocabulary it is a good part of the work
-        heads = 1 < outputs < len(self._widths) and self.late is None
+        heads = 1 < outputs < len(self._widths) and self.lazy_head is None
         more = self._widths[outputs] - outputs if heads else 0
         try:
             self._run(self._batch.fill(n, rows, end, min(more, rows - n)), self._batch.tokens, rows - n)
@@ -449,7 +452,7 @@ class Context:
             )
         if self.captured is not None:
             self.captured.clear()
-        return self._sequences.room(seq, n)
+        return self._sequences.check_fits(seq, n)
 
     def _place(self, at: int, seq: int, ids: Ids, outputs: int) -> int:
         """Put `ids` into the batch from row `at` on, and into the record; return the row after them."""
@@ -457,12 +460,12 @@ class Context:
 
     def _run(self, n: int, batch: Any, copies: int = 0) -> None:
         """Decode the first `n` rows of a batch; the last `copies` of them are not shown."""
-        if self._stopped is not None and self._stopped():
+        if self._should_stop is not None and self._should_stop():
             raise Stopped
         if self.captured is not None:
             self.captured.begin(n, copies)
         context = self._open()
-        with self.captured or self._late or _UNWATCHED, cores.computing(self.threads) as share:
+        with self.captured or self._lazy_head or _NO_OBSERVER, cores.computation(self.threads) as share:
             if share != self.threads_used:
                 llama_api.set_threads(context, share)
                 self.threads_used = share
@@ -483,7 +486,7 @@ class Context:
     def _open(self) -> native.Owned:
         if self._owned is None:
             raise EngineFailed("The context is closed.", "Open another.")
-        native.ending.pass_by()
+        native.process_exit.block_if_exiting()
         return self._owned
 
     def _forget(self, seq: int, start: int) -> bool:

@@ -179,9 +179,9 @@ def fair_share(cores: int, mine: tuple[int, int], others: Sequence[tuple[int, in
 
     Max-min fair: no computation gets more than it wants, and the cores that it leaves go to the others.
     """
-    left, everyone = cores, sorted((mine, *others))
-    for at, one in enumerate(everyone):
-        share = max(1, min(one[0], left // (len(everyone) - at)))
+    left, computations = cores, sorted((mine, *others))
+    for at, one in enumerate(computations):
+        share = max(1, min(one[0], left // (len(computations) - at)))
         if one == mine:
             return share
         left = max(0, left - share)
@@ -277,30 +277,30 @@ def _check_private(file: int) -> None:
         raise OSError("open to others")
 
 
-_of_thread = threading.local()
+_thread_local = threading.local()
 
 
-def computing(threads: int) -> Computation:
+def computation(threads: int) -> Computation:
     """Return the calling thread's computation, which would use `threads` threads alone."""
     try:
-        found: Computation = _of_thread.computation
+        found: Computation = _thread_local.computation
     except AttributeError:
-        found = _of_thread.computation = Computation(core_table())
+        found = _thread_local.computation = Computation(core_table())
     return found.of(threads)
 
 
-GOT = 0.85
-"""Share of the processor time wanted, below which other programs are looked for."""
-DELAYED = 0.1
-"""Share of the time wanted for which threads stood in line for a core, from which on there are other programs."""
-_WINDOW = 20_000_000  # nanoseconds that are judged together: asking for the processor time takes some microseconds
+MIN_CPU_SHARE = 0.85
+"""Share of the wanted processor time below which other programs are looked for."""
+MIN_DELAY_SHARE = 0.1
+"""Share of the wanted time that threads waited for a core, above which other programs are assumed."""
+_WINDOW = 20_000_000  # nanoseconds of a window: reading the processor time takes some microseconds
 _MOSTLY = 0.5  # share of a window that must be spent computing for it to be judged
-_AGAIN = 100_000_000  # nanoseconds after which a lower number of threads is reconsidered
-_FIRST, _LONGEST = 1_000_000_000, 60_000_000_000
-"""Nanoseconds until all threads are tried again where the system says there is no room."""
-_COST = 20  # the least time until the next try, in durations of the last one
-OVERRUN = 2
-"""Running threads for each processor, from which on one thread computes without a try."""
+_RECHECK = 100_000_000  # nanoseconds after which a lower number of threads is reconsidered
+_FIRST_RETRY, _MAX_RETRY = 1_000_000_000, 60_000_000_000
+"""Nanoseconds until all threads are tried again if the system is crowded."""
+_RETRY_COST = 20  # minimum time until the next try, in durations of the last one
+MAX_RUNNING = 2
+"""Running threads per processor above which one thread computes without a try."""
 _LOAD = Path("/proc/loadavg")
 _TASKS = Path("/proc/self/task")
 
@@ -316,7 +316,7 @@ def run_delay() -> int:
 
 
 def running() -> int:
-    """Return how many threads the system is running or has in line; 0 where that is unknown."""
+    """Return the number of running or runnable threads of the system; 0 if unknown."""
     try:
         return int(_LOAD.read_text(encoding="ascii").split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):
@@ -325,8 +325,8 @@ def running() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The system's figures: nanoseconds of processor time that this process got, and stood in line for, and the number
-    of running threads."""
+    """Readings of the system: processor time of this process and time that its threads waited for a core, both in
+    nanoseconds, and the number of running threads."""
 
     cpu_time: Callable[[], int] = time.process_time_ns
     run_delay: Callable[[], int] = run_delay
@@ -335,29 +335,28 @@ class Gauges:
 
 
 class Crowding:
-    """Limits the threads of one computing thread's team to those that get a core. For one thread at a time; times in
-    nanoseconds."""
+    """Limits a computation's threads to those that get a core. For one thread at a time; times in nanoseconds."""
 
     __slots__ = (
-        "_ask_at", "_backoff", "_before", "_began", "_cpu", "_gauges", "_limit", "_look_at",
-        "_threads", "_try_at", "_wall",
+        "_backoff", "_before", "_began", "_cpu", "_gauges", "_limit", "_measure_at",
+        "_retry_at", "_threads", "_update_at", "_wall",
     )  # fmt: skip
 
     def __init__(self, gauges: Gauges | None = None) -> None:
         self._gauges = gauges or Gauges()
         self._limit = 0  # 0: none
-        self._look_at, self._ask_at, self._try_at, self._backoff = 0, 0, 0, _FIRST
+        self._update_at, self._measure_at, self._retry_at, self._backoff = 0, 0, 0, _FIRST_RETRY
         self._threads = self._began = self._wall = self._cpu = 0
         self._before: int | None = None  # `run_delay` when the window began, if it was asked for
 
     def limit(self, threads: int, now: int) -> int:
         """Return how many of `threads` threads, two or more, to use."""
-        if now >= self._look_at:
-            self._look(threads, now)
+        if now >= self._update_at:
+            self._update_limit(threads, now)
         return min(threads, self._limit) if self._limit else threads
 
     def observe(self, threads: int, wall: int, now: int) -> None:
-        """Note that a computation by `threads` threads, two or more, has ended and took `wall`."""
+        """Record a computation by `threads` threads, two or more, that took `wall`."""
         self._wall += wall
         elapsed = now - self._began
         if threads != self._threads:
@@ -365,37 +364,37 @@ class Crowding:
         elif elapsed >= _WINDOW:
             self._begin(threads, now, self._judge(threads, elapsed, now))
 
-    def _look(self, threads: int, now: int) -> None:
+    def _update_limit(self, threads: int, now: int) -> None:
         running = self._gauges.running()
-        room = 0 < running <= self._gauges.cpus - threads + 1
-        self._look_at = now + _WINDOW
-        if running >= OVERRUN * self._gauges.cpus:
-            self._limit, self._look_at = 1, now + _AGAIN
-        elif self._limit and not room and now < self._try_at:
-            self._look_at = now + _AGAIN
+        has_room = 0 < running <= self._gauges.cpus - threads + 1
+        self._update_at = now + _WINDOW
+        if running >= MAX_RUNNING * self._gauges.cpus:
+            self._limit, self._update_at = 1, now + _RECHECK
+        elif self._limit and not has_room and now < self._retry_at:
+            self._update_at = now + _RECHECK
         elif self._limit or not self._threads:
             self._limit = 0  # try them all, for a window
             self._begin(threads, now, self._gauges.run_delay())
 
     def _judge(self, threads: int, elapsed: int, now: int) -> int | None:
-        """Set the limit by the window that ends; return `run_delay` for the next one, None where it was not needed."""
+        """Set the limit by the window that ends; return `run_delay` for the next one, None if it was not needed."""
         got, before = (self._gauges.cpu_time() - self._cpu) / (threads * elapsed), self._before
         if self._wall < _MOSTLY * elapsed:
             return None
-        if got >= GOT:
-            self._backoff = self._backoff if self._limit else _FIRST
+        if got >= MIN_CPU_SHARE:
+            self._backoff = self._backoff if self._limit else _FIRST_RETRY
             return None
-        if before is None and now < self._ask_at:
+        if before is None and now < self._measure_at:
             return None
         after = self._gauges.run_delay()
         if before is None:
             return after
-        if after - before <= DELAYED * threads * elapsed:  # they sleep: no other program is in their way
-            self._ask_at = now + _FIRST
+        if after - before <= MIN_DELAY_SHARE * threads * elapsed:  # they sleep: no other program takes their cores
+            self._measure_at = now + _FIRST_RETRY
             return None
         self._limit = max(1, min(threads - 1, int(got * threads + 0.1)))
-        self._look_at, self._try_at = now + _AGAIN, now + max(self._backoff, _COST * elapsed)
-        self._backoff = min(2 * self._backoff, _LONGEST)
+        self._update_at, self._retry_at = now + _RECHECK, now + max(self._backoff, _RETRY_COST * elapsed)
+        self._backoff = min(2 * self._backoff, _MAX_RETRY)
         return after
 
     def _begin(self, threads: int, now: int, before: int | None) -> None:

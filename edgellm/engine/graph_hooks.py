@@ -79,11 +79,11 @@ class Recorder:
         self.error: BaseException | None = None
         self._to_come = 0
         self._parts: dict[bytes, list[Floats]] = {}
-        self._room = _Room()
+        self._buffers = _BufferPool()
         self._outputs = frozenset(b"l_out-%d" % i for i in capture.outputs)
         self._last = b"l_out-%d" % capture.stop_after if capture.stop_after is not None else b""
         self._library = native.ggml()
-        self._name = native.at_once(self._library.ggml_get_name, ctypes.c_char_p, ctypes.c_void_p)
+        self._name = native.bind_nonblocking(self._library.ggml_get_name, ctypes.c_char_p, ctypes.c_void_p)
         self._others: set[int] = set()  # nodes of this graph that are not wanted
         self._graphs: dict[tuple[int, frozenset[bytes]], set[int]] = {}  # of small batches, equal for equal ones
         self.callback = lib.ggml_backend_sched_eval_callback(self._see)
@@ -111,7 +111,7 @@ class Recorder:
     def clear(self) -> None:
         """Forget the kept rows; called before every decode."""
         self._parts.clear()
-        self._room.clear()
+        self._buffers.clear()
         self.error = None
         self._wanted = self._outputs | self._attention
         self._asked = self._wanted | {self._last} if self.stops else self._wanted
@@ -198,14 +198,14 @@ class Recorder:
         if tensor.type != lib.GGML_TYPE_F32 or tensor.nb[0] != 4 or tensor.nb[1] != 4 * cols:
             raise EngineFailed(f"{name.decode()} is not laid out in float32 rows.", "Capture on a device that does so.")
         if name in self._outputs:
-            data = self._room.take((rows, cols))
+            data = self._buffers.take((rows, cols))
             self._library.ggml_backend_tensor_get(address, data.ctypes.data, 0, data.nbytes)
             return data
         if self.shared:
             self._visible = self._mask(tensor.src[1], cols, rows - 1 - self._copies)
         first, end, _ = (self._keys or slice(None)).indices(cols)
         width = max(0, end - first)
-        data = self._room.take((streams * heads, rows, width))
+        data = self._buffers.take((streams * heads, rows, width))
         if width:
             self._library.ggml_backend_tensor_get_2d(
                 address, data.ctypes.data, 4 * first, 4 * width, streams * heads * rows, 4 * cols, 4 * width
@@ -226,7 +226,7 @@ class Recorder:
         return visible
 
 
-class _Room:
+class _BufferPool:
     """Memory for the rows that a decode shows, used again by the next one."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from edgellm.errors import EngineFailed, InvalidOption
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class BlockRows:
     """Ids (n,) or rows (n, n_embd) of a sequence for a block, as for `Block.forward`."""
 
     data: Ids | Floats
@@ -64,9 +64,9 @@ class Block:
             InvalidOption: the cache ends before `start`, or the sequence does not exist.
             ContextFull, EngineFailed: as for `Context.decode`; the cache is as before, up to `start`.
         """
-        return self.forward_together((Passage(given, start, seq, outputs),))[0]
+        return self.forward_together((BlockRows(given, start, seq, outputs),))[0]
 
-    def forward_together(self, passages: Sequence[Passage]) -> list[Floats]:
+    def forward_together(self, passages: Sequence[BlockRows]) -> list[Floats]:
         """Compute like `forward` for several sequences, with equally many ids or rows each; return one view for each.
 
         Sequences with consecutive numbers share a pass; others have their own.
@@ -79,8 +79,8 @@ class Block:
         if len(passages) > 1 and (len({one.data.shape for one in passages}) > 1 or n * len(passages) > most):
             # llama.cpp would compute, and show, rows in another order
             raise InvalidOption(
-                f"{len(passages)} sequences, the first of {n} rows, do not go through a block together.",
-                f"Give equally many rows of each, and {most} in all.",
+                f"{len(passages)} sequences, the first with {n} rows, cannot go through a block together.",
+                f"Give the same number of rows of each, and at most {most} in all.",
             )
         for one in passages:
             context.rollback(one.start, one.seq)
@@ -94,7 +94,7 @@ class Block:
             found = [rows[:1] for rows in found]
         return [found[order.index(at)] for at in range(len(order))]
 
-    def _twice(self, passages: Sequence[Passage]) -> bool:
+    def _twice(self, passages: Sequence[BlockRows]) -> bool:
         """Return whether single rows are computed beside copies of themselves, for which there must be room."""
         if not self._doubles or len(passages[0].data) > 1 or 2 * len(passages) > self._context.n_batch:
             return False
@@ -102,7 +102,7 @@ class Block:
             return False  # the context itself decodes this token beside a copy
         return all(one.start + 1 < self._context.n_ctx for one in passages)
 
-    def _decoded(self, passages: Sequence[Passage], times: int) -> list[Floats]:
+    def _decoded(self, passages: Sequence[BlockRows], times: int) -> list[Floats]:
         """Return the output rows of each passage, with every row given `times` times."""
         context, n = self._context, times * len(passages[0].data)
         wanted = [times * one.outputs if self.head else 0 for one in passages]
@@ -120,7 +120,7 @@ class Block:
         if self.head:
             return found
         if context.captured is None:
-            raise EngineFailed("The block shows no rows.", "Report this.")
+            raise EngineFailed("The block captured no rows.", "Report this.")
         shown = context.captured.output(self._last)
         return [shown[at * n : (at + 1) * n] for at in range(len(passages))]
 

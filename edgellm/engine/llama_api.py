@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine import native
-from edgellm.engine.native import Stop, asked, lib, nobody
+from edgellm.engine.native import Stop, abort_if_set, lib, no_abort
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import ContextFull, EngineFailed, InvalidOption, Stopped
 
@@ -74,7 +74,7 @@ _NO_CELL, _ABORTED = 1, 2
 _decode = native.bind(lib.llama_decode, ctypes.c_int32, ctypes.c_void_p, lib.llama_batch)
 
 
-_set_threads = native.at_once(lib.llama_set_n_threads, None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+_set_threads = native.bind_nonblocking(lib.llama_set_n_threads, None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 
 
 _logits = native.bind(lib.llama_get_logits, ctypes.c_void_p, ctypes.c_void_p)
@@ -145,13 +145,13 @@ def open_context(
     return native.Owned(pointer, lib.llama_free, parent=model)
 
 
-def heed(context: native.Owned, stop: Stop | None) -> None:
-    """Have decodes end early once `stop` is set; it must live until the next `heed`, or until the context ends.
+def set_cancel(context: native.Owned, stop: Stop | None) -> None:
+    """Have decodes end early once `stop` is set; it must live until the next `set_cancel`, or until the context ends.
 
     This works on a processor only: a GPU computes to the end.
     """
-    told = (nobody, None) if stop is None else (asked, stop.address)
-    lib.llama_set_abort_callback(context.pointer, *told)
+    callback = (no_abort, None) if stop is None else (abort_if_set, stop.address)
+    lib.llama_set_abort_callback(context.pointer, *callback)
 
 
 def set_threads(context: native.Owned, threads: int) -> None:

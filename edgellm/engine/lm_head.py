@@ -1,11 +1,11 @@
-"""The last product of a model, the LM head, for some rows only: logits that are computed when they are looked at.
+"""The LM head for selected rows: logits that are computed when they are read.
 
-Where the vocabulary is large and the model small, the head is a good part of a pass: for Qwen 2.5 with half a billion
+With a large vocabulary and a small model, the head is a good part of a pass: for Qwen 2.5 with half a billion
 parameters a third for one token, and more than half for four (`python -m bench.engine.lm_head`). llama.cpp computes it
-for every drafted token, and in vain for all tokens after a rejected one.
+for every drafted token, in vain for all tokens after a rejected one.
 
-A pass over drafted tokens stops before the head, which is then computed for the first rows, and for further rows only
-as long as the drafts before them are accepted.
+Here a pass over drafted tokens stops before the head, which is then computed for the first rows, and for further rows
+only while the drafts before them are accepted.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def top_k(logits: Floats, k: int) -> tuple[Ids, Floats]:
 def _normaliser(row: Floats, peak: np.float32) -> float:
     """Return the sum of exp(logit - peak)."""
     if not math.isfinite(peak):
-        raise EngineFailed(f"The model's largest logit is {peak}.", "Its file may be damaged: pull it again.")
+        raise EngineFailed(f"The model's largest logit is {peak}.", "Its file may be damaged: download it again.")
     total = 0.0
     for i in range(0, len(row), _SLICE):
         part = row[i : i + _SLICE] - peak
@@ -117,20 +117,20 @@ def head_of(model: Model) -> TensorInfo | None:
 
 
 def head_pays(model: Model) -> bool:
-    """Return whether the head is so large a part of a pass that computing it late pays; see `why_late`."""
-    return why_late(model)[0]
+    """Return whether the head is so large a part of a pass that computing it late pays; see `why_lazy`."""
+    return why_lazy(model)[0]
 
 
-def why_late(model: Model) -> tuple[bool, str]:
-    """Return whether heads are computed only for rows that are looked at, and why.
+def why_lazy(model: Model) -> tuple[bool, str]:
+    """Return whether heads are computed only for the rows that are read, and why.
 
-    They are not on a graphics card, where rows are cheap, nor in a small model, where a pass is too short.
+    They are not on a GPU, where rows are cheap, nor in a small model, where a pass is too short.
     """
     head = head_of(model)
     if head is None:
-        return False, "heads are computed for all rows: they are more than a product"
+        return False, "heads are computed for all rows: this model's head is more than one matrix product"
     if lib.llama_supports_gpu_offload():
-        return False, "heads are computed for all rows: on a graphics card they are cheap"
+        return False, "heads are computed for all rows: they are cheap on a GPU"
     share = head.nbytes / model.size_bytes
     if native.is_small(model.n_params) or share < _WORTH:
         return False, f"heads are computed for all rows: {share:.0%} of {model.size_bytes / 1e6:.0f} MB is little"
@@ -177,7 +177,7 @@ class LMHead:
         """
         if (first, end) not in self._graphs:
             self._graphs[first, end] = self._build(first, end)
-        with self._guard, cores.computing(self._threads) as share:
+        with self._guard, cores.computation(self._threads) as share:
             if share != self._share:
                 self._ggml.set_threads(self._backend.pointer, share)
                 self._share = share
@@ -269,7 +269,7 @@ class _Ggml:
 def _ggml() -> _Ggml:
     base, cpu = native.ggml(), native.ggml("ggml-cpu")
     pointer, size, flag, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_bool, ctypes.c_int
-    quick = native.at_once
+    quick = native.bind_nonblocking
     return _Ggml(
         init=quick(base.ggml_init, pointer, _Init),
         free=quick(base.ggml_free, None, pointer),
@@ -318,8 +318,8 @@ class LazyHead:
         self._stops = True
         self._names: dict[int, bool] = {}  # whether the tensor at an address is the head's input
         library = native.ggml()
-        self._name = native.at_once(library.ggml_get_name, ctypes.c_char_p, ctypes.c_void_p)
-        self._bytes = native.at_once(library.ggml_nbytes, ctypes.c_size_t, ctypes.c_void_p)
+        self._name = native.bind_nonblocking(library.ggml_get_name, ctypes.c_char_p, ctypes.c_void_p)
+        self._bytes = native.bind_nonblocking(library.ggml_nbytes, ctypes.c_size_t, ctypes.c_void_p)
         self._get = library.ggml_backend_tensor_get
         self.callback: Any = lib.ggml_backend_sched_eval_callback(self._see)
 
@@ -388,10 +388,10 @@ class LazyHead:
 class LazyLogits:
     """Logits (n, n_vocab) of a context's last pass, computed from the first on as needed. Valid until the next pass."""
 
-    def __init__(self, late: LazyHead, n: int, reached: Sequence[float]) -> None:
+    def __init__(self, lazy_head: LazyHead, n: int, reached: Sequence[float]) -> None:
         """Plan the blocks of `n` rows; `reached[i]` is the chance that row i + 1 is looked at."""
-        self._head = late.head
-        self._ends = iter(block_ends([1.0, *reached][:n], late.seconds))
+        self._head = lazy_head.head
+        self._ends = iter(block_ends([1.0, *reached][:n], lazy_head.seconds))
         self._n = n
         self.known = 0
         """Rows that have been computed."""

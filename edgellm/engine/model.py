@@ -27,7 +27,7 @@ from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsup
 _KINDS = 0x3F
 _LONGEST_PIECE = 256  # longer ones take a second call
 _HIDDEN = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-_piece = native.at_once(
+_piece = native.bind_nonblocking(
     lib.llama_token_to_piece,
     ctypes.c_int32,
     ctypes.c_void_p,
@@ -85,7 +85,7 @@ class Model:
         """Whether a single product turns the last norm's output into logits; None: not known yet."""
         return self._head_is_plain
 
-    def found_head(self, plain: bool) -> None:
+    def record_head_is_plain(self, plain: bool) -> None:
         """Remember whether the head is plain, as the first late decode has found out."""
         self._head_is_plain = plain
 
@@ -138,19 +138,21 @@ class Model:
         """The native model, for contexts to hold."""
         self._check_open()
         if self.text_only:
-            raise InvalidOption(f"Of {self.name} only the vocabulary is loaded.", "Load it whole to compute with it.")
+            raise InvalidOption(
+                f"Only the vocabulary of {self.name} is loaded.", "Load the whole model to compute with it."
+            )
         return cast(native.Owned, self._owned)
 
     def _check_open(self) -> None:
         if self._owned is None:
-            raise EngineFailed(f"The model {self.name} is closed.", "Load it again.")
-        native.ending.pass_by()
+            raise EngineFailed(f"The model {self.name} is closed.", "Load the model again.")
+        native.process_exit.block_if_exiting()
 
     def _check_vocabulary(self) -> None:
         """Raise without a vocabulary, as llama.cpp would end the process when asked for a token's text or kind."""
         self._check_open()
         if not self.has_vocabulary:
-            raise ModelUnsupported(f"{self.name} carries no tokenizer.", "Use a whole model file.")
+            raise ModelUnsupported(f"{self.name} contains no tokenizer.", "Use a whole model file.")
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -161,8 +163,8 @@ class Model:
         """
         self._check_vocabulary()
         vocab = self._vocab
-        room = np.empty(_LONGEST_PIECE, dtype=np.uint8)
-        data, address = room.data, room.ctypes.data
+        buffer = np.empty(_LONGEST_PIECE, dtype=np.uint8)
+        data, address = buffer.data, buffer.ctypes.data
         pieces = []
         for token in range(self.n_vocab):
             n = _piece(vocab, token, address, _LONGEST_PIECE, 0, True)
@@ -173,19 +175,19 @@ class Model:
         return Vocabulary.of(pieces, kinds)
 
     def tokenize(
-        self, text: str, *, special: bool = False, most: int | None = None, stopped: ShouldStop = never
+        self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never
     ) -> Ids:
         """Return the ids of `text`, shape (n,), without BOS or EOS. `special` parses control tokens such as
-        `<|im_end|>` in it; `stopped` tells whether the caller has given up.
+        `<|im_end|>` in it; `should_stop` tells whether the caller has given up.
 
         Raises:
             ModelUnsupported: the file carries no tokenizer.
             PromptTooLong: the text has more than `most` tokens.
             TextRefused: llama.cpp fails on the text, or takes too long over it.
-            Stopped: `stopped` said so.
+            Stopped: `should_stop` said so.
         """
         self._check_vocabulary()
-        return self._tokenizer.encode(text, special=special, most=most, stopped=stopped)
+        return self._tokenizer.encode(text, special=special, most=most, should_stop=should_stop)
 
     def piece(self, token: int) -> bytes:
         """Return the bytes that a token adds to a text; control tokens add none. They need not be whole UTF-8.
@@ -194,7 +196,7 @@ class Model:
             InvalidOption: no token has this id.
         """
         if not 0 <= token < self.n_vocab:
-            raise InvalidOption(f"{token} is no token of {self.name}.", f"Ids go from 0 to {self.n_vocab - 1}.")
+            raise InvalidOption(f"{token} is not a token of {self.name}.", f"Ids are 0 to {self.n_vocab - 1}.")
         piece = self._pieces[token]
         if piece is None:
             piece = self._pieces[token] = self._text(token, special=False)
@@ -216,7 +218,9 @@ class Model:
         ends = (lib.llama_vocab_eot(self._vocab), lib.llama_vocab_eos(self._vocab))
         return next((end for end in ends if end >= 0), None)
 
-    def chat_prompt(self, messages: Sequence[Message], *, most: int | None = None, stopped: ShouldStop = never) -> Ids:
+    def chat_prompt(
+        self, messages: Sequence[Message], *, most: int | None = None, should_stop: ShouldStop = never
+    ) -> Ids:
         """Return the ids of the conversation in the model's chat template, shape (n,), ready for the assistant's turn.
 
         Raises:
@@ -226,12 +230,12 @@ class Model:
             PromptTooLong, TextRefused, Stopped: as `tokenize` does.
         """
         self._check_vocabulary()
-        return self._begun(self._chat_template.prompt(messages, most, stopped))
+        return self._begun(self._chat_template.prompt(messages, most, should_stop))
 
-    def plain_prompt(self, text: str, *, most: int | None = None, stopped: ShouldStop = never) -> Ids:
+    def plain_prompt(self, text: str, *, most: int | None = None, should_stop: ShouldStop = never) -> Ids:
         """Return the ids of `text`, shape (n,), with BOS before it, if the model wants one. Names of control tokens
         mean those tokens. Raises as `tokenize`."""
-        return self._begun(self.tokenize(text, special=True, most=most, stopped=stopped))
+        return self._begun(self.tokenize(text, special=True, most=most, should_stop=should_stop))
 
     def _begun(self, ids: Ids) -> Ids:
         bos = lib.llama_vocab_bos(self._vocab)
@@ -259,8 +263,8 @@ class Model:
             raise ModelUnsupported(f"{self.name} has no chat template.", "Use an instruction-tuned model.")
         bos, eos = (self._special_text(f(self._vocab)) for f in (lib.llama_vocab_bos, lib.llama_vocab_eos))
         tokenizer = Tokenizer(
-            encode=lambda text, special, most, stopped: self.tokenize(
-                text, special=special, most=most, stopped=stopped
+            encode=lambda text, special, most, should_stop: self.tokenize(
+                text, special=special, most=most, should_stop=should_stop
             ),
             check_length=self._tokenizer.check_length,
             text=self._special_text,
@@ -279,10 +283,10 @@ class Model:
         self._check_vocabulary()
         size = _LONGEST_PIECE
         while True:
-            room = ctypes.create_string_buffer(size)
-            n = _piece(self._vocab, token, ctypes.addressof(room), size, 0, special)
+            buffer = ctypes.create_string_buffer(size)
+            n = _piece(self._vocab, token, ctypes.addressof(buffer), size, 0, special)
             if n >= 0:
-                return room.raw[:n]
+                return buffer.raw[:n]
             size = -n
 
 
@@ -299,13 +303,13 @@ def _load(path: Path, gpu_layers: int, text_only: bool, progress: Callable[[floa
                 progress(share)
         except BaseException as error:  # noqa: BLE001  nothing may be raised through C
             raised.append(error)
-        return not raised and not native.ending.elsewhere
+        return not raised and not native.process_exit.in_other_thread
 
     params.progress_callback = lib.llama_progress_callback(report)
     mark = native.log.count
     with native.NativeGuard():
         pointer = lib.llama_model_load_from_file(os.fsencode(path), params)
-    native.ending.pass_by()
+    native.process_exit.block_if_exiting()
     if raised:
         if pointer:
             lib.llama_model_free(pointer)
@@ -317,7 +321,7 @@ def _load(path: Path, gpu_layers: int, text_only: bool, progress: Callable[[floa
         )
     owned = native.Owned(pointer, lib.llama_model_free)
     if lib.llama_model_has_encoder(pointer) or not lib.llama_model_has_decoder(pointer):
-        raise ModelUnsupported(f"{path} holds an encoder.", "Use a model that generates text.")
+        raise ModelUnsupported(f"{path} is an encoder.", "Use a model that generates text.")
     return owned
 
 
@@ -352,7 +356,7 @@ def _other_parts(path: Path, paths: Sequence[Path]) -> list[GgufHeader]:
     """Return the checked headers of all parts but the first."""
     others = [check_gguf(part) for part in paths[1:]]
     if any(part.metadata.get("split.no") != i for i, part in enumerate(others, start=1)):
-        raise ModelCorrupt(f"The parts of {path} are not numbered 1 to {len(paths)}.", "Fetch them again.")
+        raise ModelCorrupt(f"The parts of {path} are not numbered 1 to {len(paths)}.", "Download them again.")
     return others
 
 

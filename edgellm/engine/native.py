@@ -52,7 +52,7 @@ lib: Any = binding
 
 
 ShouldStop: TypeAlias = Callable[[], bool]
-"""Whether the caller has given up; polled between steps."""
+"""Returns whether to cancel; polled between steps."""
 
 _HEARD = b"\1"
 
@@ -83,13 +83,13 @@ class Stop:
 
     @property
     def address(self) -> int:
-        """The address to give `asked`; valid as long as this object lives."""
+        """The address to give `abort_if_set`; valid as long as this object lives."""
         return ctypes.addressof(self._flag)
 
 
 # the 1 that strlen returns is also a true bool: the lowest byte of the same register
-asked: Any = ctypes.cast(ctypes.CDLL("msvcrt" if os.name == "nt" else None).strlen, lib.ggml_abort_callback)
-nobody: Any = lib.ggml_abort_callback()
+abort_if_set: Any = ctypes.cast(ctypes.CDLL("msvcrt" if os.name == "nt" else None).strlen, lib.ggml_abort_callback)
+no_abort: Any = lib.ggml_abort_callback()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,14 @@ class Features:
 def features() -> Features:
     """Return the features of the library that this process has loaded."""
     start()
-    said = lib.llama_print_system_info().decode("utf-8", "replace")
+    system_info = lib.llama_print_system_info().decode("utf-8", "replace")
     try:
         installed = version("llama-cpp-python")
     except PackageNotFoundError:
         installed = "of unknown version"
     return Features(
         version=installed,
-        instructions=tuple(re.findall(r"(\w+) = 1", said)),
+        instructions=tuple(re.findall(r"(\w+) = 1", system_info)),
         gpu=bool(lib.llama_supports_gpu_offload()),
         mmap=bool(lib.llama_supports_mmap()),
     )
@@ -163,8 +163,10 @@ def start() -> None:
     lib.llama_backend_init()
     lib.llama_log_set(log.callback, ctypes.c_void_p(0))
     atexit.register(_detach_log)
-    weakref.finalize(ending, ending.begin).detach()  # the first finalizer registers the one that frees all at exit,
-    atexit.register(ending.begin)  # and this function runs before it: the last registered runs first
+    weakref.finalize(
+        process_exit, process_exit.begin
+    ).detach()  # the first finalizer registers the one that frees all at exit,
+    atexit.register(process_exit.begin)  # and this function runs before it: the last registered runs first
 
 
 def _detach_log() -> None:
@@ -179,46 +181,47 @@ def bind(function: Any, result: Any, *arguments: Any) -> Any:
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
-def at_once(function: Any, result: Any, *arguments: Any) -> Any:
+def bind_nonblocking(function: Any, result: Any, *arguments: Any) -> Any:
     """Bind like `bind` a function that returns at once, so that Python's lock is kept during the call."""
     address: Any = ctypes.cast(function, ctypes.c_void_p).value
     return ctypes.PYFUNCTYPE(result, *arguments)(address)
 
 
-class Ending:
-    """The process's end, for threads that are still running then.
+class ProcessExit:
+    """Coordinates the end of the process with threads that are still running.
 
     A daemon thread may be anywhere when the process ends. If it is inside llama.cpp, its buffers would be freed and the
-    library's own state taken down. So the ending thread waits until no thread computes, and parks any that comes later.
+    library's own state taken down. So the exiting thread waits until no thread computes, and blocks any that comes
+    later.
     """
 
     def __init__(self) -> None:
         self._by: int | None = None
         self._guards: weakref.WeakSet[NativeGuard] = weakref.WeakSet()
 
-    def watch(self, guard: NativeGuard) -> None:
-        """Let the end wait for `guard`."""
+    def register(self, guard: NativeGuard) -> None:
+        """Let the exit wait for `guard`."""
         self._guards.add(guard)
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether another thread is ending the process."""
+    def in_other_thread(self) -> bool:
+        """Return whether another thread is ending the process."""
         return self._by is not None and self._by != threading.get_ident()
 
-    def pass_by(self) -> None:
-        """Return at once while the process lives; block for ever in a thread other than the one that ends it."""
-        if self._by is not None and self.elsewhere:
+    def block_if_exiting(self) -> None:
+        """Return at once while the process lives; block for ever in a thread other than the exiting one."""
+        if self._by is not None and self.in_other_thread:
             threading.Event().wait()
 
-    def begin(self, patience: float = 2.0) -> None:
-        """Park all other threads at their next native call; wait up to `patience` seconds for those inside one."""
+    def begin(self, timeout: float = 2.0) -> None:
+        """Block all other threads at their next native call; wait up to `timeout` seconds for those inside one."""
         self._by = threading.get_ident()
-        until = time.monotonic() + patience
-        while time.monotonic() < until and any(guard.busy for guard in list(self._guards)):
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline and any(guard.busy for guard in list(self._guards)):
             time.sleep(0.001)
 
 
-ending = Ending()
+process_exit = ProcessExit()
 
 
 class NativeGuard:
@@ -228,13 +231,15 @@ class NativeGuard:
 
     def __init__(self) -> None:
         self.busy = False
-        ending.watch(self)
+        process_exit.register(self)
 
     def __enter__(self) -> None:
         self.busy = True
-        if ending.elsewhere:  # checked after `busy` is set: the end, which checks in the other order, cannot miss it
+        if (
+            process_exit.in_other_thread
+        ):  # checked after `busy` is set: the end, which checks in the other order, cannot miss it
             self.busy = False
-            ending.pass_by()
+            process_exit.block_if_exiting()
 
     def __exit__(self, *_: object) -> None:
         self.busy = False

@@ -29,14 +29,15 @@ _TASKS = Path("/proc/self/task")
 K = TypeVar("K", bound=Hashable)
 
 
-def least(
+def minimum_times(
     measure: Callable[[K], float], keys: Sequence[K], *, rounds: int, seconds: float, at_least: int = 1,
     clock: Callable[[], float] = perf_counter, seen: Mapping[K, float] = MappingProxyType({}),
 ) -> dict[K, float]:  # fmt: skip
-    """Return the least measurement of each key, in the order of first measurement. `seen`: earlier measurements by key.
+    """Return the minimum measurement of each key, in the order of first measurement. `seen`: earlier measurements by
+    key.
 
-    All keys are measured in turn, for `rounds` rounds at most. It ends early once the least of every key has been
-    measured twice (see `AGREE`), and after `seconds` of `clock`, provided that `at_least` keys were measured.
+    All keys are measured in turn, for `rounds` rounds at most. It ends early once the minimum of every key has been
+    measured twice (see `AGREE`), and after `seconds` of `clock` if `at_least` keys were measured.
     """
     samples = {key: [taken] for key, taken in seen.items()}
     began = clock()
@@ -54,14 +55,15 @@ def _repeated(samples: Sequence[float]) -> bool:
     return sum(one <= (1.0 + AGREE) * min(samples) for one in samples) >= 2
 
 
-def low(samples: Sequence[float]) -> float:
-    """Return the lower quartile of samples that vary even without a disturbance, as those of a disk or a network do."""
+def lower_quartile(samples: Sequence[float]) -> float:
+    """Return the lower quartile, for samples that vary even without a disturbance, such as those of a disk or a
+    network."""
     return sorted(samples)[(len(samples) - 1) // 4]
 
 
-def repaired(counts: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return the seconds for ascending `counts` of rows, cut down where a disturbance has made them longer than on any
-    device; see `DIP` and `GROWTH`. Dips that a device really has are kept."""
+def plausible_times(counts: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
+    """Return the seconds for ascending `counts` of rows, reduced where a disturbance made them longer than on any
+    device; see `DIP` and `GROWTH`. Real dips are kept."""
     found = list(seconds)
     shortest = inf
     for at in range(len(found) - 1, -1, -1):
@@ -73,9 +75,9 @@ def repaired(counts: Sequence[int], seconds: Sequence[float]) -> tuple[float, ..
     return tuple(found)
 
 
-def possible(counts: Sequence[int], seconds: Sequence[float]) -> bool:
+def is_plausible(counts: Sequence[int], seconds: Sequence[float]) -> bool:
     """Return whether a device can take these seconds for ascending `counts` of rows."""
-    return repaired(counts, seconds) == tuple(seconds)
+    return plausible_times(counts, seconds) == tuple(seconds)
 
 
 class CpuWait:

@@ -123,7 +123,7 @@ class RequestHandler:
         options, messages = served.options_for(request), [message.message() for message in request.messages]
         builder = ChatResponseBuilder(served.name, served.pair.piece, include_usage=request.include_usage)
         start = partial(served.pair.reply, messages, options)
-        return await self._respond(request, http, served, lambda cancelled: start(stopped=cancelled), builder)
+        return await self._respond(request, http, served, lambda cancelled: start(should_stop=cancelled), builder)
 
     async def complete(self, request: CompletionRequest, http: Request) -> Response | BaseModel:
         """Return the continuation of a text, as `chat` does. Raises what `chat` raises."""
@@ -131,7 +131,7 @@ class RequestHandler:
         options, prompt = served.options_for(request), request.text_or_ids()
         builder = CompletionResponseBuilder(served.name, served.pair.piece, include_usage=request.include_usage)
         start = partial(served.pair.complete, prompt, options)
-        return await self._respond(request, http, served, lambda cancelled: start(stopped=cancelled), builder)
+        return await self._respond(request, http, served, lambda cancelled: start(should_stop=cancelled), builder)
 
     async def _respond(
         self, request: GenerationRequest, http: Request, served: ServedModel, start: StartReply,

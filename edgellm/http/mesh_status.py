@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from edgellm.coldstart.plan import PlanOption
 from edgellm.errors import InvalidOption
 from edgellm.llm.mesh_llm import OpenedMesh
-from edgellm.llm.mesh_timeline import Measured, Replies, beside
+from edgellm.llm.mesh_timeline import Measured, Replies, comparison
 from edgellm.spec.types import Summary
 
 _MAX_BYTES = 2**20
@@ -50,8 +50,8 @@ class PlanOut(BaseModel):
 
 
 class MeshStatus(BaseModel):
-    """Which device holds which layers, and the last measured reply as `beside` returns it, with what each device did
-    from when to when, in seconds; before the first reply it is the plan."""
+    """Which device holds which layers, and the last measured reply as `comparison` returns it, with what each device
+    did from when to when, in seconds; before the first reply it is the plan."""
 
     holders: list[DeviceLayers]
     last: dict[str, Any] | None
@@ -84,7 +84,7 @@ class MeshRecorder:
         self._lock = threading.Lock()
         self._running = 0
         self._overlapped = False
-        self._last = None if opened.plan is None else beside(None, opened.plan.way)
+        self._last = None if opened.plan is None else comparison(None, opened.plan.option)
 
     def reply_started(self) -> None:
         """Note that a reply starts. May wait for the devices' reports on earlier replies."""
@@ -93,14 +93,14 @@ class MeshRecorder:
             if self._running > 1:
                 self._overlapped = True
                 return
-            self._replies.asked(anew=self._overlapped or self._replies.stands)
+            self._replies.on_request(restart=self._overlapped or self._replies.is_loaded)
             self._overlapped = False
 
     def reply_finished(self, summary: Summary | None) -> None:
         """Note that a reply has finished; `summary` is None where it failed. May wait, as `reply_started` may."""
         with self._lock:
             self._running -= 1
-            found = None if self._overlapped or summary is None else self._replies.heard(summary)
+            found = None if self._overlapped or summary is None else self._replies.on_reply(summary)
             if found is None:
                 self._overlapped = True  # the work so far belongs to no single reply
             else:
@@ -116,13 +116,13 @@ class MeshRecorder:
 
 
 def _with_spans(found: Measured, plan: PlanOption | None) -> dict[str, Any]:
-    """Return `beside`'s data, and when each device loaded and computed up to the first token."""
-    until = found.way.ttft_s
+    """Return `comparison`'s data, and when each device loaded and computed up to the first token."""
+    until = found.option.ttft_s
 
     def cut(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
         return [(begin, min(end, until)) for begin, end in spans if begin < until][:_MAX_SPANS]
 
-    reply = beside(found.way, plan, found.disproved)
-    for stage, timeline in zip(reply["stages"], found.did, strict=True):
+    reply = comparison(found.option, plan, found.disproved)
+    for stage, timeline in zip(reply["stages"], found.timelines, strict=True):
         stage["measured"] |= {"loading": cut(timeline.loading), "computing": cut(timeline.computing)}
     return reply

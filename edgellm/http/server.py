@@ -182,7 +182,7 @@ _STATE_KEY = "connection"  # of a request's `TimedConnection` in its ASGI scope
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a server needs off loopback: an API key, and the PEM files of a certificate and its key for TLS."""
+    """Credentials of a server off loopback: an API key, and the PEM files of a certificate and its key for TLS."""
 
     key: str
     certificate: Path

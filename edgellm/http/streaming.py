@@ -126,7 +126,7 @@ class ReplyTask:
             self._token_times.append(perf_counter())
             tokens.append(token)
             characters = text.feed(token.piece)
-            if characters or not text.half_done:
+            if characters or not text.has_partial:
                 self._publish(TextDelta(characters, tuple(tokens)))
                 tokens = []
         if (rest := text.end()) or tokens:

@@ -36,13 +36,13 @@ class DrafterKind:
 
 
 class Drafters:
-    """The drafters of one model: one for each reply under way; of idle ones only those of the last kind are kept."""
+    """The drafters of one model, one per running reply. Of idle ones, only those of the last kind are kept."""
 
     def __init__(self, model: Model, n_ctx: int, threads: int | None, fingerprint: Callable[[], str]) -> None:
         """`fingerprint` returns that of the model's file; it is called where shards of the file are cut."""
         self._model, self._n_ctx, self._threads, self._fingerprint = model, n_ctx, threads, fingerprint
         self._idle: list[tuple[DrafterKind, ModelDrafter | EarlyExitDrafter]] = []
-        self._out: list[ModelDrafter | EarlyExitDrafter] = []
+        self._in_use: list[ModelDrafter | EarlyExitDrafter] = []
         self._shards: dict[int, tuple[Model, Model]] = {}
         self._lock = threading.Lock()  # replies may be written by several threads
 
@@ -61,14 +61,14 @@ class Drafters:
                 while self._idle:
                     self._idle.pop()[1].close()
                 drafter = self._open(kind)
-            self._out.append(drafter)
+            self._in_use.append(drafter)
             return drafter
 
     def give(self, kind: DrafterKind, drafter: ModelDrafter | EarlyExitDrafter) -> None:
         """Give a drafter back, for the next reply."""
         with self._lock:
-            if drafter in self._out:
-                self._out.remove(drafter)
+            if drafter in self._in_use:
+                self._in_use.remove(drafter)
                 self._idle.insert(0, (kind, drafter))
 
     @cached_property
@@ -77,14 +77,14 @@ class Drafters:
         return curve_of(self._model, self._threads)[0]
 
     def shard(self, layer: int) -> Model:
-        """Return the model up to `layer`, with a head behind it. Raises what `take` raises for an early exit there."""
+        """Return the model up to `layer`, with a head. Raises what `take` raises for an early exit there."""
         return self._cut(layer)[0]
 
     def close(self) -> None:
         """Close all drafters, also those that were not given back."""
-        for drafter in [*self._out, *(idle for _, idle in self._idle)]:
+        for drafter in [*self._in_use, *(idle for _, idle in self._idle)]:
             drafter.close()
-        self._out.clear()
+        self._in_use.clear()
         self._idle.clear()
         for shard in (shard for pair in self._shards.values() for shard in pair):
             shard.close()
@@ -104,7 +104,7 @@ class Drafters:
             spare=kind.branches * max(SPARE, kind.gamma + 2),
             threads=self._threads,
             capture=Capture(attention=kind.layers) if kind.layers else None,
-            late=head_pays(self._model),
+            lazy=head_pays(self._model),
         )
         alternatives = ALTERNATIVES if kind.branches else 0
         return ModelDrafter(self._model, context, kind.layers, alternatives, lambda: self.curve)

@@ -37,13 +37,13 @@ from edgellm.llm.pair_stats import PairStats
 from edgellm.llm.profiling import profile_pair
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.params import FINE, RENAMED, ReplyOptions
+from edgellm.spec.params import BUDGET_CHUNK, RENAMED, ReplyOptions
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Ids
 from edgellm.storage import fingerprint
 
-_AT_ONCE = 7  # tokens beyond the next one that a verifier across a link writes per request, without a draft model
+_EXTRA_TOKENS = 7  # extra tokens per request that a verifier across a link writes without a draft model
 
 
 class LLM:
@@ -67,16 +67,16 @@ class LLM:
         history: bool = True,
         closing: ExitStack | None = None,
     ) -> None:
-        """Build a pair from parts that are already there; `open` is the usual way.
+        """Build a pair from loaded parts; `open` is the usual way.
 
         `text` is the model whose tokenizer and chat template are used; `extra` as in `GenerationLimits`; `model_hash`
-        tells the hash of a verifier's model that is not in this process, and `remote` how the verifier was found where
-        it is across a link; `profile` is a file; `history` as for `open`; `closing` is closed with the pair, and closes
-        what the pair owns.
+        returns the hash of a verifier's model that is in another process; `remote` describes how a verifier across a
+        link was found; `profile` is a file; `history` as for `open`; `closing` owns the parts and is closed with the
+        pair.
 
         Raises:
-            InvalidOption: both are left out, or `n_ctx` is more than the draft model was trained for.
-            ProfileUnusable: the given profile is not this pair's.
+            InvalidOption: both models are missing, or `n_ctx` is more than the draft model was trained for.
+            ProfileUnusable: the profile is not of this pair.
         """
         self._remote = remote
         self._text = text
@@ -119,21 +119,21 @@ class LLM:
     ) -> Self:
         """Load the models and compare their vocabularies.
 
-        A model is a path, an alias or `user/repo:quant`; the verifier may also be the `HOST:PORT` of one that is being
-        served, or "auto": the best that a paired device serves, of `peers` (names, IDs or `HOST:PORT`) if given, and
-        `verifier_reason` tells why. None or "none" leaves one of the two out. `tokenizer` names the model whose
-        vocabulary and template are used where neither model is in this process. `profile` is a file from `edgellm
-        profile`; without one the pair's own is found by the hashes of its models. `n_ctx` limits prompt and reply
-        together, in tokens. `progress` is called with a model's name and the share of it that is loaded. Without
-        `history`, and while `edgellm history` is off, nothing that is derived from prompts is written to disk.
+        A model is a path, an alias or `user/repo:quant`. The verifier may also be the `HOST:PORT` of a served one, or
+        "auto" for the best one of the paired devices (of `peers`, given as names, IDs or `HOST:PORT`, if any);
+        `verifier_reason` explains that choice. None or "none" leaves one of the two out. `tokenizer` names the model
+        whose vocabulary and template are used if neither model is in this process. `profile` is a file from `edgellm
+        profile`; by default the pair's own is found by the hashes of its models. `n_ctx` limits prompt and reply
+        together, in tokens. `progress` is called with a model's name and its loaded share. Without `history`, and while
+        `edgellm history` is off, nothing derived from prompts is written to disk.
 
         Raises:
-            InvalidOption: both are left out, or `n_ctx` is more than a model was trained for.
+            InvalidOption: both models are left out, or `n_ctx` is more than a model was trained for.
             ModelNotFound, ModelCorrupt, ModelUnsupported: from loading.
-            VocabularyMismatch: the two do not share one vocabulary; names the first token that differs.
+            VocabularyMismatch: the vocabularies differ; names the first token that differs.
             VerifierUnreachable: nothing answers at the address.
-            PairingRequired, NotPaired, NotPermitted, IdentityClash: the two devices do not trust each other enough.
-            ProfileUnusable: the given profile is of other models or of another version.
+            PairingRequired, NotPaired, NotPermitted, IdentityClash: the devices do not trust each other.
+            ProfileUnusable: the profile is of other models or of another version.
         """
         draft, verifier = named(draft), named(verifier)
         if draft is None and verifier is None:
@@ -158,7 +158,7 @@ class LLM:
                 checker = local_verifier(text, positions(text, n_ctx), threads, closing)
             return cls(
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, profile=profile, history=history,
-                remote=remote, extra=_AT_ONCE if remote else 0, model_hash=remote.model_hash if remote else None,
+                remote=remote, extra=_EXTRA_TOKENS if remote else 0, model_hash=remote.model_hash if remote else None,
                 closing=closing,
             )  # fmt: skip
         except BaseException:
@@ -170,48 +170,48 @@ class LLM:
         prompt: str | Sequence[Message],
         options: ReplyOptions | None = None,
         *,
-        stopped: ShouldStop = never,
+        should_stop: ShouldStop = never,
         **changes: Any,
     ) -> Reply:
-        """Return a reply to a question, or to a conversation as `compose` makes it. The prompt is tokenised at once,
-        unless `stopped` says that the reply is no longer wanted; the rest is computed when the reply is iterated.
+        """Return a reply to a question, or to a conversation from `compose`. The prompt is tokenised at once, unless
+        `should_stop` returns True; everything else is computed when the reply is iterated.
 
-        `changes` are fields of `ReplyOptions` that differ from `options`. Iterating raises ProfileUnusable where a
-        budget needs a profile that cannot be used, and what the verifier raises when it is opened.
+        `changes` override fields of `options`. Iterating raises ProfileUnusable if a budget needs a profile that cannot
+        be used, and the errors of the verifier.
 
         Raises:
-            InvalidOption: an option that makes no sense, or an empty prompt.
-            InputNotText: the prompt cannot be written as UTF-8.
-            PromptTooLong: the prompt leaves no room in the context; says both lengths.
-            TextRefused: the model's tokenizer fails on the prompt, or takes too long over it.
-            Stopped: `stopped` returned true.
+            InvalidOption: an invalid option, or an empty prompt.
+            InputNotText: the prompt is not valid Unicode.
+            PromptTooLong: the prompt does not fit the context; states both lengths.
+            TextRefused: the model's tokenizer fails on the prompt, or takes too long.
+            Stopped: `should_stop` returned True.
         """
         began = perf_counter()
         self._check_open()
-        return self._reply(self.prompt_ids(prompt, stopped), replace(options or ReplyOptions(), **changes), began)
+        should_stop = _former_name(changes, should_stop)
+        return self._reply(self.prompt_ids(prompt, should_stop), replace(options or ReplyOptions(), **changes), began)
 
     def complete(
         self,
         prompt: str | Sequence[int],
         options: ReplyOptions | None = None,
         *,
-        stopped: ShouldStop = never,
+        should_stop: ShouldStop = never,
         **changes: Any,
     ) -> Reply:
-        """Return a continuation of `prompt` as it stands, without the chat template; otherwise as `reply`, which says
-        what is raised.
+        """Return a continuation of `prompt` without the chat template; otherwise like `reply`, including its errors.
 
-        In a text the names of control tokens, such as <|im_start|>, mean those tokens; token ids are taken as they are.
+        In a text, names of control tokens such as <|im_start|> are parsed as those tokens.
         """
         began = perf_counter()
         self._check_open()
-        ids = plain_ids(self._text, prompt, self.context_length, stopped)
+        ids = plain_ids(self._text, prompt, self.context_length, _former_name(changes, should_stop))
         return self._reply(ids, replace(options or ReplyOptions(), **changes), began)
 
     def _reply(self, ids: Ids, options: ReplyOptions, began: float) -> Reply:
         sampling = options.sampling()
         if options.logprobs is not None:
-            reporting(self._parts, options)  # raises now if they cannot be told
+            reporting(self._parts, options)  # raises now if they are not available
         reply = Reply(
             partial(write, self._parts, ids, options, sampling),
             prompt_tokens=len(ids),
@@ -222,13 +222,13 @@ class LLM:
         return reply
 
     def remember(self, conversations: Sequence[tuple[str, str]]) -> None:
-        """Remember past questions and their replies, the oldest first, to retrieve drafts from. They stay in this
-        process. The pair's own replies are remembered anyway."""
+        """Add past questions and replies, the oldest first, to retrieve drafts from. They stay in this process. The
+        pair's own replies are added anyway."""
         self._retrieval.remember(conversations)
 
     def curve(self) -> CostCurve:
-        """Return how long the verifier (the draft model, if there is no verifier) takes for a decode, by its number of
-        rows. It is measured at the first call, in some seconds at most, and kept for later processes."""
+        """Return the cost curve of the verifier (of the draft model without one): seconds of a decode by its number of
+        rows. It is measured at the first call, within seconds, and kept for later processes."""
         self._check_open()
         return self._retrieval.curve()
 
@@ -236,7 +236,7 @@ class LLM:
         self,
         prompts: Sequence[str | Sequence[Message]],
         *,
-        gamma: int = FINE,
+        gamma: int = BUDGET_CHUNK,
         max_tokens: int = 96,
         layers: tuple[int, ...] | None = None,
         context_lookup: bool = True,
@@ -245,16 +245,16 @@ class LLM:
     ) -> Profile:
         """Profile the pair on `prompts`, verifying every token, and use the profile from now on, without saving it.
 
-        `layers`: those whose attention is taken as importance. `context_lookup`: also find the confidence below which
-        a token from the context is the better draft. `progress` is called with the number of prompts done and with
-        that of all; some are read twice where no layer is given. `Profile.save` saves a profile; `keep_profile` saves
-        it where later processes find it. `precedents` is the former name of `context_lookup`.
+        `layers` are those whose attention is importance. `context_lookup`: also find the confidence below which the
+        context's token is the better draft. `progress` is called with the number of finished prompts and of all;
+        without `layers`, some prompts are run twice. `Profile.save` saves a profile; `keep_profile` saves it where
+        later processes find it. `precedents` is the former name of `context_lookup`.
 
         Raises:
-            InvalidOption: one of the two models is missing, or the prompts bring too little to say anything.
-            PromptTooLong, InputNotText: one of the prompts.
-            ProfileUnusable: the verifier does not say which model it is.
-            VerifierLost: the verifier goes away meanwhile.
+            InvalidOption: one of the two models is missing, or there are too few prompts.
+            PromptTooLong, InputNotText: from one of the prompts.
+            ProfileUnusable: the verifier does not report its model's hash.
+            VerifierLost: the verifier was lost meanwhile.
         """
         self._check_open()
         if precedents is not None:
@@ -279,16 +279,16 @@ class LLM:
             OSError: it cannot be written.
         """
         if self._parts.knowledge is None:
-            raise InvalidOption("This is no pair: a draft model or a verifier is missing.", "Open both.")
+            raise InvalidOption("A profile needs both a draft model and a verifier, and one is missing.", "Open both.")
         return self._parts.knowledge.use(profile)
 
-    def prompt_ids(self, prompt: str | Sequence[Message], stopped: ShouldStop = never) -> Ids:
-        """Return the prompt as the models see it, shape (n,). Raises what `reply` raises for a prompt."""
-        return chat_ids(self._text, prompt, self.context_length, stopped)
+    def prompt_ids(self, prompt: str | Sequence[Message], should_stop: ShouldStop = never) -> Ids:
+        """Return the token ids of the prompt, shape (n,). Raises what `reply` raises for a prompt."""
+        return chat_ids(self._text, prompt, self.context_length, should_stop)
 
     @property
     def name(self) -> str:
-        """The name of the model that decides on the text: the verifier, or the draft model if there is no verifier."""
+        """Return the name of the model that decides the text: the verifier, or the draft model without one."""
         return self._text.name if self._parts.verifier is None else self._parts.verifier.name
 
     @property
@@ -301,21 +301,21 @@ class LLM:
 
     @property
     def verifier_reason(self) -> str:
-        """The reason why "auto" has chosen the verifier; "" where it was asked for."""
+        """Return why "auto" chose the verifier; "" if it was named."""
         return self._remote.reason if self._remote is not None else ""
 
     @property
     def verifier_at(self) -> str:
-        """The verifier's address; "" where it is not across a link."""
+        """Return the verifier's address; "" if it is in this process."""
         return self._remote.address if self._remote is not None else ""
 
     @property
     def verifier_up(self) -> Callable[[], bool] | None:
-        """A function that tells whether the verifier is there; None where it is not across a link."""
+        """Return a function that returns whether the verifier is reachable; None if it is in this process."""
         return self._remote.up if self._remote is not None else None
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes that a token adds to a text. They need not be whole UTF-8."""
+        """Return the bytes of a token, which need not be whole UTF-8 characters."""
         return self._text.piece(token)
 
     def _check_open(self) -> None:
@@ -323,7 +323,7 @@ class LLM:
             raise InvalidOption("This pair is closed.", "Open it again.")
 
     def close(self) -> None:
-        """Stop the replies that are under way and free the memory."""
+        """Cancel running replies, and free the memory."""
         self._closed = True
         for reply in list(self._replies):
             reply.close()
@@ -334,6 +334,15 @@ class LLM:
 
     def __exit__(self, *_raised: object) -> None:
         self.close()
+
+
+def _former_name(changes: dict[str, Any], should_stop: ShouldStop) -> ShouldStop:
+    """Return `should_stop`, or the argument `stopped`, its former name, which is removed from `changes`."""
+    if "stopped" not in changes:
+        return should_stop
+    warnings.warn("stopped is called should_stop now; use that name.", DeprecationWarning, stacklevel=3)
+    former: ShouldStop = changes.pop("stopped")
+    return former
 
 
 def generate(
@@ -349,8 +358,8 @@ def generate(
 ) -> Reply:
     """Return one reply, by default from the bundled pair: `for token in generate("Where is my mug?")`.
 
-    `options` are fields of `ReplyOptions`. The models are loaded for this reply and closed after it: open a `LLM`
-    for several. Raises what `LLM.open` and `LLM.reply` raise.
+    `options` are fields of `ReplyOptions`. The models are loaded for this reply and closed after it: open an `LLM` for
+    several. Raises what `LLM.open` and `LLM.reply` raise.
     """
     chosen = ReplyOptions(**options)
     pair = LLM.open(draft, verifier, threads=threads)
@@ -359,5 +368,5 @@ def generate(
     except BaseException:
         pair.close()
         raise
-    reply.when_over(pair.close)
+    reply.add_done_callback(pair.close)
     return reply

@@ -16,7 +16,7 @@ import psutil
 from edgellm.coldstart import cost_model as planned
 from edgellm.coldstart import prefill_chunking
 from edgellm.coldstart.cost_model import ModelCosts
-from edgellm.coldstart.plan import Objective, Plan, PlanOption, foreseen
+from edgellm.coldstart.plan import Objective, Plan, PlanOption, predict
 from edgellm.coldstart.plan import plan as best_plan
 from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
 from edgellm.errors import EdgeError, InvalidOption, NotPaired, NotPermitted
@@ -51,12 +51,12 @@ def place_at_home(
     file: ModelFile, home: Survey, *, tokens_in: int, tokens_out: int, objective: Objective = "ttft",
     context: int | None = None, sessions: int = 1,
 ) -> Placement:  # fmt: skip
-    """Return which surveyed devices take which layers of the model in `file` now, for a prompt of `tokens_in` tokens
-    and a reply of `tokens_out`, with `sessions` caches of `context` tokens on each.
+    """Return a placement of the model in `file` on the surveyed devices, for a prompt of `tokens_in` tokens
+    and a reply of `tokens_out`, with `sessions` caches of `context` tokens on each device.
 
     Raises:
-        ModelUnsupported, ModelCorrupt: a model that cannot be cut, by name.
-        PlanImpossible: the devices do not hold it; says what to bring where, if that helps.
+        ModelUnsupported, ModelCorrupt: the model cannot be split.
+        PlanImpossible: the devices cannot hold it; says which layers to send where, if that helps.
     """
     whole, model, fleet = WholeModel(file), model_costs(file), home.fleet()
     overhead = overhead_of(file.header, positions_of(file.header, context), sessions)
@@ -74,7 +74,7 @@ def place_at_home(
     )  # fmt: skip
 
 
-def to_bring(file: ModelFile, shares: Sequence[StageShare], home: Survey) -> list[tuple[str, int]]:
+def missing_layers(file: ModelFile, shares: Sequence[StageShare], home: Survey) -> list[tuple[str, int]]:
     """Return the bytes that each device of a split over the surveyed ones still lacks of its layers, by name. This
     device has the model; one that no longer answers is taken to lack all of its layers."""
     names = [share.name for share in shares]
@@ -118,12 +118,12 @@ _POSITIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """The settings of a mesh. `split` says which device holds which layers, or a plan over the devices of `fleet` does,
-    or what was `placed` over the measured home (`edgellm.llm.mesh_llm.place_at_home`).
+class MeshOptions:
+    """The settings of a mesh. The layers follow `split`, or a plan over the devices of `fleet`, or the placement
+    `placed` on the measured devices (`place_at_home`).
 
-    `peers`: HOST:PORT, or NAME=HOST:PORT, of workers; those without layers at first take over when a device is lost.
-    `wide`: rows travel as 32-bit floats.
+    `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `wide`: rows are
+    sent as 32-bit floats.
     """
 
     split: str | None = None
@@ -164,10 +164,11 @@ class LocalDevice:
 
 @dataclass(frozen=True, slots=True)
 class OpenedMesh:
-    """A pair whose verifier is a mesh, the plan where one was made, and the reason for the size of the prompt's parts.
+    """A pair whose verifier is a mesh, with its plan, if any, and the reason for the size of the prompt's parts.
 
-    `began` is when the devices began to load, by `perf_counter`. `workers`: the devices whose figures were measured,
-    beside this one; None where they were described."""
+    `began` is the `perf_counter` time when the devices began to load. `workers` are the devices with measured figures,
+    except this one; None if they were described.
+    """
 
     pair: LLM
     verifier: MeshVerifier
@@ -178,15 +179,15 @@ class OpenedMesh:
     began: float
     workers: Mapping[str, Worker] | None = None
 
-    def foreseen(self, tokens_in: int, tokens_out: int, *, cold: bool = True) -> PlanOption | None:
-        """Return what a reply takes by the planner's model, with the layers where they are now; `cold`: they still have
-        to be loaded. None where the devices that hold them are not described."""
+    def predict(self, tokens_in: int, tokens_out: int, *, cold: bool = True) -> PlanOption | None:
+        """Return the planner's times for a reply with the current layers; `cold`: they must still be loaded. None if
+        their devices are not described."""
         shares, devices = self.verifier.mesh.shares, self.fleet.devices if self.fleet is not None else ()
         names = [device.name for device in devices]
         if self.fleet is None or not all(share.name in names for share in shares):
             return None
         cut = tuple((names.index(share.name), len(share.layers)) for share in shares)
-        return foreseen(devices, self.model, cut, tokens_in, tokens_out, links=self.fleet.links, cold=cold)
+        return predict(devices, self.model, cut, tokens_in, tokens_out, links=self.fleet.links, cold=cold)
 
     def __enter__(self) -> Self:
         return self
@@ -197,21 +198,21 @@ class OpenedMesh:
 
 def open_mesh(
     file: ModelFile,
-    options: Options,
+    options: MeshOptions,
     *,
     draft: Named | None = None,
     threads: int | None = None,
     history: bool = True,
     notify: Callable[[str], None] | None = None,
 ) -> OpenedMesh:
-    """Let every device load its layers of the model in `file`, and open the rest meanwhile. `history` as for
+    """Load each device's layers of the model in `file`, and open the pair meanwhile. `history` as for
     `LLM.open`.
 
     Raises:
-        ModelUnsupported, ModelCorrupt: a model that cannot be cut, by name.
-        InvalidOption, PlanImpossible: a split that makes no sense, or devices that do not hold the model.
-        NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a device that is named and cannot be used.
-        VocabularyMismatch: of the draft model and this one.
+        ModelUnsupported, ModelCorrupt: the model cannot be split.
+        InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model.
+        NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot be used.
+        VocabularyMismatch: the draft model has another vocabulary.
     """
     began = perf_counter()
     whole, header, model = WholeModel(file), file.header, model_costs(file)
@@ -224,7 +225,9 @@ def open_mesh(
         cut = _cut(shares, fleet)
         parts = prefill_chunking.choose(fleet.devices, model, cut, options.tokens_in, links=fleet.links)
     else:
-        parts = prefill_chunking.PrefillChunks(MOST_ROWS, 0.0, f"parts of {MOST_ROWS} tokens: no device is described")
+        parts = prefill_chunking.PrefillChunks(
+            MOST_ROWS, 0.0, f"parts of {MOST_ROWS} tokens: the devices were not measured"
+        )
     vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
     work = StageSpec(
         whole.model, model.name, LayerRange(0, model.shape.layers), model.shape.layers, int(model.shape.d_model),
@@ -275,19 +278,19 @@ def overhead_of(header: GgufHeader, context: int, sessions: int) -> MemoryOverhe
 
 
 def _devices(
-    options: Options,
+    options: MeshOptions,
     names: Sequence[str],
     model: planned.ModelCosts,
     whole: WholeModel,
     threads: int | None,
     overhead: MemoryOverhead,
 ) -> list[MeshDevice]:
-    """Return the named devices, further `peers` and this one: a device without a share may replace a lost one."""
+    """Return the named devices, further `peers` and this device: one without layers may replace a lost one."""
     endpoints = {endpoint.name: endpoint for endpoint in map(_endpoint, options.peers)}
     if options.placed is not None:
         endpoints = {device.name: endpoint_of(options.placed.workers[device.name])
                   for device in options.placed.fleet.devices if device.name != HERE}  # fmt: skip
-    endpoints |= _met([name for name in dict.fromkeys(names) if name not in (HERE, *endpoints)])
+    endpoints |= _resolve_endpoints([name for name in dict.fromkeys(names) if name not in (HERE, *endpoints)])
     layer_bytes = max(model.layer_bytes) + overhead.layer
     found: list[MeshDevice] = []
     for name in dict.fromkeys((*names, *endpoints, HERE)):
@@ -325,13 +328,13 @@ def known_costs(name: str, fleet: Fleet | None, model: planned.ModelCosts, layer
     )
 
 
-def _shares(model: planned.ModelCosts, options: Options) -> tuple[Plan | None, tuple[StageShare, ...]]:
+def _shares(model: planned.ModelCosts, options: MeshOptions) -> tuple[Plan | None, tuple[StageShare, ...]]:
     if options.split is not None:
         return None, read_split(options.split)
     if options.placed is not None:
         return options.placed.best, options.placed.shares
     if options.fleet is None:
-        raise InvalidOption("Nothing says which device holds which layers.", f"{EXAMPLE}; or describe your devices.")
+        raise InvalidOption("Neither a split nor devices are given.", f"{EXAMPLE}, or describe the devices in a file.")
     plan = best_plan(
         options.fleet.devices, model, options.tokens_in, options.tokens_out, objective=options.objective,
         links=options.fleet.links,
@@ -350,15 +353,17 @@ def _endpoint(text: str) -> Endpoint:
 
 
 def endpoint_of(worker: Worker) -> Endpoint:
-    """Return the endpoint of a worker that was found. Raise the reason why it cannot be used."""
+    """Return the endpoint of a discovered worker, or raise why it cannot be used."""
     if worker.address is None:
-        raise worker.trouble or NotPaired(f"Nobody knows where {worker.name} is.", "Is it on, and does it serve?")
+        raise worker.trouble or NotPaired(
+            f"The address of {worker.name} is unknown.", "Check that it is switched on and runs edgellm serve."
+        )
     if worker.peer is None:
         return Endpoint(worker.name, worker.address)
     return Endpoint(worker.name, worker.address, Trust.here(), worker.peer.id)
 
 
-def _met(names: Sequence[str]) -> dict[str, Endpoint]:
+def _resolve_endpoints(names: Sequence[str]) -> dict[str, Endpoint]:
     """Return the endpoints of devices, given an address or a paired device's name each. Paired ones are all asked at
     once."""
     found = {name: _endpoint(name) for name in names if ":" in name}
@@ -369,12 +374,12 @@ def _met(names: Sequence[str]) -> dict[str, Endpoint]:
     for name, answer in zip(paired, roll_call(trust, list(map(trust.peers.find, paired)), chosen_hosts()), strict=True):
         if answer.welcomed is None:
             raise answer.trouble or InvalidOption(
-                f"{name} does not answer.", f"Say where it is: --peer {name}=HOST:PORT"
+                f"{name} does not answer.", f"Give its address: --peer {name}=HOST:PORT"
             )
         if Right.COMPUTE not in answer.welcomed.rights:
             raise NotPermitted(
-                f"{name} does not let this device have layers computed.",
-                f"If it should, there: edgellm peers grant {trust.identity.id.short} compute",
+                f"{name} does not allow this device to have layers computed there.",
+                f"To allow it, run there: edgellm peers grant {trust.identity.id.short} compute",
             )
         found[name] = Endpoint(name, answer.welcomed.address, trust, answer.peer.id)
     return found

@@ -1,4 +1,4 @@
-"""The timeline of a reply over several devices, beside its plan, as numbers and as a picture."""
+"""The measured timeline of a reply over several devices, compared with its plan, as numbers and as a plot."""
 
 from __future__ import annotations
 
@@ -40,20 +40,21 @@ class Measured:
     """A reply as measured: until the first token, stage by stage, and the time of each further token. `disproved`: a
     sentence for each figure that the reply has shown to be wrong, which is measured again before the next plan."""
 
-    way: PlanOption
-    did: tuple[DeviceTimeline, ...]
+    option: PlanOption
+    timelines: tuple[DeviceTimeline, ...]
     disproved: tuple[str, ...] = ()
 
 
 def measured(opened: OpenedMesh, since: float, ttft: float, tokens: int, seconds: float) -> Measured:
-    """Return what the stages did for the reply that has just ended; call it once per reply.
+    """Return the stages' timelines of the reply that has just ended; call it once per reply.
 
-    `since` is when the reply began, by `perf_counter`; the first token came after `ttft` seconds, and the last of
-    `tokens` after `seconds`."""
-    did = [_did(record, since) for record in opened.verifier.measured()]
+    `since` is the reply's `perf_counter` start; the first token came after `ttft` seconds, and the last of `tokens`
+    after `seconds`.
+    """
+    timelines = [_device_timelines(record, since) for record in opened.verifier.measured()]
     stages: list[PlannedStage] = []
     before = 0.0
-    for one in did:
+    for one in timelines:
         load = max((end for begin, end in one.loading if begin < ttft), default=0.0)
         computing = [(begin, min(end, ttft)) for begin, end in one.computing if begin < ttft]
         finish = max((end for _, end in computing), default=load)
@@ -65,10 +66,10 @@ def measured(opened: OpenedMesh, since: float, ttft: float, tokens: int, seconds
         stages.append(PlannedStage(one.device, one.layers, load, wait, network, got, compute, finish, size, "measured"))
         before = finish
     token = (seconds - ttft) / (tokens - 1) if tokens > 1 else 0.0
-    return Measured(PlanOption(tuple(stages), ttft, token, seconds), tuple(did))
+    return Measured(PlanOption(tuple(stages), ttft, token, seconds), tuple(timelines))
 
 
-def _did(record: StageRecord, began: float) -> DeviceTimeline:
+def _device_timelines(record: StageRecord, began: float) -> DeviceTimeline:
     shift = record.clock.began - began
 
     def of(kind: str) -> tuple[tuple[float, float], ...]:
@@ -81,14 +82,14 @@ def _did(record: StageRecord, began: float) -> DeviceTimeline:
 
 
 def planned_for(stage: PlannedStage, plan: PlanOption | None) -> PlannedStage | None:
-    """Return what the plan says of a stage; None where there is no plan, or another device has taken over."""
+    """Return the planned times of a stage; None without a plan, or if another device has taken over."""
     for one in plan.stages if plan is not None else ():
         if (one.device, one.layers) == (stage.device, stage.layers):
             return one
     return None
 
 
-def disproved_by(found: PlanOption, plan: PlanOption | None, workers: Mapping[str, Worker]) -> tuple[str, ...]:
+def disproved_figures(found: PlanOption, plan: PlanOption | None, workers: Mapping[str, Worker]) -> tuple[str, ...]:
     """Mark the figures that a reply has disproved, of this device and the `workers`, to be measured again; return a
     sentence for each."""
     sentences = []
@@ -100,14 +101,14 @@ def disproved_by(found: PlanOption, plan: PlanOption | None, workers: Mapping[st
             if doubt_figures(worker, what):
                 sentences.append(
                     f"{stage.device}: {what} took {format_seconds(took)}, not {format_seconds(expected)} as"
-                    " planned: its figures are wrong, and are measured again before the next plan."
+                    " planned. The device is measured again before the next plan."
                 )
     return tuple(sentences)
 
 
-def beside(found: PlanOption | None, plan: PlanOption | None, disproved: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what was measured and what was planned, for a script or the page; None for what is missing, layers counted
-    from 1. At least one of the two is given. `disproved`: as in `Measured`."""
+def comparison(found: PlanOption | None, plan: PlanOption | None, disproved: Sequence[str] = ()) -> dict[str, Any]:
+    """Return measured and planned times as JSON, None for missing ones, layers counted from 1. At least one of the two
+    is given. `disproved`: as in `Measured`."""
     shown = found or plan
     return {
         "ttft_s": None if found is None else found.ttft_s, "token_s": None if found is None else found.token_s,
@@ -137,22 +138,22 @@ class Replies:
         self._asked = perf_counter()
 
     @property
-    def stands(self) -> bool:
-        """Whether all layers are loaded before the first request, so that its reply does not wait for them."""
+    def is_loaded(self) -> bool:
+        """Return whether all layers are loaded, so that the first reply's time does not include loading."""
         pipeline = self._opened.verifier.mesh.current()
         records = [] if pipeline is None else pipeline.records
         return self._since is not None and all(record.whole for record in records)
 
-    def asked(self, anew: bool = False) -> None:
-        """Note that a reply begins. `anew`: disregard all work before it."""
-        if anew:
+    def on_request(self, restart: bool = False) -> None:
+        """Note that a reply begins. `restart`: disregard all work before it."""
+        if restart:
             self._opened.verifier.measured()
             self._since = None
         self._asked = perf_counter()
 
-    def heard(self, summary: Summary) -> tuple[Measured, PlanOption | None] | None:
-        """Return what was done for the reply that has ended and what was planned for one like it, by `measured` and
-        `OpenedMesh.foreseen`; None for a reply without a token."""
+    def on_reply(self, summary: Summary) -> tuple[Measured, PlanOption | None] | None:
+        """Return the measured times of the finished reply, and the plan of a similar one (`OpenedMesh.predict`); None
+        for a reply without a token."""
         cold, since = self._since is not None, self._since or self._asked
         self._since = None
         if summary.first_at is None:
@@ -160,9 +161,9 @@ class Replies:
         rest = (summary.tokens - 1) / summary.tokens_per_second if summary.tokens_per_second else 0.0
         ttft = summary.first_at - since  # the reply's own clock starts later than either
         found = measured(self._opened, since, ttft, summary.tokens, ttft + rest)
-        plan = self._opened.foreseen(summary.prompt_tokens, summary.tokens, cold=cold)
+        plan = self._opened.predict(summary.prompt_tokens, summary.tokens, cold=cold)
         if self._opened.workers is not None:
-            found = replace(found, disproved=disproved_by(found.way, plan, self._opened.workers))
+            found = replace(found, disproved=disproved_figures(found.option, plan, self._opened.workers))
         return found, plan
 
 
@@ -177,36 +178,36 @@ def save(plan: Plan, name: str, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InvalidOption("Pictures need matplotlib.", "Install it with: pip install 'edgellm[plots]'") from None
-    ways = [("this plan", plan.way), ("best single device", plan.best_single), ("even split", plan.even)]
-    there = [(what, way) for what, way in ways if way is not None]
-    if plan.way.alone:
-        there = [each for each in there if each[0] != "best single device"]
-    heights = [len(way.stages) + 1.2 for _, way in there]
+        raise InvalidOption("Plots need matplotlib.", "Install it with: pip install 'edgellm[plots]'") from None
+    options = [("this plan", plan.option), ("best single device", plan.best_single), ("even split", plan.even)]
+    present = [(what, option) for what, option in options if option is not None]
+    if plan.option.alone:
+        present = [each for each in present if each[0] != "best single device"]
+    heights = [len(option.stages) + 1.2 for _, option in present]
     figure: Any = Figure(figsize=(8.0, 0.8 + 0.42 * sum(heights)), layout="constrained")
-    panels = figure.subplots(len(there), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (what, way) in zip(panels, there, strict=True):
-        lanes(axes, way, f"{what}: first token after {way.ttft_s:.2f} s")
-    panels[-1].set_xlim(0.0, 1.02 * max(way.ttft_s for _, way in there))
+    panels = figure.subplots(len(present), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (what, option) in zip(panels, present, strict=True):
+        lanes(axes, option, f"{what}: first token after {option.ttft_s:.2f} s")
+    panels[-1].set_xlim(0.0, 1.02 * max(option.ttft_s for _, option in present))
     panels[-1].set_xlabel("seconds from the request")
     figure.suptitle(name)
     key(figure)
     figure.savefig(path, dpi=130)
 
 
-def lanes(axes: Any, way: PlanOption, title: str) -> None:
-    """Draw one way to hold the model on the given axes: loading above waiting, receiving and computing."""
-    for lane, stage in enumerate(way.stages):
+def lanes(axes: Any, option: PlanOption, title: str) -> None:
+    """Draw one option on the given axes: loading above waiting, receiving and computing."""
+    for lane, stage in enumerate(option.stages):
         begin = stage.finish_s - stage.compute_s
         sent = stage.received_s - stage.network_s
         _bar(axes, lane - 0.2, 0.0, stage.load_s, "load")
         _bar(axes, lane + 0.2, min(stage.load_s, begin), begin, "wait")
         _bar(axes, lane + 0.2, sent, stage.received_s, "network")
         _bar(axes, lane + 0.2, begin, stage.finish_s, "compute")
-    labels = [f"{stage.device}\n{stage.layers}" for stage in way.stages]
+    labels = [f"{stage.device}\n{stage.layers}" for stage in option.stages]
     axes.set_yticks(range(len(labels)), labels, fontsize="small")
     axes.set_ylim(len(labels) - 0.45, -0.55)
-    axes.axvline(way.ttft_s, color="black", lw=1.0)
+    axes.axvline(option.ttft_s, color="black", lw=1.0)
     axes.set_title(title, loc="left", fontsize="medium")
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -25,37 +25,38 @@ def compose(
     return [*opening, *history, Message("user", "\n\n".join([*texts, prompt]))]
 
 
-def chat_ids(model: Model, prompt: str | Sequence[Message], context: int, stopped: ShouldStop = never) -> Ids:
-    """Return a question or a conversation in the model's chat template, shape (n,), n below `context`. `stopped` tells
-    whether the caller has given up.
+def chat_ids(model: Model, prompt: str | Sequence[Message], context: int, should_stop: ShouldStop = never) -> Ids:
+    """Return the ids of a question or a conversation in the model's chat template, shape (n,), n below `context`.
+    `should_stop` is polled.
 
     Raises:
-        Stopped: it has.
-        TextRefused: the model's tokenizer fails on it, or takes too long over it.
+        Stopped: `should_stop` returned True.
+        TextRefused: the model's tokenizer fails on it, or takes too long.
         InvalidOption: it is empty.
-        InputNotText: it cannot be written as UTF-8.
-        PromptTooLong: it leaves no room in the context; says both lengths.
+        InputNotText: it is not valid Unicode.
+        PromptTooLong: it does not fit the context; states both lengths.
     """
     messages = compose(prompt) if isinstance(prompt, str) else list(prompt)
     if not messages or not messages[-1].content.strip():
         raise InvalidOption("The prompt is empty.", "Write a question.")
     for message in messages:
         _check_text(message.content)
-    return _fitting(model.chat_prompt(messages, most=context - 1, stopped=stopped), context)
+    return _check_length(model.chat_prompt(messages, most=context - 1, should_stop=should_stop), context)
 
 
-def plain_ids(model: Model, prompt: str | Sequence[int], context: int, stopped: ShouldStop = never) -> Ids:
-    """Return a text as it stands, or tokens, as ids (n,). Raises what `chat_ids` raises, InvalidOption for no token."""
+def plain_ids(model: Model, prompt: str | Sequence[int], context: int, should_stop: ShouldStop = never) -> Ids:
+    """Return the ids (n,) of a text without template, or of given tokens. Raises what `chat_ids` raises, InvalidOption
+    for an invalid token."""
     if isinstance(prompt, str):
         _check_text(prompt)
-        ids = model.plain_prompt(prompt, most=context - 1, stopped=stopped)
+        ids = model.plain_prompt(prompt, most=context - 1, should_stop=should_stop)
     else:
         if (bad := next((token for token in prompt if not 0 <= token < model.n_vocab), None)) is not None:
-            raise InvalidOption(f"{bad} is no token of {model.name}.", f"Ids go from 0 to {model.n_vocab - 1}.")
+            raise InvalidOption(f"{bad} is not a token of {model.name}.", f"Ids are 0 to {model.n_vocab - 1}.")
         ids = np.array(prompt, dtype=np.int32)
     if not len(ids):
-        raise InvalidOption("The prompt is empty.", "Write something to go on from.")
-    return _fitting(ids, context)
+        raise InvalidOption("The prompt is empty.", "Write a text to continue.")
+    return _check_length(ids, context)
 
 
 def _check_text(text: str) -> None:
@@ -65,7 +66,7 @@ def _check_text(text: str) -> None:
         raise InputNotText("The prompt holds bytes that are not UTF-8.", "Convert it to UTF-8 first.") from None
 
 
-def _fitting(ids: Ids, context: int) -> Ids:
+def _check_length(ids: Ids, context: int) -> Ids:
     if len(ids) >= context:
         raise PromptTooLong(
             f"The prompt has {len(ids)} tokens, and the context holds {context} with the reply.",

@@ -12,9 +12,8 @@ from typing import TypeAlias
 
 from edgellm.engine import Context, Model, head_pays
 from edgellm.errors import InvalidOption, VocabularyMismatch
-from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.protocols import Verifier
-from edgellm.verifier.in_process import LocalVerifier
+from edgellm.verifier.in_process import ContextPool, LocalVerifier
 
 DRAFT = "edgellm-draft"
 VERIFIER = "edgellm-verifier"
@@ -28,12 +27,12 @@ _POSITIONS = 4096  # of a context by default, where the model was trained for mo
 
 
 def is_remote(verifier: Named) -> bool:
-    """Return whether `verifier` names one that is served: a `HOST:PORT`, or "auto", and not a model."""
+    """Return whether `verifier` is a served one: a `HOST:PORT`, or "auto"."""
     return verifier == AUTO or is_address(verifier)
 
 
 def is_address(verifier: Named) -> bool:
-    """Return whether `verifier` names a `HOST:PORT`, and not a model."""
+    """Return whether `verifier` is a `HOST:PORT`, and not a file."""
     return isinstance(verifier, str) and _ADDRESS.fullmatch(verifier) is not None and not Path(verifier).exists()
 
 
@@ -71,19 +70,20 @@ def positions(model: Model, n_ctx: int | None) -> int:
         return min(model.n_ctx_train, _POSITIONS)
     if n_ctx > model.n_ctx_train:
         raise InvalidOption(
-            f"n_ctx is {n_ctx}, and {model.name} was trained for {model.n_ctx_train} tokens.", "Give that many at most."
+            f"n_ctx is {n_ctx}, and {model.name} was trained for {model.n_ctx_train} tokens.",
+            f"Give at most {model.n_ctx_train}.",
         )
     return n_ctx
 
 
 def load(name: Named, *, gpu_layers: int, progress: Progress | None, closing: ExitStack, chat: bool = False) -> Model:
-    """Load the model of that name; `closing` closes it; `chat` as for `Model.load`. Raises what `resolve` and
-    `Model.load` raise."""
+    """Load the model `name`, owned by `closing`; `chat` as for `Model.load`. Raises what `resolve` and `Model.load`
+    raise."""
     from edgellm.storage import resolve
 
     path = resolve(str(name))
-    told = partial(progress, path.name) if progress else None
-    model = Model.load(path, gpu_layers=gpu_layers, progress=told, chat=chat)
+    on_progress = partial(progress, path.name) if progress else None
+    model = Model.load(path, gpu_layers=gpu_layers, progress=on_progress, chat=chat)
     closing.callback(model.close)
     return model
 
@@ -99,15 +99,15 @@ def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
     """Return a verifier over `model`."""
 
     def context() -> Context:
-        return Context(model, n_ctx=n_ctx, threads=threads, late=head_pays(model))
+        return Context(model, n_ctx=n_ctx, threads=threads, lazy=head_pays(model))
 
     return LocalVerifier(model, ContextPool(context), n_ctx)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedVerifier:
-    """A verifier across a link, functions that tell its model's hash and whether it is there, and the reason why "auto"
-    has chosen it; "" where it was asked for."""
+    """A verifier across a link, functions that return its model's hash and whether it is reachable, and the reason why
+    "auto" chose it; "" if it was named."""
 
     verifier: Verifier
     model_hash: Callable[[], str]

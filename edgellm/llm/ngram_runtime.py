@@ -1,4 +1,4 @@
-"""Retrieval for a pair: its memory, the verifier's cost curve, and the verifier that a model alone is for itself."""
+"""Retrieval for a pair: its draft index, the verifier's cost curve, and the draft model as its own verifier."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from time import perf_counter, time
 import numpy as np
 
 from edgellm import __version__
-from edgellm.engine import HEADS, Context, LMHead, Message, Model, head_pays, why_late
-from edgellm.engine.timing import BUSY, CpuWait, least, repaired
+from edgellm.engine import HEADS, Context, LMHead, Message, Model, head_pays, why_lazy
+from edgellm.engine.timing import BUSY, CpuWait, minimum_times, plausible_times
 from edgellm.errors import EdgeError
 from edgellm.llm.model_loading import verifier_of
 from edgellm.spec.draft_length import DRIFT, KNOTS, CostCurve, DraftLengthController
@@ -29,60 +29,60 @@ from edgellm.storage import History, fingerprint
 from edgellm.storage.device_speed import CHANGE_MOST, KeptCurve, curve_path, keep_curve, processor, read_curve
 from edgellm.verifier.in_process import LocalVerifier
 
-_BEHIND = 16  # positions in the context before a measured decode
-_ROUNDS = 12  # fewer where all lengths took as long twice
-_FEWEST = 3  # lengths that are measured on any device, however slow
-_PATIENCE = 3.0  # seconds, after which nothing more is measured: longer decodes count as slow per row as the last
+_PREFIX = 16  # positions in the context before a measured decode
+_ROUNDS = 12  # fewer if all lengths took the same time twice
+_MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device is
+_MAX_SECONDS = 3.0  # time limit: longer decodes are extrapolated
 _ORDER = (1, 4, 2, 8, 16, 3, 6, 12, 32, 5, 10, 24, 64, 48)
-_QUICK = 0.01  # seconds
+_QUICK_SECONDS = 0.01  # seconds
 SHARED = 0.5
-"""Decodes that shared the cores count as if they had waited for this share of their time."""
-_LOAD = 16.0
-"""Other programs make decodes take up to this many times as long."""
-MEMORIES = 4
-"""Choices of sources whose memory is kept: each reply may choose its own."""
-FAR = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
-"""The curve of a verifier across a link: a round trip, beside which the rest of a batch is cheap."""
+"""Share of waiting that is assumed for decodes that shared the cores."""
+_MAX_LOAD = 16.0
+"""Maximum slowdown that other programs can explain."""
+MAX_INDEXES = 4
+"""Number of kept indexes, one per choice of sources."""
+LINK_CURVE = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
+"""The cost curve of a verifier across a link: a round trip, beside which further rows are cheap."""
 
 
 class NgramRuntime:
     """Retrieval for one verifier. It is opened with the pair; nothing is measured before it is used."""
 
     def __init__(self, model: Model, n_ctx: int, threads: int | None, linked: bool, *, history: bool = True) -> None:
-        """`model` verifies in this process, or, where the verifier is `linked`, has its vocabulary. Without `history`,
-        and while the history is off, the times of a reply's decodes are not kept."""
+        """Use `model`, which verifies in this process, or provides the vocabulary if the verifier is `linked`. Without
+        `history`, and while the history is off, measured decode times are not saved."""
         self._history = history
         self.model, self._n_ctx, self._threads, self._linked = model, n_ctx, threads, linked
-        self._itself: LocalVerifier | None = None
-        self._memories: dict[tuple[str, ...], DraftIndex] = {}
+        self._self_verifier: LocalVerifier | None = None
+        self._indexes: dict[tuple[str, ...], DraftIndex] = {}
         self._curve: CostCurve | None = None
         self._path: Path | None = None  # where it is kept
         self._waiting = CpuWait()
         self._verifier: Verifier | None = None  # of the last reply
         self._shared = 0  # decodes of it that shared the cores, before the last correction
-        self._past: list[PastConversation] = []
+        self._conversations: list[PastConversation] = []
         self._texts: list[tuple[str, str]] = []  # not yet tokenised
         self._lock = threading.RLock()  # replies may be written by several threads
 
-    def memory(self, sources: tuple[str, ...]) -> DraftIndex:
-        """Return the memory for drafts from these sources."""
+    def index(self, sources: tuple[str, ...]) -> DraftIndex:
+        """Return the draft index for these sources."""
         with self._lock:
-            self._read()
-            memory = self._memories.pop(sources, None)
-            if memory is None:
-                memory = DraftIndex(sources, self.curve(), inside_of(self.model), cache(self.model.is_eog))
-                for talk in self._past:
-                    memory.add(talk)
-            self._memories[sources] = memory  # after those that were used before it
-            while len(self._memories) > MEMORIES:
-                del self._memories[next(iter(self._memories))]
-            return memory
+            self._tokenise_pending()
+            index = self._indexes.pop(sources, None)
+            if index is None:
+                index = DraftIndex(sources, self.curve(), continues_word(self.model), cache(self.model.is_eog))
+                for conversation in self._conversations:
+                    index.add(conversation)
+            self._indexes[sources] = index  # most recently used last
+            while len(self._indexes) > MAX_INDEXES:
+                del self._indexes[next(iter(self._indexes))]
+            return index
 
     def remember(self, conversations: Sequence[tuple[str, str]]) -> None:
-        """Remember past questions and replies, the oldest first. They are read when they are needed."""
+        """Add past questions and replies, the oldest first. They are tokenised when needed."""
         self._texts += conversations
 
-    def _read(self) -> None:
+    def _tokenise_pending(self) -> None:
         texts, self._texts = self._texts, []
         end = [token] if (token := self.model.end_of_turn) is not None else []
         for question, reply in texts:
@@ -91,106 +91,107 @@ class NgramRuntime:
                 self.add(prompt, [*self.model.tokenize(reply).tolist(), *end])
 
     def add(self, prompt: Ids, reply: Sequence[int]) -> None:
-        """Remember a complete reply and its prompt."""
-        talk = PastConversation(prompt.tolist(), reply)
+        """Add a complete reply and its prompt."""
+        conversation = PastConversation(prompt.tolist(), reply)
         with self._lock:
-            self._past = recent([*self._past, talk])
-            for memory in self._memories.values():
-                memory.add(talk)
-            for memory in list(self._memories.values())[-1:]:  # the one that was used last
-                memory.settle()
+            self._conversations = recent([*self._conversations, conversation])
+            for index in self._indexes.values():
+                index.add(conversation)
+            for index in list(self._indexes.values())[-1:]:  # the most recently used one
+                index.index_pending()
 
     def curve(self) -> CostCurve:
-        """Return how long a decode takes, measured once and kept; across a link it is a guess that rounds correct."""
+        """Return the cost curve, measured once and kept; across a link it starts from a guess."""
         with self._lock:
             if self._curve is None:
-                self._curve, self._path = (FAR, None) if self._linked else curve_of(self.model, self._threads)
+                self._curve, self._path = (LINK_CURVE, None) if self._linked else curve_of(self.model, self._threads)
                 self._waiting = CpuWait()
             return self._curve
 
-    def uses(self, verifier: Verifier) -> None:
-        """Correct the curve by the decodes of `verifier` from now on."""
+    def track(self, verifier: Verifier) -> None:
+        """Track the decodes of `verifier`, to tell a slow curve from shared cores."""
         self._verifier, self._shared = verifier, verifier.shared
 
     def correct(self, rule: DraftLengthController) -> None:
-        """Keep the curve that decodes really followed, if it differs, unless the machine's load explains that."""
+        """Keep the measured curve if it differs, unless the machine's load explains the difference."""
         with self._lock:
             if self._path is None or self._curve is None or not rule.drifted:
                 return
-            waited, shared = self._waiting.share(), self._verifier.shared if self._verifier is not None else 0
+            wait_share, shared = self._waiting.share(), self._verifier.shared if self._verifier is not None else 0
             if shared > self._shared:
-                waited = max(waited, SHARED)
+                wait_share = max(wait_share, SHARED)
             self._shared = shared
-            if waited > BUSY and 1.0 <= rule.factor <= _LOAD:
+            if wait_share > BUSY and 1.0 <= rule.factor <= _MAX_LOAD:
                 return
-            curve = replace(rule.corrected(), doubtful=waited > BUSY)
+            curve = replace(rule.corrected(), doubtful=wait_share > BUSY)
             moved = np.log(np.array(curve.seconds) / np.array(self._curve.seconds))
             if np.abs(moved).max() > np.log(1.0 + DRIFT):
                 self._curve = curve
                 if self._history and History().on:
-                    keep_curve(self._path, _kept(curve, waited))
+                    keep_curve(self._path, _kept(curve, wait_share))
 
     @property
-    def heads(self) -> str:
-        """A text that says for which rows of a check the verifier's head is computed, and why; "" across a link."""
-        return "" if self._linked else f"; {why_late(self.model)[1]}"
+    def head_note(self) -> str:
+        """Return for which rows the verifier's head is computed, and why; "" across a link."""
+        return "" if self._linked else f"; {why_lazy(self.model)[1]}"
 
     def begin(self, sources: tuple[str, ...]) -> NgramSession | None:
-        """Return retrieval for one reply; None while another reply has it."""
-        memory = self.memory(sources)
-        drafter = memory.take()
-        return None if drafter is None else NgramSession(self, memory, drafter)
+        """Return a retrieval session for one reply; None while another reply uses the index."""
+        index = self.index(sources)
+        drafter = index.take()
+        return None if drafter is None else NgramSession(self, index, drafter)
 
-    def itself(self) -> LocalVerifier:
-        """Return the model as a verifier of what is copied for it."""
-        if self._itself is None:
-            self._itself = verifier_of(self.model, self._n_ctx, self._threads)
-        return self._itself
+    def self_verifier(self) -> LocalVerifier:
+        """Return the model as the verifier of drafts copied for it."""
+        if self._self_verifier is None:
+            self._self_verifier = verifier_of(self.model, self._n_ctx, self._threads)
+        return self._self_verifier
 
     def close(self) -> None:
         """Keep the curve if it was corrected, and close the verifier."""
-        for memory in self._memories.values():
-            self.correct(memory.length)
-        if self._itself is not None:
-            self._itself.close()
+        for index in self._indexes.values():
+            self.correct(index.length)
+        if self._self_verifier is not None:
+            self._self_verifier.close()
 
 
 def curve_of(model: Model, threads: int | None) -> tuple[CostCurve, Path]:
-    """Return how long a decode of `model` takes here, measured once and kept, and the file that keeps it."""
-    with Context(model, n_ctx=_BEHIND + KNOTS[-1], threads=threads, late=head_pays(model)) as context:
+    """Return the cost curve of `model` on this device, measured once and kept, and its file."""
+    with Context(model, n_ctx=_PREFIX + KNOTS[-1], threads=threads, lazy=head_pays(model)) as context:
         path = curve_path(fingerprint(model.path), context.threads)
-        if (known := read_curve(path, _device())) is not None and bool(known.heads) == (context.late is not None):
+        if (known := read_curve(path, _device())) is not None and bool(known.heads) == (context.lazy_head is not None):
             return CostCurve(known.rows, known.seconds, known.change, True, known.heads, known.doubtful), path
         waiting = CpuWait()
         curve = measure_curve(context)
-        waited = max(waiting.share(), SHARED if context.shared else 0.0)
-    keep_curve(path, _kept(curve, waited))
-    return replace(curve, doubtful=waited > BUSY), path
+        wait_share = max(waiting.share(), SHARED if context.shared else 0.0)
+    keep_curve(path, _kept(curve, wait_share))
+    return replace(curve, doubtful=wait_share > BUSY), path
 
 
-def _kept(curve: CostCurve, waited: float) -> KeptCurve:
-    return KeptCurve(curve.rows, curve.seconds, curve.change, curve.heads, time(), waited, _device())
+def _kept(curve: CostCurve, wait_share: float) -> KeptCurve:
+    return KeptCurve(curve.rows, curve.seconds, curve.change, curve.heads, time(), wait_share, _device())
 
 
 def _device() -> str:
-    """Return the program and processor that a curve holds for."""
+    """Return the version and processor that a curve is valid for."""
     return f"edgellm {__version__} on {processor()}"
 
 
 def measure_curve(context: Context) -> CostCurve:
-    """Return the least time of one decode of 1, 2, 3 … 64 rows with all their logits read, and how much longer it
-    takes behind one of another number of rows. Where the context decodes late, the heads' time is separate.
+    """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits, and the additional time after a
+    decode of another size. With a lazy head, the heads' times are separate.
 
-    A reply waits for it, so a slow device measures fewer lengths, the most telling ones first, and each once.
+    A reply waits for the measurement, so a slow device measures fewer lengths, the most informative ones first, once
+    each.
     """
     ids = np.ones(KNOTS[-1], dtype=np.int32)
     context.clear()
     context.fill(())
-    context.decode(ids[:_BEHIND])
-    if context.late is not None:
-        context.decode_late(ids[:2], outputs=2)  # finds out whether the context can decode late
-        context.rollback(_BEHIND)
-    late = context.late
+    context.decode(ids[:_PREFIX])
+    if context.lazy_head is not None:
+        context.decode_lazy(ids[:2], outputs=2)  # checks whether the context can compute heads lazily
+        context.rollback(_PREFIX)
+    late = context.lazy_head
     changes: list[float] = []
     singles: list[float] = []
 
@@ -199,30 +200,32 @@ def measure_curve(context: Context) -> CostCurve:
         if late is None or rows == 1:
             context.decode(ids[:rows], outputs=rows).argmax(axis=1)
         else:
-            context.decode_late(ids[:rows], outputs=rows)
+            context.decode_lazy(ids[:rows], outputs=rows)
         taken = perf_counter() - began
-        context.rollback(_BEHIND)
+        context.rollback(_PREFIX)
         return taken
 
-    def settled(rows: int) -> float:
-        """Return the seconds of a decode; if it is quick, of one behind another of as many rows."""
+    def timed_twice(rows: int) -> float:
+        """Return the seconds of a decode; of a quick one, those after another of the same size."""
         fresh = timed(rows)
-        if fresh < _QUICK:
+        if fresh < _QUICK_SECONDS:
             again = timed(rows)
             changes.append(fresh - again)
             return again
-        if rows > 1:  # single rows come in runs, and all others are compared with them
+        if rows > 1:  # single rows are the reference
             behind, single = timed(1), timed(1)
             changes.append(behind - single)
             singles.append(single)
         return fresh
 
-    # a small model is slower behind a decode of many more rows, which has taken its place in the processor's cache
-    order = KNOTS if min(timed(1), timed(1)) < _QUICK else _ORDER
-    found = least(settled, order, rounds=_ROUNDS, seconds=_PATIENCE, at_least=_FEWEST, clock=perf_counter)
+    # a small model is slower after a much larger decode, which has evicted it from the processor's cache
+    order = KNOTS if min(timed(1), timed(1)) < _QUICK_SECONDS else _ORDER
+    found = minimum_times(
+        timed_twice, order, rounds=_ROUNDS, seconds=_MAX_SECONDS, at_least=_MIN_LENGTHS, clock=perf_counter
+    )
     found[1] = min(found[1], *singles) if singles else found[1]
     known = sorted(found)
-    seconds = repaired(known, [found[rows] for rows in known])
+    seconds = plausible_times(known, [found[rows] for rows in known])
     change = min(max(0.0, float(median(changes or [0.0]))), CHANGE_MOST * seconds[0])
     if late is None:
         return CostCurve(tuple(known), seconds, change, filled=True)
@@ -232,8 +235,7 @@ def measure_curve(context: Context) -> CostCurve:
 
 
 def measure_heads(head: LMHead) -> tuple[float, ...]:
-    """Return the least time of the heads of 1, 2, 3 … 64 rows together; those that there is no time to measure, in
-    proportion."""
+    """Return the minimum time of 1, 2, 3 … 64 head rows; unmeasured ones are extrapolated."""
 
     def timed(rows: int) -> float:
         began = perf_counter()
@@ -241,8 +243,8 @@ def measure_heads(head: LMHead) -> tuple[float, ...]:
         head.logits[:rows].argmax(axis=1)
         return perf_counter() - began
 
-    timed(HEADS[0])  # the first one is built
-    found = least(timed, HEADS, rounds=_ROUNDS, seconds=_PATIENCE / 3.0, clock=perf_counter)
+    timed(HEADS[0])  # builds the graph
+    found = minimum_times(timed, HEADS, rounds=_ROUNDS, seconds=_MAX_SECONDS / 3.0, clock=perf_counter)
     last = max(found)
     taken = [found.get(rows, found[last] * rows / last) for rows in HEADS]
     return tuple(np.minimum.accumulate(taken[::-1])[::-1].tolist())
@@ -251,42 +253,41 @@ def measure_heads(head: LMHead) -> tuple[float, ...]:
 class NgramSession:
     """Retrieval for one reply, to be closed after it."""
 
-    def __init__(self, retrieval: NgramRuntime, memory: DraftIndex, drafter: RetrievalDrafter) -> None:
-        self._retrieval, self._memory, self._drafter = retrieval, memory, drafter
+    def __init__(self, retrieval: NgramRuntime, index: DraftIndex, drafter: RetrievalDrafter) -> None:
+        self._retrieval, self._index, self._drafter = retrieval, index, drafter
 
     @property
     def suggestions(self) -> Suggestions:
-        """Suggestions for the models that write the reply."""
+        """Return suggestions for the models that write the reply."""
         return self._drafter
 
     @property
     def filling(self) -> Filling:
-        """The numbers of rows that the verifier's decodes are filled up to, and the times of its heads."""
+        """Return the padding of the verifier's decodes, and the times of its heads."""
         return self._retrieval.curve().filling()
 
-    def beside(self, model: Drafter | None, gamma: int) -> Drafter:
-        """Return a drafter that copies, and asks `model`, if there is one, for up to `gamma` tokens where that is
-        better."""
-        return self._drafter if model is None else HybridDrafter(self._drafter, model, gamma, self._memory.rounds)
+    def hybrid_drafter(self, model: Drafter | None, gamma: int) -> Drafter:
+        """Return a drafter that copies, and uses `model`, if given, for up to `gamma` tokens where that is better."""
+        return self._drafter if model is None else HybridDrafter(self._drafter, model, gamma, self._index.rounds)
 
     def verifier(self, given: Verifier | None) -> Verifier:
-        """Return the verifier of the reply: the one given, or the model itself."""
-        verifier = given or self._retrieval.itself()
-        self._retrieval.uses(verifier)
+        """Return the verifier of the reply: the given one, or the model itself."""
+        verifier = given or self._retrieval.self_verifier()
+        self._retrieval.track(verifier)
         return verifier
 
     @property
     def counts(self) -> dict[str, int]:
-        """Accepted tokens by source; the dictionary keeps counting."""
+        """Return accepted tokens by source; the dictionary is updated."""
         return self._drafter.copied
 
     def close(self) -> None:
-        self._retrieval.correct(self._memory.length)
-        self._memory.give()
+        self._retrieval.correct(self._index.length)
+        self._index.give()
 
 
-def inside_of(model: Model) -> Callable[[int], bool]:
-    """Return a function that tells whether a token continues a word: it begins with a letter, a digit, or a byte
+def continues_word(model: Model) -> Callable[[int], bool]:
+    """Return a function that returns whether a token continues a word: it begins with a letter, a digit, or a byte
     beyond ASCII."""
 
     @cache

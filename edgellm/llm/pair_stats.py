@@ -1,6 +1,6 @@
-"""What is learned and kept about a pair of models from reply to reply, and its removal.
+"""Data that is learned and kept about a pair of models from reply to reply, and its removal.
 
-docs/guide/privacy.md lists the same for users.
+docs/guide/privacy.md lists it for users.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def forget() -> KeptData:
     counts, failed = (0, 0, 0), None
     try:
         counts = _forget_chats()
-    except HistoryUnusable as error:  # what can be removed goes first
+    except HistoryUnusable as error:  # remove what can be removed first
         failed = error
     profiles = sum(1 for path in list(_profiles()) if _forget_profile(path))
     old, curves, logs = (
@@ -107,12 +107,12 @@ def _forget_chats() -> tuple[int, int, int]:
 
 def tidy() -> None:
     """Take away other users' access to all that is kept, and remove what is too old."""
-    close_to_others()  # first: what closes a folder hides what is open in it
+    close_to_others()  # first: a file in place of a folder hides its contents
     expire()
 
 
 def expire() -> None:
-    """Remove what is older than may be kept (`storage.retention`). What cannot be removed stays for now."""
+    """Remove expired data (`storage.retention`). Files that cannot be removed are kept for now."""
     before = oldest()
     for store in (History(), typed_lines(), Conversations()):
         with suppress(EdgeError):
@@ -145,7 +145,7 @@ def _is_personal(path: Path) -> bool:
 
 
 def _forget_profile(path: Path) -> bool:
-    """Remove what a file among the profiles has from prompts and replies; return whether there was anything."""
+    """Remove data of prompts and replies from a profile file; return whether there was any."""
     if not _is_personal(path):
         return False
     try:
@@ -187,9 +187,9 @@ def profile_path(draft_hash: str, verifier_hash: str) -> Path:
 
 
 def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
-    """Return the user's own profile of the pair, or the one that came with edgellm; None where there is neither.
+    """Return the user's own profile of the pair, or the one shipped with edgellm; None without either.
 
-    A profile of an earlier version is written back in the present form, which has no words of prompts in it.
+    A profile of an earlier version is rewritten in the current format, without words of prompts.
 
     Raises:
         ProfileUnusable: the user's own is damaged or of another version.
@@ -236,7 +236,7 @@ def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool =
         if found != wanted:
             raise ProfileUnusable(
                 f"{path.name} is the profile of another {name} (hash {found[:8]}..., this one has {wanted[:8]}...).",
-                "Make one of this pair: edgellm profile --draft A --verifier B --prompts FILE",
+                "Make one for this pair: edgellm profile --draft A --verifier B --prompts FILE",
             )
     return profile
 
@@ -264,12 +264,12 @@ class PairStats:
         self.verdict_seconds: float | None = None
         """The recent time from asking for a verdict on a drafted chunk to having it."""
         self.first = OnlineProfiler()
-        self._ledgers: dict[Terms, BudgetController] = {}
+        self._controllers: dict[Terms, BudgetController] = {}
         self._acceptances: dict[Terms, Acceptance] = {}
         self._hashes: tuple[str, str] | None = None
         self._profile = None if given is None else read_profile(given, *self.hashes())
-        self._looked = False
-        self._told = False
+        self._profile_searched = False
+        self._announced = False
 
     def draft_hash(self) -> str:
         """Return the hash of the draft model's file."""
@@ -285,7 +285,7 @@ class PairStats:
             verifier = fingerprint(self._verifier) if isinstance(self._verifier, Path) else self._verifier()
             if not verifier:
                 raise ProfileUnusable(
-                    "The verifier does not say which model it is, so no profile can be bound to it.",
+                    "The verifier does not report its model's hash, so no profile can be bound to it.",
                     "Update edgellm there, or use a gate that needs no profile: always, never, random.",
                 )
             self._hashes = self.draft_hash(), verifier
@@ -297,10 +297,10 @@ class PairStats:
         Raises:
             ProfileUnusable: needed, and the pair's own is damaged or of another version.
         """
-        if self._profile is None and not self._looked and (needed or self._quick()):
+        if self._profile is None and not self._profile_searched and (needed or self._hashes_are_cached()):
             try:
                 self._profile = find_profile(*self.hashes())
-                self._looked = True
+                self._profile_searched = True
             except ProfileUnusable:
                 if needed:
                     raise
@@ -316,14 +316,14 @@ class PairStats:
             self._first_file().unlink(missing_ok=True)
         return path
 
-    def waited(self, seconds: float, verdicts: int) -> None:
-        """Take in what the last `verdicts` on drafted chunks took, in the mean."""
+    def observe_verdicts(self, seconds: float, verdicts: int) -> None:
+        """Record the mean seconds of the last `verdicts` on drafted chunks."""
         before = seconds if self.verdict_seconds is None else self.verdict_seconds
         self.verdict_seconds = seconds + (1.0 - _LAST) ** verdicts * (before - seconds)
 
-    def ledger(self, options: ReplyOptions) -> BudgetController:
+    def controller(self, options: ReplyOptions) -> BudgetController:
         """Return what this budget was spent on so far, by this gate and with chunks of this length."""
-        return self._ledgers.setdefault(_terms(options), BudgetController())
+        return self._controllers.setdefault(_terms(options), BudgetController())
 
     def acceptance(self, options: ReplyOptions) -> Acceptance:
         """Return the acceptance of tokens in chunks that this gate has verified at this budget: it chooses chunks that
@@ -333,47 +333,47 @@ class PairStats:
     def begin_first(self, layers: tuple[int, ...]) -> tuple[FirstReply, list[Notice]]:
         """Return the gate of one of the pair's first replies, for which the attention of `layers` is measured; and the
         notices for the user, which are given once."""
-        news = []
-        if not self._told:
-            self._told = True
-            if self._keeps():
+        notices = []
+        if not self._announced:
+            self._announced = True
+            if self._saves_first():
                 self.first.load(self._first_file())
-            news.append(
+            notices.append(
                 Notice(
-                    f"This pair has no profile yet: its first {self.first.enough} chunks are all verified to make one,"
-                    " and only then the budget is kept. `edgellm profile` makes a better one from prompts of yours."
+                    f"This pair has no profile yet. Its first {self.first.enough} chunks are all verified to make one;"
+                    " the budget is kept from then on. `edgellm profile` makes a better one from your own prompts."
                 )
             )
-        return FirstReply(layers), news
+        return FirstReply(layers), notices
 
-    def end_first(self, watched: FirstReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
-        """Take in one of the first replies; return a notice for the user if they now make a profile."""
-        if self._profile is not None:  # another reply, under way at the same time, has completed it
+    def end_first(self, gate: FirstReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
+        """Add one of the first replies; return a notice for the user once they make a profile."""
+        if self._profile is not None:  # a concurrent reply has completed it
             return None
-        self.first.add(watched)
+        self.first.add(gate)
         draft_hash, verifier_hash = self.hashes()
         try:
             if not self.first.ready:
-                if self._keeps():
+                if self._saves_first():
                     self.first.save(self._first_file())
                 return None
             profile = self.first.build(draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=layers)
-            if not self._keeps():
+            if not self._saves_first():
                 self.use(profile, save=False)
-                return Notice("The pair has a profile now, for as long as this process lasts: the history is off.")
+                return Notice("The pair has a profile now. It is not saved, because the history is off.")
             path = self.use(profile)
         except OSError as error:
-            return Notice(f"The pair's profile cannot be kept ({error}); it is made anew next time.")
-        return Notice(f"The pair has a profile now ({path}), and the budget is kept from the next reply on.")
+            return Notice(f"The pair's profile cannot be saved ({error}). It will be made again next time.")
+        return Notice(f"The pair has a profile now ({path}). The budget is kept from the next reply on.")
 
-    def _keeps(self) -> bool:
+    def _saves_first(self) -> bool:
         return self._history and History().on
 
     def _first_file(self) -> Path:
         path = profile_path(*self.hashes())
         return path.with_name(path.stem + ".first.jsonl")
 
-    def _quick(self) -> bool:
+    def _hashes_are_cached(self) -> bool:
         paths = [path for path in (self._draft, self._verifier) if isinstance(path, Path)]
         return all(quick_fingerprint(path) is not None for path in paths)
 

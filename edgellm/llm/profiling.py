@@ -16,11 +16,11 @@ from edgellm.llm.drafter_pool import DrafterKind, Drafters, exit_layers
 from edgellm.llm.generation import Components
 from edgellm.spec.drafters.early_exit import THRESHOLD
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES
+from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES
 from edgellm.spec.gates.profile import ExitPoint, Profile, build
 from edgellm.spec.gates.profiler import PairProfiler, Run
 from edgellm.spec.gates.rejection_model import auc
-from edgellm.spec.ngram.sources import Seen, hesitation
+from edgellm.spec.ngram.sources import Disagreement, lookup_threshold
 from edgellm.spec.params import CHUNK
 from edgellm.spec.protocols import Drafter, VerifierSession
 from edgellm.spec.state import GenerationLimits, GenerationState
@@ -31,14 +31,14 @@ _PROMPTS = 12  # of those given, for the early exit
 
 
 def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float, ...]:
-    """Return the seconds of a batch with a token of each of 1, 2, ... branches, behind `prompt`; medians of a few."""
+    """Return the median seconds of a batch with one token of each of 1, 2, ... branches after `prompt`."""
     n_ctx = len(prompt) + 2 * _REPEATS
     seconds = []
     with Context(
-        model, n_ctx=n_ctx, n_seq=1 + MOST_BRANCHES, spare=MOST_BRANCHES * 2 * _REPEATS, threads=threads
+        model, n_ctx=n_ctx, n_seq=1 + MAX_BRANCHES, spare=MAX_BRANCHES * 2 * _REPEATS, threads=threads
     ) as context:
         context.decode(prompt)
-        for rows in range(1, MOST_BRANCHES + 1):
+        for rows in range(1, MAX_BRANCHES + 1):
             for seq in range(1, rows + 1):
                 context.branch(0, seq)
             batch = [SeqRows(seq, prompt[-1:], 1) for seq in range(1, rows + 1)]
@@ -141,7 +141,7 @@ def sample(prompts: Sequence[Ids]) -> Sequence[Ids]:
     return prompts[:: -(-len(prompts) // PROMPTS)]
 
 
-def telling_layer(
+def most_predictive_layer(
     draft: Model,
     drafters: Drafters,
     session: VerifierSession,
@@ -160,22 +160,22 @@ def telling_layer(
     kind = DrafterKind(tuple(range(draft.n_layer)))
     drafter = drafters.take(kind)
     if not isinstance(drafter, ModelDrafter):
-        raise TypeError("a drafter without an early exit was asked for")
-    noting = _Noting(drafter)
-    watcher = PairProfiler(noting, session, draft.is_eog, GenerationLimits(most, context, CHUNK))
+        raise TypeError("the drafter has no early exit")
+    recorder = _LayerRecorder(drafter)
+    profiler = PairProfiler(recorder, session, draft.is_eog, GenerationLimits(most, context, CHUNK))
     rejected: list[bool] = []
     try:
         for done, prompt in enumerate(prompts):
             reached(done)
-            rejected += [not chunk.whole for chunk in watcher.verified(prompt) if chunk.tokens == CHUNK]
+            rejected += [not chunk.whole for chunk in profiler.verified_reply(prompt) if chunk.tokens == CHUNK]
     finally:
         drafters.give(kind, drafter)
-    columns = np.array(noting.layers, dtype=np.float64).reshape(-1, draft.n_layer).T
+    columns = np.array(recorder.layers, dtype=np.float64).reshape(-1, draft.n_layer).T
     found = [auc(layer, np.array(rejected, dtype=np.bool_)) for layer in columns]
     return int(np.nan_to_num(np.array(found), nan=0.0).argmax()), tuple(found)
 
 
-class _Noting(Drafter):
+class _LayerRecorder(Drafter):
     """A drafter whose full chunks' importance is noted, layer by layer."""
 
     def __init__(self, drafter: ModelDrafter) -> None:
@@ -207,35 +207,35 @@ def profile_pair(
     """Return a new profile, which is the pair's from now on. See `LLM.profile`."""
     known, draft, drafters, verifier = parts.knowledge, parts.draft, parts.drafters, parts.verifier
     if known is None or draft is None or drafters is None or verifier is None:
-        raise InvalidOption("This is no pair: a draft model or a verifier is missing.", "Name both.")
+        raise InvalidOption("A profile needs both a draft model and a verifier, and one is missing.", "Name both.")
     if not prompts:
-        raise InvalidOption("There are no prompts to profile the pair on.", "Give some dozens, one a line.")
+        raise InvalidOption("There are no prompts to profile the pair on.", "Give a few dozen, one per line.")
     draft_hash, verifier_hash = known.hashes()
-    few = sample(prompts) if layers is None else []
-    total = len(few) + len(prompts)
+    sampled = sample(prompts) if layers is None else []
+    total = len(sampled) + len(prompts)
 
     def reached(done: int) -> None:
         if progress is not None:
             progress(done, total)
 
     session = verifier.open(GenerationState())
-    told: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
     try:
         if layers is None:
-            best, told = telling_layer(draft, drafters, session, few, most, parts.context, reached)
+            best, scores = most_predictive_layer(draft, drafters, session, sampled, most, parts.context, reached)
             layers = (best,)
         kind = DrafterKind(layers)
         drafter = drafters.take(kind)
         try:
             runs: list[Run] = []
-            watcher = PairProfiler(drafter, session, draft.is_eog, GenerationLimits(most, parts.context, gamma))
-            seen: list[Seen] = []
+            profiler = PairProfiler(drafter, session, draft.is_eog, GenerationLimits(most, parts.context, gamma))
+            seen: list[Disagreement] = []
             for prompt in prompts[:: max(1, len(prompts) // ASKED)] if context_lookup else ():
-                seen += watcher.ask(prompt)
-            lookup_below = hesitation(seen)
-            for done, prompt in enumerate(prompts, len(few)):
+                seen += profiler.disagreements(prompt)
+            lookup_below = lookup_threshold(seen)
+            for done, prompt in enumerate(prompts, len(sampled)):
                 reached(done)
-                runs.append(watcher.run(prompt, lookup_below))
+                runs.append(profiler.run(prompt, lookup_below))
         finally:
             drafters.give(kind, drafter)
     finally:
@@ -245,7 +245,7 @@ def profile_pair(
         runs, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=kind.layers,
         batch_seconds=batch_seconds(draft, prompts[0], parts.threads), exits=points, hesitates=lookup_below,
     )  # fmt: skip
-    by_layer = {f"auc importance, layer {at}": round(value, 4) for at, value in enumerate(told) if isfinite(value)}
+    by_layer = {f"auc importance, layer {at}": round(value, 4) for at, value in enumerate(scores) if isfinite(value)}
     profile = replace(profile, evidence=profile.evidence | by_layer)
     reached(total)
     known.use(profile, save=False)

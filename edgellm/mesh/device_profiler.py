@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from edgellm.engine import Model, cut
 from edgellm.engine.gguf.synthetic_layers import Blocks, time_passes, write_random
-from edgellm.engine.timing import CpuWait, possible
+from edgellm.engine.timing import CpuWait, is_plausible
 from edgellm.errors import EdgeError, MeasureFailed, StateDamaged
 from edgellm.places import cache_dir
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
@@ -160,7 +160,7 @@ def _kept(blocks: Blocks, oldest: float, threads: int | None) -> tuple[DeviceFig
         return None, f"measured by edgellm {figures.version}"
     if age > oldest or age < -_AHEAD:
         return None, "asked for" if oldest <= 0 else f"{age / 86_400:.0f} days old"
-    if figures.doubt and (age > DOUBTFUL_OLDEST or not possible(figures.rows, figures.seconds)):
+    if figures.doubt and (age > DOUBTFUL_OLDEST or not is_plausible(figures.rows, figures.seconds)):
         return None, figures.doubt
     return figures, ""
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgellm.coldstart.cost_model import ModelCosts
-from edgellm.coldstart.plan import WORTH, Objective, Plan, PlanOption, format_seconds
+from edgellm.coldstart.plan import MIN_SAVING, Objective, Plan, PlanOption, format_seconds, solve
 from edgellm.coldstart.plan import plan as best_plan
-from edgellm.coldstart.planner import solve
 from edgellm.coldstart.problem import Stop, Task, never
 from edgellm.coldstart.problem_builder import LayersOnDevice
 from edgellm.errors import PlanImpossible
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
 
 def of_plan(plan: Plan) -> tuple[StageShare, ...]:
     """Return the shares of a plan."""
-    return of_way(plan.way)
+    return of_option(plan.option)
 
 
-def of_way(way: PlanOption) -> tuple[StageShare, ...]:
+def of_option(option: PlanOption) -> tuple[StageShare, ...]:
     """Return the shares of a way to hold the model."""
-    return tuple(StageShare(stage.device, stage.layers) for stage in way.stages)
+    return tuple(StageShare(stage.device, stage.layers) for stage in option.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def fail_over(
     held = np.array([[layer in device.holds for layer in here] for device in devices])
     task = Task(
         load=np.where(held, loads, beyond), compute=step, send=hop, step=step, hop=hop, need=np.ones(layers),
-        room=np.array([float(device.most) for device in devices]), overlap="streamed",
+        capacity=np.array([float(device.most) for device in devices]), overlap="streamed",
         begins=np.array([[device.may_begin(layer) for layer in here] for device in devices]),
         ends=np.array([[device.may_end(layer) for layer in here] for device in devices]),
     )  # fmt: skip
@@ -128,7 +127,7 @@ class Placement:
     """
 
     shares: tuple[StageShare, ...]
-    way: PlanOption
+    option: PlanOption
     reason: str
     best: Plan | None
     lacking: tuple[MissingLayers, ...]
@@ -142,13 +141,13 @@ class Placement:
         worth it."""
         if self.best is None or not self.lacking:
             return ""
-        if self.best.seconds(self.best.advised) > (1.0 - WORTH) * self.best.seconds(self.way):
+        if self.best.seconds(self.best.advised) > (1.0 - MIN_SAVING) * self.best.seconds(self.option):
             return ""
         lacking = ", ".join(f"{one.share.name} {one.size / 1e6:,.0f} MB" for one in self.lacking)
         goal = "the whole reply" if self.best.objective == "reply" else "the first token"
-        sooner, now = self.best.seconds(self.best.advised), self.best.seconds(self.way)
+        sooner, now = self.best.seconds(self.best.advised), self.best.seconds(self.option)
         return (
-            f"With layers {_named(of_way(self.best.advised))}, {goal} would take {format_seconds(sooner)}"
+            f"With layers {_named(of_option(self.best.advised))}, {goal} would take {format_seconds(sooner)}"
             f" instead of {format_seconds(now)}, but not all of them are there ({lacking} missing):"
             f" {self.deploy(model)}"
         )
@@ -156,7 +155,7 @@ class Placement:
     def why(self) -> list[tuple[str, str]]:
         """Return the reason for each device's layers, or for its having none."""
         found = [(stage.device, f"{stage.layers}: {stage.reason}")
-                 for stage in self.way.stages]  # fmt: skip
+                 for stage in self.option.stages]  # fmt: skip
         return [*found, *self.unused, *self.left_out]
 
     def deploy(self, model: str) -> str:
@@ -197,13 +196,13 @@ def place(
         best = planned(kept={one.name: LayersOnDevice(None, one.warm) for one in capabilities})
     except PlanImpossible as error:
         impossible = error
-    lacking = () if best is None else tuple(missing(model, of_way(best.advised), capabilities))
+    lacking = () if best is None else tuple(missing(model, of_option(best.advised), capabilities))
     finish = partial(
         Placement, best=best, lacking=lacking, fleet=_with_loaded(fleet, capabilities, model), workers=workers,
         left_out=tuple(left_out),
     )  # fmt: skip
-    if best is not None and not lacking and _whole(of_way(best.advised), capabilities):
-        return finish(of_way(best.advised), best.advised, best.advice, unused=best.unused)
+    if best is not None and not lacking and _whole(of_option(best.advised), capabilities):
+        return finish(of_option(best.advised), best.advised, best.advice, unused=best.unused)
     try:
         now = planned(
             kept={one.name: LayersOnDevice(one.holds, one.warm, one.begins, one.ends) for one in capabilities}
@@ -213,7 +212,7 @@ def place(
             raise impossible from None
         command = deploy_command("MODEL", lacking, workers) if lacking else _DEPLOY
         raise PlanImpossible(error.what, f"Bring them there: {command}") from None
-    return finish(of_way(now.advised), now.advised, f"Of what the devices have: {now.advice}", unused=now.unused)
+    return finish(of_option(now.advised), now.advised, f"Of what the devices have: {now.advice}", unused=now.unused)
 
 
 def _fleet(home: Fleet, capabilities: Sequence[DeviceCapability], model: ModelCosts, reserved: float) -> Fleet:

@@ -30,7 +30,7 @@ from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Block, Floats, Ids, Model, Passage
+from edgellm.engine import Block, BlockRows, Floats, Ids, Model
 from edgellm.errors import EdgeError, EngineFailed, ModelCorrupt, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import require
@@ -74,10 +74,10 @@ class InFlight:
         self.seconds += seconds
 
     @property
-    def passage(self) -> Passage:
+    def passage(self) -> BlockRows:
         """The input of the micro-batch's next block."""
         batch = self.batch
-        return Passage(self.data, batch.start, batch.session, batch.outputs)
+        return BlockRows(self.data, batch.start, batch.session, batch.outputs)
 
 
 class StageQueue:

@@ -13,7 +13,7 @@ from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanI
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import MOST_ROWS, StageAnswer
 from edgellm.mesh.pipeline import StageRecord
-from edgellm.spec.guarded_session import settled
+from edgellm.spec.guarded_session import wait_for_result
 from edgellm.spec.protocols import Verifier, VerifierSession
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
@@ -67,9 +67,9 @@ class MeshSession(VerifierSession):
         return self._slot is not None or self._mesh.free()
 
     @property
-    def stopped(self) -> ShouldStop:
+    def should_stop(self) -> ShouldStop:
         """Returns whether the reply was cancelled. Micro-batches that were sent cross the stages all the same."""
-        return self._state.stopped
+        return self._state.should_stop
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> MeshPending:
         """See `VerifierSession.submit`. An earlier verdict that was not waited for is given up."""
@@ -151,7 +151,7 @@ class MeshPending:
         refused = 0
         while True:
             try:
-                verdict = settled(future, self._session.stopped).verdict
+                verdict = wait_for_result(future, self._session.should_stop).verdict
                 self._session.confirm()
                 return verdict
             except DeviceLost:

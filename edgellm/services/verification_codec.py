@@ -12,7 +12,7 @@ import numpy as np
 from edgellm.errors import ContextFull, InvalidOption, ProtocolError
 from edgellm.rpc.channel import MAX_CHUNK, MAX_EXTRA, PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.spec.params import MOST_LOGPROBS
+from edgellm.spec.params import MAX_LOGPROBS
 from edgellm.spec.sampling import UNITS, WIDEST, units
 from edgellm.spec.types import NO_IDS, Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.verification import check_chunk
@@ -93,7 +93,7 @@ def read_verify(
     """
     if len(message.chunk) > MAX_CHUNK or message.extra > MAX_EXTRA:
         _refuse(f"A round has {len(message.chunk)} drafted and {message.extra} extra tokens.")
-    if message.logprobs > MOST_LOGPROBS:
+    if message.logprobs > MAX_LOGPROBS:
         _refuse(f"A round asks for the log-probabilities of {message.logprobs} tokens in each place.")
     before = message.position + len(message.prefix)
     if before == 0:

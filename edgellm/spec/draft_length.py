@@ -15,42 +15,39 @@ from edgellm.engine import HEADS
 
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 """Rows of a decode that are measured."""
-FILLED = 0.1
+MIN_SAVING = 0.1
 """A decode is filled up beyond the next number of rows that was measured where that saves more than this share."""
-MOST = KNOTS[-1] - 1
+MAX_DRAFT = KNOTS[-1] - 1
 """Drafted tokens in a chunk, at most: with the token before them they are one decode."""
-LEAST = 0.02
+MIN_GAIN = 0.02
 """Tokens that a draft has to bring beyond its cost: a curve is not measured more exactly than that."""
-EXPLORED = 0.004
+EXPLORATION = 0.004
 """Share of the time that may go into drafts which are not expected to pay, to notice when they begin to; and into tries
 of the small model. With lookups for something to copy (`ngram/lookup_throttle.py`) that is about a hundredth in all."""
 DRIFT = 0.25
 """A curve that is wrong by more than this share, in the mean, is replaced by what decodes really take."""
-WILD = 2.0
+OUTLIER = 2.0
 """Decodes that take this many times longer or shorter than expected, `WITNESSES` in a row, are believed at once."""
 WITNESSES = 3
-_ROUNDS = 50  # rounds that are needed to judge a curve
+_MIN_ROUNDS = 50  # rounds that are needed to judge a curve
 _REFIT = 8  # rounds after which their times go into the table for the first time
-_SELDOM = 64  # rounds between two such updates, once there were many
-_FRESH = 0.1  # weight of the last round in the time of its length
-_MEMORY = 0.98  # weight of a round after each later one: a memory of about fifty
-_LATE = 32  # rounds for which a length that was tried counts as known
-_MOST_TRY = 2.0  # decodes of one row that a try is charged at most, whatever the curve says of two rows
-_TRIES = 8.0  # decodes of one row that may go into tries at once where the curve is doubtful
+_MAX_REFIT = 64  # rounds between two such updates, once there were many
+_MIN_WEIGHT = 0.1  # weight of the last round in the time of its length
+_MEMORY = 0.98  # decay per round: a memory of about fifty rounds
+_RECENT_ROUNDS = 32  # rounds for which a length that was tried counts as known
+_MAX_TRY = 2.0  # upper limit of a trial's cost, in decodes of one row, whatever the curve says of two rows
+_TRIES = 8.0  # decodes of one row that may be spent on trials at once while the curve is doubtful
 
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """`seconds[i]` for one decode of `rows[i]` rows, both ascending; `rows` begins with 1. These hold where the decode
-    before had as many rows; `change` is added where it had not, as llama.cpp then builds its graph again.
+    """Seconds of a decode by its number of rows: `seconds[i]` for `rows[i]`, both ascending; `rows` begins with 1.
 
-    With `heads` these are the times of decodes that stop before the head, and `heads[i]` is the time of the heads of
-    `HEADS[i]` rows together: they are computed late, for the rows that are looked at.
-
-    `filled`: decodes are filled up to a number of rows that was measured. A number between two of them may take longer
-    than both: a quantised model of half a billion parameters takes 34 ms for 4 rows, 66 for 7 and 44 for 8.
-
-    `doubtful`: the machine was busy while the curve was measured.
+    The times hold if the previous decode had the same number of rows; otherwise `change` is added, because llama.cpp
+    then rebuilds its graph. With `heads`, the times are of decodes without the LM head, and `heads[i]` are the seconds
+    of `HEADS[i]` head rows, which are computed lazily. With `filled`, decodes are padded to a measured number of rows:
+    a number in between can be slower than both (a quantised 0.5B model takes 34 ms for 4 rows, 66 ms for 7 and 44 ms
+    for 8). `doubtful`: the machine was busy during the measurement.
     """
 
     rows: tuple[int, ...]
@@ -69,12 +66,12 @@ class CostCurve:
             heads=tuple(factor * taken for taken in self.heads),
         )
 
-    def prices(self) -> list[float]:
+    def head_seconds(self) -> list[float]:
         """Return the seconds of the heads of 0, 1, 2 … `MOST + 1` rows together; 0 where the decode's time includes
         them."""
         if not self.heads:
-            return [0.0] * (MOST + 2)
-        found: list[float] = np.interp(np.arange(MOST + 2), (0, *HEADS), (0.0, *self.heads)).tolist()
+            return [0.0] * (MAX_DRAFT + 2)
+        found: list[float] = np.interp(np.arange(MAX_DRAFT + 2), (0, *HEADS), (0.0, *self.heads)).tolist()
         return found
 
     def filling(self) -> tuple[Sequence[int], Sequence[float]]:
@@ -83,13 +80,13 @@ class CostCurve:
 
     def widths(self) -> list[int]:
         """Return to how many rows a decode of 0, 1, 2 … `MOST + 1` rows is filled up."""
-        wanted = list(range(MOST + 2))
+        wanted = list(range(MAX_DRAFT + 2))
         if not self.filled:
             return wanted
-        for rows in wanted[2 : self.rows[-1] + 1]:  # one row is what everything else is compared with
+        for rows in wanted[2 : self.rows[-1] + 1]:  # one row is the reference
             at = bisect_left(self.rows, rows)
             least = min(range(at, len(self.rows)), key=self.seconds.__getitem__)
-            best = least if self.seconds[least] < (1.0 - FILLED) * self.seconds[at] else at
+            best = least if self.seconds[least] < (1.0 - MIN_SAVING) * self.seconds[at] else at
             wanted[rows] = self.rows[best]
         return wanted
 
@@ -105,18 +102,18 @@ class CostCurve:
         return [0.0, *found.tolist()]
 
 
-def floors(curve: CostCurve) -> list[float]:
-    """Return how likely a token must be for one more row in a decode to pay, behind each number of other rows,
-    compared with a later decode of its own."""
+def acceptance_floors(curve: CostCurve) -> list[float]:
+    """Return, for each number of other rows, the acceptance probability above which one more row pays, compared with a
+    decode of its own later."""
     table = curve.table()
     return [slope / table[1] for slope in _least_slopes(table)]
 
 
 class DraftLengthController:
-    """Chooses the draft length by expected accepted tokens per second: zero is a choice.
+    """Chooses the draft length that maximises expected accepted tokens per second; zero is a choice.
 
-    One more token is worth the time that it saves later: what a token has taken lately; so the length that
-    maximises `expected - rate * seconds` is the one that maximises the rate (Dinkelbach 1967).
+    A further token is worth the time it saves later, which is the recent time per token. The length that maximises
+    `expected - rate * seconds` therefore maximises the rate (Dinkelbach 1967).
     """
 
     def __init__(self, curve: CostCurve) -> None:
@@ -126,26 +123,28 @@ class DraftLengthController:
         self._nearest: list[int] = (
             nearest.tolist()
         )  # index of the nearest measured width, for drafts of 0, 1, 2 ... tokens
-        self._off = [0.0] * len(curve.rows)  # the logarithm of how much longer decodes take than the curve says
+        self._log_errors = [0.0] * len(curve.rows)  # log of measured over predicted seconds
         self._tries = [0.0] * len(curve.rows)
-        self._recent: list[deque[float]] = [deque(maxlen=WITNESSES) for _ in curve.rows]  # as `_off`, decode by decode
-        self._seen = [0] * len(curve.rows)  # the round in which a length was tried last
-        self._scale = 0.0  # the same of all lengths together, against the curve that was given
-        self._take(curve)
+        self._recent: list[deque[float]] = [
+            deque(maxlen=WITNESSES) for _ in curve.rows
+        ]  # as `_log_errors`, decode by decode
+        self._last_tried = [0] * len(curve.rows)  # the round in which a length was tried last
+        self._log_scale = 0.0  # the same of all lengths together, against the curve that was given
+        self._use_curve(curve)
         self._last = -1  # rows of the last decode; -1: unknown
         self._explored = 0.0
         self._doubtful = False
         if curve.doubtful:
             self._doubt()
-        self._all = 0.0
+        self._total_seconds = 0.0
         self._rounds = 0
         self._refit_at = _REFIT
 
-    def _take(self, curve: CostCurve) -> None:
+    def _use_curve(self, curve: CostCurve) -> None:
         """Use another curve with the same rows and widths."""
         self._curve = curve
         self._plain = self._table = curve.table(self._widths)
-        self._heads = curve.prices()
+        self._heads = curve.head_seconds()
         self._slopes = _least_slopes(self._table)
         self._tokens, self._seconds = 1.0, self._single  # of recent rounds, fading
 
@@ -159,24 +158,24 @@ class DraftLengthController:
         """Return the seconds of a decode without drafts."""
         return self._table[1] + self._heads[1]
 
-    def _looked_at(self, rows: int, expected: float) -> float:
-        """Return the seconds of the heads of `rows` rows of which `expected` are expected to be looked at: one by
-        one, or all together."""
+    def _head_seconds(self, rows: int, expected: float) -> float:
+        """Return the seconds of the heads of `rows` rows, of which `expected` are expected to be needed: computed one
+        by one or all together, whichever is faster."""
         return min(expected * self._heads[1], self._heads[rows])
 
     @property
     def factor(self) -> float:
         """Return how many times as long decodes take as the given curve says, for the length where it is farthest
         off."""
-        return exp(max((self._scale + off for off in self._off), key=abs))
+        return exp(max((self._log_scale + log_error for log_error in self._log_errors), key=abs))
 
     @property
     def drifted(self) -> bool:
-        """Return whether decodes have long taken another time than the curve says, or are `WILD`ly off it."""
-        if max(self.factor, 1.0 / self.factor) > WILD:
+        """Return whether decode times have drifted from the curve for long, or are off by more than `OUTLIER`."""
+        if max(self.factor, 1.0 / self.factor) > OUTLIER:
             return True
-        wrong = float(np.average(self._off, weights=self._tries)) if any(self._tries) else 0.0
-        return self._rounds >= _ROUNDS and abs(self._scale + wrong) > log(1.0 + DRIFT)
+        wrong = float(np.average(self._log_errors, weights=self._tries)) if any(self._tries) else 0.0
+        return self._rounds >= _MIN_ROUNDS and abs(self._log_scale + wrong) > log(1.0 + DRIFT)
 
     def corrected(self) -> CostCurve:
         """Return the curve that decodes really follow; lengths that were not tried are interpolated from their
@@ -184,41 +183,41 @@ class DraftLengthController:
         tried = np.array(self._tries) > 0
         if not tried.any():
             return self._curve
-        off = np.interp(self._rows, self._rows[tried], np.array(self._off)[tried])
-        seconds = np.array(self._curve.seconds) * np.exp(off)
+        log_error = np.interp(self._rows, self._rows[tried], np.array(self._log_errors)[tried])
+        seconds = np.array(self._curve.seconds) * np.exp(log_error)
         return replace(self._curve, seconds=tuple(seconds.tolist()))
 
-    def choose(self, survives: Sequence[float], instead: tuple[float, float] | None = None) -> int:
+    def choose(self, survives: Sequence[float], alternative: tuple[float, float] | None = None) -> int:
         """Return how many of the offered tokens to draft; `survives[i]` is the chance that the first i + 1 are all
         accepted. The result may exceed their number: then arbitrary tokens fill up the decode.
 
-        Without a draft the verifier's next token comes alone, or `instead`, tokens and seconds, if that is better.
+        Without a draft the verifier's next token comes alone, or `alternative`, tokens and seconds, if that is better.
         """
         table, price, change, last, widths = self._table, self.rate, self._curve.change, self._last, self._widths
         tokens, seconds = 1.0, self._single + (change if widths[1] != last else 0.0)
         one, heads = self._heads[1], self._heads
-        if instead is not None and instead[0] - price * instead[1] > tokens - price * seconds:
-            tokens, seconds = instead
-        best, gain, expected = 0, LEAST + tokens - price * seconds, 1.0
-        for at, chance in enumerate(survives[:MOST], 1):
+        if alternative is not None and alternative[0] - price * alternative[1] > tokens - price * seconds:
+            tokens, seconds = alternative
+        best, gain, expected = 0, MIN_GAIN + tokens - price * seconds, 1.0
+        for at, chance in enumerate(survives[:MAX_DRAFT], 1):
             expected += chance
-            looked_at = min(expected * one, heads[at + 1])
-            now = expected - price * (table[at + 1] + looked_at + (change if widths[at + 1] != last else 0.0))
+            head_seconds = min(expected * one, heads[at + 1])
+            now = expected - price * (table[at + 1] + head_seconds + (change if widths[at + 1] != last else 0.0))
             if now > gain:
                 best, gain = at, now
         as_before = best < last - 1 > len(survives) > 0
-        if as_before and expected - price * (table[last] + self._looked_at(last, expected)) > gain:
+        if as_before and expected - price * (table[last] + self._head_seconds(last, expected)) > gain:
             return last - 1  # an arbitrary row is cheaper than a changed number of rows
-        if self._doubtful and best < (longest := min(len(survives), MOST)) and self._untried(longest):
-            cost = min(table[longest + 1] - table[best + 1], _MOST_TRY * self._single)
-            if self._explored + cost <= EXPLORED * self._all:
+        if self._doubtful and best < (longest := min(len(survives), MAX_DRAFT)) and self._untried(longest):
+            cost = min(table[longest + 1] - table[best + 1], _MAX_TRY * self._single)
+            if self._explored + cost <= EXPLORATION * self._total_seconds:
                 self._explored += cost
                 return longest
         if best or not survives:
             return best
-        cost = max(table[2] - table[1] + 2.0 * change, LEAST * self._single)  # to another number of rows, and back
-        cost = min(cost, _MOST_TRY * self._single)  # a wrong curve must not prevent the tries that would expose it
-        if self._explored + cost > EXPLORED * self._all:
+        cost = max(table[2] - table[1] + 2.0 * change, MIN_GAIN * self._single)  # to another number of rows, and back
+        cost = min(cost, _MAX_TRY * self._single)  # a wrong curve must not prevent the tries that would expose it
+        if self._explored + cost > EXPLORATION * self._total_seconds:
             return 0
         self._explored += cost
         return 1
@@ -227,13 +226,13 @@ class DraftLengthController:
         """Return whether it is not known yet how long a decode with `drafted` drafted tokens takes."""
         return self._tries[self._nearest[drafted]] < WITNESSES
 
-    def saved(self, tokens: int, seconds: float) -> float:
+    def time_saved(self, tokens: int, seconds: float) -> float:
         """Return the seconds by which `tokens` in `seconds` are ahead of decodes without drafts."""
         return tokens * self._single - seconds
 
-    def pays(self, usual: tuple[float, float]) -> bool:
-        """Return whether `usual`, tokens and seconds for them, is better than a decode without drafts."""
-        tokens, seconds = usual
+    def pays(self, model_round: tuple[float, float]) -> bool:
+        """Return whether `model_round`, tokens and seconds for them, is better than a decode without drafts."""
+        tokens, seconds = model_round
         return tokens - self.rate * seconds > 1.0 - self.rate * self._single
 
     def floors(self, rows: int = 0) -> list[float]:
@@ -242,88 +241,88 @@ class DraftLengthController:
         price = self.rate
         return [price * slope for slope in self._slopes[rows:]]
 
-    def more(self, rows: int, survives: Sequence[float], least: float = 0.0) -> int:
+    def choose_additional(self, rows: int, survives: Sequence[float], least: float = 0.0) -> int:
         """Return how many of the offered tokens to draft besides `rows` that are drafted anyway, if that gains
         `least`."""
         table, heads, price = self._table, self._heads, self.rate
         best, gain, expected = 0, least, 0.0
-        for at, chance in enumerate(survives[: max(0, MOST - rows)], 1):
+        for at, chance in enumerate(survives[: max(0, MAX_DRAFT - rows)], 1):
             expected += chance
-            looked_at = min(expected * heads[1], heads[rows + at + 1])
-            now = expected - price * (table[rows + at + 1] - table[rows + 1] + looked_at)
+            head_seconds = min(expected * heads[1], heads[rows + at + 1])
+            now = expected - price * (table[rows + at + 1] - table[rows + 1] + head_seconds)
             if now > gain:
                 best, gain = at, now
         return best
 
-    def reason(self, survives: Sequence[float], chosen: int, instead: tuple[float, float] | None = None) -> str:
+    def explain(self, survives: Sequence[float], chosen: int, alternative: tuple[float, float] | None = None) -> str:
         """Return in words why `choose` chose so."""
         if not survives:
-            return "nothing is retrieved"
+            return "no draft is retrieved"
         one = self._single
-        if not chosen and instead is not None:
-            return f"a retrieved token is accepted with {survives[0]:.0%}: the small model does better"
+        if not chosen and alternative is not None:
+            return f"a retrieved token has a {survives[0]:.0%} chance: the draft model does better"
         if not chosen:
             extra = (self._table[2] - self._table[1]) / one
-            return f"a draft is accepted with {survives[0]:.0%}, and a second row costs {extra:.0%} of the first"
+            return f"a draft has a {survives[0]:.0%} chance, and a second row costs {extra:.0%} of the first"
         expected = 1.0 + sum(survives[:chosen])
-        cost = (self._table[chosen + 1] + self._looked_at(chosen + 1, expected)) / one
-        return f"{chosen} drafted: {expected:.1f} tokens expected for the time of {cost:.1f}"
+        cost = (self._table[chosen + 1] + self._head_seconds(chosen + 1, expected)) / one
+        return f"{chosen} drafted: {expected:.1f} tokens expected in the time of {cost:.1f}"
 
     def learn(self, drafted: int | None, tokens: int, seconds: float) -> None:
-        """Learn from a round with `drafted` tokens that brought `tokens` and took `seconds`; None: the time was not
-        one decode's alone."""
+        """Learn from a round with `drafted` tokens that yielded `tokens` in `seconds`. `drafted` is None if the time
+        was not that of one decode."""
         self._tokens = _MEMORY * self._tokens + tokens
         self._seconds = _MEMORY * self._seconds + seconds
-        self._all += seconds
+        self._total_seconds += seconds
         last, self._last = self._last, -1
         if drafted is None or tokens > drafted + 1:  # these were several decodes
             return
         self._last = self._widths[drafted + 1]
         at = self._nearest[drafted]
         expected = self._plain[drafted + 1] + (self._curve.change if self._last != last else 0.0)
-        expected += self._looked_at(drafted + 1, tokens)
-        off = log(max(seconds, 1e-9) / expected)
+        expected += self._head_seconds(drafted + 1, tokens)
+        log_error = log(max(seconds, 1e-9) / expected)
         self._tries[at] += 1.0
         self._rounds += 1
-        self._seen[at] = self._rounds
-        gap, recent = off - self._off[at], self._recent[at]
-        if abs(gap) > log(WILD):  # an interruption is one slow round
-            if recent and (recent[-1] > self._off[at]) != (gap > 0.0):
+        self._last_tried[at] = self._rounds
+        gap, recent = log_error - self._log_errors[at], self._recent[at]
+        if abs(gap) > log(OUTLIER):  # a single outlier is an interruption
+            if recent and (recent[-1] > self._log_errors[at]) != (gap > 0.0):
                 recent.clear()
-            recent.append(off)
+            recent.append(log_error)
             if len(recent) == WITNESSES:
-                self._jump(at)
+                self._accept_shift(at)
             return
         recent.clear()
-        weight = max(_FRESH, 1.0 / (self._tries[at] + 1.0))  # the curve itself was a try
-        self._off[at] += weight * gap
+        weight = max(_MIN_WEIGHT, 1.0 / (self._tries[at] + 1.0))  # the curve itself was a try
+        self._log_errors[at] += weight * gap
         if self._rounds >= self._refit_at:
-            self._refit_at += min(self._rounds, _SELDOM)
+            self._refit_at += min(self._rounds, _MAX_REFIT)
             self._refit()
 
-    def _jump(self, at: int) -> None:
+    def _accept_shift(self, at: int) -> None:
         """Believe the latest decodes of a length; if no other length is known to be right lately, scale all of them,
         and the heads."""
-        off, lengths = median(self._recent[at]), range(len(self._off))
+        log_error, lengths = median(self._recent[at]), range(len(self._log_errors))
         self._recent[at].clear()
-        late = self._rounds - _LATE
-        known = [n for n in lengths if n != at and self._tries[n] >= WITNESSES and self._seen[n] > late]
-        if any(abs(self._off[n]) <= log(WILD) for n in known):
-            if off < self._off[at]:  # other lengths may be overestimated as much
+        late = self._rounds - _RECENT_ROUNDS
+        known = [n for n in lengths if n != at and self._tries[n] >= WITNESSES and self._last_tried[n] > late]
+        if any(abs(self._log_errors[n]) <= log(OUTLIER) for n in known):
+            if log_error < self._log_errors[at]:  # other lengths may be overestimated as much
                 self._doubt()
-            self._off[at] = off
+            self._log_errors[at] = log_error
             self._refit()
             return
         for n in lengths:
             self._recent[n].clear()
             if n in known:
-                self._off[n] -= off
+                self._log_errors[n] -= log_error
             elif self._tries[n] < WITNESSES:
-                self._off[n], self._tries[n] = 0.0, 0.0
-        self._off[at] = 0.0
-        self._scale += off
-        self._explored *= exp(off)
-        self._take(self._curve.scaled(exp(off)))
+                self._log_errors[n], self._tries[n] = 0.0, 0.0
+        self._log_errors[at] = 0.0
+        self._log_scale += log_error
+        self._explored *= exp(log_error)
+        self._use_curve(self._curve.scaled(exp(log_error)))
         self._refit()
 
     def _doubt(self) -> None:

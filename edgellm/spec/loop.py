@@ -47,42 +47,42 @@ def generate(
     stats: Stats,
     announce: bool = False,
 ) -> Iterator[Event]:
-    """Write the reply to `state.prompt`, token by token; the token that ends the turn is not among them.
+    """Write the reply to the prompt of `state`, token by token, without the token that ends the turn.
 
-    Without a drafter the verifier writes alone, without a verifier the draft model. `announce`: the verifier reads the
-    prompt at once, not with the first verdict. `stats` is filled on the way. The iterator may be closed at any
-    point; `state.stopped` is polled between tokens, and during long computations. Without a draft model, a busy
+    Without a drafter the verifier writes alone, without a verifier the draft model. `announce`: the verifier starts to
+    read the prompt at once, not with the first verdict. `stats` is updated on the way. The iterator may be closed at
+    any point; `state.should_stop` is polled between tokens and during long computations. Without a draft model, a busy
     verifier is waited for.
 
     Raises:
         VerifierUnreachable, VocabularyMismatch: from opening the session, before the first token.
-        VerifierLost: the verifier is gone, and no draft model is there to go on.
-        Stopped: `state.stopped` said so in the middle of a computation.
+        VerifierLost: the verifier is gone, and there is no draft model to continue with.
+        Stopped: `state.should_stop` returned True during a computation.
     """
     drafter, limits = drafter or NoDrafter(), state.limits
     session = GuardedSession(verifier, state, alone=drafter.needs_verdict, announce=announce)
     try:
         drafter.begin(state)
         for number in count():
-            if state.stopped():
+            if state.should_stop():
                 return
-            if not (room := state.room):
-                yield from _full(stats, limits)
+            if not (tokens_left := state.tokens_left):
+                yield from _finish_full(stats, limits)
                 return
-            gamma = min(limits.gamma, room)
+            gamma = min(limits.gamma, tokens_left)
             began = perf_counter()
             chunk = drafter.propose(state, gamma)
-            decision = session.unavailable() or _decided(state, chunk, drafter, gate)
+            decision = session.unavailable() or _decide(state, chunk, drafter, gate)
             asked = perf_counter()
             verdict = session.verify(state, chunk, drafter) if decision.offload else None
             if verdict is None:
                 chunk = drafter.unverified(state, chunk, gamma)
-            words = merge(chunk, verdict)
+            new_tokens = merge(chunk, verdict)
             turn = Round(number, chunk, decision, verdict, began, asked, perf_counter())
             stats.observe(turn)
             drafter.observe(state, turn)
             gate.observe(state, turn)
-            if not words:
+            if not new_tokens:
                 if (yield from session.wait_until_ready(verdict)):
                     continue
                 stats.finish("stop")
@@ -90,28 +90,28 @@ def generate(
             yield from session.notices()
             if state.explain:
                 yield Explanation(number, _explanation(turn))
-            for word in words[:room]:
-                if vocabulary.is_eog(word.id):
-                    stats.stop(word.id, word.source)
+            for new in new_tokens[:tokens_left]:
+                if vocabulary.is_eog(new.id):
+                    stats.stop(new.id, new.source)
                     return
-                state.append(word.id)
-                written = Token(word.id, vocabulary.piece(word.id), *word[1:5], number, word.logprobs)
+                state.append(new.id)
+                written = Token(new.id, vocabulary.piece(new.id), *new[1:5], number, new.logprobs)
                 stats.token(written)
                 yield written
-                if state.stopped():
+                if state.should_stop():
                     return
     finally:
         drafter.end()
         session.close()
 
 
-def _decided(state: GenerationState, chunk: Chunk, drafter: Drafter, gate: Gate) -> Decision:
+def _decide(state: GenerationState, chunk: Chunk, drafter: Drafter, gate: Gate) -> Decision:
     if not len(chunk):
         return _UNDRAFTED
-    return _UNCHECKED if drafter.needs_verdict else gate.decide(state, chunk)
+    return _COPIED if drafter.needs_verdict else gate.decide(state, chunk)
 
 
-class Word(NamedTuple):
+class NewToken(NamedTuple):
     """A round's addition to the reply: the fields of a `Token` that are known before it is written."""
 
     id: int
@@ -122,33 +122,33 @@ class Word(NamedTuple):
     logprobs: Logprobs | None = None
 
 
-def merge(chunk: Chunk, verdict: Verdict | None) -> list[Word]:
+def merge(chunk: Chunk, verdict: Verdict | None) -> list[NewToken]:
     """Return what a round adds to the reply. Without a verdict the drafts stay."""
     n, nothing = len(chunk), [None] * len(chunk)
     kept = n if verdict is None else verdict.accepted
-    stands = Source.DRAFT if verdict is None else Source.RETRIEVED if chunk.retrieved else Source.ACCEPTED
+    source = Source.DRAFT if verdict is None else Source.RETRIEVED if chunk.retrieved else Source.ACCEPTED
     confidence, importance = chunk.confidence.tolist() or nothing, chunk.importance.tolist() or nothing
     known = zip(chunk.ids.tolist(), confidence, importance, chunk.exit_layers or nothing, strict=True)
-    words = [Word(token, stands, c, i, layer) for token, c, i, layer in known][:kept]
+    new_tokens = [NewToken(token, source, c, i, layer) for token, c, i, layer in known][:kept]
     for at in range(n - chunk.tail, kept):
-        words[at] = words[at]._replace(source=Source.RETRIEVED)
+        new_tokens[at] = new_tokens[at]._replace(source=Source.RETRIEVED)
     if verdict is None and chunk.ahead:
-        words[: chunk.ahead] = [word._replace(source=Source.PARALLEL) for word in words[: chunk.ahead]]
+        new_tokens[: chunk.ahead] = [new._replace(source=Source.PARALLEL) for new in new_tokens[: chunk.ahead]]
     if verdict is not None:
         own = Source.VERIFIER if not n else Source.CORRECTED if kept < n else Source.BONUS
         for token in verdict.tokens.tolist():
-            words.append(Word(token, own))
+            new_tokens.append(NewToken(token, own))
             own = Source.VERIFIER
         for at, logprobs in enumerate(verdict.logprobs):
-            words[at] = words[at]._replace(logprobs=logprobs)
-    return words
+            new_tokens[at] = new_tokens[at]._replace(logprobs=logprobs)
+    return new_tokens
 
 
-def _full(stats: Stats, limits: GenerationLimits) -> Iterator[Notice]:
+def _finish_full(stats: Stats, limits: GenerationLimits) -> Iterator[Notice]:
     """Finish the reply because no room is left."""
     stats.finish("length")
     if stats.tokens < limits.max_tokens:
-        yield Notice(f"The context of {limits.context} tokens is full, and the reply ends here.")
+        yield Notice(f"The context of {limits.context} tokens is full: the reply ends here.")
 
 
 def _explanation(turn: Round) -> str:
@@ -158,12 +158,12 @@ def _explanation(turn: Round) -> str:
         drafted += f" ({chunk.reason})"
     elif len(chunk.confidence):
         drafted += f" (mean confidence {float(chunk.confidence.mean()):.2f})"
-    if chunk.heeded:
-        drafted += f", {chunk.heeded} of them as the context has it"
+    if chunk.from_context:
+        drafted += f", {chunk.from_context} of them taken from the context"
     if not decision.offload:
-        return f"{drafted}, kept unchecked: {decision.reason}"
+        return f"{drafted}, kept unverified: {decision.reason}"
     if verdict is None:
-        return f"{drafted}, sent to the verifier ({decision.reason}), and no verdict came: kept unchecked"
+        return f"{drafted}, sent to the verifier ({decision.reason}), and no verdict came: kept unverified"
     return (
         f"{drafted}, sent to the verifier ({decision.reason}): it accepted {verdict.accepted}, wrote"
         f" {len(verdict.tokens)}, and took {verdict.seconds * 1e3:.1f} ms"
@@ -172,4 +172,4 @@ def _explanation(turn: Round) -> str:
 
 _NOTHING = Chunk()
 _UNDRAFTED = Decision(True, "nothing was drafted")
-_UNCHECKED = Decision(True, "what is copied never stands unverified")
+_COPIED = Decision(True, "copied tokens are always verified")

@@ -14,17 +14,17 @@ from edgellm.spec.types import Sampling
 GATES = ("auto", "synera", "confidence", "importance", "random", "always", "never")
 """Gates choose the chunks to verify. `synera` is the paper's gate."""
 
-SWITCH = ("auto", "on", "off")
+SWITCHES = ("auto", "on", "off")
 SOURCES = ("context", "history", "analogy", "calibration", "reuse")
 """The sources that drafts can be retrieved from."""
-USUAL_SOURCES = ("context", "history", "analogy")
+DEFAULT_SOURCES = ("context", "history", "analogy")
 """The default sources: calibration and reuse cost as much as they bring."""
-_FREE = ("auto", "confidence", "always", "never")  # these mean something without a budget
+_WITHOUT_BUDGET = ("auto", "confidence", "always", "never")  # these mean something without a budget
 
 
-GONE = {
-    "tree": "tree has no effect any more: what is copied is one chain of tokens. Leave it out.",
-    "economy": "economy has no effect any more: a budget is spent as it was given. Leave it out.",
+REMOVED = {
+    "tree": "tree has no effect any more: copied drafts are a single chain of tokens. Leave it out.",
+    "economy": "economy has no effect any more: the budget is spent as given. Leave it out.",
 }
 """Options that have no effect any more, and the warnings for them."""
 RENAMED = {"precedents": "precedents is called context_lookup now; use that name."}
@@ -34,33 +34,30 @@ FORMER_GATES = {
     for name in ("hybrid", "edgefm")
 }
 """Gates that are `auto` now, and the warnings for them."""
-MOST_STOPS, LONGEST_STOP, MOST_LOGPROBS = 16, 500, 20
+MAX_STOPS, MAX_STOP_LENGTH, MAX_LOGPROBS = 16, 500, 20
 CHUNK = 4
 """Drafted tokens in a chunk if everything is verified, or nothing."""
-FINE = 2
+BUDGET_CHUNK = 2
 """The same under a budget: with small chunks the budget goes to wrong tokens, not to their neighbours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyOptions:
-    """Options for one reply; the defaults are greedy, and lossless: everything is verified.
+    """Options for one reply. The defaults are greedy and lossless: everything is verified.
 
-    `budget` in [0, 1] is the share of chunks that the verifier is asked about, kept over all
-    replies of a pair. `gate` is one of `GATES` or a gate of your own; `auto`
-    is the one for which the pair's profile has the best evidence, and verifies everything where no budget is given.
-    `drafter` is one of your own, in place of the draft model and of copies; with the gates `auto` without a budget,
-    `always`, `never`, or one of your own.
-    `parallel`: continue drafting while a verdict is on its way, if the verifier is across a link. `early_exit`: skip
-    the draft model's last layers for a token that `exit_threshold` calls sure (top-1 minus top-2 probability),
-    `auto` where the profile says that it pays. `context_lookup`: with a budget below 1 and the fitted gate, what
-    followed the same words before is drafted where the draft model hesitates, as far as the pair's profile says
-    that it pays. `seed` None picks one, which the summary reports. `gamma` is the number of drafted tokens in a
-    chunk, None for as many as the profile has where a budget is kept, else `CHUNK`. `confidence_threshold` is the
-    c_th of the confidence gate without a budget. `retrieval`: whether drafts are also copied from what was seen,
-    `auto`, `off`, or those of `SOURCES` that may be copied from, with commas between them; only where everything is
-    verified, so it never changes the text. `stop`: texts that end the reply where one would begin; it is not part
-    of the reply. `logprobs`: tokens carry the probabilities that the verifier (the draft model, where that is
-    alone) gave them and this many others; only where everything is verified, in this process.
+    `budget` in [0, 1] is the share of chunks to verify, kept over all replies of a pair. `gate` is one of `GATES` or a
+    custom gate; `auto` is the gate with the best evidence in the pair's profile, and verifies everything without a
+    budget. `drafter` is a custom drafter in place of the draft model and of retrieval; it works with the gates `auto`
+    without a budget, `always`, `never`, or a custom one. `parallel`: continue drafting while waiting for a verdict
+    across a link. `early_exit`: skip the draft model's last layers for tokens whose margin (top-1 minus top-2
+    probability) is above `exit_threshold`; `auto` does so if it pays by the profile. `context_lookup`: with a budget
+    below 1 and the fitted gate, draft the context's token where the draft model is less confident than the profile's
+    threshold. `seed` None draws one, which the summary reports. `gamma` is the number of drafted tokens in a chunk;
+    None means the profile's under a budget, else `CHUNK`. `confidence_threshold` is c_th of the confidence gate without
+    a budget. `retrieval`: `auto`, `off`, or a comma-separated list of `SOURCES` that drafts are copied from; it is used
+    only if everything is verified, so it never changes the text. `stop`: texts that end the reply; they are not part of
+    it. `logprobs`: report each token's log-probability and those of this many others, by the verifier (by the draft
+    model, if that is alone); only if everything is verified, in this process.
 
     Raises:
         InvalidOption: a value out of range, named with the range.
@@ -105,26 +102,26 @@ class ReplyOptions:
         for name in ("confidence_threshold", "exit_threshold"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InvalidOption(f"{name} is {getattr(self, name)}.", "Give a number from 0 to 1, such as 0.8.")
-        if self.early_exit not in SWITCH:
-            raise InvalidOption(f"early_exit is {self.early_exit!r}.", f"Choose one of {', '.join(SWITCH)}.")
-        if len(self.stop) > MOST_STOPS or not all(0 < len(text) <= LONGEST_STOP for text in self.stop):
+        if self.early_exit not in SWITCHES:
+            raise InvalidOption(f"early_exit is {self.early_exit!r}.", f"Choose one of {', '.join(SWITCHES)}.")
+        if len(self.stop) > MAX_STOPS or not all(0 < len(text) <= MAX_STOP_LENGTH for text in self.stop):
             raise InvalidOption(
-                f"stop has {len(self.stop)} texts of {[len(text) for text in self.stop[:MOST_STOPS]]} characters.",
-                f"Give at most {MOST_STOPS}, each of 1 to {LONGEST_STOP} characters.",
+                f"stop has {len(self.stop)} texts, of {[len(text) for text in self.stop[:MAX_STOPS]]} characters.",
+                f"Give at most {MAX_STOPS}, each of 1 to {MAX_STOP_LENGTH} characters.",
             )
-        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
-            raise InvalidOption(f"logprobs is {self.logprobs}.", f"Give a whole number from 0 to {MOST_LOGPROBS}.")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise InvalidOption(f"logprobs is {self.logprobs}.", f"Give a whole number from 0 to {MAX_LOGPROBS}.")
         self.sources()
         self._check_budget()
 
     def sources(self) -> tuple[str, ...]:
         """Return the sources of retrieved drafts, in the order of `SOURCES`; empty if retrieval is off."""
         if self.retrieval in ("auto", "off"):
-            return USUAL_SOURCES if self.retrieval == "auto" else ()
+            return DEFAULT_SOURCES if self.retrieval == "auto" else ()
         wanted = {name.strip() for name in self.retrieval.split(",")}
         if unknown := sorted(wanted - set(SOURCES)):
             raise InvalidOption(
-                f"retrieval is {self.retrieval!r}, and nothing is retrieved from {unknown[0]!r}.",
+                f"retrieval is {self.retrieval!r}, and {unknown[0]!r} is not a source.",
                 f"Choose auto, off, or some of {', '.join(SOURCES)}.",
             )
         return tuple(name for name in SOURCES if name in wanted)
@@ -138,23 +135,23 @@ class ReplyOptions:
         object.__setattr__(self, "gate", "auto")
 
     def _check_budget(self) -> None:
-        plain = self.budget is None and self.gate in ("auto", "always", "never")
-        if self.drafter is not None and isinstance(self.gate, str) and not plain:
+        lossless = self.budget is None and self.gate in ("auto", "always", "never")
+        if self.drafter is not None and isinstance(self.gate, str) and not lossless:
             raise InvalidOption(
-                f"The gate {self.gate} with the budget {self.budget} knows only the draft model's chunks.",
-                "Beside a drafter of your own leave the budget out, or bring a gate of your own, too.",
+                f"The gate {self.gate} with the budget {self.budget} only handles chunks of the draft model.",
+                "With a custom drafter, leave the budget out or give a custom gate as well.",
             )
         if self.budget is None:
-            if isinstance(self.gate, str) and self.gate not in _FREE:
+            if isinstance(self.gate, str) and self.gate not in _WITHOUT_BUDGET:
                 raise InvalidOption(f"The gate {self.gate} needs a budget.", "Give one, such as 0.2.")
             return
         if not 0.0 <= self.budget <= 1.0:
             raise InvalidOption(f"budget is {self.budget}.", "Give a share from 0 to 1, such as 0.2.")
-        fixed = {"always": 1.0, "never": 0.0}.get(self.gate, self.budget) if isinstance(self.gate, str) else None
-        if fixed != self.budget:
-            name = f"The gate {self.gate}" if isinstance(self.gate, str) else "A gate of your own"
+        implied = {"always": 1.0, "never": 0.0}.get(self.gate, self.budget) if isinstance(self.gate, str) else None
+        if implied != self.budget:
+            name = f"The gate {self.gate}" if isinstance(self.gate, str) else "A custom gate"
             raise InvalidOption(
-                f"{name} does not keep a budget of {self.budget}.", "Leave one of the two out, or choose the gate auto."
+                f"{name} does not keep a budget of {self.budget}.", "Leave one of them out, or choose the gate auto."
             )
 
     def sampling(self) -> Sampling:
@@ -166,7 +163,7 @@ class ReplyOptions:
 def _warn(**given: object) -> None:
     for name, value in given.items():
         if value is not None:
-            warnings.warn({**GONE, **RENAMED}[name], DeprecationWarning, stacklevel=4)
+            warnings.warn({**REMOVED, **RENAMED}[name], DeprecationWarning, stacklevel=4)
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -1,7 +1,7 @@
-"""The seams of decoding: any drafter, any gate and any verifier compose.
+"""Interfaces of decoding: drafter, gate and verifier, which compose freely.
 
-A reply goes through *propose* (drafter), *decide* (gate), *verify* (verifier's session) and *observe* (drafter and
-gate). Methods that a mechanism leaves out do nothing; `examples/` has one mechanism of each kind.
+A round is *propose* (drafter), *decide* (gate), *verify* (verifier session) and *observe* (drafter and gate). Methods
+that a mechanism does not need have empty defaults; `examples/` has one mechanism of each kind.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from edgellm.spec.types import Chunk, Decision, Ids, Round, Verdict
 
 
 class Drafter(ABC):
-    """Proposes what comes next: a small model, retrieval, or both. It serves one reply at a time."""
+    """Proposes the next tokens: a small model, retrieval, or both. It serves one reply at a time."""
 
     @property
     def needs_verdict(self) -> bool:
-        """Return whether none of its drafts stand without a verdict, so that without a verifier nothing is written."""
+        """Return whether its drafts must be verified, so that nothing is written without a verifier."""
         return False
 
     def begin(self, state: GenerationState) -> None:
@@ -28,18 +28,18 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        """Return up to `gamma` tokens to follow `state.ids`; empty: nothing to say.
+        """Return up to `gamma` tokens to follow `state.ids`; an empty chunk if there are none.
 
-        The drafter brings its own cache in line with the text, whatever it was asked before: rejected drafts are rolled
-        back, corrections taken over. A chunk ends at an end-of-generation token.
+        The drafter syncs its own cache with the text: it rolls back rejected drafts and takes over corrections. A chunk
+        ends at an end-of-generation token.
 
         Raises:
-            Stopped: `state.stopped` said so meanwhile.
+            Stopped: `state.stopped` returned True meanwhile.
         """
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
-        """Draft up to `gamma` tokens behind guesses at the verdict on `chunk`, which is on its way, until `until`
-        says that it came."""
+        """Draft up to `gamma` tokens after each predicted verdict on `chunk`, which is being verified, until `until`
+        returns True."""
         return
 
     def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
@@ -47,7 +47,7 @@ class Drafter(ABC):
         return Chunk() if self.needs_verdict else chunk
 
     def observe(self, state: GenerationState, turn: Round) -> None:
-        """Take in a round that is over, and whose tokens are about to be committed."""
+        """Observe a finished round, whose tokens are about to be committed."""
         return
 
     def end(self) -> None:
@@ -70,7 +70,7 @@ class Gate(ABC):
         """Return whether `chunk`, which is not empty and follows `state.ids`, goes to the verifier, and why."""
 
     def observe(self, state: GenerationState, turn: Round) -> None:
-        """Take in a round; see `Drafter.observe`."""
+        """Observe a finished round; see `Drafter.observe`."""
         return
 
 
@@ -149,16 +149,17 @@ class Verifier(ABC):
     @property
     @abstractmethod
     def context_length(self) -> int:
-        """Return how many positions one session can hold."""
+        """Return the number of positions of a session."""
 
     @property
     def reports_logprobs(self) -> bool:
-        """Return whether verdicts can bring the probabilities of their tokens."""
+        """Return whether verdicts can include log-probabilities."""
         return False
 
     @property
     def shared(self) -> int:
-        """Return how many decodes in this process shared the cores with others, so that their time says little."""
+        """Return the number of decodes in this process that shared the cores with others, so that their times are not
+        representative."""
         return 0
 
     @abstractmethod

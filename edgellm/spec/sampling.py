@@ -1,4 +1,4 @@
-"""From logits to a token: truncated distributions, and randomness that depends on nothing but seed and position."""
+"""From logits to a token: truncated distributions, and randomness that depends only on seed and position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Units: TypeAlias = npt.NDArray[np.int64]
 
 UNITS = 2**16  # a draft's probabilities are whole multiples of 1/UNITS, so that they travel without loss
 WIDEST = 4096  # tokens in the distribution of a draft, whatever the vocabulary
-SHARE, LEAST = 200, 12  # it has one in SHARE tokens of the vocabulary, and at least LEAST
+SHARE, LEAST = 200, 12  # one in SHARE tokens of the vocabulary, but at least LEAST
 _WORDS = 4  # a Philox block is four 64-bit words: one block per position
 _MASK = 2**64 - 1
 _COLDEST = 1e-6  # a lower temperature is no less random than this, and its quotients would overflow
@@ -48,14 +48,14 @@ def uniforms(seed: int, position: int, n: int, purpose: Purpose = Purpose.VERIFY
 
 
 def distribution(logits: Floats, sampling: Sampling) -> Distribution:
-    """Return the distribution that a draft is drawn from, for `logits` of shape (n_vocab,): `exact_distribution`, made
-    to travel.
+    """Return the distribution to draw a draft from, for `logits` of shape (n_vocab,), in a form that can be sent
+    exactly.
 
-    It holds the `widest` most probable tokens at most, and is `rounded`. The verified text keeps the verifier's own
-    distribution whatever drafts are drawn from, as long as it is known; a link then carries it to the bit.
+    It is `exact_distribution` limited to the `widest` most probable tokens and `rounded`. The verified text follows the
+    verifier's own distribution whichever distribution drafts are drawn from, as long as the verifier knows it.
 
     Raises:
-        EngineFailed: the logits hold a NaN, or no finite value.
+        EngineFailed: the logits contain a NaN, or no finite value.
     """
     most = widest(len(logits))
     if not 0 < sampling.top_k <= most:
@@ -94,7 +94,7 @@ def units(distribution: Distribution) -> Units:
     whole = counts.astype(np.int64)
     if not (whole == counts).all() or int(whole.sum()) != UNITS or int(whole.min()) < 1:
         raise InvalidOption(
-            f"A draft was drawn from probabilities that are no multiples of 1/{UNITS} with sum 1.",
+            f"A draft was drawn from probabilities that are not multiples of 1/{UNITS} with sum 1.",
             "Draw drafts from what `edgellm.spec.sampling.rounded` returns.",
         )
     return whole
@@ -114,7 +114,7 @@ def exact_distribution(logits: Floats, sampling: Sampling) -> Distribution:
     if not math.isfinite(top):
         raise EngineFailed(
             f"The model's output is not a number (largest logit {top}).",
-            "The model file may be damaged: fetch it anew.",
+            "The model file may be damaged: download it again.",
         )
     if sampling.greedy or sampling.top_k == 1:
         return Distribution(np.array([best], dtype=np.int32), np.ones(1, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""The record that travels: one reply under way, from its prompt to its last token."""
+"""The state of one running reply, which the decoding loop passes to drafter, gate and verifier."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from edgellm.engine import ShouldStop, never
-from edgellm.spec.ngram.sources import SILENT, ContextLookup, Cursor
+from edgellm.spec.ngram.sources import NO_CURSOR, ContextLookup, Cursor
 from edgellm.spec.types import GREEDY, NO_IDS, Expected, Ids, Sampling
 
 Filling: TypeAlias = tuple[Sequence[int], Sequence[float]]
@@ -32,7 +32,7 @@ class GenerationLimits:
 
 
 class Suggestions:
-    """Retrieval's knowledge of a reply, for the models that write it; here there is none."""
+    """Retrieved tokens for the models that write a reply; this base class has none."""
 
     @property
     def wants_expected(self) -> bool:
@@ -40,27 +40,27 @@ class Suggestions:
         return False
 
     def suggest(self, state: GenerationState, drafted: Sequence[int], floors: Sequence[float]) -> Sequence[int]:
-        """Return tokens that may follow `state.ids` and `drafted`, each with at least the chance that `floors` has in
+        """Return tokens that may follow `state.ids` and `drafted`, each with at least the probability in `floors` at
         its place."""
         return ()
 
     def floors(self) -> Sequence[float]:
-        """Return for each place of a draft the chance below which no token there pays."""
+        """Return, for each place of a draft, the acceptance probability below which no token pays."""
         return ()
 
     def expect(self, expected: Expected) -> None:
-        """Take in what the verifier expects behind positions of the prompt."""
+        """Record the verifier's next-token predictions at positions of the prompt."""
         return
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRules:
-    """The rules for the draft model in a reply.
+    """The draft model's rules for a reply.
 
-    A chunk ends behind a token whose confidence is below `stop_below`, and with `while_it_pays` where its chance to be
-    accepted is below the floors of the reply's suggestions. Greedy drafts of less confidence than `lookup_below` give
-    way to what the context says. `alone`: there is no verifier, so tokens are drawn as a verifier draws its own; a seed
-    then gives the same text as when this model verifies copied drafts.
+    A chunk ends after a token whose confidence is below `stop_below`, and with `while_it_pays` where its acceptance
+    probability is below the floors of the reply's suggestions. Greedy drafts with less confidence than `lookup_below`
+    are replaced by the context's token. `alone`: there is no verifier, so tokens are drawn as a verifier draws its own;
+    a seed then gives the same text as with this model verifying copied drafts.
     """
 
     stop_below: float = 0.0
@@ -70,10 +70,9 @@ class DraftRules:
 
 
 class GenerationState:
-    """A reply under way: its prompt, the committed tokens, how tokens are drawn, and settings for the models.
+    """A running reply: its prompt, the committed tokens, how tokens are drawn, and settings for the models.
 
-    It goes through `Drafter.propose`, `Gate.decide`, the verifier's session and `observe`; only the decoding loop
-    appends to it. Nothing else in it changes.
+    Only the decoding loop appends to it; nothing else in it changes.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class GenerationState:
         limits: GenerationLimits | None = None,
         *,
         rules: DraftRules | None = None,
-        stopped: ShouldStop = never,
+        should_stop: ShouldStop = never,
         logprobs: int | None = None,
         explain: bool = False,
         context: ContextLookup | None = None,
@@ -92,14 +91,14 @@ class GenerationState:
     ) -> None:
         """Begin a reply to `prompt` (n,).
 
-        `stopped` is polled between tokens, and during cancellable computations. With `logprobs` verdicts bring
-        those of their tokens, and of that many others in each place. `explain`: reasons are wanted. `context` is
-        looked up where the draft model hesitates. `suggestions` come from retrieval. Verifiers in this process fill
-        their decodes up as `filling` says.
+        `should_stop` is polled between tokens and during long computations. With `logprobs`, verdicts include the
+        log-probabilities of their tokens and of that many others at each place. `explain`: reasons are requested.
+        `context` is looked up where the draft model is not confident. `suggestions` come from retrieval. Verifiers in
+        this process pad their decodes as `filling` says.
         """
         self.sampling, self.limits = sampling, limits or GenerationLimits()
         self.rules = rules or DraftRules()
-        self.stopped, self.logprobs, self.explain = stopped, logprobs, explain
+        self.should_stop, self.logprobs, self.explain = should_stop, logprobs, explain
         self.context, self.suggestions, self.filling = context, suggestions, filling
         self.prompt_tokens = self._length = self._committed = len(prompt)
         self._end = max(self._length, min(self.limits.context, self._length + self.limits.max_tokens))
@@ -114,7 +113,7 @@ class GenerationState:
 
     @property
     def committed(self) -> Ids:
-        """Return the committed part of `ids`, shape (m,): all but the tokens given to `behind`."""
+        """Return the committed part of `ids`, shape (m,): without the tokens passed to `with_draft`."""
         return self._ids[: self._committed]
 
     @property
@@ -123,8 +122,8 @@ class GenerationState:
         return self._length - self.prompt_tokens
 
     @property
-    def room(self) -> int:
-        """Return how many tokens may still be written."""
+    def tokens_left(self) -> int:
+        """Return the number of tokens that may still be written."""
         return self._end - self._length
 
     def append(self, token: int) -> None:
@@ -132,8 +131,8 @@ class GenerationState:
         self._ids[self._length] = token
         self._length = self._committed = self._length + 1
 
-    def behind(self, ids: Ids) -> Self:
-        """Return the reply as it will be if `ids`, which are on trial, are accepted."""
+    def with_draft(self, ids: Ids) -> Self:
+        """Return the reply as it will be if the drafted `ids` are accepted."""
         return self._with(np.concatenate((self.ids, ids)), self._committed)
 
     def _with(self, ids: Ids, committed: int) -> Self:
@@ -145,6 +144,6 @@ class GenerationState:
         other._ids[: len(ids)] = ids
         return other
 
-    def lookup(self, prefix: Ids, stands: bool = True) -> Cursor:
-        """Return what the context says behind `prefix`; see `ContextLookup.cursor`."""
-        return SILENT if self.context is None else self.context.cursor(prefix, stands)
+    def lookup(self, prefix: Ids, committed: bool = True) -> Cursor:
+        """Return a cursor into the context after `prefix`; see `ContextLookup.cursor`."""
+        return NO_CURSOR if self.context is None else self.context.cursor(prefix, committed)

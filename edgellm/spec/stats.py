@@ -1,4 +1,4 @@
-"""A reply's figures, counted while it is written."""
+"""A reply's statistics, counted while it is written."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from edgellm.spec.drafters.verdict_prediction import PredictionStats
 from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.types import Round, Source, Summary, Token
 
-_VOUCHED = frozenset(Source) - {Source.DRAFT, Source.PARALLEL}
-_DRAFTED = frozenset({Source.ACCEPTED, Source.RETRIEVED})
+_VERIFIED_SOURCES = frozenset(Source) - {Source.DRAFT, Source.PARALLEL}
+_ACCEPTED_SOURCES = frozenset({Source.ACCEPTED, Source.RETRIEVED})
 
 
 class Stats:
@@ -19,32 +19,32 @@ class Stats:
     def __init__(self, prepared: float = 0.0) -> None:
         self.started = perf_counter() - prepared
         self.pieces: list[bytes] = []
-        self.ids: list[int] = []  # with the token that ended the turn, if one did
+        self.ids: list[int] = []  # including the token that ended the turn
         self.finish_reason = "cancelled"  # until the loop sets it
         self.ttft: float | None = None
         self.seconds = 0.0
-        self.tokens = self.first_burst = self.rounds = self.drafted = self.vouched = 0
+        self.tokens = self.first_burst = self.rounds = self.drafted = self.from_verifier = 0
         self.verified = self.tested = self.accepted = self.accepted_whole = self.acceptance_length = 0
-        self.passes = self.bytes_up = self.bytes_down = self.exits = self.heeded = 0
+        self.passes = self.bytes_up = self.bytes_down = self.exits = self.from_context = 0
         self.waited = self.waited_drafted = 0.0  # for verdicts on all chunks, and on the draft model's
         self.verified_drafted = 0
         self.guessed: PredictionStats | None = None
         self.copied: dict[str, int] = {}
         self.retrieved = 0
         self.accepted_at: list[int] = []
-        self.away: list[float] = []  # seconds of each wait across a link in which the verifier did not compute
+        self.link_waits: list[float] = []  # seconds of each wait across a link in which the verifier did not compute
         self.stopped_by = ""
-        self.ledger: BudgetController | None = None
+        self.controller: BudgetController | None = None
 
     def count_with(
         self,
-        ledger: BudgetController | None = None,
+        controller: BudgetController | None = None,
         guessed: PredictionStats | None = None,
         copied: dict[str, int] | None = None,
     ) -> None:
-        """Also report figures that others keep: what the budget was spent on, guesses at verdicts, and accepted
-        copies by source."""
-        self.ledger, self.guessed, self.copied = ledger, guessed, copied if copied is not None else {}
+        """Also report statistics kept elsewhere: the budget controller, the predicted verdicts, and accepted copies by
+        source."""
+        self.controller, self.guessed, self.copied = controller, guessed, copied if copied is not None else {}
 
     @property
     def verdict_seconds(self) -> float | None:
@@ -52,7 +52,7 @@ class Stats:
         return self.waited_drafted / self.verified_drafted if self.verified_drafted else None
 
     def observe(self, turn: Round) -> None:
-        """Take in a round that is over, and whose tokens are about to be yielded."""
+        """Observe a finished round, whose tokens are about to be yielded."""
         chunk, verdict = turn.chunk, turn.verdict
         self.rounds += 1
         if self.ttft is None:
@@ -62,14 +62,14 @@ class Stats:
         n = len(chunk)
         self.drafted += n
         self.exits += sum(layer is not None for layer in chunk.exit_layers or ())
-        self.heeded += chunk.heeded
+        self.from_context += chunk.from_context
         if verdict is None:
             return
         self.passes += verdict.passes
         self.bytes_up += verdict.bytes_up
         self.bytes_down += verdict.bytes_down
         if verdict.bytes_up:
-            self.away.append(max(0.0, turn.waiting - verdict.seconds))
+            self.link_waits.append(max(0.0, turn.waiting - verdict.seconds))
         if n:
             self.waited += turn.waiting
             if not chunk.retrieved:
@@ -89,7 +89,7 @@ class Stats:
         self.tokens += 1
         self.pieces.append(token.piece)
         self.ids.append(token.id)
-        self.vouched += token.source in _VOUCHED
+        self.from_verifier += token.source in _VERIFIED_SOURCES
         self.retrieved += token.source is Source.RETRIEVED
         self.first_burst += token.round == 0
 
@@ -102,7 +102,7 @@ class Stats:
         it."""
         self.finish_reason = "stop"
         self.ids.append(token)
-        self.acceptance_length -= source in _DRAFTED
+        self.acceptance_length -= source in _ACCEPTED_SOURCES
 
     def cut(self, count: int, by: str) -> None:
         """End the reply and drop its last `count` bytes, at whose beginning the stop sequence `by` was found."""
@@ -114,14 +114,14 @@ class Stats:
         """Return the figures so far; definitions in `Summary`."""
         n = self.tokens
         guessed = self.guessed or PredictionStats()
-        later = n - self.first_burst  # the first round's tokens came with the first token's wait
+        later = n - self.first_burst  # the first round's tokens belong to the time to the first token
         return Summary(
             text=b"".join(self.pieces).decode("utf-8", errors="replace"),
             prompt_tokens=prompt_tokens,
             tokens=n,
             ttft_ms=self.ttft * 1e3 if self.ttft is not None and n else None,
             tokens_per_second=later / self.seconds if later and self.seconds else None,
-            share_verified=self.vouched / n if n and self.passes else None,
+            share_verified=self.from_verifier / n if n and self.passes else None,
             acceptance_rate=self.accepted / self.tested if self.tested else None,
             mean_acceptance_length=self.acceptance_length / self.verified if self.verified else None,
             verifier_passes_per_token=self.passes / n if n else None,
@@ -133,7 +133,7 @@ class Stats:
             chunks_accepted_whole=self.accepted_whole,
             drafted=self.drafted,
             seed=seed,
-            share_offloaded=self.ledger.share if self.ledger is not None else None,
+            share_offloaded=self.controller.share if self.controller is not None else None,
             bytes_per_chunk=(self.bytes_up + self.bytes_down) / self.verified
             if self.bytes_up and self.verified
             else None,
@@ -141,13 +141,13 @@ class Stats:
             guesses_hit=guessed.hits,
             stall_hidden=guessed.hidden_seconds / self.waited if guessed.tries and self.waited else None,
             exits=self.exits,
-            heeded=self.heeded,
+            heeded=self.from_context,
             retrieved=self.retrieved,
             retrieved_from=tuple(self.copied.items()),
             tested=self.tested,
             accepted=self.accepted,
             accepted_at=tuple(self.accepted_at),
-            rtt_ms=median(self.away) * 1e3 if self.away else None,
+            rtt_ms=median(self.link_waits) * 1e3 if self.link_waits else None,
             stopped_by=self.stopped_by,
             seconds_decoding=self.seconds,
             first_at=self.started + self.ttft if self.ttft is not None and n else None,

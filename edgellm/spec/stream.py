@@ -1,6 +1,4 @@
-"""A reply: an iterator of tokens that can be stopped at any time, ends at stop sequences, and tells its figures at the
-end.
-"""
+"""A reply as an iterator of tokens, which can be cancelled at any time and ends at stop sequences."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ class Utf8:
         return self._decoder.decode(piece)
 
     @property
-    def half_done(self) -> bool:
+    def has_partial(self) -> bool:
         """Return whether the pieces so far end within a character."""
         return bool(self._decoder.getstate()[0])
 
@@ -39,14 +37,15 @@ class Utf8:
         return self._decoder.decode(b"", final=True)
 
 
-def until(stops: Sequence[str], events: Generator[Event, None, None], stats: Stats) -> Generator[Event, None, None]:
-    """Yield the same events, up to where the first of `stops` is complete; nothing of that sequence is yielded.
+def cut_at_stops(
+    stops: Sequence[str], events: Generator[Event, None, None], stats: Stats
+) -> Generator[Event, None, None]:
+    """Yield the same events up to the first complete sequence of `stops`, which is not yielded.
 
-    A token whose bytes may begin a stop sequence is held back until the bytes behind it are known. A sequence may begin
-    and end within tokens: the bytes before it in a token are yielded as that token. `stats` records what ended the
-    reply.
+    A token whose bytes may begin a stop sequence is held back until the following bytes are known. A sequence may begin
+    and end within tokens: the bytes before it are yielded as a shorter token. `stats` records the sequence.
     """
-    wanted = [(stop.encode(), stop) for stop in stops]
+    sequences = [(stop.encode(), stop) for stop in stops]
     held: list[Token] = []
     try:
         for event in events:
@@ -55,15 +54,15 @@ def until(stops: Sequence[str], events: Generator[Event, None, None], stats: Sta
                 continue
             held.append(event)
             text = b"".join(token.piece for token in held)
-            if (found := _first(wanted, text)) is not None:
+            if (found := _first(sequences, text)) is not None:
                 start, stop = found
                 stats.cut(len(text) - start, stop)
-                yield from _up_to(held, start)
+                yield from _truncated(held, start)
                 return
-            while held and len(text) - len(held[0].piece) >= _open(wanted, text):
+            while held and len(text) - len(held[0].piece) >= _held_bytes(sequences, text):
                 text = text[len(held[0].piece) :]
                 yield held.pop(0)
-    except EdgeError:  # what has been written is not lost with the verifier
+    except EdgeError:  # keep the tokens held back when the verifier is lost
         yield from held
         raise
     finally:
@@ -71,20 +70,20 @@ def until(stops: Sequence[str], events: Generator[Event, None, None], stats: Sta
     yield from held
 
 
-def _first(wanted: Sequence[tuple[bytes, str]], text: bytes) -> tuple[int, str] | None:
+def _first(sequences: Sequence[tuple[bytes, str]], text: bytes) -> tuple[int, str] | None:
     """Return where the sequence that is complete first begins, and which it is; of two that end together the longer
     one."""
-    found = [(at + len(data), at, stop) for data, stop in wanted if (at := text.find(data)) >= 0]
+    found = [(at + len(data), at, stop) for data, stop in sequences if (at := text.find(data)) >= 0]
     return min(found)[1:] if found else None
 
 
-def _open(wanted: Sequence[tuple[bytes, str]], text: bytes) -> int:
+def _held_bytes(sequences: Sequence[tuple[bytes, str]], text: bytes) -> int:
     """Return how many bytes at the end of `text` may be the beginning of a sequence."""
-    most = min(len(text), max(len(data) for data, _ in wanted) - 1)
-    return next((n for n in range(most, 0, -1) if any(data.startswith(text[-n:]) for data, _ in wanted)), 0)
+    most = min(len(text), max(len(data) for data, _ in sequences) - 1)
+    return next((n for n in range(most, 0, -1) if any(data.startswith(text[-n:]) for data, _ in sequences)), 0)
 
 
-def _up_to(tokens: Sequence[Token], end: int) -> Generator[Token, None, None]:
+def _truncated(tokens: Sequence[Token], end: int) -> Generator[Token, None, None]:
     """Yield the tokens that hold the first `end` bytes; the last of them is cut."""
     for token in tokens:
         if end <= 0:
@@ -93,14 +92,14 @@ def _up_to(tokens: Sequence[Token], end: int) -> Generator[Token, None, None]:
         end -= len(token.piece)
 
 
-# Takes the figures to fill, whether to explain, and a check whether the user has stopped the reply.
+# Called with the statistics to update, whether to explain, and the cancellation flag.
 Writer: TypeAlias = Callable[[Stats, bool, Callable[[], bool]], Generator[Event, None, None]]
 
 
 class Reply(Iterator[Token]):
-    """An iterator over the tokens of one reply. Nothing is computed before the first is asked for.
+    """An iterator over the tokens of one reply. Nothing is computed before the first one is requested.
 
-    `cancel` may come from any thread. A reply that is dropped half-way leaves everything sound.
+    `cancel` may be called from any thread. A reply may be dropped before its end.
     """
 
     def __init__(
@@ -120,9 +119,9 @@ class Reply(Iterator[Token]):
         self._prepared = prepared
         self._stats: Stats | None = None
         self._events: Generator[Event, None, None] | None = None
-        self._stopped = Stop()
+        self._should_stop = Stop()
         self._lock = threading.RLock()
-        self._endings: list[weakref.finalize[..., Reply]] = []
+        self._done_callbacks: list[weakref.finalize[..., Reply]] = []
 
     def __next__(self) -> Token:
         with self._lock:
@@ -132,7 +131,7 @@ class Reply(Iterator[Token]):
                 for event in self._events or ():
                     if isinstance(event, Token):
                         return event
-                    self._tell(event)
+                    self._deliver(event)
             except Stopped:  # as between two tokens
                 pass
             except BaseException:
@@ -143,7 +142,7 @@ class Reply(Iterator[Token]):
 
     @property
     def summary(self) -> Summary:
-        """Return the reply's figures: final after the last token, up to now before it."""
+        """Return the reply's statistics: final after the last token, partial before it."""
         return (self._stats or Stats()).summary(self._prompt_tokens, self._seed)
 
     def listen(
@@ -151,17 +150,17 @@ class Reply(Iterator[Token]):
         on_notice: Callable[[Notice], None] | None = None,
         on_explain: Callable[[Explanation], None] | None = None,
     ) -> None:
-        """Call these between tokens, in the thread that iterates. Explanations are made only where `on_explain` is
-        given before the first token."""
+        """Set callbacks, which are called between tokens in the iterating thread. Explanations are made only if
+        `on_explain` is set before the first token."""
         self._on_notice, self._on_explain = on_notice or self._on_notice, on_explain or self._on_explain
 
-    def when_over(self, call: Callable[[], None]) -> None:
-        """Call `call` once, when the reply has ended, or was cancelled, closed or dropped."""
-        self._endings.append(weakref.finalize(self, call))
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, when the reply has ended, or was cancelled, closed or dropped."""
+        self._done_callbacks.append(weakref.finalize(self, callback))
 
     def cancel(self) -> None:
-        """Stop the reply: no token comes after this. Returns at once, even while another thread waits for a token."""
-        self._stopped.set()
+        """Cancel the reply: no token follows. Returns at once, even while another thread waits for a token."""
+        self._should_stop.set()
         if self._lock.acquire(blocking=False):
             try:
                 self._finish()
@@ -169,8 +168,8 @@ class Reply(Iterator[Token]):
                 self._lock.release()
 
     def close(self) -> None:
-        """Stop the reply, and wait until a thread that is inside it has left."""
-        self._stopped.set()
+        """Cancel the reply, and wait until other threads have left it."""
+        self._should_stop.set()
         with self._lock:
             self._finish()
 
@@ -181,11 +180,11 @@ class Reply(Iterator[Token]):
         self.close()
 
     def _start(self) -> None:
-        if not self._stopped():
+        if not self._should_stop():
             self._stats = Stats(self._prepared)
-            self._events = self._write(self._stats, self._on_explain is not None, self._stopped)
+            self._events = self._write(self._stats, self._on_explain is not None, self._should_stop)
 
-    def _tell(self, event: Notice | Explanation) -> None:
+    def _deliver(self, event: Notice | Explanation) -> None:
         if isinstance(event, Notice):
             if self._on_notice is not None:
                 self._on_notice(event)
@@ -199,5 +198,5 @@ class Reply(Iterator[Token]):
             if inspect.getgeneratorstate(self._events) == inspect.GEN_RUNNING:
                 return
             self._events.close()
-        for end in self._endings:
+        for end in self._done_callbacks:
             end()

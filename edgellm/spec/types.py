@@ -25,7 +25,7 @@ class Source(StrEnum):
     CORRECTED = "corrected"  # the verifier's own, in place of a rejected draft token
     BONUS = "bonus"  # the verifier's own, after a wholly accepted chunk
     RETRIEVED = "retrieved"  # copied from something already seen, and the verifier agreed
-    PARALLEL = "parallel"  # drafted while the verdict was on its way, and taken over
+    PARALLEL = "parallel"  # drafted while waiting for a verdict, and kept
     VERIFIER = "verifier"  # the verifier wrote alone
 
 
@@ -44,12 +44,12 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a reply, and where it came from.
+    """One token of a reply, with its source.
 
     `piece` are its bytes, which need not be whole UTF-8 characters. `confidence` is the top-1 probability under the
-    draft model, for a copied token the chance that it and all before it are accepted, or None if it was not drafted.
-    `importance` and `exit_layer` are as in `Chunk`, None where nothing was measured. `round` counts draft-gate-verify
-    rounds from 0. `logprobs` are the verifier's, where they were asked for.
+    draft model; for a copied token the probability that it and all before it are accepted; None if it was not drafted.
+    `importance` and `exit_layer` are as in `Chunk`, None if not measured. `round` counts draft-gate-verify rounds from
+    0. `logprobs` are the verifier's, if requested.
     """
 
     id: int
@@ -92,29 +92,27 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class ContextMatch:
-    """What followed the same tokens earlier in the context, for each place of a chunk, shapes (n,): the token `said`
-    there (-1 for none), the number of tokens before it that `matched`, and whether it was `copied` in place of the
-    model's own draft."""
+    """Matches in the context for each place of a chunk, shapes (n,): `tokens` are those that followed the longest match
+    (-1: none), `matched` its length, `copied` whether the token replaced the model's own draft."""
 
-    said: Ids
+    tokens: Ids
     matched: Ids
     copied: Flags
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Drafted tokens that are offered for verification together (gamma of them, or fewer).
+    """Up to gamma drafted tokens that are verified together.
 
     Shapes (n,). `confidence` is the draft model's top-1 probability per token, `margin` top-1 minus top-2.
-    `distributions` are those that the ids were drawn from, if they were sampled; None means a point mass on each id
-    (greedy drafts, retrieved drafts). `importance` is how much the drafted tokens from each one on attend to it, in
-    [0, 1], and 0 for a token that none of them has seen; empty where it was not measured. `exit_layers` says after
-    which layer the draft model stopped, counted from 0, with None for all of them; None where it never stops early.
-    `alternatives` are for each place the likeliest tokens beside the drafted one, and their weights, where a
-    drafter was asked for them. The first `ahead` tokens were drafted while a verdict was on its way; the
-    last `tail` ones were copied behind what a model drafted (of a `retrieved` chunk all were). `reason` says why
-    the chunk is as long as it is, where its drafter explains itself. `context_match` is set by a drafter that looks
-    tokens up in the context.
+    `distributions` are those that sampled ids were drawn from; None means a point mass on each id (greedy or retrieved
+    drafts). `importance` is the mean attention of the drafted tokens from each one on to it, in [0, 1], 0 for a token
+    that none of them attended to; empty if not measured. `exit_layers` are the layers after which the draft model
+    exited, counted from 0, None for tokens of full depth; None as a whole without early exit. `alternatives` are the
+    likeliest other tokens for each place, with their weights, if requested. The first `ahead` tokens were drafted while
+    waiting for a verdict; the last `tail` tokens were copied after a model's draft (all tokens of a `retrieved` chunk
+    were). `reason` explains the chunk's length, if explanations are requested. `context_match` is set by a drafter that
+    looks tokens up in the context.
     """
 
     ids: Ids = field(default_factory=lambda: NO_IDS)
@@ -134,8 +132,8 @@ class Chunk:
         return len(self.ids)
 
     @property
-    def heeded(self) -> int:
-        """Return how many tokens were taken from the context where the draft model had another one in mind."""
+    def from_context(self) -> int:
+        """Return the number of tokens taken from the context in place of the draft model's own."""
         return 0 if self.context_match is None else int(np.count_nonzero(self.context_match.copied))
 
 
@@ -151,13 +149,13 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verifier's verdict on a chunk: the first `accepted` tokens stand, then come its own `tokens`.
+    """The verifier's verdict on a chunk: the first `accepted` tokens are kept and followed by its own `tokens`.
 
-    `tokens[0]` is the correction where `accepted < len(chunk)`, else the bonus token; further ones only where the
-    verifier was asked to write on alone. `seconds` is the verifier's own computing time, queueing left out;
-    `bytes_up` and `bytes_down` are what crossed a link for it (0 in one process). `plausible` says of each drafted
-    token whether the verifier gave it some probability in its place, None if that was not asked for. `logprobs`
-    are those of the accepted tokens and then of `tokens`, where they were asked for.
+    `tokens[0]` is the correction if `accepted < len(chunk)`, else the bonus token; further ones only if the verifier
+    was asked to continue alone. `seconds` is the verifier's computing time without queueing; `bytes_up` and
+    `bytes_down` crossed a link (0 in one process). `plausible` tells for each drafted token whether the verifier gave
+    it at least the threshold of CoordGen's equation 3; None if not requested. `logprobs` are those of the accepted
+    tokens and then of `tokens`, if requested.
     """
 
     accepted: int
@@ -180,8 +178,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of draft, gate and verdict: its `number`, counted from 0, and when it `began`, when the verdict was
-    `asked` for and when it was there (`answered`), in seconds of `perf_counter`. `verdict` is None if none came."""
+    """One round of draft, gate and verdict: its `number`, counted from 0, and `perf_counter` times of its beginning
+    (`began`), the verification request (`asked`) and the verdict (`answered`). `verdict` is None without one."""
 
     number: int
     chunk: Chunk
@@ -209,7 +207,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An event that the user should hear of once: the verifier is lost, it is back, a request was adjusted."""
+    """An event to report to the user once: the verifier is lost or back, or a request was adjusted."""
 
     text: str
 
@@ -225,26 +223,24 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A reply's figures. `mean_acceptance_length` counts tokens per verified chunk, bonus or correction included.
+    """A reply's statistics. `mean_acceptance_length` counts tokens per verified chunk, bonus or correction included.
 
     `share_verified` is the share of the reply's tokens that the verifier accepted or wrote; `acceptance_rate` is
-    accepted over tested drafted tokens; both are None where nothing was verified or tested. Times in milliseconds,
-    from the request to the token; `tokens_per_second` is decoding alone, the first token's wait left out.
+    accepted over tested drafted tokens; both are None if nothing was verified or tested. Times are in milliseconds from
+    the request to the token; `tokens_per_second` is decoding alone, without the time to the first token.
     `finish_reason` is `stop` (the model ended its turn), `length` (max_tokens or the context), or `cancelled`.
 
-    `share_offloaded` is the share of chunks offloaded so far under this budget, over all replies of the pair;
-    None where nothing is counted. `bytes_per_chunk` are bytes both ways per
-    verified chunk, the prompt's share included; None without a link. Of `guesses_tried` at a verdict `guesses_hit` were
-    right; `stall_hidden` is the share of the time from asking for verdicts to having them that went into drafts which
-    were taken over, None where nothing was guessed. `exits` are drafted tokens that left the draft model early, and
-    `heeded` those at which it hesitated and took what the context says.
-    `retrieved` are accepted tokens that were copied; `retrieved_from` says for each source how many of them it offered,
-    so one that several offered counts for each.
+    `share_offloaded` is the share of chunks offloaded so far under this budget, over all replies of the pair; None if
+    nothing is counted. `bytes_per_chunk` are bytes both ways per verified chunk, including the prompt's; None without a
+    link. Of `guesses_tried` predicted verdicts, `guesses_hit` were right; `stall_hidden` is the share of the waiting
+    time spent on drafts that were kept, None without predictions. `exits` are drafted tokens that left the draft model
+    early, and `heeded` those taken from the context in place of the draft model's own. `retrieved` are accepted copied
+    tokens; `retrieved_from` counts them by source, once for each source that offered them.
 
-    `tested` drafted tokens were looked at by the verifier, and `accepted` of them stand; `accepted_at` counts those by
-    their place in the chunk. `rtt_ms` is the median wait for a verdict across a link, less the verifier's computing.
-    `stopped_by` is the stop sequence that ended the reply, if one did. `seconds_decoding` went into all rounds but the
-    first. `first_at` is when the first token was there, as this process's `perf_counter` has it.
+    The verifier tested `tested` drafted tokens and accepted `accepted` of them; `accepted_at` counts those by their
+    place in the chunk. `rtt_ms` is the median wait for a verdict across a link, without the verifier's computing time.
+    `stopped_by` is the stop sequence that ended the reply, if any. `seconds_decoding` were spent in all rounds but the
+    first. `first_at` is the `perf_counter` time of the first token.
     """
 
     text: str

@@ -1,7 +1,7 @@
-"""The verification rule: which drafted tokens stand, and what the verifier says next.
+"""The verification rule: which drafted tokens are accepted, and which token follows them.
 
-Speculative sampling (Leviathan et al. 2023, Chen et al. 2023) with truncated distributions: what is kept is
-distributed exactly as if the verifier had written alone, whatever the drafts were drawn from.
+Speculative sampling (Leviathan et al. 2023, Chen et al. 2023) with truncated distributions: the result is distributed
+exactly as if the verifier had written alone, whichever distribution the drafts were drawn from.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from edgellm.spec.types import Chunk, Distribution, Ids, Sampling
 
 
 def judge(chunk: Chunk, rows: Rows, sampling: Sampling, position: int) -> tuple[int, int]:
-    """Return how many tokens of `chunk` stand, and the verifier's own token after them.
+    """Return the number of accepted tokens of `chunk`, and the verifier's own token after them.
 
-    `rows` (len(chunk) + 1, n_vocab) are the verifier's logits: row i says what comes at place i of the chunk, the
-    last row what follows it. `position` is the number of tokens before the chunk: it picks the random numbers.
+    `rows` (len(chunk) + 1, n_vocab) are the verifier's logits: row i predicts place i of the chunk, the last row the
+    token after it. `position` is the number of tokens before the chunk and selects the random numbers.
     """
     if sampling.greedy:
         return verify_greedy(chunk.ids, rows)
@@ -35,19 +35,20 @@ def verify_greedy(draft_ids: Ids, rows: Rows) -> tuple[int, int]:
                 accepted += 1
                 continue
             if not np.isfinite(block[row, answer]):
-                raise EngineFailed("The verifier's output is not a number.", "Its file may be damaged: fetch it anew.")
+                raise EngineFailed(
+                    "The verifier's output is not a number.", "Its file may be damaged: download it again."
+                )
             return accepted, answer
-    raise ValueError("there is no row behind the drafts")
+    raise ValueError("there is no row after the drafts")
 
 
 def verify_sampling(chunk: Chunk, rows: Rows, sampling: Sampling, uniforms: Uniforms) -> tuple[int, int]:
     """Accept a draft x with probability min(1, p(x)/q(x)), and answer a rejection from the residual.
 
-    p is the verifier's distribution after its temperature, top-k and top-p; q is what x was drawn from. Where the chunk
-    brings no distributions, x was not drawn at all, and the verifier's own draw is compared with it: so x is accepted
-    with probability p(x) and otherwise answered from the residual, and the text is the same as without any drafts.
-    `rows` is (n + 1, n_vocab); `uniforms` (n + 1, at least 2) holds the test of place i at [i, 0] and the draw there at
-    [i, 1].
+    p is the verifier's distribution after temperature, top-k and top-p; q is the one that x was drawn from. Without
+    distributions, x was not drawn: it is compared with the verifier's own draw, so it is accepted with probability p(x)
+    and otherwise answered from the residual, and the text is the same as without drafts. `rows` is (n + 1, n_vocab);
+    `uniforms` (n + 1, at least 2) holds the test of place i at [i, 0] and the draw at [i, 1].
     """
     for i, drafted in enumerate(chunk.ids.tolist()):
         p = exact_distribution(rows[i], sampling)
@@ -70,9 +71,8 @@ def plausible(chunk: Chunk, rows: Rows, accepted: int) -> tuple[bool, ...]:
     """Return which tokens of `chunk` have at least probability `LIKELY` in their row of `rows` (len(chunk) + 1,
     n_vocab).
 
-    A token that is less likely than the row's best by more than that factor cannot have it: only the others are worth a
-    sum over the vocabulary. Accepted tokens count as plausible, whatever their probability; so do tokens whose row was
-    not computed.
+    Accepted tokens count as plausible, whatever their probability; so do tokens whose row was not computed. Only tokens
+    within that factor of the row's maximum can qualify, so only they need a sum over the vocabulary.
     """
     n = len(chunk)
     if isinstance(rows, LazyLogits):
@@ -106,10 +106,10 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
 
 
 def check_chunk(chunk: Chunk, n_vocab: int) -> None:
-    """Refuse a chunk that no honest drafter sends. For chunks that came over a link.
+    """Check a chunk that was received over a link.
 
     Raises:
-        ProtocolError: an id outside the vocabulary, or distributions that are not what their record promises.
+        ProtocolError: an id is outside the vocabulary, or the distributions are invalid.
     """
     _check_ids(chunk.ids, n_vocab, "A drafted token")
     if chunk.distributions is None:
@@ -123,7 +123,7 @@ def check_chunk(chunk: Chunk, n_vocab: int) -> None:
         if not np.all(q.probs > 0) or not abs(float(q.probs.sum(dtype=np.float64)) - 1.0) < 1e-3:
             raise ProtocolError("The probabilities of a draft's distribution do not sum to 1.", _UPDATE)
         if probability(q, drafted) == 0.0:
-            raise ProtocolError(f"Token {drafted} cannot have been drawn from the distribution sent with it.", _UPDATE)
+            raise ProtocolError(f"Token {drafted} has probability 0 in the distribution sent with it.", _UPDATE)
 
 
 _UPDATE = "Run the same version of edgellm on both sides."

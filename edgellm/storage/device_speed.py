@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from edgellm.engine.timing import BUSY, possible
+from edgellm.engine.timing import BUSY, is_plausible
 from edgellm.errors import StateDamaged
 from edgellm.places import cache_dir
 from edgellm.storage.state import from_json, read_json, write_state
@@ -134,7 +134,7 @@ class KeptCurve:
         if not (all(0.0 < taken < inf for taken in (*seconds, *heads)) and self.change >= 0.0):
             return False
         one = seconds[0] + heads[0] if heads else seconds[0]  # a row alone is measured with its head
-        return self.change <= CHANGE_MOST * one and possible(rows, (one, *seconds[1:]))
+        return self.change <= CHANGE_MOST * one and is_plausible(rows, (one, *seconds[1:]))
 
 
 def curve_path(model_hash: str, threads: int) -> Path:

@@ -1,8 +1,8 @@
 """The verifier engine: computes the requests of all sessions over one context, a batch at a time, and judges their
 drafts.
 
-It belongs to one thread. `edgellm.verifier.worker` runs it in a thread of its own, for many devices; in process it has
-one slot, and runs in the thread of the reply (`edgellm.verifier.in_process`).
+It belongs to one thread: `VerifierWorker` runs it in its own thread for many devices; `LocalSession` runs it with one
+slot in the thread of the reply (`edgellm.verifier.in_process`).
 """
 
 from __future__ import annotations
@@ -26,46 +26,54 @@ from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, Scheduler
 
 
 def judge_pass(request: VerifyRequest, rows: Rows, drafted: int, is_eog: Callable[[int], bool]) -> bool:
-    """Apply the rule to the first `drafted` tokens left of the draft; return whether another pass is needed.
+    """Judge the first `drafted` tokens of the remaining draft; return whether another pass is needed.
 
-    `rows` (drafted + 1, n_vocab) are logits: row i says what comes at place i. The tokens in the request's sequence
-    that stand are the first `computed` ones afterwards. Raises EngineFailed where the logits are no numbers.
+    `rows` (drafted + 1, n_vocab) are logits: row i predicts place i. Afterwards, the first `computed` tokens of the
+    request's sequence are valid. Raises EngineFailed if the logits contain NaN.
     """
-    chunk, rest = cut(request.left, drafted)
-    before = request.before
-    accepted, token = judge(chunk, rows, request.sampling, position=before)
+    chunk, remaining_draft = cut(request.remaining, drafted)
+    start = request.prefix_length
+    accepted, token = judge(chunk, rows, request.sampling, position=start)
     request.passes += 1
-    request.held += 1
+    request.passes_in_slot += 1
     if not request.tokens:
         request.accepted += accepted
         if chunk.retrieved:
             request.plausible += plausible(chunk, rows, accepted)
-    more = accepted == drafted and len(rest) > 0
-    if not more:
+    continues = accepted == drafted and len(remaining_draft) > 0
+    if not continues:
         request.tokens.append(token)
-    goes_on = more or (len(request.tokens) <= request.extra and not is_eog(token))
-    # the last token is decoded again: its row judges the next one
-    request.computed = before + accepted - more
-    if goes_on or request.logprobs is not None:
-        stands = chunk.ids[:accepted] if more else np.append(chunk.ids[:accepted], np.int32(token))
-        if request.logprobs is not None and len(stands):
-            request.said.extend(logprobs(known(rows, len(stands)), stands, request.logprobs))
-        request.ids = np.concatenate((request.ids, stands))
-        request.left = rest if more else NOTHING
-    return goes_on
+    needs_pass = continues or (len(request.tokens) <= request.extra and not is_eog(token))
+    # the last token is decoded again, because its row judges the next one
+    request.computed = start + accepted - continues
+    if needs_pass or request.logprobs is not None:
+        kept = chunk.ids[:accepted] if continues else np.append(chunk.ids[:accepted], np.int32(token))
+        if request.logprobs is not None and len(kept):
+            request.token_logprobs.extend(logprobs(known(rows, len(kept)), kept, request.logprobs))
+        request.ids = np.concatenate((request.ids, kept))
+        request.remaining = remaining_draft if continues else NOTHING
+    return needs_pass
 
 
 def verdict(request: VerifyRequest) -> Verdict:
     """Return the verdict of a request that needs no further pass."""
-    likely = None
+    plausible_tokens = None
     if request.draft.retrieved:  # tokens that were not decoded count as plausible
-        likely = (*request.plausible, *[True] * (len(request.draft) - len(request.plausible)))
-    tokens, said = np.array(request.tokens, np.int32), tuple(request.said)
-    return Verdict(request.accepted, tokens, request.seconds, passes=request.passes, plausible=likely, logprobs=said)
+        plausible_tokens = (*request.plausible, *[True] * (len(request.draft) - len(request.plausible)))
+    tokens, token_logprobs = np.array(request.tokens, np.int32), tuple(request.token_logprobs)
+    return Verdict(
+        request.accepted,
+        tokens,
+        request.seconds,
+        passes=request.passes,
+        plausible=plausible_tokens,
+        logprobs=token_logprobs,
+    )
 
 
 def survives(chunk: Chunk) -> list[float]:
-    """Return for each token the chance, as its drafter saw it, that it and all before it stand; shape (n,)."""
+    """Return for each token the probability, as its drafter saw it, that it and all before it are accepted; shape
+    (n,)."""
     drafted = 0 if chunk.retrieved else len(chunk) - chunk.tail
     return [*chunk.confidence[:drafted].cumprod().tolist(), *chunk.confidence[drafted:].tolist()]
 
@@ -75,13 +83,13 @@ def cut(chunk: Chunk, n: int) -> tuple[Chunk, Chunk]:
     if n >= len(chunk):
         return chunk, NOTHING
     drawn, left = chunk.distributions, len(chunk) - n
-    first, rest = (None, None) if drawn is None else (drawn[:n], drawn[n:])
+    first, remaining_draft = (None, None) if drawn is None else (drawn[:n], drawn[n:])
     head = Chunk(
         chunk.ids[:n], chunk.confidence[:n], distributions=first, retrieved=chunk.retrieved,
         tail=max(0, chunk.tail - left),
     )  # fmt: skip
     tail = Chunk(
-        chunk.ids[n:], chunk.confidence[n:], distributions=rest, retrieved=chunk.retrieved,
+        chunk.ids[n:], chunk.confidence[n:], distributions=remaining_draft, retrieved=chunk.retrieved,
         tail=min(chunk.tail, left),
     )  # fmt: skip
     return head, tail
@@ -91,14 +99,14 @@ NOTHING = Chunk()
 
 
 class ModelRunner(Protocol):
-    """The engine's view of a context with one sequence for each slot (`edgellm.engine.Context`)."""
+    """The part of `edgellm.engine.Context` that the engine uses; it has one sequence for each slot."""
 
     @property
-    def late(self) -> object | None: ...
+    def lazy_head(self) -> object | None: ...
 
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]: ...
 
-    def decode_late(self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = ()) -> Rows: ...
+    def decode_lazy(self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = ()) -> Rows: ...
 
     def cached(self, seq: int = 0) -> Ids: ...
 
@@ -116,10 +124,10 @@ class ModelRunner(Protocol):
 
 
 class VerifierEngine:
-    """Answers verify requests. A session has one at a time."""
+    """Answers verify requests, one per session at a time."""
 
     def __init__(self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], scheduler: Scheduler) -> None:
-        """Compute on `runner`, which has `slots` sequences; closing it stays the caller's job."""
+        """Compute on `runner`, which has `slots` sequences and is owned by the caller."""
         self._runner = runner
         self._is_eog = is_eog
         self._scheduler = scheduler
@@ -133,7 +141,7 @@ class VerifierEngine:
 
     @property
     def counters(self) -> Counters:
-        """Return what has been done so far."""
+        """Return the counters."""
         return Counters(**self._totals)
 
     @property
@@ -147,11 +155,11 @@ class VerifierEngine:
         return self._totals["prefills"]
 
     def __len__(self) -> int:
-        """Return how many requests are not answered yet."""
+        """Return the number of unanswered requests."""
         return len(self._queue) + len(self._running)
 
     def add(self, request: VerifyRequest, deliver: Deliver) -> None:
-        """Take a request; `deliver` is called with the answer, unless the session is dropped before."""
+        """Add a request; `deliver` is called with the answer, unless the session is dropped first."""
         session = request.session
         slot = self._slots.slot(session)
         held = self._runner.cached(slot) if slot is not None else NO_IDS
@@ -161,29 +169,29 @@ class VerifierEngine:
         request.ids = np.concatenate((held[: request.position], request.prefix)) if request.position else request.prefix
         self._deliver[session] = deliver
         self._queue[session] = request
-        self._scheduler.arrived(request)
+        self._scheduler.on_request(request)
         if slot is not None:
-            self._claim(request)  # now, lest its slot goes to an older request while it waits
+            self._claim(request)  # now, so that its slot is not given to an older request
 
     def drop(self, session: int) -> None:
-        """Forget the session, and a request of it that still waits."""
+        """Remove the session and its waiting request."""
         for requests in (self._queue, self._running, self._ready):
             requests.pop(session, None)
         self._deliver.pop(session, None)
         self._slots.drop(session)
 
     def fail(self, error: EdgeError) -> None:
-        """Answer everything that waits with `error`."""
+        """Answer all requests with `error`."""
         for session in [*self._queue, *self._running]:
             self._deliver[session](error)
 
     def step(self) -> bool:
-        """Compute one batch; return whether there was one."""
+        """Compute one batch; return False if there was none."""
         if self._followers:
             self._release_followers()
         if self._queue:
             self._claim_slots()
-        batch = self._scheduler.next(self._ready.values(), self.prefills, self._slots.alone)
+        batch = self._scheduler.next(self._ready.values(), self.prefills, self._slots.single_session)
         if batch is None:
             return False
         self._compute(batch)
@@ -198,17 +206,17 @@ class VerifierEngine:
         return answers[0]
 
     def _compute(self, batch: ScheduledBatch[VerifyRequest]) -> None:
-        # llama.cpp computes streams together where they follow each other
+        # llama.cpp computes adjacent streams together
         work = batch.slices if len(batch.slices) == 1 else sorted(batch.slices, key=lambda piece: piece.request.slot)
         rows = []
         for request, tokens, outputs in work:
             ids = request.ids[request.computed : request.computed + tokens]
             if outputs > 1:
-                ids = np.concatenate((ids, request.left.ids[: outputs - 1]))
+                ids = np.concatenate((ids, request.remaining.ids[: outputs - 1]))
             rows.append(SeqRows(request.slot, ids, outputs))
         began = perf_counter()
         try:
-            logits = self._decoded(work[0].request.left, rows)
+            logits = self._decode(work[0].request.remaining, rows)
         except EdgeError as error:
             for request, _, _ in work:
                 self._fail(request, error)
@@ -227,28 +235,28 @@ class VerifierEngine:
             else:
                 request.computed += tokens
                 self._requeue(request)
-        self._scheduler.computed(batch, seconds, waiting - len(self._running))
+        self._scheduler.on_batch(batch, seconds, waiting - len(self._running))
 
-    def _decoded(self, draft: Chunk, rows: list[SeqRows]) -> list[Rows]:
-        """Return the logits of the batch; for a batch of one session, which brings `draft`, only the rows that are
-        looked at."""
-        if len(rows) > 1 or rows[0].outputs <= 1 or self._runner.late is None:
+    def _decode(self, draft: Chunk, rows: list[SeqRows]) -> list[Rows]:
+        """Return the logits of the batch; for a single session, lazily, so that only the rows that are read are
+        computed."""
+        if len(rows) > 1 or rows[0].outputs <= 1 or self._runner.lazy_head is None:
             return list(self._runner.decode_rows(rows))
-        only = rows[0]
-        reached = survives(cut(draft, only.outputs - 1)[0])
-        return [self._runner.decode_late(only.ids, seq=only.seq, outputs=only.outputs, reached=reached)]
+        single = rows[0]
+        reached = survives(cut(draft, single.outputs - 1)[0])
+        return [self._runner.decode_lazy(single.ids, seq=single.seq, outputs=single.outputs, reached=reached)]
 
     def _judge(self, request: VerifyRequest, logits: Rows, drafted: int) -> None:
-        """Judge the first `drafted` tokens, which are decoded; then answer, or go on with what is left."""
+        """Judge the first `drafted` tokens, which are decoded; then answer, or continue with the rest."""
         began = perf_counter()
         try:
-            goes_on = judge_pass(request, logits, drafted, self._is_eog)
+            needs_pass = judge_pass(request, logits, drafted, self._is_eog)
         except EdgeError as error:
             self._fail(request, error)
             return
         self._runner.rollback(request.computed, request.slot)
         request.seconds += perf_counter() - began
-        if goes_on:
+        if needs_pass:
             self._requeue(request)
         else:
             self._answer(request, verdict(request))
@@ -277,7 +285,7 @@ class VerifierEngine:
         totals["evictions"] = self._slots.evictions
 
     def _requeue(self, request: VerifyRequest) -> None:
-        """Line a request up behind the others."""
+        """Put a request at the end of the line."""
         request.arrival = self.prefills
         self._ready.pop(request.session, None)
         self._ready[request.session] = request
@@ -285,20 +293,20 @@ class VerifierEngine:
     # Slots.
 
     def _claim_slots(self) -> None:
-        """Give slots to requests that wait for one: the oldest first, of the device that has the fewest."""
+        """Give slots to waiting requests: the oldest first, of the device with the fewest slots first."""
         refused: set[str] = set()
         waiting = list(self._queue.values())
-        if self._scheduler.shared():
-            waiting.sort(key=lambda request: self._slots.held(request.device))
+        if self._scheduler.several_devices():
+            waiting.sort(key=lambda request: self._slots.slots_of(request.device))
         for request in waiting:
             device = request.device
             if device in refused:
                 continue
             if not self._claim(request) and not (self._preempt(device) and self._claim(request)):
-                refused.add(device)  # its other requests get none either
+                refused.add(device)  # its other requests get no slot either
 
     def _claim(self, request: VerifyRequest) -> bool:
-        """Give a slot to a request; return False if there is none for it."""
+        """Give a slot to a request; return False if there is none."""
         session = request.session
         fresh = self._slots.slot(session) is None
         slot = self._slots.claim(session, request.ids, request.tenant)
@@ -306,25 +314,27 @@ class VerifierEngine:
             return False
         del self._queue[session]
         self._running[session] = request
-        request.slot, request.held = slot, 0
+        request.slot, request.passes_in_slot = slot, 0
         self._start(request, fresh)
         return True
 
     def _preempt(self, device: str) -> bool:
-        """Take a slot for `device` from a request of another device, which goes on when it gets a slot again: from
-        the device with the most slots, or, where none has more than one, from a request that has had its portion.
-        Return False if no device has more than its due."""
-        mine = self._slots.held(device)
+        """Take a slot for `device` from a running request of another device: from the device with the most slots, or,
+        if none has more than one, from a request that has run for long enough. That request continues when it gets a
+        slot again. Return False if no device has more than its share."""
+        slots = self._slots.slots_of(device)
         running = self._running.values()
-        due = [request for request in running if self._slots.held(request.device) >= mine + 2]
-        if due:
-            most = max(self._slots.held(request.device) for request in due)
-            due = [request for request in due if self._slots.held(request.device) == most]
-        elif not mine:
-            due = [request for request in running if request.held >= max(_PORTION, len(request.ids) // 8)]
-        if not due:
+        candidates = [request for request in running if self._slots.slots_of(request.device) >= slots + 2]
+        if candidates:
+            needed = max(self._slots.slots_of(request.device) for request in candidates)
+            candidates = [request for request in candidates if self._slots.slots_of(request.device) == needed]
+        elif not slots:
+            candidates = [
+                request for request in running if request.passes_in_slot >= max(_MIN_PASSES, len(request.ids) // 8)
+            ]
+        if not candidates:
             return False
-        request = max(due, key=lambda request: request.held)
+        request = max(candidates, key=lambda request: request.passes_in_slot)
         session = request.session
         del self._running[session]
         self._ready.pop(session, None)
@@ -336,9 +346,9 @@ class VerifierEngine:
         return True
 
     def _start(self, request: VerifyRequest, fresh: bool) -> None:
-        """Bring the slot in line with the request; where the slot is `fresh`, with the help of the others."""
+        """Sync the slot's cache with the request; a `fresh` slot may copy from other sessions."""
         try:
-            if fresh and self._shares(request):
+            if fresh and self._share_prefix(request):
                 return
             request.computed = self._runner.sync(request.ids, request.slot)
         except EdgeError as error:
@@ -347,22 +357,24 @@ class VerifierEngine:
         self._ready.pop(request.session, None)
         self._ready[request.session] = request
 
-    def _shares(self, request: VerifyRequest) -> bool:
-        """Copy the beginning from another session's cache; return True if the request has to wait for one that computes
+    def _share_prefix(self, request: VerifyRequest) -> bool:
+        """Copy a shared prefix from another session's cache; return True if the request must wait for one that computes
         it.
 
-        Only where that saves a chunk of prefill: a cache is copied whole.
+        This is done only if it saves a chunk of prefill, because a cache is copied whole.
         """
         chunk = self._scheduler.limits.chunk
-        ids = request.ids[:-1]  # the last one is decoded in any case
+        ids = request.ids[:-1]  # the last token is decoded in any case
         own = common_prefix(self._runner.cached(request.slot), ids)
-        held_by, held = self._slots.likest(ids, but=request.slot)
-        most = max(own, held) + chunk
+        held_by, held = self._slots.longest_prefix(ids, exclude=request.slot)
+        needed = max(own, held) + chunk
         for other in self._running.values():
-            if other is not request and other.leader is None and _alike(other, request):  # one that waits leads none
+            if (
+                other is not request and other.leader is None and _may_share(other, request)
+            ):  # a waiting request leads none
                 common = common_prefix(other.ids, ids)
-                if common >= most:
-                    request.leader, request.common, most = other, common, common + 1
+                if common >= needed:
+                    request.leader, request.common, needed = other, common, common + 1
         if request.leader is not None:
             self._followers.append(request)
             return True
@@ -372,7 +384,7 @@ class VerifierEngine:
         return False
 
     def _release_followers(self) -> None:
-        """Go on with the requests whose leader has computed what they share, or has left."""
+        """Start the requests whose leader has computed the shared prefix, or has left."""
         waiting, self._followers = self._followers, []
         for request in waiting:
             leader = request.leader
@@ -385,9 +397,9 @@ class VerifierEngine:
             self._start(request, fresh=True)
 
 
-def _alike(one: VerifyRequest, other: VerifyRequest) -> bool:
+def _may_share(request: VerifyRequest, other: VerifyRequest) -> bool:
     """Return whether the two may share cached tokens."""
-    return one.tenant.cache_salt == other.tenant.cache_salt
+    return request.tenant.cache_salt == other.tenant.cache_salt
 
 
-_PORTION = 32  # passes after which a request may lose its slot to a device that has none
+_MIN_PASSES = 32  # passes after which a request may lose its slot to a device without one

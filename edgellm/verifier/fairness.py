@@ -1,7 +1,7 @@
-"""Fair shares of the verifier between devices: rows of a batch, and places in the queue (slots: `SlotTable`).
+"""Fair sharing of the verifier between devices: rows of a batch, and places in the queue (for slots see `SlotTable`).
 
-Devices are served by turns, the least recently served first (round robin; the requests of one device among themselves
-as they come). Deleting this module would leave Synera's Algorithm 1, which knows sessions only.
+Devices take turns, the least recently served first (round robin; a device's own requests in order of arrival). Without
+this module, Synera's Algorithm 1 remains, which knows only sessions.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Protocol, TypeVar
 from edgellm.verifier.requests import VerifyRequest
 from edgellm.verifier.scheduler import ScheduledBatch, Scheduler, SchedulerLimits, next_batch
 
-RECENT = 30.0  # seconds for which a device that has asked counts as one that may ask again at any time
+RECENT = 30.0  # seconds after its last request for which a device counts as active
 
 
 class TakesTurns(Protocol):
     """A request of a device."""
 
     turn: int
-    """Requests of the same device that go first."""
+    """Number of earlier requests of the same device."""
 
     @property
     def device(self) -> str: ...
@@ -34,17 +34,17 @@ class DeviceTurns:
     """Orders requests by device. Used by the worker's thread alone."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, float] = {}  # when each device asked last, the oldest first
-        self._served: dict[str, int] = {}  # number of the last batch with something of it
+        self._asked: dict[str, float] = {}  # time of each device's last request, the oldest first
+        self._served: dict[str, int] = {}  # number of the last batch that served the device
         self._batches = 0
 
-    def asked(self, device: str) -> None:
-        """Note that a request of `device` has come."""
+    def record_request(self, device: str) -> None:
+        """Record a request of `device`."""
         self._asked.pop(device, None)
         self._asked[device] = monotonic()
 
-    def shared(self) -> bool:
-        """Return whether more than one device has asked within the last `RECENT` seconds."""
+    def several_devices(self) -> bool:
+        """Return whether more than one device sent a request within the last `RECENT` seconds."""
         if len(self._asked) < 2:
             return False
         oldest = monotonic() - RECENT
@@ -54,20 +54,20 @@ class DeviceTurns:
         return len(self._asked) > 1
 
     def order(self, requests: Iterable[T]) -> list[T]:
-        """Note the `turn` of each of `requests` (least recently served first); return them by turn.
+        """Set the `turn` of each of `requests` (least recently served first); return them sorted by turn.
 
         The first turn has one request of each device, the second turn the second one of each, and so on.
         """
-        before: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         ordered = list(requests)
         for request in ordered:
-            request.turn = before[request.device]
-            before[request.device] += 1
+            request.turn = counts[request.device]
+            counts[request.device] += 1
         ordered.sort(key=lambda request: (request.turn, self._served.get(request.device, 0)))
         return ordered
 
-    def served(self, devices: Iterable[str]) -> None:
-        """Note that a batch had something of each of `devices`."""
+    def record_batch(self, devices: Iterable[str]) -> None:
+        """Record a batch that served `devices`."""
         self._batches += 1
         for device in devices:
             self._served[device] = self._batches
@@ -81,18 +81,17 @@ class PassCost:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, weight: int, seconds: float) -> None:
-        """Take in that a pass of this weight took `seconds`."""
-        self._n = _FADE * self._n + 1.0
-        self._x = _FADE * self._x + weight
-        self._y = _FADE * self._y + seconds
-        self._xx = _FADE * self._xx + weight * weight
-        self._xy = _FADE * self._xy + weight * seconds
+        """Record a pass of this weight."""
+        self._n = _DECAY * self._n + 1.0
+        self._x = _DECAY * self._x + weight
+        self._y = _DECAY * self._y + seconds
+        self._xx = _DECAY * self._xx + weight * weight
+        self._xy = _DECAY * self._xy + weight * seconds
 
     def budget(self, limits: SchedulerLimits) -> int:
-        """Return the weight of a pass that takes little longer than a pass for one usual request.
+        """Return the weight of a pass that takes little longer than a pass for one typical request.
 
-        Where fetching the model's weights from memory dominates, which takes the same time for few rows and for many,
-        that is many rows; where computing dominates, it is few.
+        That is many rows if reading the model's weights from memory dominates, and few if computing dominates.
         """
         fixed = 0.0  # a / b: the rows that could be computed in the time that every pass takes
         spread = self._n * self._xx - self._x * self._x
@@ -100,11 +99,11 @@ class PassCost:
             slope = (self._n * self._xy - self._x * self._y) / spread
             base = (self._y - slope * self._x) / self._n
             fixed = base / slope if slope > 0.0 else float(limits.rows) if base > 0.0 else 0.0
-        return min(limits.rows, int(_LONGER * _USUAL + (_LONGER - 1.0) * max(0.0, fixed)))
+        return min(limits.rows, int(_MAX_SLOWDOWN * _TYPICAL_WEIGHT + (_MAX_SLOWDOWN - 1.0) * max(0.0, fixed)))
 
 
 class FairScheduler(Scheduler):
-    """Algorithm 1 while one device asks; by turns where several do."""
+    """Algorithm 1 for a single active device; turns between several."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         super().__init__(limits)
@@ -112,63 +111,63 @@ class FairScheduler(Scheduler):
         self._turns, self._cost = DeviceTurns(), PassCost()
 
     def next(
-        self, ready: Collection[VerifyRequest], prefills: int, alone: bool
+        self, ready: Collection[VerifyRequest], prefills: int, single_session: bool
     ) -> ScheduledBatch[VerifyRequest] | None:
         """See `Scheduler.next`."""
-        if not self._turns.shared():
-            return super().next(ready, prefills, alone)
+        if not self._turns.several_devices():
+            return super().next(ready, prefills, single_session)
         return next_batch(self._turns.order(ready), self.limits, prefills, budget=self._cost.budget(self.limits))
 
-    def shared(self) -> bool:
-        """See `Scheduler.shared`."""
-        return self._turns.shared()
+    def several_devices(self) -> bool:
+        """See `Scheduler.several_devices`."""
+        return self._turns.several_devices()
 
-    def arrived(self, request: VerifyRequest) -> None:
-        """See `Scheduler.arrived`."""
-        self._turns.asked(request.device)
+    def on_request(self, request: VerifyRequest) -> None:
+        """See `Scheduler.on_request`."""
+        self._turns.record_request(request.device)
 
-    def computed(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
-        """See `Scheduler.computed`."""
+    def on_batch(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
+        """See `Scheduler.on_batch`."""
         self._cost.add(sum(piece.weight for piece in batch.slices), seconds)
-        self._turns.served({piece.request.device for piece in batch.slices})
+        self._turns.record_batch({piece.request.device for piece in batch.slices})
         self.rate.batch(seconds, answered)
 
 
 class ServiceRate:
-    """The time that an answer has taken lately: computing seconds and answers, where older ones count less and less."""
+    """The recent time per answer: computing seconds and answers, both decaying."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
         self._answers = 0.0
 
     def batch(self, seconds: float, answers: int) -> None:
-        """Take in that a batch took `seconds` and answered `answers` requests."""
-        self._seconds = _FADE * self._seconds + seconds
-        self._answers = _FADE * self._answers + answers
+        """Record a batch that took `seconds` and answered `answers` requests."""
+        self._seconds = _DECAY * self._seconds + seconds
+        self._answers = _DECAY * self._answers + answers
 
     def seconds(self, requests: int) -> float:
-        """Return how long it takes until `requests` are answered."""
-        if not self._answers:  # none so far: an answer takes at least the time already spent
-            return requests * max(self._seconds, _FIRST_GUESS)
+        """Return the expected seconds until `requests` are answered."""
+        if not self._answers:  # before the first answer, one takes at least the time already spent
+            return requests * max(self._seconds, _INITIAL_SECONDS)
         return requests * self._seconds / self._answers
 
 
 class Queue:
     """The number of waiting requests of each device. Used by the network's thread alone."""
 
-    def __init__(self, longest: int) -> None:
-        """Let at most `longest` requests wait in all."""
-        self._longest = longest
+    def __init__(self, capacity: int) -> None:
+        """Let at most `capacity` requests wait in all."""
+        self._capacity = capacity
         self._waiting: Counter[str] = Counter()
 
     def full(self, device: str) -> bool:
-        """Return whether `device` has used up its share of the queue: an even one between the devices with waiting
+        """Return whether `device` has used up its share of the queue, which is equal for all devices with waiting
         requests."""
         others = len(self._waiting) - (device in self._waiting)
-        return self._waiting[device] >= self._longest // (others + 1)
+        return self._waiting[device] >= self._capacity // (others + 1)
 
     def enter(self, device: str) -> None:
-        """Count a request of `device` that begins to wait."""
+        """Count a request of `device` that starts to wait."""
         self._waiting[device] += 1
 
     def leave(self, device: str) -> None:
@@ -179,25 +178,25 @@ class Queue:
 
 
 class Pacing:
-    """A token bucket per device for events that cost the network's thread time and bring no verdict: a session,
-    *busy*, a missing prefix. Used by that thread alone, which shares the interpreter with the worker's thread."""
+    """A token bucket per device for events that take the network thread's time without a verdict: a session, *busy*, a
+    missing prefix. Used by that thread alone."""
 
     def __init__(self) -> None:
-        self._due: dict[str, float] = {}  # when the bucket of each device is full again, the soonest first
+        self._full_at: dict[str, float] = {}  # time when each device's bucket is full again, the soonest first
 
     def delay(self, device: str) -> float:
-        """Count one such event, and return the seconds for which `device` is not to be served."""
+        """Count one event, and return the seconds for which `device` should not be served."""
         now = monotonic()
-        while self._due and (soonest := next(iter(self._due.items())))[1] <= now:
-            del self._due[soonest[0]]
-        due = max(now, self._due.pop(device, now)) + 1.0 / EVENTS
-        self._due[device] = due
-        return max(0.0, due - now - BURST / EVENTS)
+        while self._full_at and (soonest := next(iter(self._full_at.items())))[1] <= now:
+            del self._full_at[soonest[0]]
+        full_at = max(now, self._full_at.pop(device, now)) + 1.0 / EVENTS_PER_SECOND
+        self._full_at[device] = full_at
+        return max(0.0, full_at - now - BURST / EVENTS_PER_SECOND)
 
 
-EVENTS = 50.0  # per second, of one device
+EVENTS_PER_SECOND = 50.0  # per second, of one device
 BURST = 128  # at once
-_FADE = 0.98  # weight of a pass after each later one: about the last fifty are remembered
-_USUAL = 8  # the weight of a usual request: a chunk of four or five tokens and the token before it
-_LONGER = 1.25  # how many times as long as a pass for a usual request one may be, where several devices ask
-_FIRST_GUESS = 0.1  # seconds for an answer, until one has been measured
+_DECAY = 0.98  # decay per pass: about the last fifty count
+_TYPICAL_WEIGHT = 8  # the weight of a typical request: a chunk of four or five tokens and the token before it
+_MAX_SLOWDOWN = 1.25  # maximum time of a pass relative to one typical request, if several devices are active
+_INITIAL_SECONDS = 0.1  # seconds per answer before one has been measured

@@ -1,6 +1,5 @@
-"""The verifier engine in this process: without a thread and with one slot, in a thread of its own, or beside its
-server.
-"""
+"""Verifiers in this process: an engine with one slot per reply, an engine in a thread of its own, and sessions beside a
+server."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ import numpy as np
 
 from edgellm.engine import Context, Model, ShouldStop, common_prefix
 from edgellm.errors import EdgeError, EngineFailed, ProtocolError
-from edgellm.spec.context_pool import ContextPool
-from edgellm.spec.guarded_session import settled
+from edgellm.spec.guarded_session import wait_for_result
 from edgellm.spec.protocols import BlockingSession, Verifier, VerifierSession
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.state import GenerationState
@@ -26,51 +24,83 @@ from edgellm.verifier.requests import Answer, Counters, Deliver, MissingPrefix, 
 from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
 
 
+class ContextPool:
+    """Contexts over one model, one per running reply. A returned context keeps its cache for the next reply."""
+
+    def __init__(self, new_context: Callable[[], Context]) -> None:
+        self._new_context = new_context
+        self._idle: list[Context] = []
+        self._all: list[Context] = []
+
+    def take(self) -> Context:
+        """Return the context that was given back last, or a new one."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            context = self._new_context()
+            self._all.append(context)
+            return context
+
+    def give(self, context: Context) -> None:
+        self._idle.append(context)
+
+    @property
+    def shared(self) -> int:
+        """Return how many decodes of all contexts had fewer threads than a context alone has."""
+        return sum(context.shared for context in self._all)
+
+    def close(self) -> None:
+        """Close every context, including those still in use."""
+        self._idle.clear()
+        while self._all:
+            self._all.pop().close()
+
+
 class VerifierWorker:
-    """Computes for all sessions together, and closes the context that it computes with."""
+    """Runs the engine for all sessions in a thread of its own, and owns its context."""
 
     def __init__(
         self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], limits: SchedulerLimits | None = None
     ) -> None:
-        """Take over `runner`, which has `slots` sequences; the worker's thread alone uses it, and `close` closes it."""
+        """Take over `runner`, which has `slots` sequences; only the worker's thread uses it, and `close` closes it."""
         self._runner = runner
         self._scheduler = FairScheduler(limits or SchedulerLimits())
         self._engine = VerifierEngine(runner, slots, is_eog, self._scheduler)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._over = False
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="edgellm-verifier", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def counters(self) -> Counters:
-        """Return what has been done so far."""
+        """Return the counters."""
         return self._engine.counters
 
     @property
     def waiting(self) -> int:
-        """Return about how many requests are not answered yet."""
+        """Return the approximate number of unanswered requests."""
         return len(self._engine) + self._inbox.qsize()
 
     def wait_seconds(self) -> float:
-        """Return how long it will take to answer the waiting requests, going by the latest answers."""
+        """Return the expected seconds until the waiting requests are answered."""
         return self._scheduler.rate.seconds(self.waiting)
 
     def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
-        """Ask for a verdict; the tenant of a session is always the same. `deliver` is called from the worker's thread,
-        unless the session leaves before.
+        """Request a verdict; the tenant of a session is always the same. `deliver` is called from the worker's thread,
+        unless the session ends first.
 
         If the worker has ended, `deliver` may be called twice, with the same error.
         """
-        request.arrival = self._engine.prefills  # now: a batch that is being computed goes ahead of this request
+        request.arrival = self._engine.prefills  # a batch in progress counts as earlier
         self._inbox.put(lambda: self._engine.add(request, deliver))
-        if self._over:  # the thread may no longer read the inbox
-            deliver(_ended())
+        if self._closed:  # the thread may no longer read the inbox
+            deliver(_worker_ended())
 
-    def leave(self, session: int) -> None:
-        """Forget the session, and a request of it that still waits."""
+    def end_session(self, session: int) -> None:
+        """End the session, and drop its waiting request."""
         self._inbox.put(lambda: self._engine.drop(session))
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
@@ -78,7 +108,7 @@ class VerifierWorker:
         self._inbox.put(lambda: self._runner.fill(widths, heads))
 
     def close(self) -> None:
-        """End the thread after the batch that it is computing, and close the context."""
+        """Stop the thread after the current batch, and close the context."""
         self._inbox.put(None)
         if self._thread.ident is not None:
             self._thread.join()
@@ -86,15 +116,14 @@ class VerifierWorker:
 
     def _run(self) -> None:
         try:
-            while self._hear():
+            while self._process_inbox():
                 self._engine.step()
         finally:
-            self._over = True
-            self._engine.fail(_ended())
+            self._closed = True
+            self._engine.fail(_worker_ended())
 
-    def _hear(self) -> bool:
-        """Take in what has arrived, waiting for it where there is nothing to do. Return False when it is time to
-        end."""
+    def _process_inbox(self) -> bool:
+        """Process the inbox, waiting for it while there is nothing to compute. Return False to end the thread."""
         while not len(self._engine) or not self._inbox.empty():
             message = self._inbox.get()
             if message is None:
@@ -103,16 +132,15 @@ class VerifierWorker:
         return True
 
 
-def _ended() -> EngineFailed:
+def _worker_ended() -> EngineFailed:
     return EngineFailed("The verifier's worker has ended.", "Start the verifier again.")
 
 
 class LocalVerifier(Verifier):
-    """A verifier whose sessions have a context each; contexts are reused."""
+    """A verifier in this process; each session has a context, which is reused."""
 
     def __init__(self, model: Model, contexts: ContextPool, context_length: int) -> None:
-        """Use `contexts`, which are over `model` and hold at least `context_length` positions. They are closed with
-        this."""
+        """Take over `contexts` over `model` with at least `context_length` positions each."""
         self._model = model
         self._contexts = contexts
         self._context_length = context_length
@@ -147,17 +175,17 @@ class LocalVerifier(Verifier):
 
 
 class LocalSession(BlockingSession):
-    """One reply's state: a context whose cache follows the reply."""
+    """A session with a context whose cache follows the reply."""
 
     def __init__(self, model: Model, contexts: ContextPool, state: GenerationState) -> None:
         self._contexts, self._state = contexts, state
         self._context: Context | None = contexts.take()
-        self._context.heed(state.stopped)
+        self._context.set_cancel(state.should_stop)
         self._context.fill(*state.filling)
-        self._engine = VerifierEngine(self._context, 1, model.is_eog, Scheduler(WHOLE))
+        self._engine = VerifierEngine(self._context, 1, model.is_eog, Scheduler(ONE_PASS))
 
     def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
-        """Return the verdict: one pass over what the cache lacks of `prefix` and over `chunk`, then at most `extra`
+        """Return the verdict: one pass over the uncached tokens of `prefix` and over `chunk`, then at most `extra`
         single tokens."""
         if self._context is None:
             raise RuntimeError("this session is closed")
@@ -165,7 +193,7 @@ class LocalSession(BlockingSession):
         request = VerifyRequest(0, state.sampling, 0, prefix, chunk, extra, state.logprobs)
         try:
             if state.suggestions is not None and state.suggestions.wants_expected:
-                foretell(self._context, prefix, self._context.sync(prefix), state.suggestions.expect)
+                report_expected(self._context, prefix, self._context.sync(prefix), state.suggestions.expect)
             answer = self._engine.answer(request)
         except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
             self._engine.drop(request.session)
@@ -174,42 +202,44 @@ class LocalSession(BlockingSession):
         if isinstance(answer, EdgeError):
             raise answer
         if isinstance(answer, MissingPrefix):
-            raise ProtocolError("The verifier lacks what it was given.", "Report this.")
+            raise ProtocolError("The verifier lost tokens that it was sent.", "Report this.")
         return answer
 
     def close(self) -> None:
         """See `VerifierSession.close`."""
         if self._context is not None:
-            self._context.heed(None)
+            self._context.set_cancel(None)
             self._contexts.give(self._context)
             self._context = None
 
 
-def foretell(context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None]) -> None:
-    """Decode `prefix` from place `known` on, all but its last token, and report what the model expects behind each.
+def report_expected(context: Context, prefix: Ids, known: int, report: Callable[[Expected], None]) -> None:
+    """Decode `prefix` from place `known` on, except for its last token, and `report` the model's predictions after
+    each.
 
-    It takes the logits of every position: in slices, because they take more memory than all else.
+    The logits of all positions take much memory, so they are computed in slices.
     """
     end = len(prefix) - 1
     for start in range(known, end, SLICE):
         ids = prefix[start : min(start + SLICE, end)]
-        foretold(likeliest(context.decode(ids, outputs=len(ids)), EXPECTED, start))
+        report(likeliest(context.decode(ids, outputs=len(ids)), TOP_K, start))
 
 
-_ANY = 2**30
-WHOLE = SchedulerLimits(rows=_ANY, chunk=_ANY, alone=_ANY)
+_UNLIMITED = 2**30
+ONE_PASS = SchedulerLimits(rows=_UNLIMITED, chunk=_UNLIMITED, solo_chunk=_UNLIMITED)
 """Everything in one pass: there are no other sessions."""
 SLICE = 32
-"""Rows of logits at once: with a vocabulary of 152,000 tokens these are 19 MB."""
-EXPECTED = 4
-"""Next tokens that are kept for each position."""
+"""Rows of logits at once: 19 MB with a vocabulary of 152,000 tokens."""
+TOP_K = 4
+"""Predictions kept for each position."""
 
 
 class ColocatedVerifier(Verifier):
-    """See `Verifier`. Sessions are numbered below zero, those of devices above."""
+    """A verifier that shares the worker of a server in this process. Its sessions have negative numbers, those of
+    devices positive ones."""
 
     def __init__(self, worker: VerifierWorker, name: str, context_length: int) -> None:
-        """Use `worker`; closing it stays the server's job."""
+        """Use `worker`, which the server owns."""
         self._worker, self._name, self._context_length = worker, name, context_length
         self._numbers: Iterator[int] = count(-1, -1)
 
@@ -234,7 +264,7 @@ class ColocatedVerifier(Verifier):
 
 
 class ColocatedSession(VerifierSession):
-    """One reply's state: the tokens that the worker holds of it, for as long as it has room."""
+    """A session that tracks which tokens the worker holds."""
 
     def __init__(self, worker: VerifierWorker, number: int, state: GenerationState) -> None:
         self._worker, self._number, self._state = worker, number, state
@@ -245,27 +275,27 @@ class ColocatedSession(VerifierSession):
         return ColocatedPending(self, prefix, chunk, extra)
 
     @property
-    def stopped(self) -> ShouldStop:
-        """Return the check whether the reply was cancelled; the worker learns of it between two batches, when the
-        session is closed."""
-        return self._state.stopped
+    def should_stop(self) -> ShouldStop:
+        """Return the reply's cancellation check; the worker sees a cancellation between two batches, when the session
+        is closed."""
+        return self._state.should_stop
 
     @property
     def held(self) -> Ids:
-        """Return the tokens that the worker holds."""
+        """Return the tokens held by the worker."""
         return self._held
 
-    def hold(self, ids: Ids) -> None:
-        """Remember that the worker holds `ids` now."""
+    def set_held(self, ids: Ids) -> None:
+        """Record that the worker holds `ids`."""
         self._held = ids
 
-    def ask(self, prefix: Ids, chunk: Chunk, extra: int, position: int) -> Future[Answer]:
-        """Have the worker judge `chunk` behind `prefix`, of which it holds the first `position` tokens."""
+    def request_verdict(self, prefix: Ids, chunk: Chunk, extra: int, position: int) -> Future[Answer]:
+        """Request a verdict on `chunk` after `prefix`, whose first `position` tokens the worker holds."""
         answer: Future[Answer] = Future()
 
-        def deliver(what: Answer) -> None:
+        def deliver(result: Answer) -> None:
             if not answer.done():
-                answer.set_result(what)
+                answer.set_result(result)
 
         sampling, logprobs = self._state.sampling, self._state.logprobs
         request = VerifyRequest(self._number, sampling, position, prefix[position:], chunk, extra, logprobs)
@@ -273,37 +303,37 @@ class ColocatedSession(VerifierSession):
         return answer
 
     def close(self) -> None:
-        self._worker.leave(self._number)
+        self._worker.end_session(self._number)
 
 
 class ColocatedPending:
-    """A verdict on its way through the worker."""
+    """A verdict that the worker computes."""
 
     def __init__(self, session: ColocatedSession, prefix: Ids, chunk: Chunk, extra: int) -> None:
-        self._session, self._ask = session, (prefix, chunk, extra)
-        self._answer = session.ask(*self._ask, common_prefix(session.held, prefix))
+        self._session, self._request = session, (prefix, chunk, extra)
+        self._answer = session.request_verdict(*self._request, common_prefix(session.held, prefix))
 
     def done(self) -> bool:
         return self._answer.done()
 
     def result(self) -> Verdict:
-        """See `Pending.result`. A prefix that was evicted meanwhile is sent again.
+        """See `Pending.result`. If the prefix was evicted meanwhile, it is sent again.
 
         Raises:
             EngineFailed: the engine failed, or the worker has ended.
             Stopped: the reply was cancelled.
         """
-        prefix, chunk, _ = self._ask
-        answer = settled(self._answer, self._session.stopped)
+        prefix, chunk, _ = self._request
+        answer = wait_for_result(self._answer, self._session.should_stop)
         if isinstance(answer, MissingPrefix):
-            self._answer = self._session.ask(*self._ask, answer.position)
-            answer = settled(self._answer, self._session.stopped)
+            self._answer = self._session.request_verdict(*self._request, answer.position)
+            answer = wait_for_result(self._answer, self._session.should_stop)
         if isinstance(answer, EdgeError):
-            self._session.hold(NO_IDS)
+            self._session.set_held(NO_IDS)
             raise answer
         if isinstance(answer, MissingPrefix):
             raise ProtocolError(
-                "The verifier evicted the session twice in one request.", "Serve it with more sessions."
+                "The verifier evicted this session twice within one request.", "Start the verifier with more sessions."
             )
-        self._session.hold(np.concatenate((prefix, chunk.ids[: answer.accepted], answer.tokens[:-1])))
+        self._session.set_held(np.concatenate((prefix, chunk.ids[: answer.accepted], answer.tokens[:-1])))
         return answer

@@ -1,4 +1,4 @@
-"""Which session has which sequence of the verifier's context; there are more sessions than sequences."""
+"""The assignment of sessions to sequences (slots) of the verifier's context; there are more sessions than slots."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class _Slot:
 
 
 class SlotTable:
-    """Sessions and the slots (sequences of one context) that hold their tokens.
+    """Assigns sessions to slots (sequences of one context), which cache their tokens.
 
-    A session gets a slot with its first request and keeps it until it ends, or until it is the least recently used
-    one when another session needs a slot. Only a session of the same device, or of one that has more slots, is evicted
-    for another. While a request is under way its slot is pinned. The tokens of an ended session stay cached: a session
-    that begins alike next, such as the next turn of the same chat, gets that slot.
+    A session gets a slot with its first request and keeps it until it ends, or until it is the least recently used one
+    when another session needs a slot. A session is evicted only for one of the same device, or of a device with fewer
+    slots. During a request its slot is pinned. The tokens of an ended session stay cached: a new session with the same
+    prefix, such as the next turn of a chat, gets that slot.
     """
 
     def __init__(self, slots: int, cached: Callable[[int], Ids], clear: Callable[[int], None]) -> None:
-        """Have `cached(slot)` return the tokens that the context holds for a slot, and `clear(slot)` remove them
-        before a session with another `cache_salt` gets the slot."""
+        """Use `cached(slot)`, which returns the tokens cached in a slot, and `clear(slot)`, which removes them before a
+        session with another `cache_salt` gets the slot."""
         self._slots = [_Slot() for _ in range(slots)]
-        self._of: dict[int, int] = {}  # slot by session
+        self._by_session: dict[int, int] = {}  # slot by session
         self._pinned = 0
         self._devices: Counter[str] = Counter()  # slots by device
         self._cached, self._clear = cached, clear
@@ -41,67 +41,67 @@ class SlotTable:
 
     def slot(self, session: int) -> int | None:
         """Return the slot of `session`, None if it has none (any more)."""
-        return self._of.get(session)
+        return self._by_session.get(session)
 
-    def held(self, device: str) -> int:
-        """Return how many slots the sessions of `device` have."""
+    def slots_of(self, device: str) -> int:
+        """Return the number of slots of `device`."""
         return self._devices[device]
 
     @property
-    def alone(self) -> bool:
+    def single_session(self) -> bool:
         """Return whether at most one session has a slot."""
-        return len(self._of) < 2
+        return len(self._by_session) < 2
 
     def claim(self, session: int, ids: Ids, tenant: Tenant = HERE) -> int | None:
         """Pin a slot for a request of `session` on the tokens `ids` (n,), and return it; None if none is available."""
-        mine = self._of.get(session)
-        if mine is None:
+        index = self._by_session.get(session)
+        if index is None:
             if self._pinned == len(self._slots):
                 return None
-            mine = self._best(ids, tenant)
-            if mine is None:
+            index = self._choose(ids, tenant)
+            if index is None:
                 return None
-            slot = self._slots[mine]
+            slot = self._slots[index]
             if slot.owner is not None:
-                self._disown(slot.owner)
+                self._unassign(slot.owner)
                 self.evictions += 1
             if slot.tenant.cache_salt != tenant.cache_salt:
-                self._clear(mine)
-            self._of[session] = mine
+                self._clear(index)
+            self._by_session[session] = index
             self._devices[tenant.device] += 1
             slot.tenant = tenant
-        self._set(mine, session, pinned=True)
-        return mine
+        self._set(index, session, pinned=True)
+        return index
 
     def release(self, session: int) -> None:
-        """Unpin the slot of an answered request: it may be taken once it is the least recently used one."""
-        mine = self._of.get(session)
-        if mine is not None:
-            self._set(mine, session, pinned=False)
+        """Unpin the slot of an answered request, so that it can be evicted."""
+        index = self._by_session.get(session)
+        if index is not None:
+            self._set(index, session, pinned=False)
 
     def drop(self, session: int) -> None:
-        """Forget the session; the tokens cached for it may serve another."""
-        mine = self._of.get(session)
-        if mine is not None:
-            used = self._slots[mine].used
-            self._disown(session)
-            self._set(mine, None, pinned=False)
-            self._slots[mine].used = used
+        """Remove the session; its cached tokens may serve another."""
+        index = self._by_session.get(session)
+        if index is not None:
+            used = self._slots[index].used
+            self._unassign(session)
+            self._set(index, None, pinned=False)
+            self._slots[index].used = used
 
-    def likest(self, ids: Ids, but: int) -> tuple[int, int]:
-        """Return the slot other than `but` that shares the longest beginning with `ids` (n,), and how many tokens
-        that is. Slots with another `cache_salt` than that of `but` are left out."""
-        found = (but, 0)
-        salt = self._slots[but].tenant.cache_salt
+    def longest_prefix(self, ids: Ids, exclude: int) -> tuple[int, int]:
+        """Return the slot other than `exclude` that shares the longest prefix with `ids` (n,), and the length of that
+        prefix. Only slots with the same `cache_salt` as `exclude` are considered."""
+        found = (exclude, 0)
+        cache_salt = self._slots[exclude].tenant.cache_salt
         for i, slot in enumerate(self._slots):
-            if i == but or slot.tenant.cache_salt != salt:
+            if i == exclude or slot.tenant.cache_salt != cache_salt:
                 continue
             if (common := common_prefix(self._cached(i), ids)) > found[1]:
                 found = (i, common)
         return found
 
-    def _disown(self, session: int) -> None:
-        device = self._slots[self._of.pop(session)].tenant.device
+    def _unassign(self, session: int) -> None:
+        device = self._slots[self._by_session.pop(session)].tenant.device
         self._devices[device] -= 1
         if not self._devices[device]:
             del self._devices[device]
@@ -111,25 +111,25 @@ class SlotTable:
         self._pinned += pinned - self._slots[slot].pinned
         self._slots[slot] = _Slot(owner, pinned, self._clock, self._slots[slot].tenant)
 
-    def _best(self, ids: Ids, tenant: Tenant) -> int | None:
-        """Return, of the slots without an owner, the one that mostly begins like `ids`, else an empty one, else the
-        least recently used one; where all have owners, the least recently used idle one that `tenant` may take."""
+    def _choose(self, ids: Ids, tenant: Tenant) -> int | None:
+        """Return the unowned slot with the most reusable prefix of `ids`, else an empty one, else the least recently
+        used one; if all are owned, the least recently used idle slot that `tenant` may take."""
         free = [i for i, slot in enumerate(self._slots) if slot.owner is None]
         if free:
-            return max(free, key=lambda i: (*self._worth(i, ids, tenant), -self._slots[i].used))
+            return max(free, key=lambda i: (*self._reuse_value(i, ids, tenant), -self._slots[i].used))
         held = self._devices
-        mine = held[tenant.device]
+        index = held[tenant.device]
         idle = [
             i
             for i, slot in enumerate(self._slots)
-            if not slot.pinned and (slot.tenant.device == tenant.device or held[slot.tenant.device] > mine)
+            if not slot.pinned and (slot.tenant.device == tenant.device or held[slot.tenant.device] > index)
         ]
         return min(idle, key=lambda i: self._slots[i].used, default=None)
 
-    def _worth(self, slot: int, ids: Ids, tenant: Tenant) -> tuple[int, bool]:
-        """Return how many tokens a session with `ids` need not compute in `slot`, and whether taking it loses nothing.
+    def _reuse_value(self, slot: int, ids: Ids, tenant: Tenant) -> tuple[int, bool]:
+        """Return how many tokens a session with `ids` need not compute in `slot`, and whether the slot is empty.
 
-        A cache counts only if most of it stays in use: two tokens of a template are no reason to lose a prompt.
+        A prefix counts only if it is most of the cache: a short common template is no reason to evict a prompt.
         """
         cached = self._cached(slot)
         common = common_prefix(cached, ids) if self._slots[slot].tenant.cache_salt == tenant.cache_salt else 0

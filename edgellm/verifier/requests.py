@@ -1,4 +1,4 @@
-"""The record of one verify request, from the wire to the batch, and its possible answers."""
+"""A verify request, from the network to the batch, and its possible answers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from edgellm.spec.types import NO_IDS, Chunk, Ids, Logprobs, Sampling, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """The origin of a request. Verdicts are computed by turns between values of `device`; cached prompts are shared
-    only between sessions of the same `cache_salt`, since the time of a verdict would otherwise tell one device what
-    another one asked."""
+    """The origin of a request. Devices (`device`) are served in turns. Cached prompts are shared only within a
+    `cache_salt`: otherwise the time of a verdict would reveal one device's prompts to another."""
 
     device: str = ""
     cache_salt: str = ""
@@ -26,11 +25,11 @@ HERE = Tenant()
 
 @dataclass(slots=True, eq=False)
 class VerifyRequest:
-    """A request for a verdict on `draft`, behind the first `position` tokens that `session` holds and then `prefix`.
+    """A request for a verdict on `draft`, after the first `position` tokens that `session` holds and then `prefix`.
 
-    Up to `extra` more tokens are to be written behind the verdict's own; with `logprobs` the verdict brings those of
-    its tokens, and of that many others in each place. `round` numbers the requests of a session. With `logits` a mesh
-    also answers with the rows that the verdict depends on.
+    Up to `extra` more tokens are written after the verdict's own. With `logprobs`, the verdict includes the
+    log-probabilities of its tokens, and of that many others at each place. `round` numbers the requests of a session.
+    With `logits`, a mesh also answers with the rows that the verdict depends on.
     """
 
     session: int
@@ -46,23 +45,23 @@ class VerifyRequest:
 
     # Kept by the scheduler.
     arrival: int = 0
-    """Prefill batches computed before the request came, or was last served."""
+    """Prefill batches computed before the request arrived, or was last served."""
     turn: int = 0
-    """Requests of the same device that go first, where several devices ask."""
+    """Number of earlier requests of the same device, if devices take turns."""
 
     # Kept by the engine.
     ids: Ids = field(default_factory=lambda: NO_IDS)
-    """All tokens before what is left of the draft."""
-    left: Chunk = field(init=False)
-    """The rest of the draft, not judged yet."""
+    """All tokens before `remaining`."""
+    remaining: Chunk = field(init=False)
+    """The part of the draft that is not judged yet."""
     slot: int = -1
-    """The KV sequence that holds its tokens; -1: it waits for one."""
+    """The slot; -1 while it waits for one."""
     computed: int = 0
-    """Tokens of `ids` in that sequence."""
-    held: int = 0
-    """Passes since it got its slot."""
+    """Number of tokens of `ids` in the slot's cache."""
+    passes_in_slot: int = 0
+    """Number of passes since it got its slot."""
     leader: VerifyRequest | None = None
-    """Another request that computes the first `common` tokens of `ids`, for which this one waits."""
+    """Another request that computes the first `common` tokens of `ids`, which this one waits for."""
     common: int = 0
 
     # The verdict, as far as it is known.
@@ -71,25 +70,25 @@ class VerifyRequest:
     seconds: float = 0.0
     passes: int = 0
     plausible: tuple[bool, ...] = ()
-    said: list[Logprobs] = field(default_factory=list)
+    token_logprobs: list[Logprobs] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.left = self.draft
+        self.remaining = self.draft
 
     @property
-    def before(self) -> int:
-        """Return the number of tokens before what is left of the draft, as far as the verdict is known."""
+    def prefix_length(self) -> int:
+        """Return the number of tokens before `remaining`, as far as the verdict is known."""
         return self.position + len(self.prefix) + self.accepted + len(self.tokens)
 
     @property
     def unseen(self) -> int:
-        """Return the number of tokens that have to be computed before the drafted ones; at least 1."""
+        """Return the number of tokens to compute before the drafted ones; at least 1."""
         return len(self.ids) - self.computed
 
     @property
     def drafted(self) -> int:
-        """Return the number of drafted tokens that are still to be verified."""
-        return len(self.left)
+        """Return the number of drafted tokens still to be verified."""
+        return len(self.remaining)
 
     @property
     def device(self) -> str:
@@ -98,7 +97,7 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class MissingPrefix:
-    """The session holds only the first `position` tokens: the others have to be sent again."""
+    """The session holds only the first `position` tokens: the others must be sent again."""
 
     position: int
 
@@ -109,10 +108,10 @@ Deliver: TypeAlias = Callable[[Answer], None]
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """An engine's work so far. `shared` batches held several sessions, at most `widest` of them.
+    """Counters of an engine. `shared` batches had several sessions, at most `widest` of them.
 
-    `rows` were computed; `copied` tokens at the beginning of sessions were not, as another session's cache had them.
-    `preemptions`: requests under way that lost their slots to another device's, and go on when they get slots again.
+    `rows` were computed; `copied` tokens came from another session's cache instead. `preemptions`: running requests
+    that lost their slot to another device's request, and continue when they get one again.
     """
 
     batches: int = 0

@@ -1,4 +1,4 @@
-"""The choice of what the verifier computes next: a pure function of the waiting requests (Synera, section 4.5,
+"""The scheduler: chooses the verifier's next batch, as a pure function of the waiting requests (Synera, section 4.5,
 Algorithm 1)."""
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ class BatchKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """One batch has at most `rows`; a prefill advances by `chunk` tokens at a time (Synera: 32), or by `alone` where
-    there is only one session: no other can wait for a verdict then, and larger pieces are done sooner. A request
-    with no more unseen tokens than such a piece needs no prefill: they join its verification.
+    """Limits of a batch.
 
-    A verification waits behind at most `ahead` chunks of prefill, whoever's they are. `even`: verifications share a
-    batch only if they have the same number of rows; llama.cpp splits a batch of several streams into even pieces.
+    A batch has at most `rows`. A prefill advances by `chunk` tokens at a time (Synera: 32), or by `solo_chunk` if there
+    is only one session: then nobody waits for a verdict, and larger chunks are faster. A request with no more unseen
+    tokens than a chunk needs no prefill: they join its verification. A verification waits behind at most
+    `max_prefill_ahead` chunks of prefill, of all sessions together. `equal_rows`: verifications share a batch only if
+    they have the same number of rows, because llama.cpp splits a batch of several streams into equal parts.
     """
 
     rows: int = 512
     chunk: int = 32
-    ahead: int = 1
-    even: bool = True
-    alone: int = 128
+    max_prefill_ahead: int = 1
+    equal_rows: bool = True
+    solo_chunk: int = 128
 
 
 class Schedulable(Protocol):
-    """The view of a request that the choice of a batch needs; see `VerifyRequest`."""
+    """The part of a request that the scheduler uses; see `VerifyRequest`."""
 
     @property
     def unseen(self) -> int: ...
@@ -64,7 +65,7 @@ class ScheduledSlice(NamedTuple, Generic[R]):
 
     @property
     def weight(self) -> int:
-        """Return about how many rows could be computed in the time of this slice: a further sequence costs two."""
+        """Return the approximate cost of this slice in rows: a further sequence costs two."""
         return self.tokens + 2
 
 
@@ -77,93 +78,95 @@ class ScheduledBatch(Generic[R]):
 
 
 def next_batch(
-    requests: Collection[R], limits: SchedulerLimits, prefills: int, alone: bool = False, budget: int | None = None
+    requests: Collection[R],
+    limits: SchedulerLimits,
+    prefills: int,
+    single_session: bool = False,
+    budget: int | None = None,
 ) -> ScheduledBatch[R] | None:
-    """Return the next batch over `requests` (least recently served first), when `prefills` prefill batches have been
-    computed; None if no request waits. `alone`: no other session has a slot. `budget`: devices ask by turns, and
-    beyond the first turn a batch is no heavier than this.
+    """Return the next batch over `requests` (least recently served first) after `prefills` prefill batches; None if no
+    request waits. `single_session`: no other session has a slot. `budget`: devices take turns, and beyond the first
+    turn a batch is no heavier than this.
 
-    Prefill goes first, as in the paper, unless a prefill has already gone ahead of a waiting verification. So a
-    verification waits behind one prefill batch, of `limits.ahead` chunks; and a prefill waits only until the
-    verifications that the last prefill went ahead of are done. Where several devices ask, the first in line decides
-    which of the two is computed, and its device then goes to the end of the line.
+    Prefill goes first, as in the paper, unless a prefill has already overtaken a waiting verification. So a
+    verification waits behind one prefill batch of `limits.max_prefill_ahead` chunks, and a prefill waits only for the
+    verifications that the last prefill overtook. If several devices take turns, the first in line decides between the
+    two, and its device then goes to the end of the line.
     """
-    step = min(limits.alone, limits.rows) if alone else limits.chunk
-    most = None  # most rows of one request
+    step = min(limits.solo_chunk, limits.rows) if single_session else limits.chunk
+    max_rows = None  # maximum rows of one request
     if budget is not None:
-        most = max(budget, _PORTION if any(request.turn for request in requests) else limits.chunk)
-        step = min(step, most)
+        max_rows = max(budget, _MAX_ROWS_SHARED if any(request.turn for request in requests) else limits.chunk)
+        step = min(step, max_rows)
     prefill: list[R] = []
     verify: list[R] = []
     for request in requests:
         (prefill if request.unseen > step else verify).append(request)
     if budget is None:
-        verify.sort(key=_arrival)
-        hurry = bool(verify) and verify[0].arrival < prefills
-    else:  # the first in line decides, even if requests of other devices have waited for longer
-        hurry = any(request.unseen <= step for request in islice(requests, 1))
-    if prefill and not hurry:
+        verify.sort(key=lambda request: request.arrival)
+        verify_first = bool(verify) and verify[0].arrival < prefills
+    else:  # the first in line decides, even if requests of other devices have waited longer
+        verify_first = any(request.unseen <= step for request in islice(requests, 1))
+    if prefill and not verify_first:
         pieces = (ScheduledSlice(request, step, 0) for request in prefill)
         return ScheduledBatch(
-            BatchKind.PREFILL, _fitting(pieces, min(limits.rows, limits.ahead * min(limits.chunk, step)), budget)
+            BatchKind.PREFILL,
+            _fit(pieces, min(limits.rows, limits.max_prefill_ahead * min(limits.chunk, step)), budget),
         )
     if verify:
-        whole = (_verification(request, most) for request in verify)
-        if limits.even:
-            first = _verification(verify[0], most).tokens
-            whole = (piece for piece in whole if piece.tokens == first)
-        return ScheduledBatch(BatchKind.VERIFY, _fitting(whole, limits.rows, budget))
+        pieces = (_verification(request, max_rows) for request in verify)
+        if limits.equal_rows:
+            first = _verification(verify[0], max_rows).tokens
+            pieces = (piece for piece in pieces if piece.tokens == first)
+        return ScheduledBatch(BatchKind.VERIFY, _fit(pieces, limits.rows, budget))
     return None
 
 
 class Scheduler:
-    """Algorithm 1 as published: it knows only sessions. The engine's thread calls its methods."""
+    """Synera's Algorithm 1 as published, which knows only sessions. The engine's thread calls its methods."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
 
     def next(
-        self, ready: Collection[VerifyRequest], prefills: int, alone: bool
+        self, ready: Collection[VerifyRequest], prefills: int, single_session: bool
     ) -> ScheduledBatch[VerifyRequest] | None:
         """Return the next batch over `ready`; see `next_batch`."""
-        return next_batch(ready, self.limits, prefills, alone)
+        return next_batch(ready, self.limits, prefills, single_session)
 
-    def shared(self) -> bool:
-        """Return whether slots are shared out between several devices."""
+    def several_devices(self) -> bool:
+        """Return whether several devices share the slots."""
         return False
 
-    def arrived(self, request: VerifyRequest) -> None:
-        """Take note of a request that has come."""
+    def on_request(self, request: VerifyRequest) -> None:
+        """Called for every new request."""
 
-    def computed(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
-        """Take note of the time a batch took, and of how many requests it answered."""
-
-
-def _arrival(request: Schedulable) -> int:
-    return request.arrival
+    def on_batch(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
+        """Called after every batch, with its `seconds` and the number of requests that it `answered`."""
 
 
-def _verification(request: R, most: int | None) -> ScheduledSlice[R]:
-    """Return all of it, or its first `most` drafted tokens: the others are verified once these stand."""
-    drafted = min(request.drafted, most or request.drafted)
+def _verification(request: R, max_rows: int | None) -> ScheduledSlice[R]:
+    """Return the whole request, or its first `max_rows` drafted tokens; the others are verified once these are
+    accepted."""
+    drafted = min(request.drafted, max_rows or request.drafted)
     return ScheduledSlice(request, request.unseen + drafted, drafted + 1)
 
 
-def _fitting(slices: Iterable[ScheduledSlice[R]], rows: int, budget: int | None) -> tuple[ScheduledSlice[R], ...]:
+def _fit(slices: Iterable[ScheduledSlice[R]], rows: int, budget: int | None) -> tuple[ScheduledSlice[R], ...]:
     """Return as many of `slices` as fit in `rows`, in their order, but always the first. Beyond the first turn they
-    have to fit in `budget` as well, if there is one. Of dozens of requests often only the first few are looked at."""
-    taken: list[ScheduledSlice[R]] = []
+    must also fit in `budget`, if given."""
+    fitted: list[ScheduledSlice[R]] = []
     weight = 0
     for piece in slices:
         rows -= piece.tokens
         if budget is not None:
             weight += piece.weight
-            if taken and piece.request.turn and weight > budget:
+            if fitted and piece.request.turn and weight > budget:
                 break
-        if taken and rows < 0:
+        if fitted and rows < 0:
             break
-        taken.append(piece)
-    return tuple(taken)
+        fitted.append(piece)
+    return tuple(fitted)
 
 
-_PORTION = 16  # rows of one request in a batch, where a device asks for several at once beside other devices
+_MAX_ROWS_SHARED = 16  # rows of one request in a batch, if a device sends several at once beside other devices

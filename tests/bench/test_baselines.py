@@ -28,12 +28,12 @@ def pair() -> Iterator[LLM]:
 
 
 def test_hybrid_decides_token_by_token_and_keeps_its_budget(pair: LLM, profile: Profile) -> None:
-    ledger = BudgetController()
+    controller = BudgetController()
     reply = pair.reply(
-        ASKED[0].messages, max_tokens=24, retrieval="off", gamma=1, gate=hybrid_gate(profile, 0.5, ledger)
+        ASKED[0].messages, max_tokens=24, retrieval="off", gamma=1, gate=hybrid_gate(profile, 0.5, controller)
     )
     list(reply)
-    assert reply.summary.drafted == reply.summary.rounds == ledger.decided
+    assert reply.summary.drafted == reply.summary.rounds == controller.decided
     answers = hybrid(pair, profile, 0.3, ASKED)
     assert len(answers.scores) == len(ASKED)
     assert answers.share == pytest.approx(0.3, abs=0.05)

@@ -84,5 +84,5 @@ def test_a_run_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_hit_rates_of_verdict_prediction_are_what_was_measured() -> None:
     rows = report.read("bench.synera.verdict_prediction", "verdict_prediction")["rows"]
-    (measured,) = (row["hits"] for row in rows if row["known"] == verdict_prediction.KNOWN)
-    assert pytest.approx(measured, abs=0.006) == verdict_prediction.HITS
+    (measured,) = (row["hits"] for row in rows if row["known"] == verdict_prediction.CONTEXT_BOOST)
+    assert pytest.approx(measured, abs=0.006) == verdict_prediction.TOPK_HIT_RATE

@@ -10,7 +10,7 @@ import pytest
 from edgellm.cli import help_examples
 from edgellm.cli.commands import chat as chat_module
 from edgellm.cli.entrypoint import run
-from edgellm.spec.params import FORMER_GATES, GATES, SWITCH
+from edgellm.spec.params import FORMER_GATES, GATES, SWITCHES
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
@@ -135,7 +135,7 @@ def test_run_is_chat(edge: Edge) -> None:
 def test_the_gates_are_those_of_the_library() -> None:
     assert tuple(gate.value for gate in chat_module.GateName) == (*GATES, *FORMER_GATES)
     assert tuple(help_examples.GATES) == GATES
-    assert tuple(each.value for each in chat_module.Exit) == SWITCH
+    assert tuple(each.value for each in chat_module.Exit) == SWITCHES
 
 
 @pytest.mark.parametrize("gate", sorted(FORMER_GATES))

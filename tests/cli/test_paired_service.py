@@ -114,7 +114,7 @@ def test_layers_are_computed_by_a_paired_device_that_is_named(
         ask_at(here, Address.parse(served.address))
         refused = edge(*words)
         assert (refused.code, refused.out) == (1, "")
-        assert "does not let this device have layers computed" in refused.err
+        assert "does not allow this device to have layers computed" in refused.err
         there.peers.grant(here.identity.id, [Right.COMPUTE])
         done = edge(*words)
         assert done.code == 0, done.err

@@ -168,7 +168,7 @@ def test_ctrl_c_is_heard_while_llama_cpp_computes(verifier_model: Model, capsys:
         nonlocal passes
         signal.signal(signal.SIGINT, lambda *_: None)
         with Context(verifier_model, n_ctx=1024, n_batch=1024, threads=1) as context:
-            context.heed(stopped)
+            context.set_cancel(stopped)
             threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
             while passes < 10:
                 passes += 1

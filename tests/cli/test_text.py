@@ -25,8 +25,8 @@ def test_pieces_give_the_same_text_however_they_are_cut(data: bytes, cuts: list[
 def test_a_character_appears_when_it_is_whole() -> None:
     decoder = Utf8()
     first, second = "é".encode()[:1], "é".encode()[1:]
-    assert (decoder.feed(first), decoder.half_done) == ("", True)
-    assert (decoder.feed(second), decoder.half_done) == ("é", False)
+    assert (decoder.feed(first), decoder.has_partial) == ("", True)
+    assert (decoder.feed(second), decoder.has_partial) == ("é", False)
 
 
 @given(st.text())

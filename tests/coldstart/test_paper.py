@@ -39,7 +39,7 @@ def test_utilisation_saturates() -> None:
 @pytest.mark.parametrize(("tokens", "caps"), [(256, (30, 15, 12, 12)), (8192, (30, 15, 11, 11))])
 def test_memory_holds_as_many_layers_as_equation_22_lets_it(tokens: int, caps: tuple[int, ...]) -> None:
     task = task_of(hardware.devices(), hardware.model(), tokens)
-    assert tuple(int(room // task.need[0]) for room in task.room) == caps
+    assert tuple(int(capacity // task.need[0]) for capacity in task.capacity) == caps
 
 
 def test_the_cache_takes_memory() -> None:

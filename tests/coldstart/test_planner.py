@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from edgellm.coldstart import hardware, label_search, reply_search
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force, every_plan
 from edgellm.coldstart.cost_model import ModelCosts
-from edgellm.coldstart.exact_search import fastest, floor
+from edgellm.coldstart.exact_search import fastest_first_token, floor
 from edgellm.coldstart.label_search import Search
 from edgellm.coldstart.lp_bound import Bound, Columns, packing, potentials
-from edgellm.coldstart.plan import advice, plan
-from edgellm.coldstart.planner import solve
+from edgellm.coldstart.plan import advice, plan, solve
 from edgellm.coldstart.problem import OVERLAPS, Overlap, Task, fits, makespan, warm
-from edgellm.coldstart.problem_builder import LayersOnDevice, task_of, where_it_lies
+from edgellm.coldstart.problem_builder import LayersOnDevice, restrict_to_stored, task_of
 from edgellm.coldstart.warm_start import Tables
 from edgellm.errors import InvalidOption, PlanImpossible
 from testkit.random_fleets import FAMILIES, SAME, drawn
@@ -29,7 +28,7 @@ def test_a_device_that_has_no_time_for_a_single_layer_is_passed_over(number: int
     rng = np.random.default_rng([77, number])
     k = int(rng.integers(2, 7))
     task = drawn("wide", rng, k, int(rng.integers(k, 25)), "paper")
-    found, reference = fastest(task), algorithm1(task)
+    found, reference = fastest_first_token(task), algorithm1(task)
     assert found is not None
     assert reference is not None
     assert found.optimal
@@ -44,7 +43,7 @@ def uneven(task: Task, rng: np.random.Generator) -> Task:
     load, step = task.load * weight, task.compute * work * rng.uniform(0.1, 0.5, (task.devices, 1))
     hop = rng.uniform(0.0, 0.1, task.send.shape)
     return replace(
-        task, load=load, compute=task.compute * work, need=weight, room=task.room * 1.4, step=step, hop=hop,
+        task, load=load, compute=task.compute * work, need=weight, capacity=task.capacity * 1.4, step=step, hop=hop,
         alone_load=0.9 * load.sum(1), alone_need=float(weight.sum() - 2.0),
     )  # fmt: skip
 
@@ -56,7 +55,7 @@ def test_layers_that_differ_are_planned_exactly_for_both_objectives(family: str,
         rng = np.random.default_rng(seed)
         task = uneven(drawn(family, rng, 3, 6, overlap), rng)
         best = brute_force(task)
-        found, reference = fastest(task), algorithm1(task)
+        found, reference = fastest_first_token(task), algorithm1(task)
         if best is None:
             assert found is None
             assert reference is None
@@ -69,7 +68,7 @@ def test_layers_that_differ_are_planned_exactly_for_both_objectives(family: str,
         assert makespan(task, found.cut) == found.seconds
         for asked in (task, warm(task)):
             least = min(reply_search.seconds(asked, cut, 9) for cut in every_plan(asked))
-            quickest = reply_search.quickest(asked, 9)
+            quickest = reply_search.fastest_reply(asked, 9)
             assert quickest is not None
             assert quickest.optimal
             assert quickest.seconds == pytest.approx(least, rel=SAME)
@@ -82,7 +81,7 @@ def test_stages_begin_and_end_where_they_may(seed: int, overlap: Overlap, furthe
     task = uneven(drawn("wide", rng, 3, 6, overlap), rng)
     task = replace(task, begins=rng.random((3, 6)) < 0.6, ends=rng.random((3, 6)) < 0.6)
     least = min((reply_search.seconds(task, cut, further) for cut in every_plan(task)), default=None)
-    for found in (solve(task, further), reply_search.quickest(task, further)):
+    for found in (solve(task, further), reply_search.fastest_reply(task, further)):
         if least is None:
             assert found is None
             continue
@@ -95,7 +94,7 @@ def test_stages_begin_and_end_where_they_may(seed: int, overlap: Overlap, furthe
 @pytest.mark.parametrize(("devices", "layers"), [(2, 12), (8, 40), (12, 24)])
 def test_small_and_large_homes_are_planned_alike(devices: int, layers: int) -> None:
     task = drawn("wide", np.random.default_rng(3), devices, layers, "streamed")
-    found, searched = solve(task), fastest(task)
+    found, searched = solve(task), fastest_first_token(task)
     assert found is not None
     assert searched is not None
     assert found.optimal
@@ -113,7 +112,7 @@ def test_layers_are_planned_exactly_where_they_lie(seed: int, overlap: Overlap) 
     for device in devices:
         disk = frozenset(np.flatnonzero(rng.random(6) < 0.7).tolist())
         kept[device.name] = LayersOnDevice(disk, frozenset(layer for layer in disk if rng.random() < 0.3))
-    task, beyond = where_it_lies(replace(free, room=free.room + 1.0), devices, model, kept, 9)
+    task, beyond = restrict_to_stored(replace(free, capacity=free.capacity + 1.0), devices, model, kept, 9)
     there = [cut for cut in every_plan(task) if makespan(task, cut) < beyond]
     for cut in there:
         first = 0
@@ -121,8 +120,8 @@ def test_layers_are_planned_exactly_where_they_lie(seed: int, overlap: Overlap) 
             assert (kept[devices[at].name].disk or frozenset()).issuperset(range(first, first + count))
             first += count
     for found, score in (
-        (fastest(task), lambda cut: makespan(task, cut)),
-        (reply_search.quickest(task, 9), lambda cut: reply_search.seconds(task, cut, 9)),
+        (fastest_first_token(task), lambda cut: makespan(task, cut)),
+        (reply_search.fastest_reply(task, 9), lambda cut: reply_search.seconds(task, cut, 9)),
     ):
         if not there:
             assert found is None or found.seconds >= beyond
@@ -174,19 +173,19 @@ def test_the_simplex_method_solves_a_known_program() -> None:
 
 def test_a_plan_that_is_stopped_says_how_good_it_is_at_least() -> None:
     task = drawn("similar and tight", np.random.default_rng(1), 14, 60)
-    stopped = fastest(task, lambda: True)
+    stopped = fastest_first_token(task, lambda: True)
     assert stopped is not None
     assert not stopped.optimal
     assert 0.0 < stopped.gap < 0.5
     assert fits(task, stopped.cut)
-    whole = fastest(drawn("wide", np.random.default_rng(1), 10, 40))
+    whole = fastest_first_token(drawn("wide", np.random.default_rng(1), 10, 40))
     assert whole is not None
     assert whole.gap == 0.0
 
 
 def test_a_narrow_search_never_claims_to_have_looked_everywhere() -> None:
     task = drawn("similar", np.random.default_rng(3), 6, 30)
-    best = fastest(task)
+    best = fastest_first_token(task)
     assert best is not None
     search, bound = Search(Tables(task)), Bound(Columns.of(Tables(task)), best.seconds)
     limit = best.seconds * (1 - 1e-7)
@@ -198,13 +197,13 @@ def test_a_narrow_search_never_claims_to_have_looked_everywhere() -> None:
 
 def test_a_search_that_outgrows_its_room_does_not_claim_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     task = drawn("similar and tight", np.random.default_rng(1), 8, 40)
-    best = fastest(task)
+    best = fastest_first_token(task)
     monkeypatch.setattr(label_search, "GROWN", 10)
     monkeypatch.setattr(label_search, "CHUNK", 1)
     search, bound = Search(Tables(task)), Bound(Columns.of(Tables(task)), best.seconds if best else 1.0)
     assert best is not None
     assert search.within(best.seconds * (1 - 1e-7), bound, None, lambda: False) == ([], False)
-    cramped = fastest(task)
+    cramped = fastest_first_token(task)
     assert cramped is not None
     assert not cramped.optimal
 
@@ -213,11 +212,11 @@ def test_equal_devices_change_nothing() -> None:
     one = drawn("wide", np.random.default_rng(5), 3, 12)
     twice = [0, 1, 2, 0, 1, 2]
     task = replace(
-        one, load=one.load[twice], compute=one.compute[twice], room=one.room[twice], send=np.full((6, 6), 0.02),
+        one, load=one.load[twice], compute=one.compute[twice], capacity=one.capacity[twice], send=np.full((6, 6), 0.02),
         step=one.step[twice], hop=np.zeros((6, 6)), alone_load=one.alone_load[twice],
         begins=one.begins[twice], ends=one.ends[twice],
     )  # fmt: skip
-    found, reference = fastest(task), algorithm1(task)
+    found, reference = fastest_first_token(task), algorithm1(task)
     assert found is not None
     assert reference is not None
     assert Search(Tables(task)).twins == [(3, 0), (4, 1), (5, 2)]
@@ -225,7 +224,7 @@ def test_equal_devices_change_nothing() -> None:
 
 
 def test_algorithm_1_refuses_what_would_take_hours() -> None:
-    with pytest.raises(InvalidOption, match="Use plan instead"):
+    with pytest.raises(InvalidOption, match=r"Use edgellm\.coldstart\.plan\.plan instead"):
         algorithm1(drawn("wide", np.random.default_rng(0), 20, 100))
 
 
@@ -238,7 +237,7 @@ def test_memories_that_would_do_together_and_do_not_apart() -> None:
     shape = replace(hardware.model().shape, layers=3)
     roomy = [replace(device, memory=1.9 * shape.weights) for device in hardware.devices()[:2]]
     one = replace(hardware.model(), shape=shape, layer_bytes=(shape.weights,) * 3, cache_bytes=(0.0,) * 3)
-    with pytest.raises(PlanImpossible, match="no way to cut it fits"):
+    with pytest.raises(PlanImpossible, match="no split of it fits"):
         plan(roomy, one, 1)
 
 
@@ -248,16 +247,16 @@ def test_the_plan_carries_why_and_what_else_there_is() -> None:
     assert found.best_single is None
     assert dict(found.unused) == {"Device 4": "no plan with it is faster"}
     assert found.advice.startswith("Split it over Device 3, Device 2 and Device 1: 7.03 s. No single device")
-    assert [stage.layers.start for stage in found.way.stages] == [0, 3, 13]
-    assert sum(stage.size for stage in found.way.stages) == pytest.approx(hardware.model().bytes)
+    assert [stage.layers.start for stage in found.option.stages] == [0, 3, 13]
+    assert sum(stage.size for stage in found.option.stages) == pytest.approx(hardware.model().bytes)
 
 
 def test_a_long_reply_is_split_less_widely() -> None:
     first = plan(hardware.devices(), hardware.model(), 1024, 256)
     whole = plan(hardware.devices(), hardware.model(), 1024, 256, objective="reply")
-    assert len(whole.way.stages) < len(first.way.stages)
-    assert whole.way.reply_s < first.way.reply_s
-    assert whole.way.ttft_s > first.way.ttft_s
+    assert len(whole.option.stages) < len(first.option.stages)
+    assert whole.option.reply_s < first.option.reply_s
+    assert whole.option.ttft_s > first.option.ttft_s
 
 
 def test_it_says_not_to_split_where_that_is_as_fast() -> None:
@@ -265,25 +264,25 @@ def test_it_says_not_to_split_where_that_is_as_fast() -> None:
     roomy = replace(strong, memory=64e9, disk=5e10)
     slow = [replace(device, uplink=1e6, downlink=1e6) for device in others]
     found = plan([roomy, *slow], hardware.model(), 1024)
-    assert found.way.alone
+    assert found.option.alone
     assert found.advice.startswith("Use Device 1 alone: ")
-    assert found.way.ttft_s == found.best_single.ttft_s if found.best_single else False
+    assert found.option.ttft_s == found.best_single.ttft_s if found.best_single else False
 
 
 def test_a_gain_too_small_to_be_worth_it_is_called_so() -> None:
     found = plan(hardware.devices(), hardware.model(), 256)
-    one = replace(found.way, ttft_s=found.way.ttft_s * 1.02, stages=found.way.stages[:1])
-    assert "not worth it" in advice(found.way, one, None, None, lambda way: way.ttft_s)
-    much = replace(one, ttft_s=found.way.ttft_s * 2.0)
-    assert "(50% less)" in advice(found.way, much, None, None, lambda way: way.ttft_s)
-    assert "split only when it is cold" in advice(
-        found.way, much, None, replace(one, ttft_s=0.1), lambda way: way.ttft_s
+    one = replace(found.option, ttft_s=found.option.ttft_s * 1.02, stages=found.option.stages[:1])
+    assert "not worth it" in advice(found.option, one, None, None, lambda way: way.ttft_s)
+    much = replace(one, ttft_s=found.option.ttft_s * 2.0)
+    assert "(50% less)" in advice(found.option, much, None, None, lambda way: way.ttft_s)
+    assert "split only for a cold start" in advice(
+        found.option, much, None, replace(one, ttft_s=0.1), lambda way: way.ttft_s
     )
 
 
 def test_one_device_is_a_plan_too() -> None:
     roomy = replace(hardware.devices()[0], memory=64e9)
-    found = fastest(task_of([roomy], hardware.model(), 256, overlap="paper"))
+    found = fastest_first_token(task_of([roomy], hardware.model(), 256, overlap="paper"))
     assert found is not None
     assert found.cut == ((0, 40),)
     assert found.optimal

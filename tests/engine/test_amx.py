@@ -107,5 +107,5 @@ def test_the_user_decides(on_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_the_bundled_models_it_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(places, "bundled_dirs", lambda: (tmp_path, tmp_path))
 
-    assert probe.amx_failure() == "it could not be tried"
+    assert probe.amx_failure() == "it could not be tested"
     assert not list(tmp_path.glob("home/cache/probed/*"))

@@ -154,7 +154,7 @@ def test_a_hostile_template_is_stopped_before_it_does_harm(
         (ENDLESS, "more than 2.0 s of the processor"),
         (HOSTILE["repetition"], "more memory than it may"),
         (HOSTILE["a long text"], "it makes 8000003 bytes, and 10"),
-        ("{# #}" * MOST_SOURCE, rf"it has \d+ characters, and {MOST_SOURCE} are allowed"),
+        ("{# #}" * MOST_SOURCE, rf"it has \d+ characters; at most {MOST_SOURCE} are allowed"),
     ],
 )
 def test_which_limit_was_reached_is_told_and_the_next_conversation_is_rendered(
@@ -242,7 +242,7 @@ def test_a_process_that_ends_at_once_is_started_twice_and_not_for_ever(
 
     monkeypatch.setattr(ChildProcess, "__init__", counted)
     monkeypatch.setattr(chat_template, "_MODULE", "tests.isolation.unruly")
-    with pytest.raises(EngineFailed, match="ends at once"):
+    with pytest.raises(EngineFailed, match="exits at once"):
         opened(f"#{act}#").render(said("a"), "", "")
     assert started == 2
 

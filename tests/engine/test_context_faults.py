@@ -82,7 +82,7 @@ def test_a_stop_is_heard_in_the_middle_of_a_graph_and_changes_nothing(
             return read(address, name)
 
         context.decode(ids[:10])
-        context.heed(stop)
+        context.set_cancel(stop)
         monkeypatch.setattr(recorder, "_read", stopping)
         with pytest.raises(Stopped):
             context.decode(ids[10:])
@@ -90,7 +90,7 @@ def test_a_stop_is_heard_in_the_middle_of_a_graph_and_changes_nothing(
         assert context.length() == 10
         with pytest.raises(Stopped):
             context.decode(ids[10:])  # it stays set
-        context.heed(None)
+        context.set_cancel(None)
         logits = context.decode(ids[10:], outputs=10)
         assert difference(logits, one_by_one(exact_model, ids)[30:]) < CLOSE
 
@@ -98,11 +98,11 @@ def test_a_stop_is_heard_in_the_middle_of_a_graph_and_changes_nothing(
 def test_whoever_is_heeded_is_asked_before_each_batch(exact_model: Model) -> None:
     ids, answers = some_ids(40), iter([False, False, True])
     with Context(exact_model, n_ctx=64, n_batch=16, threads=1) as context:
-        context.heed(lambda: next(answers))
+        context.set_cancel(lambda: next(answers))
         with pytest.raises(Stopped):
             context.decode(ids)
         assert context.length() == 0
-        context.heed(Stop())
+        context.set_cancel(Stop())
         assert difference(context.decode(ids, outputs=10), one_by_one(exact_model, ids)[30:]) < CLOSE
 
 

@@ -235,7 +235,7 @@ def test_a_decode_beside_another_process_says_the_same_with_fewer_threads(
 ) -> None:
     ids = (np.arange(32) % 400 + 300).astype(np.int32)
     mine = Computation(opened(file), calm())
-    monkeypatch.setattr(cores, "computing", mine.of)
+    monkeypatch.setattr(cores, "computation", mine.of)
     with other(file) as chat, Context(verifier_model, n_ctx=64, threads=2, exact=True) as context:
         alone = [context.decode(ids, outputs=3).copy(), context.decode(ids[:1]).copy()]
         assert context.threads_used == context.threads == 2

@@ -11,11 +11,11 @@ import pytest
 
 from edgellm.engine import (
     Block,
+    BlockRows,
     Context,
     Floats,
     Ids,
     Model,
-    Passage,
     SeqRows,
     check_cuttable,
     check_gguf,
@@ -52,10 +52,10 @@ class Chain:
             for model, head in zip(halves, (False, True), strict=True)
         ]
 
-    def forward(self, given: list[Passage]) -> list[Floats]:
+    def forward(self, given: list[BlockRows]) -> list[Floats]:
         lower, upper = self.blocks
         rows = [found.copy() for found in lower.forward_together(given)]
-        further = [Passage(row, one.start, one.seq, one.outputs) for row, one in zip(rows, given, strict=True)]
+        further = [BlockRows(row, one.start, one.seq, one.outputs) for row, one in zip(rows, given, strict=True)]
         return [found.copy() for found in upper.forward_together(further)]
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ def test_together_as_alone(chains: tuple[Chain, Chain], sequences: list[int]) ->
     together, alone = chains
     texts = {seq: some_ids(40, 2000, seq + 1) for seq in sequences}
     for start, end, outputs in ((0, 12, 0), (12, 13, 1), (13, 18, 5), (18, 19, 1), (15, 22, 3)):  # the last: a draft
-        given = [Passage(texts[seq][start:end], start, seq, outputs) for seq in sequences]  # that was rejected
+        given = [BlockRows(texts[seq][start:end], start, seq, outputs) for seq in sequences]  # that was rejected
         found = together.forward(given)
         for rows, one in zip(found, given, strict=True):
             assert rows.shape[0] == outputs
@@ -89,8 +89,8 @@ def test_sequences_may_be_at_different_positions(chains: tuple[Chain, Chain]) ->
     texts = {seq: some_ids(30, 2000, seq + 1) for seq in range(3)}
     for seq, text in texts.items():
         for chain in chains:
-            chain.forward([Passage(text[: 7 + 5 * seq], 0, seq, 1)])
-    given = [Passage(text[7 + 5 * seq :][:2], 7 + 5 * seq, seq, 2) for seq, text in texts.items()]
+            chain.forward([BlockRows(text[: 7 + 5 * seq], 0, seq, 1)])
+    given = [BlockRows(text[7 + 5 * seq :][:2], 7 + 5 * seq, seq, 2) for seq, text in texts.items()]
     for rows, one in zip(together.forward(given), given, strict=True):
         np.testing.assert_allclose(rows, alone.forward([one])[0], atol=CLOSE)
 
@@ -102,23 +102,23 @@ def rows_of(n: int) -> Ids:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ([Passage(rows_of(2), 0, 0), Passage(rows_of(3), 0, 1)], "2 sequences, the first of 2 rows, do not"),
-        ([Passage(rows_of(33), 0, 0), Passage(rows_of(33), 0, 1)], "and 64 in all"),
-        ([Passage(rows_of(2), 0, 0), Passage(rows_of(2), 0, 0)], "named twice"),
-        ([Passage(rows_of(2), 0, 0), Passage(rows_of(2), 5, 1)], "Cannot roll back"),
-        ([Passage(rows_of(2), 0, 0), Passage(rows_of(2), 0, 5)], "no sequence 5"),
+        ([BlockRows(rows_of(2), 0, 0), BlockRows(rows_of(3), 0, 1)], "2 sequences, the first with 2 rows, cannot"),
+        ([BlockRows(rows_of(33), 0, 0), BlockRows(rows_of(33), 0, 1)], "at most 64 in all"),
+        ([BlockRows(rows_of(2), 0, 0), BlockRows(rows_of(2), 0, 0)], "occurs twice"),
+        ([BlockRows(rows_of(2), 0, 0), BlockRows(rows_of(2), 5, 1)], "Cannot roll back"),
+        ([BlockRows(rows_of(2), 0, 0), BlockRows(rows_of(2), 0, 5)], "no sequence 5"),
     ],
 )
 def test_what_cannot_go_together_leaves_all_as_they_were(
-    chains: tuple[Chain, Chain], given: list[Passage], says: str
+    chains: tuple[Chain, Chain], given: list[BlockRows], says: str
 ) -> None:
     chain, alone = chains
     for each in chains:
-        each.forward([Passage(rows_of(3), 0, 1, 1)])
+        each.forward([BlockRows(rows_of(3), 0, 1, 1)])
     with pytest.raises(InvalidOption, match=says):
         chain.blocks[0].forward_together(given)
     assert chain.blocks[0].length(0) == 0
-    then = [Passage(rows_of(6)[:2], 0, 0, 1), Passage(rows_of(6)[3:5], min(3, chain.blocks[0].length(1)), 1, 1)]
+    then = [BlockRows(rows_of(6)[:2], 0, 0, 1), BlockRows(rows_of(6)[3:5], min(3, chain.blocks[0].length(1)), 1, 1)]
     for rows, one in zip(chain.forward(then), then, strict=True):
         np.testing.assert_allclose(rows, alone.forward([one])[0], atol=CLOSE)
 
@@ -128,7 +128,7 @@ def test_what_llama_cpp_refuses_leaves_all_as_they_were(chains: tuple[Chain, Cha
     lower.forward(rows_of(4), start=0, seq=1)
     bad = np.array([10**6, 1], dtype=np.int32)
     with pytest.raises(EngineFailed, match="cannot decode 4 rows"):
-        lower.forward_together([Passage(rows_of(2), 0, 0), Passage(bad, 4, 1)])
+        lower.forward_together([BlockRows(rows_of(2), 0, 0), BlockRows(bad, 4, 1)])
     assert [lower.length(seq) for seq in (0, 1)] == [0, 4]
 
 
@@ -164,7 +164,7 @@ def test_a_copy_beside_a_row_leaves_no_trace(
     chain = Chain(small, rows=150)
     with Model.load(verifier_path) as whole, Context(whole, n_ctx=64, threads=1) as context:
         for start, end in ((0, 8), (8, 9), (9, 10), (9, 12), (12, 62), (62, 63), (63, 64)):
-            given = [Passage(texts[seq][start:end], start, seq, 1) for seq in sequences]
+            given = [BlockRows(texts[seq][start:end], start, seq, 1) for seq in sequences]
             sizes.clear()
             found = chain.forward(given)
             rows = (end - start) * len(sequences)

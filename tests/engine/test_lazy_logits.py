@@ -23,7 +23,7 @@ from edgellm.engine import (
     head_pays,
     in_blocks,
     known,
-    why_late,
+    why_lazy,
 )
 from edgellm.engine.lm_head import ROWS, block_ends, head_of
 from edgellm.errors import ContextFull
@@ -37,18 +37,18 @@ IDS = np.arange(300, 420, dtype=np.int32)
 def pair(exact_model: Model) -> Iterator[tuple[Context, Context]]:
     """A context that decodes late, and one that does not."""
     with (
-        Context(exact_model, n_ctx=256, n_seq=3, threads=1, late=True) as one,
+        Context(exact_model, n_ctx=256, n_seq=3, threads=1, lazy=True) as one,
         Context(exact_model, n_ctx=256, n_seq=3, threads=1) as other,
     ):
         settle(one)
-        assert one.late is not None
-        assert other.late is None
+        assert one.lazy_head is not None
+        assert other.lazy_head is None
         yield one, other
 
 
 def settle(context: Context) -> None:
     """The first pass finds out whether the others can be late."""
-    context.decode_late(IDS[:2], outputs=2)
+    context.decode_lazy(IDS[:2], outputs=2)
     assert context.model.head_is_plain
     context.rollback(0)
 
@@ -56,7 +56,7 @@ def settle(context: Context) -> None:
 @pytest.mark.parametrize("outputs", [2, 3, 7, 8, 9, ROWS])
 def test_they_are_the_same(pair: tuple[Context, Context], outputs: int) -> None:
     late, plain = pair
-    rows = late.decode_late(IDS[:ROWS], outputs=outputs)
+    rows = late.decode_lazy(IDS[:ROWS], outputs=outputs)
     assert isinstance(rows, LazyLogits)
     assert len(rows) == outputs
     wanted = plain.decode(IDS[:ROWS], outputs=outputs)
@@ -69,19 +69,19 @@ def test_they_are_the_same(pair: tuple[Context, Context], outputs: int) -> None:
 @pytest.mark.parametrize("shape", [replace(TINY, tied=False), replace(QWEN, n_vocab=401)])
 def test_so_they_are_for_other_weights_and_shapes(make_model: MakeModel, shape: Shape, kind: str) -> None:
     model = make_model(shape, kind)
-    with Context(model, n_ctx=64, late=True) as late, Context(model, n_ctx=64) as plain:
+    with Context(model, n_ctx=64, lazy=True) as late, Context(model, n_ctx=64) as plain:
         settle(late)
         for n in (3, 9):
-            rows = late.decode_late(IDS[:n], outputs=n)
+            rows = late.decode_lazy(IDS[:n], outputs=n)
             assert isinstance(rows, LazyLogits)
             assert np.allclose(known(rows, n), plain.decode(IDS[:n], outputs=n), rtol=1e-2, atol=1e-2)
 
 
 def test_a_head_that_is_more_than_a_product_is_found_out(make_model: MakeModel) -> None:
     model = make_model(TINY)
-    with Context(model, n_ctx=64, late=True) as late, Context(model, n_ctx=64) as plain:
-        assert late.late is not None
-        head = late.late.head
+    with Context(model, n_ctx=64, lazy=True) as late, Context(model, n_ctx=64) as plain:
+        assert late.lazy_head is not None
+        head = late.lazy_head.head
         compute = head.compute
 
         def scaled(first: int, end: int) -> None:
@@ -90,12 +90,12 @@ def test_a_head_that_is_more_than_a_product_is_found_out(make_model: MakeModel) 
 
         head.compute = scaled  # type: ignore[method-assign]
         for n in (5, 3):
-            rows = late.decode_late(IDS[:n], outputs=n)
+            rows = late.decode_lazy(IDS[:n], outputs=n)
             assert isinstance(rows, np.ndarray)
             assert np.allclose(rows, plain.decode(IDS[:n], outputs=n), atol=1e-4)
             assert model.head_is_plain is False
-            assert late.late is None
-    assert "more than a product" in why_late(model)[1]
+            assert late.lazy_head is None
+    assert "more than one matrix product" in why_lazy(model)[1]
 
 
 def test_only_what_is_looked_at_is_computed(pair: tuple[Context, Context], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_only_what_is_looked_at_is_computed(pair: tuple[Context, Context], monke
         compute(head, first, end)
 
     monkeypatch.setattr(LMHead, "compute", noted)
-    rows = late.decode_late(IDS[:8], outputs=8, reached=[0.0] * 7)
+    rows = late.decode_lazy(IDS[:8], outputs=8, reached=[0.0] * 7)
     assert isinstance(rows, LazyLogits)
     assert not computed
     wanted = plain.decode(IDS[:8], outputs=8)
@@ -117,29 +117,29 @@ def test_only_what_is_looked_at_is_computed(pair: tuple[Context, Context], monke
     assert rows.known == 3
     assert [len(block) for block in in_blocks(rows)] == [3, 1, 1, 1, 1, 1]
     assert np.allclose(np.stack(list(rows)), wanted, atol=1e-4)
-    late.decode_late(IDS[:8], outputs=8, reached=[1.0] * 7)[0]
+    late.decode_lazy(IDS[:8], outputs=8, reached=[1.0] * 7)[0]
     assert computed[8:] == [(0, 8)]  # all of them take less time together
 
 
 def test_where_it_cannot_be_late_it_is_at_once(exact_model: Model) -> None:
-    with Context(exact_model, n_ctx=128, n_batch=16, threads=1, late=True) as context:
+    with Context(exact_model, n_ctx=128, n_batch=16, threads=1, lazy=True) as context:
         for n, outputs in ((1, 1), (5, 1), (5, 0), (17, 2)):
-            assert isinstance(context.decode_late(IDS[:n], outputs=outputs), np.ndarray)
-    with Context(exact_model, n_ctx=128, threads=1, late=True) as context:
-        assert isinstance(context.decode_late(IDS[: ROWS + 1], outputs=ROWS + 1), np.ndarray)
+            assert isinstance(context.decode_lazy(IDS[:n], outputs=outputs), np.ndarray)
+    with Context(exact_model, n_ctx=128, threads=1, lazy=True) as context:
+        assert isinstance(context.decode_lazy(IDS[: ROWS + 1], outputs=ROWS + 1), np.ndarray)
         with pytest.raises(ContextFull):
-            context.decode_late(IDS, outputs=2)
+            context.decode_lazy(IDS, outputs=2)
         assert context.length() == ROWS + 1
-    with Context(exact_model, n_ctx=32, late=True, capture=Capture(outputs=(0,))) as context:
-        assert context.late is None
-        assert isinstance(context.decode_late(IDS[:5], outputs=5), np.ndarray)
+    with Context(exact_model, n_ctx=32, lazy=True, capture=Capture(outputs=(0,))) as context:
+        assert context.lazy_head is None
+        assert isinstance(context.decode_lazy(IDS[:5], outputs=5), np.ndarray)
 
 
 def test_it_finds_its_place_in_every_graph(pair: tuple[Context, Context]) -> None:
     late, plain = pair
 
     def same(seq: int, n: int) -> None:
-        rows = late.decode_late(IDS[:n], seq=seq, outputs=n)
+        rows = late.decode_lazy(IDS[:n], seq=seq, outputs=n)
         assert isinstance(rows, LazyLogits)
         assert np.allclose(known(rows, n), plain.decode(IDS[:n], seq=seq, outputs=n), atol=1e-4)
 
@@ -153,15 +153,15 @@ def test_it_finds_its_place_in_every_graph(pair: tuple[Context, Context]) -> Non
 
 def test_an_address_that_has_another_tensor_now_does_no_harm(pair: tuple[Context, Context]) -> None:
     late, plain = pair
-    assert late.late is not None
-    assert isinstance(late.decode_late(IDS[:4], outputs=4), LazyLogits)
+    assert late.lazy_head is not None
+    assert isinstance(late.decode_lazy(IDS[:4], outputs=4), LazyLogits)
     wanted = plain.decode(IDS[:4], outputs=4).copy()
-    names = late.late._names
+    names = late.lazy_head._names
     names.update({address: not wanted for address, wanted in names.items()})  # all of them mistaken
     late.rollback(0)
-    assert np.allclose(known(late.decode_late(IDS[:4], outputs=4), 4), wanted, atol=1e-4)
+    assert np.allclose(known(late.decode_lazy(IDS[:4], outputs=4), 4), wanted, atol=1e-4)
     late.rollback(0)
-    rows = late.decode_late(IDS[:4], outputs=4)
+    rows = late.decode_lazy(IDS[:4], outputs=4)
     assert isinstance(rows, LazyLogits)  # it has learned anew
     assert np.allclose(known(rows, 4), wanted, atol=1e-4)
 
@@ -172,7 +172,7 @@ def test_an_interrupt_while_it_looks_is_not_lost(
 ) -> None:
     context, plain = pair
     context.decode(IDS[:3])
-    assert context.late is not None
+    assert context.lazy_head is not None
 
     def interrupted(_tensor: int) -> bytes:
         raise KeyboardInterrupt
@@ -183,24 +183,24 @@ def test_an_interrupt_while_it_looks_is_not_lost(
 
     with monkeypatch.context() as patched:
         if late:
-            context.late._names.clear()
-            patched.setattr(context.late, "_name", interrupted)
+            context.lazy_head._names.clear()
+            patched.setattr(context.lazy_head, "_name", interrupted)
         else:
-            patched.setattr(context.late, "_expected", Interrupting())
+            patched.setattr(context.lazy_head, "_expected", Interrupting())
         with pytest.raises(KeyboardInterrupt):
-            (context.decode_late if late else context.decode)(IDS[3:6], outputs=2)
+            (context.decode_lazy if late else context.decode)(IDS[3:6], outputs=2)
     assert context.length() == 3
     plain.decode(IDS[:3])
-    assert np.allclose(known(context.decode_late(IDS[3:6], outputs=2), 2), plain.decode(IDS[3:6], outputs=2), atol=1e-4)
+    assert np.allclose(known(context.decode_lazy(IDS[3:6], outputs=2), 2), plain.decode(IDS[3:6], outputs=2), atol=1e-4)
 
 
 def test_filled_up_they_are_the_same(pair: tuple[Context, Context]) -> None:
     late, plain = pair
     late.fill([0, 1, 4, 4, 4, 8, 8, 8, 8], [1.0] * len(HEADS))
-    assert late.late is not None
-    assert late.late.seconds == [1.0] * len(HEADS)
+    assert late.lazy_head is not None
+    assert late.lazy_head.seconds == [1.0] * len(HEADS)
     for n in (3, 5):
-        rows = late.decode_late(IDS[:n], outputs=n)
+        rows = late.decode_lazy(IDS[:n], outputs=n)
         assert len(rows) == n
         assert np.allclose(known(rows, n), plain.decode(IDS[:n], outputs=n), atol=1e-4)
         assert late.length() == plain.length()
@@ -208,12 +208,12 @@ def test_filled_up_they_are_the_same(pair: tuple[Context, Context]) -> None:
 
 def test_separate_buffers_are_decoded_late_too(exact_model: Model) -> None:
     with (
-        Context(exact_model, n_ctx=64, n_seq=3, unified=False, threads=1, late=True) as late,
+        Context(exact_model, n_ctx=64, n_seq=3, unified=False, threads=1, lazy=True) as late,
         Context(exact_model, n_ctx=64, n_seq=3, unified=False, threads=1) as plain,
     ):
         settle(late)
         for seq in (0, 2):
-            rows = late.decode_late(IDS[:5], seq=seq, outputs=4)
+            rows = late.decode_lazy(IDS[:5], seq=seq, outputs=4)
             assert isinstance(rows, LazyLogits)
             assert np.allclose(known(rows, 4), plain.decode(IDS[:5], seq=seq, outputs=4), atol=1e-4)
 
@@ -222,7 +222,7 @@ def test_who_has_another_head_or_a_small_one_has_none(make_model: MakeModel, ver
     assert head_of(make_model(TINY)) is not None
     assert head_of(make_model(replace(TINY, tied=False))) is not None
     other = make_model(replace(TINY, tied=False))
-    other.found_head(False)
+    other.record_head_is_plain(False)
     assert head_of(other) is None
     assert LMHead.open(other, 1) is None
     gone = make_model(TINY)
@@ -231,7 +231,7 @@ def test_who_has_another_head_or_a_small_one_has_none(make_model: MakeModel, ver
     split = make_model(TINY)
     split.size_bytes += 1  # of another file
     assert head_of(split) is None
-    pays, reason = why_late(verifier_model)  # it is too small for that
+    pays, reason = why_lazy(verifier_model)  # it is too small for that
     assert not pays
     assert reason == "heads are computed for all rows: 8% of 7 MB is little"
 
@@ -239,7 +239,7 @@ def test_who_has_another_head_or_a_small_one_has_none(make_model: MakeModel, ver
 def test_it_pays_where_the_vocabulary_is_large(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgellm.engine.native.is_small", lambda _parameters: False)
     assert head_pays(make_model(replace(TINY, n_vocab=4000)))
-    assert "looked at: they are 74% of the model" in why_late(make_model(replace(TINY, n_vocab=4000)))[1]
+    assert "looked at: they are 74% of the model" in why_lazy(make_model(replace(TINY, n_vocab=4000)))[1]
     assert not head_pays(make_model(replace(TINY, n_layer=40)))
 
 
@@ -267,11 +267,11 @@ def test_blocks_take_the_least_time_that_can_be_expected(chances: list[float], m
 
 def test_it_holds_no_file_open_once_it_is_closed(make_model: MakeModel) -> None:
     model = make_model(TINY)
-    context = Context(model, n_ctx=32, late=True)
+    context = Context(model, n_ctx=32, lazy=True)
     settle(context)
-    context.decode_late(IDS[:3], outputs=3)[0]
+    context.decode_lazy(IDS[:3], outputs=3)[0]
     context.close()
-    assert context.late is None
+    assert context.lazy_head is None
     mapped = Path("/proc/self/maps")
     if mapped.exists():
         model.close()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import timing
-from edgellm.engine.timing import AGREE, CpuWait, least, low, possible, repaired
+from edgellm.engine.timing import AGREE, CpuWait, is_plausible, lower_quartile, minimum_times, plausible_times
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 ROUNDS = 6
@@ -51,28 +51,28 @@ def test_spikes_do_not_move_the_result(seconds: list[float], spiked: set[tuple[i
         disturbed = (number[key], key) in spiked and len(calm[key]) > 1
         return real[key] * (factor * (1.0 + number[key]) if disturbed else 1.0)
 
-    assert least(measure, COUNTS, rounds=ROUNDS, seconds=60.0) == real
+    assert minimum_times(measure, COUNTS, rounds=ROUNDS, seconds=60.0) == real
 
 
 @given(true, st.integers(1, len(COUNTS) - 1), st.floats(300.0, 1e6))
 def test_repairs_keep_real_dips_and_cut_spikes(seconds: list[float], at: int, factor: float) -> None:
-    assert repaired(COUNTS, seconds) == tuple(seconds)
-    assert possible(COUNTS, seconds)
+    assert plausible_times(COUNTS, seconds) == tuple(seconds)
+    assert is_plausible(COUNTS, seconds)
     spoiled = [*seconds[:at], factor * seconds[at], *seconds[at + 1 :]]
-    assert not possible(COUNTS, spoiled)
-    mended = repaired(COUNTS, spoiled)
+    assert not is_plausible(COUNTS, spoiled)
+    mended = plausible_times(COUNTS, spoiled)
     assert [*mended[:at], *mended[at + 1 :]] == [*seconds[:at], *seconds[at + 1 :]]
     assert seconds[at] <= mended[at] <= 16.0 * seconds[at]
 
 
 @given(true, st.integers(0, len(COUNTS) - 1))
 def test_a_single_figure_that_is_far_too_small_is_noticed(seconds: list[float], at: int) -> None:
-    assert not possible(COUNTS, [*seconds[:at], seconds[at] / 300.0, *seconds[at + 1 :]])
+    assert not is_plausible(COUNTS, [*seconds[:at], seconds[at] / 300.0, *seconds[at + 1 :]])
 
 
 @given(st.lists(st.floats(1e-9, 1e9), min_size=len(COUNTS), max_size=len(COUNTS)))
 def test_what_was_repaired_is_possible(seconds: list[float]) -> None:
-    assert possible(COUNTS, repaired(COUNTS, seconds))
+    assert is_plausible(COUNTS, plausible_times(COUNTS, seconds))
 
 
 def test_it_ends_when_everything_was_measured_twice_and_when_the_time_is_over() -> None:
@@ -83,18 +83,18 @@ def test_it_ends_when_everything_was_measured_twice_and_when_the_time_is_over() 
         measured.append(key)
         return 1.0 + AGREE * (len(measured) % 2)
 
-    assert least(measure, "ab", rounds=9, seconds=60.0) == {"a": 1.1, "b": 1.0}
+    assert minimum_times(measure, "ab", rounds=9, seconds=60.0) == {"a": 1.1, "b": 1.0}
     assert "".join(measured) == "abab"
     measured.clear()
-    found = least(measure, "abcd", rounds=9, seconds=1.5, at_least=2, clock=lambda: float(next(times)))
+    found = minimum_times(measure, "abcd", rounds=9, seconds=1.5, at_least=2, clock=lambda: float(next(times)))
     assert "".join(found) == "abc"
     measured.clear()
-    assert set(least(measure, "abcd", rounds=9, seconds=0.0, at_least=2)) == {"a", "b"}
+    assert set(minimum_times(measure, "abcd", rounds=9, seconds=0.0, at_least=2)) == {"a", "b"}
 
 
 def test_the_lower_quartile_is_moved_neither_by_stalls_nor_by_one_quick_sample() -> None:
-    assert low([1.0, 900.0, 1.0, 800.0, 1e-9, 1.0, 1.0, 700.0]) == 1.0
-    assert low([5.0]) == 5.0
+    assert lower_quartile([1.0, 900.0, 1.0, 800.0, 1e-9, 1.0, 1.0, 700.0]) == 1.0
+    assert lower_quartile([5.0]) == 5.0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the scheduler tells it on Linux")

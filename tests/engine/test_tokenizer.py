@@ -42,7 +42,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelOf]:
 
 def whole(model: Model, text: str, special: bool) -> list[int]:
     """What llama.cpp makes of the text in one call."""
-    return model._tokenizer._here(text.encode(), special).tolist()
+    return model._tokenizer._encode_in_process(text.encode(), special).tolist()
 
 
 def in_slices(model: Model, text: str, special: bool) -> list[int]:
@@ -144,10 +144,10 @@ def test_who_has_given_up_is_heard(model_of: ModelOf) -> None:
     for pre in ("tekken", "gpt-2"):
         looked = 0
         with pytest.raises(Stopped):
-            model_of(pre).tokenize("\n" * 2**22, stopped=gone)
+            model_of(pre).tokenize("\n" * 2**22, should_stop=gone)
         looked = 0
         with pytest.raises(Stopped):
-            model_of(pre).tokenize("one two three " * 10_000, stopped=gone)
+            model_of(pre).tokenize("one two three " * 10_000, should_stop=gone)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -155,7 +155,7 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenised(
     model_of: ModelOf, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     model, text = model_of("tekken"), TEXTS[name](2**22)
-    monkeypatch.setattr(model._tokenizer, "_here", None)
+    monkeypatch.setattr(model._tokenizer, "_encode_in_process", None)
     monkeypatch.setattr(model._tokenizer, "_processes", None)
     with pytest.raises(PromptTooLong, match="at least"):
         model.tokenize(text, special=True, most=1023)

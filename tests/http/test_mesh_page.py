@@ -16,7 +16,7 @@ from edgellm.engine import ModelFile
 from edgellm.http.handlers import ServedModel
 from edgellm.http.mesh_status import MeshRecorder
 from edgellm.http.server import HttpServer
-from edgellm.llm.mesh_llm import OpenedMesh, Options, open_mesh
+from edgellm.llm.mesh_llm import MeshOptions, OpenedMesh, open_mesh
 from edgellm.llm.mesh_timeline import Measured, Replies
 from edgellm.mesh.fleet_file import read_fleet
 from edgellm.mesh.layer_sources import WholeModel
@@ -45,7 +45,7 @@ def opened(verifier_path: Path, draft_path: Path, tmp_path: Path, split: str | N
     home.write_text((DESKTOP + LAPTOP).replace('"desktop"', '"here"'), encoding="utf-8")
     weights = WeightCache(WholeModel(ModelFile.open(verifier_path), LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(weights, ANYWHERE, threads=1) as worker:
-        options = Options(split, read_fleet(home), peers=(f"laptop={worker.address}",), sessions=2)
+        options = MeshOptions(split, read_fleet(home), peers=(f"laptop={worker.address}",), sessions=2)
         with open_mesh(ModelFile.open(verifier_path), options, draft=draft_path, threads=1) as mesh:
             yield mesh
 
@@ -120,13 +120,13 @@ def test_replies_that_share_the_devices_are_left_out(server: HttpServer) -> None
 @needs_browser
 def test_the_page_draws_both(server: HttpServer, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = "laptop: computing took 9 s and not 1 s as planned."
-    heard = Replies.heard
+    heard = Replies.on_reply
 
     def with_wrong_figure(replies: Replies, summary: Summary) -> tuple[Measured, PlanOption | None] | None:
         found = heard(replies, summary)
         return None if found is None else (replace(found[0], disproved=(wrong,)), found[1])
 
-    monkeypatch.setattr(Replies, "heard", with_wrong_figure)
+    monkeypatch.setattr(Replies, "on_reply", with_wrong_figure)
     page.goto(server.url)
     expect(page.locator("#state")).to_have_text("ready", timeout=60_000)
     expect(page.locator("#plan-advice")).to_contain_text("After the first reply")

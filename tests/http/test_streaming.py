@@ -187,10 +187,10 @@ def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> N
             if given[0][-1].content != "long":
                 return scripted(self._script)
             began.set()
-            while not options["stopped"]():
+            while not options["should_stop"]():
                 time.sleep(0.005)
             over.set()
-            raise Stopped("Tokenising was stopped.")
+            raise Stopped("Tokenising was cancelled.")
 
     with HttpServer(HOME, replies=2, waiting=0) as server:
         server.open(ServedModel(cast(LLM, Tokenising(lambda *_: iter(said(b"hello")))), "made-up", in_turns=True))  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ def pair_tokens(path: Path) -> list[Token]:
 
 @pytest.mark.parametrize("options", [{"budget": 0.3}, {"gate": "never"}, {"gate": "confidence"}], ids=str)
 def test_where_not_everything_is_verified_they_are_refused(pair: LLM, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOption, match="logprobs cannot be told"):
+    with pytest.raises(InvalidOption, match="logprobs are not available"):
         pair.reply(case(2), logprobs=1, **options)
 
 

@@ -13,8 +13,7 @@ import pytest
 from edgellm.engine import HEADS, Context, Model
 from edgellm.engine.timing import CpuWait
 from edgellm.llm import LLM
-from edgellm.llm.ngram_runtime import MEMORIES, NgramRuntime, measure_curve
-from edgellm.spec.context_pool import ContextPool
+from edgellm.llm.ngram_runtime import MAX_INDEXES, NgramRuntime, measure_curve
 from edgellm.spec.draft_length import KNOTS, DraftLengthController
 from edgellm.spec.ngram.draft_index import MOST_TOKENS
 from edgellm.spec.ngram.drafter import RetrievalDrafter
@@ -22,6 +21,7 @@ from edgellm.spec.params import SOURCES
 from edgellm.spec.types import Explanation, Ids, Source, Token
 from edgellm.storage import fingerprint
 from edgellm.storage.device_speed import curve_path
+from edgellm.verifier.in_process import ContextPool
 from tests.spec.real import case, ids
 
 NUMBERS = (2, 5, 6, 5, 2)  # two of them twice: there the first reply can be copied
@@ -135,9 +135,9 @@ def test_two_replies_at_once_are_both_right(f32_pair: tuple[Path, Path], alone: 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"retrieval": "off"}, "as you said"),
+        ({"retrieval": "off"}, "as requested"),
         ({"budget": 0.2, "gate": "random"}, "not everything is verified"),
-        ({"temperature": 1.0}, "a seed would not repeat the reply"),
+        ({"temperature": 1.0}, "a seed would not reproduce the reply"),
         ({"retrieval": "context,reuse"}, "retrieved from: context, reuse"),
     ],
 )
@@ -167,7 +167,7 @@ def test_the_cost_curve_is_measured_once_and_kept(
 
 
 def test_heads_are_measured_apart_where_they_are_computed_late(verifier_model: Model) -> None:
-    with Context(verifier_model, n_ctx=128, threads=1, late=True) as context:
+    with Context(verifier_model, n_ctx=128, threads=1, lazy=True) as context:
         late = measure_curve(context)
     with Context(verifier_model, n_ctx=128, threads=1) as context:
         whole = measure_curve(context)
@@ -194,7 +194,7 @@ def test_a_curve_of_heads_that_are_late_is_of_no_use_where_they_are_not(
 class Slow:
     """A context whose rows take their time on a clock of its own."""
 
-    late = None
+    lazy_head = None
 
     def __init__(self, seconds: float) -> None:
         self.now, self._seconds, self.decoded = 0.0, seconds, 0
@@ -253,7 +253,7 @@ def test_a_correction_that_load_may_explain_is_not_kept(
     path = curve_path(fingerprint(verifier_model.path), 1)
     before = path.read_text()
     if shares:
-        retrieval.uses(retrieval.itself())
+        retrieval.track(retrieval.self_verifier())
         decodes = itertools.count(1)
         monkeypatch.setattr(ContextPool, "shared", property(lambda _self: next(decodes)))
     monkeypatch.setattr(CpuWait, "share", lambda _self: 0.0 if shares else 0.5)
@@ -276,17 +276,17 @@ def test_a_curve_belongs_to_a_model_and_its_threads(verifier_model: Model) -> No
 def test_what_is_remembered_of_replies_is_bounded(verifier_model: Model) -> None:
     """A server may run for months, and whoever asks chooses the sources."""
     retrieval = NgramRuntime(verifier_model, 512, 1, linked=True)
-    idle = retrieval.memory(("context", "history"))
+    idle = retrieval.index(("context", "history"))
     prompt = np.arange(1000, 1400, dtype=np.int32)
     for at in range(4 * MOST_TOKENS // 400):
         retrieval.add(prompt, [at % 1000 + 300])
     assert idle.tokens <= MOST_TOKENS
-    assert MOST_TOKENS // 4 <= retrieval.memory(("history",)).tokens <= MOST_TOKENS
+    assert MOST_TOKENS // 4 <= retrieval.index(("history",)).tokens <= MOST_TOKENS
     for name in SOURCES:
-        retrieval.memory((name,))
-        retrieval.memory(("history",))
-    assert len(retrieval._memories) == MEMORIES
-    assert ("history",) in retrieval._memories
+        retrieval.index((name,))
+        retrieval.index(("history",))
+    assert len(retrieval._indexes) == MAX_INDEXES
+    assert ("history",) in retrieval._indexes
 
 
 def test_calibration_is_done_where_it_is_asked_for(

@@ -108,4 +108,4 @@ def test_a_busy_verifier_is_told_as_busy_and_asked_again(
             check_verified(big, pair.prompt_ids(case(5)), written)
             if not with_draft:
                 assert [token.id for token in written] == wanted[5]
-                assert "the reply waits" in news[0].text
+                assert "The reply waits" in news[0].text

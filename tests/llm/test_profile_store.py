@@ -13,7 +13,7 @@ from edgellm.cli.entrypoint import run
 from edgellm.engine import Message
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.llm import LLM, find_profile, profile_path, read_profile
-from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES
+from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES
 from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.types import Explanation, Notice
@@ -60,7 +60,7 @@ def test_profile_from_end_to_end(
     assert profile.gamma == 2
     told = [profile.evidence[f"auc importance, layer {layer}"] for layer in range(8)]
     assert profile.layers == (max(range(8), key=told.__getitem__),)
-    assert len(profile.batch_seconds) == MOST_BRANCHES
+    assert len(profile.batch_seconds) == MAX_BRANCHES
     assert [point.layer for point in profile.exits] == [5, 6]
     assert all(0.0 <= point.left <= 1.0 and point.seconds > 0 for point in profile.exits)
     assert profile.evidence["gate random at 0.2"] >= 0.2
@@ -68,7 +68,7 @@ def test_profile_from_end_to_end(
         code, out, err = shell("chat", "Where is my mug?", "--budget", "0.2", "--explain", "--max-tokens", "8",
                                "--draft", str(f32_pair[0]), "--verifier", other)  # fmt: skip
         assert code == 0, err
-        assert "of profiled replies the verifier's own" in err
+        assert "of the profiled replies equal the verifier's" in err
 
 
 def test_profile_as_json(shell: Shell, f32_pair: tuple[Path, Path], prompt_file: Path, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_pair_without_a_profile_makes_one_of_its_first_replies(
         reply = pair.reply(case(1), max_tokens=24, budget=0.2)
         reply.listen(on_notice=news.append, on_explain=heard.append)
         list(reply)
-        assert "of profiled replies" in heard[0].text
+        assert "of the profiled replies" in heard[0].text
     assert "has a profile now" in news[-1].text
 
 
@@ -168,7 +168,7 @@ def test_a_place_that_cannot_be_written_does_not_stop_a_reply(
         reply = pair.reply(case(1), max_tokens=12, budget=0.2)
         reply.listen(on_notice=news.append)
         assert list(reply)
-    assert "cannot be kept" in news[-1].text
+    assert "cannot be saved" in news[-1].text
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_a_profile_of_another_version_is_refused(home: Path, f32_pair: tuple[Pat
     own.parent.mkdir(parents=True)
     own.write_text(profile_path.read_text().replace('"version": 7', '"version": 1'))
     with LLM.open(*f32_pair, threads=1) as pair:
-        with pytest.raises(ProfileUnusable, match="anew with edgellm profile"):
+        with pytest.raises(ProfileUnusable, match="a new one with edgellm profile"):
             list(pair.reply("Hello", budget=0.2, max_tokens=4))
         assert list(pair.reply("Hello", max_tokens=4))  # who gives no budget needs none
     with pytest.raises(ProfileUnusable, match="version"):
@@ -201,7 +201,7 @@ def test_a_verifier_that_does_not_say_which_model_it_is(f32_pair: tuple[Path, Pa
         known = pair._parts.knowledge
         assert known is not None
         known._verifier = lambda: ""
-        with pytest.raises(ProfileUnusable, match="does not say which model"):
+        with pytest.raises(ProfileUnusable, match="does not report its model"):
             list(pair.reply("Hello", budget=0.2, max_tokens=4))
         assert list(pair.reply("Hello", budget=0.2, gate="random", max_tokens=4))
 
@@ -214,7 +214,7 @@ def test_the_bundled_pair_comes_with_its_profile(home: Path, draft_path: Path, v
 
 def test_half_a_pair_cannot_be_profiled(f32_pair: tuple[Path, Path]) -> None:
     with LLM.open(f32_pair[0], None, threads=1) as small:
-        with pytest.raises(InvalidOption, match="no pair"):
+        with pytest.raises(InvalidOption, match="both a draft model and a verifier"):
             small.profile(["Hello"])
         assert list(small.reply("Hello", max_tokens=4))
 

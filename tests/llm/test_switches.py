@@ -70,7 +70,7 @@ def test_auto_says_on_what_evidence(local: LLM) -> None:
     reply = local.reply(case(5), max_tokens=12, budget=0.2)
     reply.listen(on_explain=heard.append)
     list(reply)
-    assert "of profiled replies the verifier's own" in heard[0].text
+    assert "of the profiled replies equal the verifier's" in heard[0].text
     assert "random" in heard[0].text
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from edgellm.engine import Block, Floats, Ids, Passage, common_prefix
+from edgellm.engine import Block, BlockRows, Floats, Ids, common_prefix
 from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh, check_shares
@@ -165,12 +165,12 @@ def test_who_leaves_does_not_wait_for_the_stages_and_the_next_reply_is_as_ever(
     open_again = threading.Event()
     forward = Block.forward_together
 
-    def slow(self: Block, passages: Sequence[Passage]) -> list[Floats]:
+    def slow(self: Block, passages: Sequence[BlockRows]) -> list[Floats]:
         assert open_again.wait(60)
         return forward(self, passages)
 
     monkeypatch.setattr(Block, "forward_together", slow)
-    session = home.verifier.open(GenerationState(stopped=lambda: True))
+    session = home.verifier.open(GenerationState(should_stop=lambda: True))
     with pytest.raises(Stopped):
         session.submit(PROMPT, NOTHING).result()
     session.close()

@@ -17,7 +17,7 @@ from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.engine.timing import CpuWait
 from edgellm.errors import VerifierUnreachable
 from edgellm.layer_range import HERE
-from edgellm.llm.mesh_timeline import disproved_by
+from edgellm.llm.mesh_timeline import disproved_figures
 from edgellm.mesh import fleet_profiler as surveying
 from edgellm.mesh.device_profiler import figures_here
 from edgellm.mesh.fleet_profiler import Survey, known_line, known_speed, survey
@@ -95,7 +95,7 @@ def test_the_home_is_measured_once_and_planned_for(owner: Trust, blocks: Blocks,
     assert fleet.links["phone", "desk"].rate == first.lines["desk", "phone"].line.down
     assert ("desk", "attic") not in fleet.links
     best = plan(fleet.devices, model_costs(ModelFile.open(verifier_path)), 64, 16, links=fleet.links)
-    assert best.way.stages[-1].layers.stop == 12
+    assert best.option.stages[-1].layers.stop == 12
 
     again, heard = look(owner, blocks, verifier_path)
     assert again.lines == first.lines
@@ -163,10 +163,10 @@ def test_figures_that_a_reply_has_disproved_are_measured_again_once(
     desk = first.workers["desk"]
     planned = plan(
         first.fleet().devices, model_costs(ModelFile.open(verifier_path)), 64, 16, links=first.fleet().links
-    ).way.stages[0]
+    ).option.stages[0]
     planned = replace(planned, device="desk", compute_s=1.0, load_s=1.0, network_s=1.0)
     way = PlanOption((replace(planned, compute_s=300.0, load_s=2.0, network_s=1.0 / 300.0),), 1.0, 1.0, 1.0)
-    told = disproved_by(way, PlanOption((planned,), 1.0, 1.0, 1.0), {"desk": desk})
+    told = disproved_figures(way, PlanOption((planned,), 1.0, 1.0, 1.0), {"desk": desk})
     assert [sentence.split(" took ")[0] for sentence in told] == ["desk: computing", "desk: network"]
     again, _ = look(owner, blocks, verifier_path)
     assert again.speeds["desk"].figures.reason == "asked for"
@@ -174,7 +174,7 @@ def test_figures_that_a_reply_has_disproved_are_measured_again_once(
     assert again.lines[HERE, "attic"] == first.lines[HERE, "attic"]
     assert again.speeds["attic"].figures.taken == first.speeds["attic"].figures.taken
     assert (
-        disproved_by(way, PlanOption((planned,), 1.0, 1.0, 1.0), {"desk": desk}) == ()
+        disproved_figures(way, PlanOption((planned,), 1.0, 1.0, 1.0), {"desk": desk}) == ()
     )  # it is the planner's model, then
     third, heard = look(owner, blocks, verifier_path)
     assert third.lines == again.lines

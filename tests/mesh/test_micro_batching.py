@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgellm.engine import Block, Floats, Passage
+from edgellm.engine import Block, BlockRows, Floats
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageTrace, TraceSpan
@@ -33,7 +33,7 @@ def company(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     forward = Block.forward_together
 
-    def noted(self: Block, passages: Sequence[Passage]) -> list[Floats]:
+    def noted(self: Block, passages: Sequence[BlockRows]) -> list[Floats]:
         seen.append(len(passages))
         return forward(self, passages)
 

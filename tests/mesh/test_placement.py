@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device
-from edgellm.coldstart.plan import WORTH, foreseen
+from edgellm.coldstart.plan import MIN_SAVING, predict
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import check_shares
@@ -41,7 +41,7 @@ def placed(*able: DeviceCapability, home: Fleet = HOME, tokens_in: int = 512, to
 def test_where_everything_lies_as_it_should_the_best_plan_is_run() -> None:
     found = placed(DeviceCapability("here", ALL), DeviceCapability("desk", ALL), DeviceCapability("phone", ALL))
     assert found.best is not None
-    assert found.way == found.best.advised
+    assert found.option == found.best.advised
     assert (found.lacking, found.advice("MODEL")) == ((), "")
     assert found.reason == found.best.advice
 
@@ -50,7 +50,7 @@ def test_what_has_to_be_moved_is_said_and_what_is_there_is_run() -> None:
     found = placed(DeviceCapability("here", ALL), DeviceCapability("desk", frozenset(range(6))))
     (lacking,) = found.lacking
     assert found.best is not None
-    wanted = {stage.device: stage for stage in found.best.way.stages}["desk"]
+    wanted = {stage.device: stage for stage in found.best.option.stages}["desk"]
     assert lacking.share == StageShare("desk", wanted.layers)
     assert lacking.layers == tuple(range(6, wanted.layers.stop))
     assert lacking.size == sum(MODEL.layer_bytes[6 : wanted.layers.stop])
@@ -74,7 +74,7 @@ def test_what_is_loaded_already_is_not_loaded_again() -> None:
     cold = placed(DeviceCapability("here", ALL), DeviceCapability("desk", ALL), tokens_in=16)
     warm = placed(DeviceCapability("here", ALL), DeviceCapability("desk", ALL, ALL), tokens_in=16)
     assert warm.shares == (StageShare("desk", LayerRange(0, 12)),)
-    assert warm.way.ttft_s < cold.way.ttft_s / 2
+    assert warm.option.ttft_s < cold.option.ttft_s / 2
     full = Fleet((HOME.devices[0], replace(HOME.devices[1], memory=2e6)))  # what is loaded takes no more
     assert (
         placed(DeviceCapability("here", ALL), DeviceCapability("desk", ALL, ALL), home=full, tokens_in=16).shares
@@ -131,11 +131,11 @@ def test_whatever_lies_where_only_that_is_used_and_nothing_that_is_there_is_fast
             assert held.issuperset(share.layers)
     if warm:
         return
-    least = [foreseen(HOME.devices, MODEL, ((0, 12),), 512, 8).ttft_s]
+    least = [predict(HOME.devices, MODEL, ((0, 12),), 512, 8).ttft_s]
     for at in range(13):
         for order in ((0, 1), (1, 0)):
             cut = tuple((one, n) for one, n in zip(order, (at, 12 - at), strict=True) if n)
             spans = {order[0]: range(at), order[1]: range(at, 12)}
             if held.issuperset(spans[1]):
-                least.append(foreseen(HOME.devices, MODEL, cut, 512, 8).ttft_s)
-    assert found.way.ttft_s * (1.0 - WORTH) <= min(least) * (1.0 + 1e-6)
+                least.append(predict(HOME.devices, MODEL, cut, 512, 8).ttft_s)
+    assert found.option.ttft_s * (1.0 - MIN_SAVING) <= min(least) * (1.0 + 1e-6)

@@ -79,7 +79,7 @@ def test_a_worker_is_found_by_itself_and_computes_for_who_may(paired: tuple[Devi
     serve = ("serve", "--role", "worker", "-m", "edgellm-verifier", "--host", "10.77.0.1", "--port", "50998")
     run = ("mesh", "run", "edgellm-verifier", "Where is my mug?", "--split", "here:1-6,desk:7-12", "--max-tokens", "8")
     with a.running(*serve, until=UP) as said:
-        assert "does not let this device have layers computed" in b.edge(*run)
+        assert "does not allow this device to have layers computed" in b.edge(*run)
         a.edge("peers", "grant", "phone", "compute")
         done = b.edge(*run)
         assert re.search(r"^desk +7-12 ", done, re.MULTILINE), done

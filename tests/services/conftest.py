@@ -14,9 +14,8 @@ from edgellm.rpc.address import Address
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.types import Ids
-from edgellm.verifier.in_process import LocalVerifier
+from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from tests.rpc.conftest import guest, host
 
 __all__ = ["guest", "host"]

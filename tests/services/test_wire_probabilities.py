@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgellm.errors import ProtocolError
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.verification_codec import read_verdict, read_verify, write_verdict, write_verify
-from edgellm.spec.params import MOST_LOGPROBS
+from edgellm.spec.params import MAX_LOGPROBS
 from edgellm.spec.types import GREEDY, Chunk, Logprobs, Verdict
 from tests.services.test_verification_codec import BOUNDS, VOCABULARY, array, tokens
 from tests.verifier.asking import request
@@ -20,7 +20,7 @@ from tests.verifier.asking import request
 likely = st.floats(-1e3, 0.0, width=32)
 
 
-@given(st.integers(0, 3), st.lists(tokens, min_size=1, max_size=3), st.integers(0, MOST_LOGPROBS), st.data())
+@given(st.integers(0, 3), st.lists(tokens, min_size=1, max_size=3), st.integers(0, MAX_LOGPROBS), st.data())
 def test_probabilities_arrive_as_they_were_sent(accepted: int, own: list[int], most: int, data: st.DataObject) -> None:
     asked = write_verify(request(7, 0, array([1]), Chunk(ids=array([0] * 3)), 2, most)).SerializeToString()
     ask = read_verify(pb.DeviceFrame.FromString(asked).verify, BOUNDS, 0, GREEDY)

@@ -15,7 +15,7 @@ def test_it_is_learned() -> None:
     acceptance = Acceptance()
     before = acceptance.survives([0.97, 0.6])
     for _ in range(40):
-        acceptance.judged([0.97, 0.6], 1)  # the second one never is
+        acceptance.learn([0.97, 0.6], 1)  # the second one never is
     after = acceptance.survives([0.97, 0.6])
     assert after[0] > 0.95
     assert after[1] < 0.2 < before[1]
@@ -27,7 +27,7 @@ def test_where_a_chunk_is_rejected_is_a_distribution(
 ) -> None:
     acceptance = Acceptance()
     for chunk, accepted in seen:
-        acceptance.judged(chunk, min(len(chunk), accepted))
+        acceptance.learn(chunk, min(len(chunk), accepted))
     chances = acceptance.rejection(confidence)
     assert chances.shape == (len(confidence) + 1,)
     assert chances.min() >= 0.0

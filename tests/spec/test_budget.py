@@ -44,11 +44,11 @@ def test_nothing_and_everything_are_exact() -> None:
 
 
 def test_what_is_owed_is_paid_back() -> None:
-    ledger = BudgetController(decided=100, offloaded=10)
-    assert ledger.share == 0.1
-    assert ledger.aim(0.2) == pytest.approx(0.2 + 10 / HORIZON)
-    assert BudgetController(100, 90).aim(0.2) == 0.0
-    assert BudgetController(100, 0).aim(0.9) == 1.0
+    controller = BudgetController(decided=100, offloaded=10)
+    assert controller.share == 0.1
+    assert controller.target_share(0.2) == pytest.approx(0.2 + 10 / HORIZON)
+    assert BudgetController(100, 90).target_share(0.2) == 0.0
+    assert BudgetController(100, 0).target_share(0.9) == 1.0
 
 
 def test_a_falling_share_is_solved_for() -> None:

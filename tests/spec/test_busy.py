@@ -59,7 +59,7 @@ def test_a_busy_verifier_is_not_told_as_gone_and_the_device_goes_on() -> None:
     events, summary = run(FakeDrafter(SMALL), Busy(BIG, busy={2}), max_tokens=60)
     told = [notice.text for notice in notices(events)]
     assert "busy for about 0.1 seconds" in told[0]
-    assert "goes on from the draft model" in told[0]
+    assert "The draft model continues alone" in told[0]
     assert LOST.text not in told
     assert told[1:] in ([], [FREE.text])  # the reply may be over before
     assert summary.tokens == 60
@@ -70,7 +70,7 @@ def test_without_a_drafter_a_busy_verifier_is_waited_for() -> None:
     began = monotonic()
     events, summary = run(None, Busy(BIG, busy={1, 3, 4}), max_tokens=12)
     assert ids(events) == alone(BIG, 12)
-    assert [("the reply waits for it" in notice.text) for notice in notices(events)] == [True] * 3
+    assert [("The reply waits for it" in notice.text) for notice in notices(events)] == [True] * 3
     assert monotonic() - began >= 3 * SECONDS
     assert summary.finish_reason == "length"
 
@@ -98,12 +98,12 @@ def test_without_a_drafter_a_reply_does_not_wait_for_ever(busy: set[int]) -> Non
 
 
 def test_without_a_drafter_one_that_was_silent_for_long_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.spec.guarded_session._SILENT", 0.0)
+    monkeypatch.setattr("edgellm.spec.guarded_session._GIVE_UP_SECONDS", 0.0)
     with pytest.raises(VerifierSlow, match="slow"):
         run(None, Busy(BIG, busy={2}, slow=True), max_tokens=12)
 
 
 def test_without_a_drafter_one_that_is_always_busy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.spec.guarded_session._STARVED", 0.2)
-    with pytest.raises(VerifierLost, match="too busy for"):
+    monkeypatch.setattr("edgellm.spec.guarded_session._BUSY_LIMIT", 0.2)
+    with pytest.raises(VerifierLost, match="been busy for"):
         run(None, Busy(BIG, busy=set(range(2, 1000))), max_tokens=12)

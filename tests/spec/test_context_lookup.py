@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from edgellm.engine import Context, Model, top2
 from edgellm.llm import LLM
 from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter
-from edgellm.spec.drafters.parallel import joined, part
+from edgellm.spec.drafters.parallel import joined, sliced
 from edgellm.spec.gates.features import NAMES, signals
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.ngram.sources import MATCHED, ContextLookup, Seen, differed, hesitation
+from edgellm.spec.ngram.sources import MIN_MATCH, ContextLookup, Disagreement, disagreements, lookup_threshold
 from edgellm.spec.ngram.sources import ContextIndex as Text
 from edgellm.spec.state import DraftRules, GenerationState
 from edgellm.spec.types import GREEDY, Chunk, ContextMatch, Explanation, Sampling, Verdict
@@ -37,7 +37,7 @@ def test_it_says_what_the_text_says_whatever_was_on_trial_meanwhile(
     text = list(prompt)
     for step in steps:
         trial = data.draw(tokens)
-        lookup.cursor(of(*text, *trial), stands=data.draw(st.booleans()))  # what is rejected later
+        lookup.cursor(of(*text, *trial), committed=data.draw(st.booleans()))  # what is rejected later
         text += step
         found = lookup.cursor(of(*text)).offer()
         plain = Text()
@@ -64,7 +64,7 @@ def test_a_copy_takes_the_place_of_a_token_that_is_doubted() -> None:
         assert drafting.full() == (wanted != 9)  # a copy is no doubtful token any more
         heard = drafting.build(None).context_match
         assert heard is not None
-        assert (heard.said.tolist(), heard.matched.tolist(), heard.copied.tolist()) == ([9], [2], [wanted == 9])
+        assert (heard.tokens.tolist(), heard.matched.tolist(), heard.copied.tolist()) == ([9], [2], [wanted == 9])
 
 
 def test_one_matched_token_is_no_context_match() -> None:
@@ -73,7 +73,7 @@ def test_one_matched_token_is_no_context_match() -> None:
     state = GenerationState(of(8), rules=DraftRules(lookup_below=1.0))
     drafting = ChunkBuilder(state, 4, cursor=said.cursor(of(8, 9, 1, 2, 7, 8)))
     assert drafting.add(logits, top2(logits)) == 0
-    assert MATCHED == 2
+    assert MIN_MATCH == 2
 
 
 def test_what_is_kept_of_a_chunk_keeps_what_was_said_of_it() -> None:
@@ -84,10 +84,10 @@ def test_what_is_kept_of_a_chunk_keeps_what_was_said_of_it() -> None:
 
     both = joined(chunk(1, 2, 3), chunk(4, 5))
     assert both.context_match is not None
-    assert both.context_match.said.tolist() == both.ids.tolist()
-    last = part(both, 2, 4)
+    assert both.context_match.tokens.tolist() == both.ids.tolist()
+    last = sliced(both, 2, 4)
     assert last.context_match is not None
-    assert (last.context_match.said.tolist(), last.context_match.matched.tolist()) == ([3, 4], [2, 0])
+    assert (last.context_match.tokens.tolist(), last.context_match.matched.tolist()) == ([3, 4], [2, 0])
     assert last.context_match.copied.tolist() == [True, True]
     assert joined(chunk(1), Chunk(of(2), np.ones(1, np.float32), np.ones(1, np.float32))).context_match is None
 
@@ -108,18 +108,18 @@ def test_the_gate_is_told_of_agreement_dissent_and_copies() -> None:
 def test_who_was_right_is_seen_up_to_the_verdict() -> None:
     heard = ContextMatch(of(1, 9, 5, 6), of(4, 4, 1, 4), np.zeros(4, dtype=np.bool_))
     chunk = Chunk(of(1, 2, 3, 4), np.full(4, 0.5, np.float32), context_match=heard)
-    assert differed(chunk, Verdict(1, of(9))) == [Seen(0.5, False, True)]
-    assert differed(chunk, Verdict(3, of(6))) == [Seen(0.5, True, False), Seen(0.5, False, True)]
-    assert differed(Chunk(of(1), np.ones(1, np.float32)), Verdict(0, of(2))) == []
+    assert disagreements(chunk, Verdict(1, of(9))) == [Disagreement(0.5, False, True)]
+    assert disagreements(chunk, Verdict(3, of(6))) == [Disagreement(0.5, True, False), Disagreement(0.5, False, True)]
+    assert disagreements(Chunk(of(1), np.ones(1, np.float32)), Verdict(0, of(2))) == []
 
 
 def test_it_hesitates_as_long_as_the_context_knows_better() -> None:
-    better = [Seen(c / 100, False, c % 3 > 0) for c in range(50)]
-    worse = [Seen(c / 100, True, False) for c in range(50, 100)]
-    assert hesitation(better + worse) == 0.5
-    assert hesitation(worse) == hesitation([]) == 0.0
-    chance = [Seen(0.3, False, n == 0) for n in range(20)]  # one of twenty
-    assert hesitation(chance) == 0.0
+    better = [Disagreement(c / 100, False, c % 3 > 0) for c in range(50)]
+    worse = [Disagreement(c / 100, True, False) for c in range(50, 100)]
+    assert lookup_threshold(better + worse) == 0.5
+    assert lookup_threshold(worse) == lookup_threshold([]) == 0.0
+    chance = [Disagreement(0.3, False, n == 0) for n in range(20)]  # one of twenty
+    assert lookup_threshold(chance) == 0.0
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +139,8 @@ def test_a_pair_with_a_budget_copies_and_says_so(budgeted: LLM) -> None:
             reply.listen(on_explain=heard.append)
             written.append(ids(reply))
             said, heeded = " ".join(each.text for each in heard), reply.summary.heeded
-            assert ("what the context says is drafted" in said) == context_lookup
-            assert ("of them as the context has it" in said) == (heeded > 0)
+            assert ("the context's token is drafted" in said) == context_lookup
+            assert ("of them taken from the context" in said) == (heeded > 0)
             assert context_lookup or not heeded
             copied += heeded
         different += written[0] != written[1]
@@ -152,7 +152,7 @@ def test_a_token_that_was_drawn_stays_and_nothing_else_is_said(budgeted: LLM) ->
     reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, temperature=0.8, seed=1)
     reply.listen(on_explain=heard.append)
     assert ids(reply)
-    assert "context says" not in " ".join(each.text for each in heard)
+    assert "context's token" not in " ".join(each.text for each in heard)
 
 
 @pytest.mark.parametrize("gate", ["synera", "confidence", "importance", "random"])
@@ -161,7 +161,7 @@ def test_other_gates_do_without(budgeted: LLM, gate: str) -> None:
     reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, gate=gate)
     reply.listen(on_explain=heard.append)
     assert ids(reply)
-    assert "context says" not in " ".join(each.text for each in heard)
+    assert "context's token" not in " ".join(each.text for each in heard)
 
 
 def test_with_everything_verified_nothing_changes(budgeted: LLM, alone: LLM) -> None:
@@ -181,4 +181,4 @@ def test_what_is_drafted_ahead_heeds_the_context_too(draft_model: Model) -> None
         assert ahead[0][1].ids.tolist() == plain.ids.tolist()
         heard = ahead[0][1].context_match
         assert heard is not None
-        assert heard.said.tolist() == plain.context_match.said.tolist()
+        assert heard.tokens.tolist() == plain.context_match.tokens.tolist()

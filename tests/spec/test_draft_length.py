@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import HEADS
-from edgellm.spec.draft_length import DRIFT, EXPLORED, KNOTS, LEAST, MOST, WITNESSES, CostCurve, DraftLengthController
+from edgellm.spec.draft_length import (
+    DRIFT,
+    EXPLORATION,
+    KNOTS,
+    MAX_DRAFT,
+    MIN_GAIN,
+    WITNESSES,
+    CostCurve,
+    DraftLengthController,
+)
 
 FLAT = CostCurve((1, 64), (1.0, 1.0))
 LINEAR = CostCurve((1, 64), (1.0, 64.0))
@@ -29,7 +38,7 @@ late = st.builds(lambda curve, heads: replace(curve, heads=heads), curves, heads
 @given(curves)
 def test_the_table_goes_through_what_was_measured_and_never_falls(curve: CostCurve) -> None:
     table = curve.table()
-    assert len(table) == MOST + 2
+    assert len(table) == MAX_DRAFT + 2
     assert table[0] == 0.0
     for rows, seconds in zip(curve.rows, curve.seconds, strict=True):
         assert table[rows] == pytest.approx(seconds)
@@ -49,10 +58,10 @@ STEPS = CostCurve((1, 2, 3, 4, 5, 6, 8, 12), (13.0, 26.0, 35.0, 34.0, 48.0, 56.0
 def test_a_decode_is_filled_up_to_a_number_of_rows_that_is_faster_or_at_least_known() -> None:
     widths, table = STEPS.widths(), STEPS.table()
     assert widths[:13] == [0, 1, 2, 3, 4, 8, 8, 8, 8, 12, 12, 12, 12]  # 4 saves little of 3
-    assert widths[13:] == list(range(13, MOST + 2))
+    assert widths[13:] == list(range(13, MAX_DRAFT + 2))
     assert table[5:13] == [43.0] * 4 + [57.0] * 4
     assert table[24] == 2 * 57.0
-    assert replace(STEPS, filled=False).widths() == list(range(MOST + 2))
+    assert replace(STEPS, filled=False).widths() == list(range(MAX_DRAFT + 2))
 
 
 @given(curves)
@@ -83,10 +92,10 @@ def test_heads_are_paid_for_what_is_looked_at() -> None:
     likely = [0.45, 0.2, 0.1]
     assert DraftLengthController(at_once).choose(likely) == 0
     assert DraftLengthController(LATE).choose(likely) == 3
-    assert DraftLengthController(LATE).reason(likely, 3) == "3 drafted: 1.8 tokens expected for the time of 1.6"
+    assert DraftLengthController(LATE).explain(likely, 3) == "3 drafted: 1.8 tokens expected in the time of 1.6"
     assert DraftLengthController(LATE).choose([1.0] * 15) == 15
-    assert DraftLengthController(LATE).reason([1.0] * 15, 15) == "15 drafted: 16.0 tokens expected for the time of 4.0"
-    assert DraftLengthController(LATE).saved(4, 30.0) == 4 * 13.0 - 30.0
+    assert DraftLengthController(LATE).explain([1.0] * 15, 15) == "15 drafted: 16.0 tokens expected in the time of 4.0"
+    assert DraftLengthController(LATE).time_saved(4, 30.0) == 4 * 13.0 - 30.0
 
 
 def test_a_decode_whose_heads_were_all_looked_at_has_not_drifted() -> None:
@@ -111,11 +120,11 @@ def test_drafts_never_have_to_be_better_than_a_verifier_that_they_have_slowed_do
 def test_what_is_below_a_floor_changes_no_choice(curve: CostCurve, survives: list[float], rows: int) -> None:
     rule = DraftLengthController(curve)
     floors = rule.floors(rows)
-    assert len(floors) == MOST - rows
+    assert len(floors) == MAX_DRAFT - rows
     kept = list(itertools.takewhile(lambda pair: pair[0] >= pair[1], zip(survives, floors, strict=False)))
     kept_survives = [chance for chance, _ in kept]
     if rows:
-        assert rule.more(rows, kept_survives) == rule.more(rows, survives)
+        assert rule.choose_additional(rows, kept_survives) == rule.choose_additional(rows, survives)
     elif kept_survives:
         assert rule.choose(kept_survives) == rule.choose(survives)
 
@@ -123,10 +132,10 @@ def test_what_is_below_a_floor_changes_no_choice(curve: CostCurve, survives: lis
 def test_a_second_row_that_costs_nothing_is_no_reason_to_explore_for_ever() -> None:
     rule, drafted = DraftLengthController(FLAT), 0
     for _ in range(1000):
-        n = rule.choose([LEAST / 2])
+        n = rule.choose([MIN_GAIN / 2])
         drafted += n
         rule.learn(n, 1, 1.0)
-    assert 0 < drafted <= 1000 * EXPLORED / LEAST
+    assert 0 < drafted <= 1000 * EXPLORATION / MIN_GAIN
 
 
 @given(curves, chances)
@@ -134,10 +143,10 @@ def test_the_length_is_the_one_that_brings_most_for_its_time(curve: CostCurve, s
     rule, table = DraftLengthController(curve), curve.table()
     rate = rule.rate
     gains = [1.0 + sum(survives[:n]) - rate * table[n + 1] for n in range(len(survives) + 1)]
-    gains[0] += LEAST
+    gains[0] += MIN_GAIN
     chosen = rule.choose(survives)
     assert gains[chosen] == pytest.approx(max(gains))
-    assert rule.reason(survives, chosen)
+    assert rule.explain(survives, chosen)
 
 
 def test_where_rows_cost_nothing_everything_is_drafted_and_where_they_cost_all_nothing() -> None:
@@ -149,8 +158,8 @@ def test_where_rows_cost_nothing_everything_is_drafted_and_where_they_cost_all_n
 def test_against_a_small_model_that_does_better_nothing_is_copied() -> None:
     rule = DraftLengthController(CostCurve((1, 2, 64), (1.0, 1.5, 60.0)))
     assert rule.choose([0.8]) == 1
-    assert rule.choose([0.8], instead=(4.0, 1.5)) == 0
-    assert rule.choose([0.8], instead=(1.0, 1.5)) == 1
+    assert rule.choose([0.8], alternative=(4.0, 1.5)) == 0
+    assert rule.choose([0.8], alternative=(1.0, 1.5)) == 1
 
 
 def test_what_a_token_has_taken_of_late_is_what_another_is_worth() -> None:
@@ -173,7 +182,7 @@ def test_exploring_takes_its_share_of_the_time_and_no_more() -> None:
         extra += 0.9 * drafted
         rule.learn(drafted, 1, 1.9 if drafted else 1.0)
     assert explored > 0
-    assert extra <= EXPLORED * (rounds + extra)
+    assert extra <= EXPLORATION * (rounds + extra)
 
 
 def test_a_curve_that_is_wrong_is_noticed_and_meanwhile_scaled() -> None:
@@ -257,7 +266,7 @@ def test_a_curve_that_is_wildly_off_is_corrected_at_once(
     first = DraftLengthController(real)
     rows = drafted + 1
     for _ in range(WITNESSES + 1):  # one pays for another number of rows
-        seconds = first._table[rows] + first._looked_at(rows, 1)
+        seconds = first._table[rows] + first._head_seconds(rows, 1)
         rule.learn(drafted, 1, seconds)
     assert rule.drifted
     corrected = rule.corrected()

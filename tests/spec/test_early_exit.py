@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Capture, Context, Floats, Ids, Model
 from edgellm.errors import InvalidOption
-from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.loop import generate
@@ -22,7 +21,7 @@ from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Chunk, Sampling, Source, Token
-from edgellm.verifier.in_process import LocalVerifier
+from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from tests.spec.exits import CLOSE, EXIT, N_CTX, Counted, Parts, check_same, counted, shards, verdicts
 from tests.spec.real import case
 
@@ -81,7 +80,7 @@ def test_full_depth_logits_are_the_uncut_models_after_any_exits(
 ) -> None:
     drafter = parts.drafter(threshold)
     deep: list[tuple[Ids, Floats]] = []
-    deepen = EarlyExitDrafter._deepen
+    deepen = EarlyExitDrafter._run_upper
 
     def noted(self: EarlyExitDrafter, outputs: int) -> Floats:
         logits = deepen(self, outputs)
@@ -89,7 +88,7 @@ def test_full_depth_logits_are_the_uncut_models_after_any_exits(
             deep.append((self._lower.cached().copy(), logits[0].copy()))
         return logits
 
-    monkeypatch.setattr(EarlyExitDrafter, "_deepen", noted)
+    monkeypatch.setattr(EarlyExitDrafter, "_run_upper", noted)
     exits: list[int | None] = []
     for number, prompt in enumerate(prompts):
         for _, chunk in verdicts(drafter, prompt, 5, number, parts.whole.n_vocab):
@@ -278,5 +277,5 @@ def test_contexts_must_fit_together(parts: Parts) -> None:
         with pytest.raises(InvalidOption, match=r"do not fit together.* 64 and 32 positions"):
             EarlyExitDrafter(lower, upper)
     for capture in (None, Capture(outputs=(EXIT,)), Capture(outputs=(2,), stop_after=EXIT)):
-        with pytest.raises(InvalidOption, match="does not capture its last layer"):
+        with pytest.raises(InvalidOption, match="does not capture the output of its last layer"):
             EarlyExitDrafter(Context(parts.lower, n_ctx=64, capture=capture), Context(parts.upper, n_ctx=64))

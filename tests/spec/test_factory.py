@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgellm.spec.drafters.verdict_prediction import branches
+from edgellm.spec.drafters.verdict_prediction import choose_branches
 from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.factory import AUTO, BudgetGate, GateChoice, best_gate, choose, needs_profile
 from edgellm.spec.gates.features import JUDGED, NAMES, signals
@@ -42,20 +42,20 @@ def drafted(rng: np.random.Generator, ahead: int = 0) -> Chunk:
     )  # fmt: skip
 
 
-def chosen(gate: str, budget: float | None, ledger: BudgetController | None = None) -> GateChoice:
+def chosen(gate: str, budget: float | None, controller: BudgetController | None = None) -> GateChoice:
     options = ReplyOptions(gate=gate, budget=budget)
-    return choose(options, 1, profile=PROFILE, ledger=ledger or BudgetController())
+    return choose(options, 1, profile=PROFILE, controller=controller or BudgetController())
 
 
 @pytest.mark.parametrize("budget", [0.1, 0.3, 0.7])
 @pytest.mark.parametrize("gate", sorted(set(GATES) - {"always", "never"}))
 def test_every_gate_keeps_its_budget_on_chunks_that_were_not_profiled(gate: str, budget: float) -> None:
-    ledger, rng = BudgetController(), np.random.default_rng(5)
+    controller, rng = BudgetController(), np.random.default_rng(5)
     for _ in range(60):  # replies
-        choice = chosen(gate, budget, ledger)
+        choice = chosen(gate, budget, controller)
         for place in range(8):
             choice.gate.decide(at(5 * place), drafted(rng, ahead=4 * (place % 3 == 1)))
-    assert ledger.share == pytest.approx(budget, abs=0.03)
+    assert controller.share == pytest.approx(budget, abs=0.03)
 
 
 def test_auto_takes_the_best_evidence_and_says_it() -> None:
@@ -77,32 +77,32 @@ def test_what_needs_no_profile() -> None:
 
 
 def test_a_gate_of_your_own_is_counted() -> None:
-    ledger = BudgetController()
-    own = choose(ReplyOptions(gate=NeverGate()), 1, profile=None, ledger=ledger)
+    controller = BudgetController()
+    own = choose(ReplyOptions(gate=NeverGate()), 1, profile=None, controller=controller)
     own.gate.decide(at(0), drafted(RNG))
-    assert (ledger.decided, ledger.share) == (1, 0.0)
+    assert (controller.decided, controller.share) == (1, 0.0)
 
 
 def test_the_tail_counts_too_and_is_made_up_for() -> None:
-    ledger, rng = BudgetController(), np.random.default_rng(5)
+    controller, rng = BudgetController(), np.random.default_rng(5)
     for _ in range(60):
-        choice = chosen("random", 0.3, ledger)
+        choice = chosen("random", 0.3, controller)
         for place in range(10):
             assert not (choice.gate.decide(at(place, 10), drafted(rng)).offload and place >= 8)
-    assert ledger.share == pytest.approx(0.3, abs=0.03)
+    assert controller.share == pytest.approx(0.3, abs=0.03)
 
 
 def test_an_overspent_budget_closes_any_gate_and_an_unspent_one_opens_it() -> None:
     for offloaded, wanted in ((100, False), (0, True)):
-        ledger = BudgetController(decided=100, offloaded=offloaded)
-        gate = BudgetGate(lambda share: RandomGate(share, 1), 0.6, ledger)
+        controller = BudgetController(decided=100, offloaded=offloaded)
+        gate = BudgetGate(lambda share: RandomGate(share, 1), 0.6, controller)
         assert gate.decide(at(0), drafted(RNG)).offload == wanted
 
 
 def test_importance_that_was_not_measured_counts_as_the_usual_one() -> None:
     chunk = drafted(RNG, ahead=4)
     assert not ImportanceGate(0.2, 1).judge(chunk, 0).offload
-    assert ImportanceGate(0.2, 1, usual=0.3).judge(chunk, 0).offload
+    assert ImportanceGate(0.2, 1, usual_importance=0.3).judge(chunk, 0).offload
     importance = NAMES.index("mean importance")
     assert signals(chunk, 0, 0.3)[importance] == 0.3
     half = replace(drafted(RNG), ahead=2)
@@ -111,16 +111,16 @@ def test_importance_that_was_not_measured_counts_as_the_usual_one() -> None:
 
 def test_as_many_guesses_as_a_verdict_leaves_time_for() -> None:
     seconds = (0.010, 0.012, 0.020, 0.030)
-    assert [branches(seconds, wait, 4)[0] for wait in (0.01, 0.041, 0.078, 9.0)] == [2, 2, 3, 4]
-    assert "2 guesses: a token of them takes 12.0 ms, and a verdict 50.0 ms" in branches(seconds, 0.05, 4)[1]
-    assert branches((0.01, 0.03, 0.05, 0.07), 0.02, 4)[0] == 1  # where rows cost much, one is drafted further
+    assert [choose_branches(seconds, wait, 4)[0] for wait in (0.01, 0.041, 0.078, 9.0)] == [2, 2, 3, 4]
+    assert "2 guesses: one token of each takes 12.0 ms, a verdict 50.0 ms" in choose_branches(seconds, 0.05, 4)[1]
+    assert choose_branches((0.01, 0.03, 0.05, 0.07), 0.02, 4)[0] == 1  # where rows cost much, one is drafted further
 
 
 def test_where_an_early_exit_pays() -> None:
     points = ExitPoint(5, 0.5, 0.999, 0.7, 1.0), ExitPoint(6, 0.6, 0.999, 0.8, 1.0), ExitPoint(7, 0.9, 0.9, 0.5, 1.0)
     assert replace(PROFILE, exits=points).best_exit()[0] == 5
     assert replace(PROFILE, exits=points[2:]).best_exit()[0] is None  # fast, and wrong
-    assert PROFILE.best_exit() == (None, "no early exit was measured")
+    assert PROFILE.best_exit() == (None, "early exit was not measured")
 
 
 def test_a_gate_of_ones_own_names_the_layers_that_it_needs() -> None:
@@ -128,7 +128,7 @@ def test_a_gate_of_ones_own_names_the_layers_that_it_needs() -> None:
         layers = (1, 2)
 
     def layers(gate: Gate) -> tuple[int, ...]:
-        return choose(ReplyOptions(gate=gate), 0, profile=None, ledger=BudgetController()).layers
+        return choose(ReplyOptions(gate=gate), 0, profile=None, controller=BudgetController()).layers
 
     assert layers(Own()) == (1, 2)
     assert layers(NeverGate()) == ()

@@ -1,4 +1,4 @@
-"""Trees find what a straight law cannot, and are not preferred where they know nothing better."""
+"""Trees find what logistic regression cannot, and are not preferred where they know nothing better."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from edgellm.spec.gates.rejection_model import (
     fit_rejection,
     from_fields,
     grow,
-    judged,
     log_loss,
     log_odds,
     sigmoid,
+    training_data,
     without_signal,
 )
 
@@ -91,9 +91,9 @@ def test_other_shapes_are_refused() -> None:
             from_fields(good | {name: [row[:-1] for row in good[name]]})
     with pytest.raises(KeyError):
         from_fields({"bias": 0.0})
-    with pytest.raises(ValueError, match="another signal than the 1 "):
+    with pytest.raises(ValueError, match="a feature beyond the 1 "):
         from_fields(good, 1)
-    with pytest.raises(ValueError, match="weighs 2 signals, and there are 3"):
+    with pytest.raises(ValueError, match="has 2 weights for 3 features"):
         from_fields({"bias": 0.0, "weights": [1.0, 2.0]}, 3)
 
 
@@ -133,15 +133,15 @@ def test_where_there_is_nothing_to_find_little_is_said() -> None:
 def test_what_is_said_of_unseen_replies_was_said_unseen() -> None:
     """A predictor that learned noise by heart would call it certain."""
     noise = runs(1000, told=False)
-    x, wrong = judged(noise)
+    x, wrong = training_data(noise)
     assert log_loss(grow(x, wrong).scores(x), wrong) < 0.3
     assert log_loss(fit_rejection(noise).unseen, wrong) > 0.45
 
 
 def test_few_chunks_are_judged_by_a_straight_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejection_model, "MANY", 501)
+    monkeypatch.setattr(rejection_model, "MIN_FOR_TREES", 501)
     assert isinstance(fit_rejection(runs(500, told=True)).predictor, Linear)
-    monkeypatch.setattr(rejection_model, "MANY", 500)
+    monkeypatch.setattr(rejection_model, "MIN_FOR_TREES", 500)
     assert isinstance(fit_rejection(runs(500, told=True)).predictor, Trees)
     assert fit_rejection(runs(30, told=True)).losses == {}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
-from edgellm.spec.loop import Word, generate, merge
+from edgellm.spec.loop import NewToken, generate, merge
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
@@ -66,8 +66,8 @@ def test_nobody_with_anything_to_say_ends_the_reply() -> None:
 def test_a_retrieved_token_says_so() -> None:
     chunk = Chunk(np.array([5, 6], np.int32), retrieved=True)
     assert merge(chunk, Verdict(1, np.array([9], np.int32))) == [
-        Word(5, Source.RETRIEVED),
-        Word(9, Source.CORRECTED),
+        NewToken(5, Source.RETRIEVED),
+        NewToken(9, Source.CORRECTED),
     ]
 
 
@@ -79,9 +79,9 @@ def test_what_is_known_of_a_drafted_token_stays_with_it() -> None:
         exit_layers=(5, None, 5),
     )
     drafts = [
-        Word(5, Source.DRAFT, 0.5, 0.125, 5),
-        Word(6, Source.DRAFT, 0.25, 0.75),
-        Word(7, Source.DRAFT, 1.0, 0.0, 5),
+        NewToken(5, Source.DRAFT, 0.5, 0.125, 5),
+        NewToken(6, Source.DRAFT, 0.25, 0.75),
+        NewToken(7, Source.DRAFT, 1.0, 0.0, 5),
     ]
     assert merge(known, None) == drafts
     accepted = [word._replace(source=Source.ACCEPTED) for word in drafts]
@@ -89,8 +89,8 @@ def test_what_is_known_of_a_drafted_token_stays_with_it() -> None:
         own = Source.BONUS if n == 3 else Source.CORRECTED
         assert merge(known, Verdict(n, np.array([8, 9], np.int32))) == [
             *accepted[:n],
-            Word(8, own),
-            Word(9, Source.VERIFIER),
+            NewToken(8, own),
+            NewToken(9, Source.VERIFIER),
         ]
 
 
@@ -184,9 +184,9 @@ def test_explanations_tell_what_was_decided_and_why() -> None:
             e.text for e in run(FakeDrafter(SMALL), verifier, gate, explain=True)[0] if isinstance(e, Explanation)
         )
 
-    assert "always open" in told(FakeVerifier(BIG), AlwaysGate())
+    assert "verifies everything" in told(FakeVerifier(BIG), AlwaysGate())
     assert "accepted" in told(FakeVerifier(BIG), AlwaysGate())
-    assert "never open" in told(FakeVerifier(BIG), NeverGate())
+    assert "verifies nothing" in told(FakeVerifier(BIG), NeverGate())
     assert "no verifier" in told(None, AlwaysGate())
     assert "no verdict came" in told(FakeVerifier(BIG, lost=[0]), AlwaysGate())
     assert not any(isinstance(e, Explanation) for e in run(FakeDrafter(SMALL), FakeVerifier(BIG))[0])

@@ -113,7 +113,7 @@ def test_a_verdict_without_a_token_is_an_error_and_no_endless_loop() -> None:
             session.submit = lambda *_: Said(Verdict(0, np.empty(0, np.int32)))  # type: ignore[method-assign, assignment]
             return session
 
-    with pytest.raises(ProtocolError, match="without a token"):
+    with pytest.raises(ProtocolError, match="contains no token"):
         run(None, Mute(BIG))
 
 
@@ -150,7 +150,7 @@ def test_closing_after_any_token(after: int) -> None:
 def test_stopping_between_tokens_stops_in_the_middle_of_a_chunk(after: int) -> None:
     stats, verifier = Stats(), FakeVerifier(BIG)
     reply = generate(
-        GenerationState(PROMPT, GREEDY, GenerationLimits(30, 1000), stopped=lambda: stats.tokens == after),
+        GenerationState(PROMPT, GREEDY, GenerationLimits(30, 1000), should_stop=lambda: stats.tokens == after),
         vocabulary=Letters(),
         drafter=FakeDrafter(SMALL),
         gate=AlwaysGate(),

@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Message, Model
-from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters import verdict_prediction
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import FAR, ParallelDrafter
+from edgellm.spec.drafters.parallel import MAX_AHEAD, ParallelDrafter
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
 from edgellm.spec.loop import generate
 from edgellm.spec.protocols import Gate, VerifierSession
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Source, Token, Verdict
-from edgellm.verifier.in_process import LocalSession, LocalVerifier
+from edgellm.verifier.in_process import ContextPool, LocalSession, LocalVerifier
 from models.corpus import held_out
 from models.families import FAMILIES
 
@@ -139,7 +138,7 @@ def test_tokens_of_the_text_hit_more_often(
         return sum(ahead.guessed.hits for ahead in found if ahead is not None)
 
     by_the_text = hits()
-    monkeypatch.setattr(verdict_prediction, "KNOWN", 1.0)
+    monkeypatch.setattr(verdict_prediction, "CONTEXT_BOOST", 1.0)
     assert by_the_text > hits()
 
 
@@ -242,7 +241,7 @@ def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next_one(
         assert next_one.ids.tolist() == fresh.propose(GenerationState(text, rules=rules), 2).ids.tolist()
         text = np.concatenate((text, next_one.ids))
         taken += next_one.ahead
-    assert 2 < taken <= FAR
+    assert 2 < taken <= MAX_AHEAD
     assert (ahead.guessed.tries, ahead.guessed.hits) == (1, 1)
     ahead.close()
     fresh.close()

@@ -8,7 +8,7 @@ import pytest
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates.rules import NeverGate
-from edgellm.spec.params import FORMER_GATES, GATES, GONE, USUAL_SOURCES, ReplyOptions
+from edgellm.spec.params import DEFAULT_SOURCES, FORMER_GATES, GATES, REMOVED, ReplyOptions
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_seed_is_picked_where_none_is_given() -> None:
     assert ReplyOptions(seed=0).sampling().seed == 0
 
 
-@pytest.mark.parametrize("option", GONE)
+@pytest.mark.parametrize("option", REMOVED)
 def test_an_option_that_is_gone_is_accepted_with_a_notice(option: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"^{option} has no effect any more"):
         assert ReplyOptions(**{option: "on"}, seed=1) == ReplyOptions(seed=1)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_the_former_name_of_context_lookup_is_accepted_with_a_notice() -> None:
 
 def test_sources_are_named_in_any_order_and_come_in_one() -> None:
     assert ReplyOptions(retrieval="off").sources() == ()
-    assert ReplyOptions().sources() == USUAL_SOURCES
+    assert ReplyOptions().sources() == DEFAULT_SOURCES
     assert ReplyOptions(retrieval="reuse, context").sources() == ("context", "reuse")
     with pytest.raises(InvalidOption, match="'dreams'"):
         ReplyOptions(retrieval="context,dreams")

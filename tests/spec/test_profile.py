@@ -10,17 +10,15 @@ import pytest
 
 from edgellm.engine import Capture, Context, Message, Model
 from edgellm.errors import InvalidOption, ProfileUnusable
-from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.features import NAMES
-from edgellm.spec.gates.learned import LearnedGate
 from edgellm.spec.gates.profile import Profile, alpha_of, build
 from edgellm.spec.gates.profiler import PairProfiler, Run
-from edgellm.spec.gates.rules import CountingGate, ImportanceGate, Rule, SyneraGate, p_conf
+from edgellm.spec.gates.rules import CountingGate, ImportanceGate, LearnedGate, Rule, SyneraGate, p_conf
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import Ids
-from edgellm.verifier.in_process import LocalVerifier
+from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from models.corpus import held_out
 from models.families import FAMILIES
 
@@ -145,19 +143,19 @@ def test_thresholds_give_the_budget_as_the_whole_gates_share(profile: Profile, b
 def test_the_budget_is_spent_on_prompts_that_were_not_profiled(
     profile: Profile, drafter: ModelDrafter, draft_model: Model, budget: float
 ) -> None:
-    ledger = BudgetController()
+    controller = BudgetController()
     for prompt in prompts(draft_model, seed=47, count=4):
-        gate = LearnedGate(profile, budget, ledger, seed=1)  # one for each reply
+        gate = LearnedGate(profile, budget, controller, seed=1)  # one for each reply
         state = GenerationState(prompt, limits=GenerationLimits(MOST))
-        while state.room:
-            chunk = drafter.propose(state, min(GAMMA, state.room))
+        while state.tokens_left:
+            chunk = drafter.propose(state, min(GAMMA, state.tokens_left))
             gate.decide(state, chunk)
             for token in chunk.ids.tolist():
                 state.append(token)
             if draft_model.is_eog(int(state.ids[-1])):
                 break
-    assert ledger.decided > 80
-    assert ledger.share == pytest.approx(budget, abs=0.03)
+    assert controller.decided > 80
+    assert controller.share == pytest.approx(budget, abs=0.03)
 
 
 def test_alpha_is_the_papers() -> None:
@@ -172,9 +170,9 @@ def test_too_little_is_said() -> None:
 
 
 def test_a_gate_is_counted() -> None:
-    ledger = BudgetController()
+    controller = BudgetController()
     from edgellm.spec.gates.rules import AlwaysGate
     from edgellm.spec.types import Chunk
 
-    CountingGate(AlwaysGate(), ledger).decide(GenerationState(), Chunk())
-    assert (ledger.decided, ledger.offloaded) == (1, 1)
+    CountingGate(AlwaysGate(), controller).decide(GenerationState(), Chunk())
+    assert (controller.decided, controller.offloaded) == (1, 1)

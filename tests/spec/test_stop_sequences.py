@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgellm.errors import VerifierLost
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
-from edgellm.spec.stream import until
+from edgellm.spec.stream import cut_at_stops
 from edgellm.spec.types import Notice, Source, Token
 
 LETTERS = "abé"
@@ -48,7 +48,7 @@ def test_the_reply_ends_before_the_first_sequence_that_is_complete(
         at += length
     pieces.append(data[at:])
     stats = Stats()
-    tokens = [event for event in until(stops, events(pieces, stats), stats) if isinstance(event, Token)]
+    tokens = [event for event in cut_at_stops(stops, events(pieces, stats), stats) if isinstance(event, Token)]
     wanted = expected(data, stops)
     assert b"".join(token.piece for token in tokens) == wanted
     assert b"".join(stats.pieces) == wanted
@@ -60,7 +60,7 @@ def test_the_reply_ends_before_the_first_sequence_that_is_complete(
 
 def test_a_token_goes_out_as_soon_as_no_sequence_can_begin_in_it() -> None:
     stats = Stats()
-    going = until(["END"], events([b"one", b" E", b"N", b"x", b"EN", b"D!", b"never"], stats), stats)
+    going = cut_at_stops(["END"], events([b"one", b" E", b"N", b"x", b"EN", b"D!", b"never"], stats), stats)
     seen = []
     for event in going:
         assert isinstance(event, Token)
@@ -77,7 +77,7 @@ def test_what_is_held_back_is_not_lost_with_the_verifier() -> None:
         raise VerifierLost("It is gone.", "Start it again.")
 
     stats, heard = Stats(), []
-    going = until(["END"], cut(stats), stats)
+    going = cut_at_stops(["END"], cut(stats), stats)
 
     def listen() -> None:
         for event in going:
@@ -100,7 +100,7 @@ def test_the_reply_is_closed_with_what_reads_it() -> None:
             ended.append(True)
 
     stats = Stats()
-    going = until(["END"], endless(stats), stats)
+    going = cut_at_stops(["END"], endless(stats), stats)
     next(going)
     going.close()
     assert ended

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgellm.spec.drafters.verdict_prediction import KNOWN, guesses, likeliest, rejection
+from edgellm.spec.drafters.verdict_prediction import CONTEXT_BOOST, likely_corrections, predict_verdicts, rejection
 
 
 def test_the_papers_distribution_with_nothing_rejected_as_an_outcome() -> None:
@@ -34,24 +34,26 @@ def test_the_likeliest_verdicts_come_first() -> None:
         return np.array(ids, dtype=np.int32), np.array(probs, dtype=np.float32)
 
     sure = np.array([0.6], dtype=np.float32)
-    found = guesses(np.array([0.3, 0.7]), sure, [some([5, 6], [0.3, 0.1]), some([8, 9, 3], [0.5, 0.3, 0.2])], most=3)
+    found = predict_verdicts(
+        np.array([0.3, 0.7]), sure, [some([5, 6], [0.3, 0.1]), some([8, 9, 3], [0.5, 0.3, 0.2])], limit=3
+    )
     assert [(guess.accepted, guess.token) for guess in found] == [(1, 8), (0, 5), (1, 9)]
     assert [guess.probability for guess in found] == pytest.approx([0.35, 0.225, 0.21])
-    rare = guesses(np.array([1.0, 0.0]), sure, [some([5], [0.1]), some([8], [1.0])], most=1)
+    rare = predict_verdicts(np.array([1.0, 0.0]), sure, [some([5], [0.1]), some([8], [1.0])], limit=1)
     assert rare[0].probability == pytest.approx(0.25)  # it is one of many that it may be
-    assert guesses(np.array([1.0, 0.0]), sure, [some([], []), some([], [])], most=2) == []
+    assert predict_verdicts(np.array([1.0, 0.0]), sure, [some([], []), some([], [])], limit=2) == []
 
 
 @given(
     logits=arrays(np.float32, 12, elements=st.floats(-9, 9, width=16), unique=True),
     known=st.sets(st.integers(0, 11)),
-    most=st.integers(0, 14),
+    limit=st.integers(0, 14),
 )
-def test_tokens_of_the_text_are_so_much_likelier(logits: np.ndarray, known: set[int], most: int) -> None:
+def test_tokens_of_the_text_are_so_much_likelier(logits: np.ndarray, known: set[int], limit: int) -> None:
     chances = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
-    weights = {token: (KNOWN if token in known else 1.0) * float(chances[token]) for token in range(12)}
-    ids, found = likeliest(logits, most, np.array(sorted(known), dtype=np.int32))
-    assert len(ids) == len(found) == min(most, 12)
+    weights = {token: (CONTEXT_BOOST if token in known else 1.0) * float(chances[token]) for token in range(12)}
+    ids, found = likely_corrections(logits, limit, np.array(sorted(known), dtype=np.int32))
+    assert len(ids) == len(found) == min(limit, 12)
     assert found == pytest.approx([weights[token] for token in ids.tolist()], rel=1e-4)
-    assert found == pytest.approx(sorted(weights.values(), reverse=True)[:most], rel=1e-4)
+    assert found == pytest.approx(sorted(weights.values(), reverse=True)[:limit], rel=1e-4)
     assert len(set(ids.tolist())) == len(ids)

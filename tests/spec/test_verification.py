@@ -280,7 +280,7 @@ HALF = np.array([0.5, 0.5], np.float32)
         (Chunk(ids(1), distributions=(Distribution(ids(1, 2), HALF * 2),)), "sum to 1"),
         (Chunk(ids(1), distributions=(Distribution(ids(1, 2), np.array([1.5, -0.5], np.float32)),)), "sum to 1"),
         (Chunk(ids(1), distributions=(Distribution(ids(1, 2), HALF * np.nan),)), "sum to 1"),
-        (Chunk(ids(1), distributions=(Distribution(ids(2, 3), HALF),)), "cannot have been drawn"),
+        (Chunk(ids(1), distributions=(Distribution(ids(2, 3), HALF),)), "has probability 0"),
         (Chunk(ids(1), distributions=(Distribution(ids(), HALF[:0]),)), "sum to 1"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgellm.verifier import fairness
-from edgellm.verifier.fairness import BURST, EVENTS, DeviceTurns, Pacing, PassCost, Queue
+from edgellm.verifier.fairness import BURST, EVENTS_PER_SECOND, DeviceTurns, Pacing, PassCost, Queue
 from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, SchedulerLimits, next_batch
 from tests.verifier.wants import Want
 
@@ -25,7 +25,7 @@ def test_each_device_has_a_turn_before_any_has_another() -> None:
     turns = DeviceTurns()
     wants = turns.order([*flood(), Want(20, 1, 0, 5, "other")])
     assert [(want.session, want.turn) for want in wants[:4]] == [(1, 0), (20, 0), (2, 1), (3, 2)]
-    turns.served(["flood"])
+    turns.record_batch(["flood"])
     assert turns.order([*flood(), Want(20, 1, 0, 5, "other")])[0].session == 20
 
 
@@ -55,13 +55,13 @@ def test_the_verifier_is_shared_while_more_than_one_device_has_asked_lately(monk
     now = 0.0
     monkeypatch.setattr(fairness, "monotonic", lambda: now)
     turns = DeviceTurns()
-    turns.asked("a")
-    assert not turns.shared()
-    turns.asked("b")
-    assert turns.shared()
+    turns.record_request("a")
+    assert not turns.several_devices()
+    turns.record_request("b")
+    assert turns.several_devices()
     now = fairness.RECENT + 1.0
-    turns.asked("a")
-    assert not turns.shared()
+    turns.record_request("a")
+    assert not turns.several_devices()
 
 
 def test_a_pass_may_hold_many_rows_where_each_costs_little() -> None:
@@ -94,7 +94,7 @@ def test_a_device_that_asks_in_vain_too_often_is_not_heard_for_a_while(monkeypat
     pacing = Pacing()
     assert not any(pacing.delay("flood") for _ in range(BURST - 1))
     delays = [pacing.delay("flood") for _ in range(51)]
-    assert delays[-1] == pytest.approx(50 / EVENTS)
+    assert delays[-1] == pytest.approx(50 / EVENTS_PER_SECOND)
     assert pacing.delay("other") == 0.0
     now = 60.0
     assert pacing.delay("flood") == 0.0

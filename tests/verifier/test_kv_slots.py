@@ -19,13 +19,13 @@ class Caches:
     """What a context holds per slot."""
 
     def __init__(self, slots: int) -> None:
-        self.held = [ids() for _ in range(slots)]
+        self.slots_of = [ids() for _ in range(slots)]
 
     def __call__(self, slot: int) -> Ids:
-        return self.held[slot]
+        return self.slots_of[slot]
 
     def clear(self, slot: int) -> None:
-        self.held[slot] = ids()
+        self.slots_of[slot] = ids()
 
 
 def table(slots: int) -> tuple[SlotTable, Caches]:
@@ -36,7 +36,7 @@ def table(slots: int) -> tuple[SlotTable, Caches]:
 def serve(sessions: SlotTable, caches: Caches, session: int, *tokens: int) -> int:
     slot = sessions.claim(session, ids(*tokens))
     assert slot is not None
-    caches.held[slot] = ids(*tokens)
+    caches.slots_of[slot] = ids(*tokens)
     sessions.release(session)
     return slot
 
@@ -96,21 +96,21 @@ def test_a_cached_prompt_is_not_given_up_for_two_tokens_of_a_template() -> None:
 def test_what_one_device_asked_is_removed_before_another_one_gets_the_slot() -> None:
     sessions, caches = table(1)
     sessions.claim(1, ids(1, 2, 3), Tenant("a", cache_salt="a"))
-    caches.held[0] = ids(1, 2, 3)
+    caches.slots_of[0] = ids(1, 2, 3)
     sessions.drop(1)
     sessions.claim(2, ids(1, 2, 3), Tenant("a", cache_salt="a"))
-    assert caches.held[0].tolist() == [1, 2, 3]
+    assert caches.slots_of[0].tolist() == [1, 2, 3]
     sessions.drop(2)
     sessions.claim(3, ids(1, 2, 3), Tenant("b", cache_salt="b"))
-    assert not len(caches.held[0])
+    assert not len(caches.slots_of[0])
 
 
 def test_caches_of_other_devices_are_not_looked_at() -> None:
     sessions, caches = table(3)
     for session, salt in enumerate("aba"):
         sessions.claim(session, ids(1, 2, 3), Tenant(salt, cache_salt=salt))
-    caches.held[1:] = [ids(1, 2, 3), ids(1, 2)]
-    assert sessions.likest(ids(1, 2, 3), but=0) == (2, 2)
+    caches.slots_of[1:] = [ids(1, 2, 3), ids(1, 2)]
+    assert sessions.longest_prefix(ids(1, 2, 3), exclude=0) == (2, 2)
 
 
 def test_a_device_with_more_slots_evicts_its_own_sessions() -> None:
@@ -123,7 +123,7 @@ def test_a_device_with_more_slots_evicts_its_own_sessions() -> None:
         sessions.release(session)
     assert sessions.claim(4, ids(4), much) is not None
     assert (sessions.slot(1), sessions.slot(2)) == (0, None)  # though the first was idle for longer
-    assert (sessions.held("little"), sessions.held("much")) == (1, 2)
+    assert (sessions.slots_of("little"), sessions.slots_of("much")) == (1, 2)
 
 
 def test_common_prefix() -> None:
@@ -151,7 +151,7 @@ class TableMachine(RuleBasedStateMachine):
             assert (slot is None) == (had is None and len(self.busy) == self.SLOTS)
         if slot is not None:
             assert had in (None, slot)
-            self.caches.held[slot] = ids(token, session)
+            self.caches.slots_of[slot] = ids(token, session)
             self.busy.add(session)
 
     @rule(session=st.integers(0, 6))

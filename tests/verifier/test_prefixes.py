@@ -96,7 +96,7 @@ def test_who_waits_for_somebodys_beginning_is_not_lost_with_them(
     for asker, question in zip((leader, follower, last), questions, strict=True):
         asker.ask(question)
     if trouble == "leaves":
-        worker.leave(0)
+        worker.end_session(0)
         gate.allowed.set()
     else:
         gate.fails = True
@@ -119,7 +119,7 @@ def test_a_follower_that_leaves_is_forgotten(
     gate.allowed.clear()
     leader.ask(questions[0])
     follower.ask(questions[1])
-    worker.leave(1)
+    worker.end_session(1)
     gate.allowed.set()
     assert leader.tokens() == alone(questions[0], 1)
     leader.ask(questions[0])

@@ -17,7 +17,11 @@ wants = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 16), st.integers(
     lambda sizes: [Want(i, *size) for i, size in enumerate(sizes)]
 )
 limits = st.builds(
-    SchedulerLimits, rows=st.integers(32, 200), chunk=st.just(32), ahead=st.integers(1, 4), even=st.booleans()
+    SchedulerLimits,
+    rows=st.integers(32, 200),
+    chunk=st.just(32),
+    max_prefill_ahead=st.integers(1, 4),
+    equal_rows=st.booleans(),
 )
 
 
@@ -31,7 +35,7 @@ def test_verifications_of_equal_row_counts_share_a_batch() -> None:
         BatchKind.VERIFY,
         (ScheduledSlice(mixed[0], 5, 5), ScheduledSlice(mixed[2], 5, 5), ScheduledSlice(mixed[3], 5, 1)),
     )
-    together = next_batch(mixed, replace(LIMITS, even=False), 0)
+    together = next_batch(mixed, replace(LIMITS, equal_rows=False), 0)
     assert together is not None
     assert [piece.request.session for piece in together.slices] == [1, 2, 3, 4]
 
@@ -51,12 +55,12 @@ def test_a_long_prefix_is_prefilled_in_chunks_and_its_end_joins_the_verification
 def test_who_is_alone_is_prefilled_in_larger_pieces(unseen: int, steps: list[int]) -> None:
     found: list[int] = []
     while unseen:
-        batch = next_batch([Want(1, unseen, 0)], SchedulerLimits(), len(found), alone=True)
+        batch = next_batch([Want(1, unseen, 0)], SchedulerLimits(), len(found), single_session=True)
         assert batch is not None
         found.append(batch.slices[0].tokens)
         unseen -= found[-1]
     assert found == steps
-    few = next_batch([Want(1, 300, 0)], SchedulerLimits(rows=64), 0, alone=True)
+    few = next_batch([Want(1, 300, 0)], SchedulerLimits(rows=64), 0, single_session=True)
     assert few == ScheduledBatch(BatchKind.PREFILL, (ScheduledSlice(Want(1, 300, 0), 64, 0),))
 
 
@@ -72,7 +76,7 @@ def test_prefill_goes_first_but_not_twice_ahead_of_the_same_verification() -> No
 
 @pytest.mark.parametrize(("ahead", "sessions"), [(1, [1]), (2, [1, 2]), (9, [1, 2, 3, 4])])
 def test_a_prefill_batch_has_as_many_chunks_as_may_go_ahead(ahead: int, sessions: list[int]) -> None:
-    batch = next_batch([Want(i, 100, 4) for i in range(1, 6)], replace(LIMITS, ahead=ahead), 0)
+    batch = next_batch([Want(i, 100, 4) for i in range(1, 6)], replace(LIMITS, max_prefill_ahead=ahead), 0)
     assert batch is not None
     assert [piece.request.session for piece in batch.slices] == sessions
 
@@ -92,8 +96,10 @@ def test_a_batch_keeps_its_promises(waiting: list[Want], limits: SchedulerLimits
     assert batch.slices
     total = sum(piece.tokens for piece in batch.slices)
     assert len(batch.slices) == 1 or total <= limits.rows
-    assert batch.kind is BatchKind.VERIFY or total <= limits.ahead * limits.chunk
-    assert batch.kind is BatchKind.PREFILL or not limits.even or len({piece.tokens for piece in batch.slices}) == 1
+    assert batch.kind is BatchKind.VERIFY or total <= limits.max_prefill_ahead * limits.chunk
+    assert (
+        batch.kind is BatchKind.PREFILL or not limits.equal_rows or len({piece.tokens for piece in batch.slices}) == 1
+    )
     for piece in batch.slices:
         want = by_session.pop(piece.request.session)  # no session twice
         if batch.kind is BatchKind.VERIFY:
@@ -132,7 +138,7 @@ def test_over_time_nobody_waits_longer_than_promised(
             verified_since_prefill.clear()
             for session in ready:
                 went_ahead[session] = went_ahead.get(session, 0) + len(batch.slices)
-                assert went_ahead[session] <= limits.ahead
+                assert went_ahead[session] <= limits.max_prefill_ahead
         elif len(ready) < len(waiting):  # a prefill waits: only for those that the last one went ahead of
             assert min(waiting[piece.request.session].arrival for piece in batch.slices) < prefills
             assert not verified_since_prefill & {piece.request.session for piece in batch.slices}

@@ -171,17 +171,17 @@ def test_decodes_of_one_session_are_filled_up(gate: Gate, worker: VerifierWorker
 
 def test_who_is_alone_has_heads_computed_for_what_is_looked_at(exact: Model, prompt: Ids, alone: Alone) -> None:
     computed: list[int] = []
-    with Context(exact, n_ctx=256, n_seq=SLOTS, threads=1, unified=False, late=True) as context:
-        context.decode_late(prompt[:2], outputs=2)  # finds out whether it can be late
+    with Context(exact, n_ctx=256, n_seq=SLOTS, threads=1, unified=False, lazy=True) as context:
+        context.decode_lazy(prompt[:2], outputs=2)  # finds out whether it can be late
         context.clear()
-        assert context.late is not None
-        compute = context.late.head.compute
+        assert context.lazy_head is not None
+        compute = context.lazy_head.head.compute
 
         def noted(first: int, end: int) -> None:
             computed.append(end)
             compute(first, end)
 
-        context.late.head.compute = noted  # type: ignore[method-assign]
+        context.lazy_head.head.compute = noted  # type: ignore[method-assign]
         worker = VerifierWorker(context, SLOTS, exact.is_eog)
         worker.start()
         try:
@@ -248,7 +248,7 @@ def test_an_ended_sessions_tokens_serve_who_begins_alike(worker: VerifierWorker,
     first, second = Asker(worker, 1), Asker(worker, 2)
     first.ask(chat)
     first.tokens()
-    worker.leave(1)
+    worker.end_session(1)
     rows = worker.counters.rows
     second.ask(np.concatenate((chat, chat[:3])))
     assert second.tokens() == alone(np.concatenate((chat, chat[:3])), 1)
@@ -260,7 +260,7 @@ def test_a_session_that_left_is_forgotten(gate: Gate, worker: VerifierWorker, pr
     gate.allowed.clear()
     stays.ask(prompt)
     gone.ask(prompt, extra=100)
-    worker.leave(1)
+    worker.end_session(1)
     gate.allowed.set()
     assert stays.tokens() == alone(prompt, 1)
     stays.ask(prompt)
@@ -366,7 +366,7 @@ def test_prompts_are_shared_within_one_device_only(
     second.ask(long)
     assert second.tokens() == alone(long, 1)
     assert bool(worker.counters.copied) == (salt == "one")
-    worker.leave(1)
+    worker.end_session(1)
     third, rows = Asker(worker, 3, Tenant("third", cache_salt="third")), worker.counters.rows
     third.ask(long)
     third.tokens()

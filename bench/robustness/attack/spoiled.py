@@ -13,12 +13,12 @@ from pathlib import Path
 
 from bench.robustness.attack.harness import Attack, Found
 from bench.robustness.busy import busy
-from edgellm.coldstart.plan import PlanOption, foreseen
+from edgellm.coldstart.plan import PlanOption, predict
 from edgellm.engine import Context, Model, ModelFile
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.layer_range import HERE
 from edgellm.llm import LLM
-from edgellm.llm.mesh_timeline import disproved_by
+from edgellm.llm.mesh_timeline import disproved_figures
 from edgellm.llm.ngram_runtime import measure_curve
 from edgellm.mesh.fleet_profiler import Survey, keep_lines, read_lines, survey
 from edgellm.mesh.home_workers import seek
@@ -112,7 +112,7 @@ def spoil_figures() -> Iterator[str]:
         home = look()
         good = home.speeds[HERE].figures
         fleet = home.fleet()
-        real = foreseen(fleet.devices, planned, ((0, planned.shape.layers),), 64, 16)  # what a reply takes
+        real = predict(fleet.devices, planned, ((0, planned.shape.layers),), 64, 16)  # what a reply takes
         for what in ("seconds", "disk"):
             for sign, factor in (("x", FACTOR), ("/", 1.0 / FACTOR)):
                 path = next(one for one in (Path(folder) / "cache" / "figures").glob(f"{blocks.key[:16]}-*.json"))
@@ -120,8 +120,8 @@ def spoil_figures() -> Iterator[str]:
                 kept[what] = [factor * one for one in kept[what]] if what == "seconds" else factor * kept[what]
                 path.write_text(json.dumps({**kept, "waited": 0.0, "taken": kept["taken"] - 5}), encoding="utf-8")
                 wrong = look().fleet()
-                plan = foreseen(wrong.devices, planned, ((0, planned.shape.layers),), 64, 16)
-                disproved_by(real, plan, {})
+                plan = predict(wrong.devices, planned, ((0, planned.shape.layers),), 64, 16)
+                disproved_figures(real, plan, {})
                 found = look().speeds[HERE].figures
                 pairs = (
                     zip(found.seconds, good.seconds, strict=False) if what == "seconds" else ((found.disk, good.disk),)
@@ -150,7 +150,7 @@ def spoil_lines() -> Iterator[str]:
 
             def reply(over: Survey) -> PlanOption:
                 fleet = over.fleet()
-                return foreseen(fleet.devices, planned, cut, 64, 16, links=fleet.links, cold=False)
+                return predict(fleet.devices, planned, cut, 64, 16, links=fleet.links, cold=False)
 
             real = reply(home)
             for sign, factor in (("x", FACTOR), ("/", 1.0 / FACTOR)):
@@ -160,7 +160,7 @@ def spoil_lines() -> Iterator[str]:
                     ends: replace(kept, line=spoiled, waited=0.0, taken=kept.taken - 5) for ends, kept in lines.items()
                 }
                 keep_lines(older)
-                disproved_by(real, reply(look()), {"desk": workers[0]})
+                disproved_figures(real, reply(look()), {"desk": workers[0]})
                 found = look().lines[HERE, "desk"].line
                 off = max(abs(log(a / b)) for a, b in ((found.up, good.up), (found.round_trip, good.round_trip)))
                 yield "" if exp(off) <= NEAR else f"line {sign} 300: {exp(off):.0f} times off after one reply"

@@ -114,7 +114,7 @@ class _Worker:
     def wait_seconds(self) -> float:
         return 0.1
 
-    def leave(self, _session: int) -> None:
+    def end_session(self, _session: int) -> None:
         pass
 
     def submit(self, ask: VerifyRequest, deliver: Callable[[Any], None]) -> None:

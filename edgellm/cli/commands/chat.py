@@ -138,11 +138,11 @@ def chat(
 ) -> int:  # fmt: skip
     from edgellm.llm import AUTO, LLM
     from edgellm.llm.pair_stats import tidy
-    from edgellm.spec.params import FORMER_GATES, GONE, ReplyOptions
+    from edgellm.spec.params import FORMER_GATES, REMOVED, ReplyOptions
 
     for name, value in (("tree", tree), ("economy", economy)):
         if value is not None:
-            say(f"--{GONE[name]}", style="dim")
+            say(f"--{REMOVED[name]}", style="dim")
     if gate in FORMER_GATES:
         say(FORMER_GATES[gate], style="yellow")
         gate = GateName.AUTO

@@ -62,13 +62,15 @@ def profile(
 
     from edgellm.llm import LLM
     from edgellm.llm.pair_stats import tidy
-    from edgellm.spec.params import FINE
+    from edgellm.spec.params import BUDGET_CHUNK
 
     tidy()
     read = read_prompts(prompts)
-    gamma = FINE if gamma is None else gamma
+    gamma = BUDGET_CHUNK if gamma is None else gamma
     if gamma < 1 or max_tokens < 1:
-        raise InvalidOption("--gamma and --max-tokens must be at least 1.", f"Leave them out to use {FINE} and 96.")
+        raise InvalidOption(
+            "--gamma and --max-tokens must be at least 1.", f"Leave them out to use {BUDGET_CHUNK} and 96."
+        )
     with Loading() as loading:
         pair = LLM.open(draft, verifier, progress=loading)
     columns = (TextColumn("profiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
@@ -169,7 +171,7 @@ def _print_profile(found: Profile) -> None:
     for name, value in (
         ("profiled on", f"{found.prompts} prompts, {found.chunks} chunks of {found.gamma} tokens"),
         ("context lookup", f"below a confidence of {found.hesitates:.2f}" if found.hesitates else "never"),
-        ("rejection model", found.foretold),
+        ("rejection model", found.predictor_summary),
         ("c_th", f"{found.c_th:.3f}, the mean confidence of chunks accepted whole"),
         ("alpha", f"{found.alpha:.3f}, the chance that a drafted token is accepted"),
         ("accepted up to token", f"{acceptance} (1 to {len(found.acceptance)})"),

@@ -38,7 +38,7 @@ def print_plan(
     console.print()
     console.print(_stages(plan))
     console.print()
-    for line in gantt(plan.way, min(WIDEST, console.width - 24)):
+    for line in gantt(plan.option, min(WIDEST, console.width - 24)):
         console.print(line)
     console.print()
     console.print(_alternatives(plan))
@@ -53,7 +53,7 @@ def _stages(plan: Plan) -> Table:
     for name in ("DEVICE", "LAYERS", "SIZE", "LOAD", "WAIT", "NETWORK", "COMPUTE", "FINISH", "WHY"):
         left = name in ("DEVICE", "WHY")
         table.add_column(name, justify="left" if left else "right", no_wrap=not left)
-    for stage in plan.way.stages:
+    for stage in plan.option.stages:
         times = (stage.load_s, stage.wait_s, stage.network_s, stage.compute_s, stage.finish_s)
         layers = str(stage.layers)
         table.add_row(one_line(stage.device), layers, size(int(stage.size)), *map(format_seconds, times), stage.reason)
@@ -109,7 +109,7 @@ def _alternatives(plan: Plan) -> Table:
         table.add_column(name, justify="left" if name in ("PLAN", "") else "right", no_wrap=True)
     single = plan.best_single
     rows = (
-        ("this plan", plan.way, "" if plan.optimal else f"within {plan.gap:.1%} of the best possible"),
+        ("this plan", plan.option, "" if plan.optimal else f"within {plan.gap:.1%} of the best possible"),
         ("best single device", single, one_line(single.stages[0].device) if single else ""),
         ("even split", plan.even, ""),
         ("split by device speed", plan.heuristic, ""),
@@ -127,7 +127,7 @@ def _alternatives(plan: Plan) -> Table:
 def _moves(console: Console, plan: Plan, moves: Sequence[tuple[str, int]] | None) -> None:
     """Print the layers that each device's disk needs before the first run."""
     if moves is None:
-        what, lacking = "needed on the devices' disks first", [(s.device, int(s.size)) for s in plan.way.stages]
+        what, lacking = "needed on the devices' disks first", [(s.device, int(s.size)) for s in plan.option.stages]
     else:
         what, lacking = "to deploy first", [(name, count) for name, count in moves if count]
     if not lacking:

@@ -81,7 +81,7 @@ def _print_json(reply: Reply) -> Counter[str]:
         if waiting is not None:
             emit(token_json(*waiting))
         waiting = (token, text.feed(token.piece))
-        if not text.half_done:
+        if not text.has_partial:
             emit(token_json(*waiting))
             waiting = None
     if waiting is not None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from edgellm.cli.views.console import emit, err, one_line, say
 from edgellm.cli.views.plan_view import MARKS, WIDEST, activity_at
 from edgellm.coldstart.plan import PlannedStage, PlanOption, format_seconds
-from edgellm.llm.mesh_timeline import Replies, beside, planned_for
+from edgellm.llm.mesh_timeline import Replies, comparison, planned_for
 
 if TYPE_CHECKING:
     from edgellm.llm.mesh_llm import OpenedMesh
@@ -27,7 +27,7 @@ Spans = Sequence[tuple[float, float]]
 
 def print_timeline(console: Console, found: Measured, plan: PlanOption | None) -> None:
     """Print the reply's figures, then a Gantt chart up to the first token."""
-    console.print(figures(found.way, plan))
+    console.print(figures(found.option, plan))
     console.print()
     for line in gantt(found, plan, min(WIDEST, console.width - 32)):
         console.print(line)
@@ -61,19 +61,19 @@ def _both(measured: float, planned: float | None) -> str:
 def gantt(found: Measured, plan: PlanOption | None, width: int) -> list[Text]:
     """Return two lines for each device, planned and measured, on one scale; without a plan only the latter."""
     width = max(20, width)
-    ends = [found.way.ttft_s, *(stage.finish_s for stage in (plan.stages if plan is not None else ()))]
+    ends = [found.option.ttft_s, *(stage.finish_s for stage in (plan.stages if plan is not None else ()))]
     cell = (max(ends) or 1.0) / width
     moments = [(at + 0.5) * cell for at in range(width)]
-    names = [one_line(one.device)[:18] for one in found.did]
+    names = [one_line(one.device)[:18] for one in found.timelines]
     column = max(map(len, names), default=0) + 2
     lines = []
-    for name, did, stage in zip(names, found.did, found.way.stages, strict=True):
+    for name, did, stage in zip(names, found.timelines, found.option.stages, strict=True):
         before = planned_for(stage, plan)
         if before is not None:
             cells = [activity_at(before, moment, cell) for moment in moments]
             lines.append(_line(name.ljust(column) + "plan  ", cells, before.finish_s))
             name = ""  # noqa: PLW2901  the second line of a device
-        cells = [_measured_activity(did, stage, moment, cell, found.way.ttft_s) for moment in moments]
+        cells = [_measured_activity(did, stage, moment, cell, found.option.ttft_s) for moment in moments]
         lines.append(_line(name.ljust(column) + "run   ", cells, stage.finish_s))
     legend = Text(" " * (column + 6))
     for activity, (mark, style) in MARKS.items():
@@ -116,16 +116,16 @@ class Reports:
 
     def reply_started(self) -> None:
         """Note that a reply begins."""
-        self._replies.asked()
+        self._replies.on_request()
 
     def reply_finished(self, summary: Summary) -> None:
         """Print what each device did for the reply that has ended."""
-        found = self._replies.heard(summary)
+        found = self._replies.on_reply(summary)
         if found is None:
             return
         did, plan = found
         if self._as_json:
-            emit(json.dumps({"mesh": beside(did.way, plan, did.disproved)}))
+            emit(json.dumps({"mesh": comparison(did.option, plan, did.disproved)}))
         else:
             print_timeline(err(), did, plan)
             for sentence in did.disproved:

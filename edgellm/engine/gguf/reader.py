@@ -309,7 +309,7 @@ class _Parser:
 
     def __init__(self, path: Path, file: FileIO, view: mmap.mmap, size: int) -> None:
         self.path, self.file, self.view, self.size, self.at, self.kept = path, file, view, size, 0, 0
-        self.fetched, self.room = 0, bytearray(_PORTION)
+        self.fetched, self.buffer = 0, bytearray(_PORTION)
 
     def fetch(self, begin: int, end: int) -> None:
         """Read these bytes into memory before they are looked at through the map: while a look waits for a slow disk,
@@ -317,7 +317,7 @@ class _Parser:
         self.fetched = max(self.fetched, begin)
         while self.fetched < end:
             self.file.seek(self.fetched)
-            self.fetched += self.file.readinto(self.room) or self.size
+            self.fetched += self.file.readinto(self.buffer) or self.size
 
     def header(self) -> GgufHeader:
         self.take(4, "its first four bytes")

@@ -21,7 +21,7 @@ from edgellm.engine.gguf.reader import TENSOR_TYPES, ModelFile, TensorInfo, chec
 from edgellm.engine.gguf.shard import check_cuttable, cut_bytes
 from edgellm.engine.graph_hooks import Capture
 from edgellm.engine.model import Model
-from edgellm.engine.timing import least, repaired
+from edgellm.engine.timing import minimum_times, plausible_times
 from edgellm.errors import InvalidOption, ModelUnsupported
 
 ENOUGH = 192 * 2**20  # bytes of weights: more than a processor's caches hold
@@ -112,7 +112,7 @@ def write_random(blocks: Blocks, dst: Path) -> None:
 
 
 def time_passes(
-    path: Path, blocks: Blocks, threads: int | None = None, doing: Callable[[str], None] = lambda _: None
+    path: Path, blocks: Blocks, threads: int | None = None, on_progress: Callable[[str], None] = lambda _: None
 ) -> tuple[tuple[int, ...], tuple[float, ...], int]:
     """Return growing numbers of tokens, the least seconds of a pass of each through one layer, and the threads used.
 
@@ -129,7 +129,7 @@ def time_passes(
             context.decode_embeddings(np.zeros((1, blocks.width), dtype=np.float32))  # the weights come from the disk
 
             def timed(rows: int) -> float:
-                doing(f"computing {rows} tokens")
+                on_progress(f"computing {rows} tokens")
                 return _pass(context, rng.standard_normal((rows, blocks.width), dtype=np.float32))
 
             until = time.perf_counter() + _ROUND_MOST
@@ -137,8 +137,8 @@ def time_passes(
                 best[rows] = timed(rows)
                 if best[rows] > _PASS_MOST or time.perf_counter() > until:
                     break
-            best = least(timed, tuple(best), rounds=_ROUNDS - 1, seconds=_ROUND_MOST, seen=best)
-            seconds = repaired(tuple(best), tuple(best.values()))
+            best = minimum_times(timed, tuple(best), rounds=_ROUNDS - 1, seconds=_ROUND_MOST, seen=best)
+            seconds = plausible_times(tuple(best), tuple(best.values()))
             return tuple(best), tuple(taken / blocks.layers for taken in seconds), context.threads
 
 

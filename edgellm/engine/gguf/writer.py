@@ -67,13 +67,13 @@ def copied(source: BufferedReader, tensor: TensorInfo) -> Iterator[memoryview]:
         ModelCorrupt: the file has become shorter since its header was read.
     """
     source.seek(tensor.offset)
-    room, left = memoryview(bytearray(min(_STEP, tensor.nbytes))), tensor.nbytes
+    buffer, left = memoryview(bytearray(min(_STEP, tensor.nbytes))), tensor.nbytes
     while left:
-        n = source.readinto(room[:left])
+        n = source.readinto(buffer[:left])
         if not n:
             raise ModelCorrupt(f"The file ends within tensor {tensor.name}.", "Leave it alone while it is copied.")
         left -= n
-        yield room[:n]
+        yield buffer[:n]
 
 
 def portions(like: GgufHeader, entries: Iterable[bytes], tensors: Sequence[NewTensor]) -> Iterator[bytes | memoryview]:

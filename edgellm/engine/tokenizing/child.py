@@ -56,17 +56,17 @@ def prepare() -> Answer:
 
 def _tokenize(vocab: int, text: bytes, special: bool, ids: list[bytes]) -> None:
     """Append the ids of `text`, or nothing where llama.cpp does not tokenise it."""
-    room = len(text) + 16
+    capacity = len(text) + 16
     while True:
-        made = np.empty(room, dtype=np.int32)
+        made = np.empty(capacity, dtype=np.int32)
         address = made.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        n = lib.llama_tokenize(vocab, text, len(text), address, room, False, special)
+        n = lib.llama_tokenize(vocab, text, len(text), address, capacity, False, special)
         if n >= 0:
             ids.append(made[:n].tobytes())
             return
-        if -n <= room:
+        if -n <= capacity:
             return
-        room = -n
+        capacity = -n
 
 
 if __name__ == "__main__":

@@ -44,29 +44,29 @@ class TokenizerProcess:
         """Whether the process can be given a text."""
         return self._child.alive
 
-    def tokenize(self, data: bytes, special: bool, stopped: ShouldStop) -> Ids:
+    def tokenize(self, data: bytes, special: bool, should_stop: ShouldStop) -> Ids:
         """Return the ids of a text in UTF-8, shape (n,).
 
         Raises:
-            Stopped: `stopped` returned True. The process is gone.
+            Stopped: `should_stop` returned True. The process is gone.
             TextRefused: the text took too much time, or crashed the process, which is gone.
             EngineFailed: the vocabulary could not be loaded again, or the process was ended from outside.
             BrokenPipeError: the process had gone before it was given the text.
         """
         if not self._ready:
-            self._wait_for_vocabulary(stopped)
+            self._wait_for_vocabulary(should_stop)
         what = f"A text of {len(data)} bytes cannot be tokenised"
         limits = Limits(SECONDS + len(data) / BYTES_A_SECOND, STACK + MEMORY, _ID * (len(data) + 16))
         try:
-            answer = self._child.ask((SPECIAL if special else PLAIN) + data, limits, stopped)
+            answer = self._child.ask((SPECIAL if special else PLAIN) + data, limits, should_stop)
         except LimitExceeded as error:
             raise TextRefused(
-                f"{what}: {error}.", "Shorten it, or take encoded data and names of control tokens out of it."
+                f"{what}: {error}.", "Shorten it, or remove encoded data and names of control tokens."
             ) from None
         except ChildFailed as error:
             raise TextRefused(
                 f"{what}: llama.cpp fails on it, and {error}.",
-                "Break up long stretches of one kind, such as encoded data or rows of dashes, or leave them out.",
+                "Break up or remove long runs of one kind, such as encoded data or rows of dashes.",
             ) from None
         return np.frombuffer(answer, dtype=np.int32).copy()
 
@@ -74,12 +74,14 @@ class TokenizerProcess:
         """End the process, even if it is at work."""
         self._child.close()
 
-    def _wait_for_vocabulary(self, stopped: ShouldStop) -> None:
+    def _wait_for_vocabulary(self, should_stop: ShouldStop) -> None:
         with suppress(ChildFailed):
-            self._ready = self._child.ask(b"", _STARTING, stopped) == SIZE.pack(self._n_vocab)
+            self._ready = self._child.ask(b"", _STARTING, should_stop) == SIZE.pack(self._n_vocab)
         if not self._ready:
             self.close()
-            raise EngineFailed("The vocabulary cannot be loaded a second time.", "Is the model file still there?")
+            raise EngineFailed(
+                "The vocabulary cannot be loaded a second time.", "Check that the model file still exists."
+            )
 
 
 class TokenizerProcesses:
@@ -92,23 +94,23 @@ class TokenizerProcesses:
         self._closed = False
         self._lock = threading.Lock()
 
-    def tokenize(self, data: bytes, special: bool, stopped: ShouldStop) -> Ids:
+    def tokenize(self, data: bytes, special: bool, should_stop: ShouldStop) -> Ids:
         """Return the ids of a text in UTF-8, shape (n,). Raises as `TokenizerProcess.tokenize`."""
         with self._lock:
             process, self._kept = self._kept, None
         if process is not None and process.alive:
             try:
-                return self._use(process, data, special, stopped)
+                return self._use(process, data, special, should_stop)
             except BrokenPipeError:  # it was idle for a while, and has just ended
                 process = None
         try:
-            return self._use(TokenizerProcess(self._path, self._n_vocab), data, special, stopped)
+            return self._use(TokenizerProcess(self._path, self._n_vocab), data, special, should_stop)
         except BrokenPipeError:
-            raise EngineFailed("The process that tokenises ended at once.", "Run it again.") from None
+            raise EngineFailed("The tokenizer process exited at once.", "Try again.") from None
 
-    def _use(self, process: TokenizerProcess, data: bytes, special: bool, stopped: ShouldStop) -> Ids:
+    def _use(self, process: TokenizerProcess, data: bytes, special: bool, should_stop: ShouldStop) -> Ids:
         try:
-            ids = process.tokenize(data, special, stopped)
+            ids = process.tokenize(data, special, should_stop)
         except BaseException:
             process.close()
             raise

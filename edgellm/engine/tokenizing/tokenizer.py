@@ -189,8 +189,8 @@ _tokenize = native.bind(
     ctypes.c_bool,
     ctypes.c_bool,
 )
-attributes = native.at_once(lib.llama_vocab_get_attr, ctypes.c_int, ctypes.c_void_p, ctypes.c_int32)
-_text = native.at_once(lib.llama_vocab_get_text, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32)
+attributes = native.bind_nonblocking(lib.llama_vocab_get_attr, ctypes.c_int, ctypes.c_void_p, ctypes.c_int32)
+_text = native.bind_nonblocking(lib.llama_vocab_get_text, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32)
 
 
 class VocabTokenizer:
@@ -205,27 +205,33 @@ class VocabTokenizer:
         self._slicer = Slicer(kind, pre, partial(_specials, vocab))
         self._processes = TokenizerProcesses(path, lib.llama_vocab_n_tokens(vocab))
 
-    def encode(self, text: str, *, special: bool = False, most: int | None = None, stopped: ShouldStop = never) -> Ids:
+    def encode(
+        self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never
+    ) -> Ids:
         """Return the ids of `text`, shape (n,), without BOS or EOS. `special`: control tokens in it are parsed as such.
 
         Raises:
-            ModelUnsupported: the file carries no tokenizer.
+            ModelUnsupported: the file contains no tokenizer.
             PromptTooLong: the text has more than `most` tokens; raised as soon as that is certain.
             TextRefused: llama.cpp fails on the text, or takes too long over it.
-            Stopped: `stopped` returned True.
+            Stopped: `should_stop` returned True.
         """
         if self._none:
-            raise ModelUnsupported(f"{self._name} carries no tokenizer.", "Use a whole model file.")
+            raise ModelUnsupported(f"{self._name} contains no tokenizer.", "Use a whole model file.")
         if len(text) <= self._slicer.whole:
-            return self._here(text.encode("utf-8", "replace"), special)
+            return self._encode_in_process(text.encode("utf-8", "replace"), special)
         self.check_length(text, most)
         found: list[Ids] = []
         count = 0
         for part in self._slicer.slices(text, special):
-            if stopped():
-                raise Stopped("Tokenising was stopped.")
+            if should_stop():
+                raise Stopped("Tokenising was cancelled.")
             data = part.text.encode("utf-8", "replace")
-            ids = self._here(data, special) if part.bounded else self._processes.tokenize(data, special, stopped)
+            ids = (
+                self._encode_in_process(data, special)
+                if part.bounded
+                else self._processes.tokenize(data, special, should_stop)
+            )
             found.append(ids)
             count += len(ids)
             if most is not None and count > most:
@@ -245,16 +251,16 @@ class VocabTokenizer:
         """End the processes; not to be called while a text is being tokenised."""
         self._processes.close()
 
-    def _here(self, data: bytes, special: bool) -> Ids:
-        room = len(data) + 16
+    def _encode_in_process(self, data: bytes, special: bool) -> Ids:
+        capacity = len(data) + 16
         while True:
-            ids = np.empty(room, dtype=np.int32)
-            n = _tokenize(self._vocab, data, len(data), ids.ctypes.data, room, False, special)
+            ids = np.empty(capacity, dtype=np.int32)
+            n = _tokenize(self._vocab, data, len(data), ids.ctypes.data, capacity, False, special)
             if n >= 0:
                 return ids[:n].copy()
-            if -n <= room:
+            if -n <= capacity:
                 raise EngineFailed(f"llama.cpp cannot tokenise {len(data)} bytes of text.", "Shorten the text.")
-            room = -n
+            capacity = -n
 
     @cached_property
     def _shares(self) -> npt.NDArray[np.float64]:

@@ -42,12 +42,12 @@ def main(arguments: list[str]) -> None:
 
 
 def _load(path: Path, gpu_layers: int, text_only: bool) -> None:
-    told = 0.0
+    reported = 0.0
 
     def report(share: float) -> None:
-        nonlocal told
-        if share >= told + _STEP:
-            told = share
+        nonlocal reported
+        if share >= reported + _STEP:
+            reported = share
             _say(share)
 
     with Model.load(path, gpu_layers=gpu_layers, text_only=text_only, progress=report, probe=False) as model:

@@ -53,15 +53,15 @@ def amx_failure() -> str:
         return "" if chosen == "on" else "EDGELLM_AMX is off"
     kept = places.cache_dir() / "probed" / f"amx-{_build()}.json"
     fatal = read_verdict(kept)
-    if fatal is None and (fatal := _tried()) is not None:
+    if fatal is None and (fatal := _amx_trial()) is not None:
         write_verdict(kept, fatal)
     if fatal is None:
-        return "it could not be tried"
+        return "it could not be tested"
     return f"it ends the process with {fatal}" if fatal else ""
 
 
-def _tried() -> str | None:
-    """Return the cause of the child's end, "" where it survived, None where AMX could not be tried."""
+def _amx_trial() -> str | None:
+    """Return the cause of the child's end, "" if it survived, None if AMX could not be tested."""
     model = next((path for folder in places.bundled_dirs() if (path := folder / "draft.gguf").is_file()), None)
     if model is None or not sys.executable:
         return None
@@ -108,7 +108,7 @@ class Probe:
         for path, header in zip(self.paths, self.headers, strict=True):
             digest.update(f" {header.file_size}".encode())
             with path.open("rb", buffering=0) as file:
-                for offset, n in _decisive(header):
+                for offset, n in _checked_parts(header):
                     for portion in _portions(file, offset, n):
                         digest.update(portion)
         return digest.hexdigest()
@@ -137,13 +137,13 @@ def require_loadable(probe: Probe, progress: Callable[[float], None] | None = No
     if fatal:
         raise ModelUnsupported(
             f"{path} ends the process that loads it: {fatal}.",
-            "Use another file of this model; this one is not tried again.",
+            "Use another file of this model; this one will not be loaded again.",
         )
     return known is None
 
 
-def _decisive(header: GgufHeader) -> Iterator[tuple[int, int]]:
-    """Yield offset and length of the parts of a file that decide: the header, and tensors that hold indices."""
+def _checked_parts(header: GgufHeader) -> Iterator[tuple[int, int]]:
+    """Yield offset and length of the parts of a file that can be fatal: the header, and tensors that hold indices."""
     yield 0, header.data_offset
     for tensor in header.tensors:
         if is_index(tensor.name):
@@ -170,7 +170,7 @@ def _is_bundled(path: Path) -> bool:
 
 
 def fatal_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> str:
-    """Load the model in a child with these variables; return the cause of its end, "" where it survived.
+    """Load the model in a child with these variables; return the cause of its end, "" if it survived.
 
     Raises:
         EdgeError: loading raised this error in the child, or as for `require_loadable`.
@@ -178,25 +178,25 @@ def fatal_in_child(probe: Probe, progress: Callable[[float], None] | None = None
     size = sum(header.file_size for header in probe.headers)
     arguments = str(probe.paths[0]), str(size), str(probe.gpu_layers), str(int(probe.text_only))
     variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **environment}
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         child = start_child(
             "edgellm.engine.trial.child", *arguments, environment=variables,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output,
         )  # fmt: skip
         with child:
             try:
-                outcome = _follow(child, progress)
+                outcome = _read_outcome(child, progress)
             except BaseException:
                 child.kill()
                 raise
         if outcome is not None:
-            return _alive(outcome)
-        cause, words = cause_of(child.returncode), _last_words(said)
+            return _raise_error(outcome)
+        cause, words = cause_of(child.returncode), _last_lines(output)
         return f"{cause}, {words}" if words else cause
 
 
-def _follow(child: subprocess.Popen[bytes], progress: Callable[[float], None] | None) -> dict[str, str] | None:
-    """Pass the child's progress on; return its outcome, None where it ended without one."""
+def _read_outcome(child: subprocess.Popen[bytes], progress: Callable[[float], None] | None) -> dict[str, str] | None:
+    """Report the child's progress; return its outcome, None if it ended without one."""
     outcome = None
     for line in child.stdout or ():
         try:
@@ -210,22 +210,22 @@ def _follow(child: subprocess.Popen[bytes], progress: Callable[[float], None] | 
     return outcome if child.wait() == 0 else None
 
 
-def _alive(outcome: dict[str, str]) -> str:
+def _raise_error(outcome: dict[str, str]) -> str:
     error = getattr(errors, str(outcome.get("error")), None)
     if isinstance(error, type) and issubclass(error, EdgeError):
         raise error(str(outcome.get("what")), str(outcome.get("next_step")))
     return ""
 
 
-def _last_words(said: IO[bytes]) -> str:
+def _last_lines(output: IO[bytes]) -> str:
     """Return the last lines of the output, in one line without control characters."""
-    said.seek(max(0, said.seek(0, os.SEEK_END) - _TAIL))
-    lines = said.read().decode("utf-8", "replace").splitlines()[-3:]
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
+    lines = output.read().decode("utf-8", "replace").splitlines()[-3:]
     return "; ".join("".join(filter(str.isprintable, line)).strip() for line in lines if line.strip())
 
 
 def read_verdict(kept: Path) -> str | None:
-    """Return the cause of the child's end in an earlier trial, "" where it survived, None where there was none."""
+    """Return the cause of the child's end in an earlier trial, "" if it survived, None without a trial."""
     try:
         if kept.is_symlink() or not kept.is_file():  # a pipe would be waited for
             return None
@@ -237,7 +237,7 @@ def read_verdict(kept: Path) -> str | None:
 
 
 def write_verdict(kept: Path, fatal: str) -> None:
-    """Keep the cause of the child's end, "" where it survived. If it cannot be written, the next load tries again."""
+    """Save the cause of the child's end, "" if it survived. If it cannot be written, the next load tries again."""
     partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgellm.engine import Message
 from edgellm.http.schemas.errors import invalid_request
-from edgellm.spec.params import GATES, LONGEST_STOP, MOST_LOGPROBS, MOST_STOPS, ReplyOptions
+from edgellm.spec.params import GATES, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS, ReplyOptions
 
 MAX_TOKENS = 2**20
 MAX_TEXT = 2**22
@@ -43,7 +43,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Parameters of other servers that are not supported here, and the values that ask for nothing."""
 
-StopText = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
 class RequestModel(BaseModel):
@@ -73,7 +73,7 @@ class GenerationRequest(RequestModel):
     top_p: float = Field(0.95, gt=0.0, le=1.0, description="Sample from the likeliest tokens with this total share.")
     top_k: int = Field(40, ge=0, le=MAX_TOKENS, description="Sample from this many of the likeliest tokens; 0: all.")
     seed: int | None = Field(None, ge=-(2**63), le=_MAX_SEED, description="Makes a sampled reply repeatable.")
-    stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] | None = Field(
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = Field(
         None, description="The reply ends before the first of these texts."
     )
     user: str | None = Field(None, max_length=1000, description="Accepted, but neither used nor passed on.")
@@ -164,7 +164,7 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The newer name of max_tokens.")
     logprobs: bool = Field(False, description="Report the log-probability of each token.")
     top_logprobs: int | None = Field(
-        None, ge=0, le=MOST_LOGPROBS, description="Report those of this many other tokens, too; needs logprobs."
+        None, ge=0, le=MAX_LOGPROBS, description="Report those of this many other tokens, too; needs logprobs."
     )
 
     def _max_tokens(self) -> int | None:
@@ -193,7 +193,7 @@ class CompletionRequest(GenerationRequest):
     ) = Field(description="The text to continue (also as a list of one), or token ids. No chat template is applied.")
     max_tokens: int = Field(16, ge=1, le=MAX_TOKENS, description="The longest reply.")
     logprobs: int | None = Field(
-        None, ge=0, le=MOST_LOGPROBS, description="Report the log-probability of each token, and of this many others."
+        None, ge=0, le=MAX_LOGPROBS, description="Report the log-probability of each token, and of this many others."
     )
 
     def text_or_ids(self) -> str | list[int]:

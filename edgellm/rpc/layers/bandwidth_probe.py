@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from edgellm.engine.timing import low
+from edgellm.engine.timing import lower_quartile
 from edgellm.errors import DeviceLost, ProtocolError
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers.codec import PROTOCOL, REPLY_SECONDS, error_from_status, method
@@ -78,7 +78,7 @@ async def measure_line(channel: grpc.aio.Channel, who: str) -> LinkSpeed:
         async with asyncio.timeout(REPLY_SECONDS):
             round_trips = [await _round_trip(call) for _ in range(_ROUND_TRIPS)]
             up, down = await _rates(call)
-            return LinkSpeed(low(round_trips), up, down)
+            return LinkSpeed(lower_quartile(round_trips), up, down)
     except grpc.aio.AioRpcError as error:
         raise error_from_status(error.code(), error.details(), who) from None
     except asyncio.InvalidStateError:
@@ -115,7 +115,7 @@ async def _rates(call: Any) -> tuple[float, float]:
         up.append(max(after[1] - before[1], 1e-9) / max(8 * (after[0] - before[0]), 1))
         size, taken = await _receive(call, back)
         down.append(max(taken, 1e-9) / (8 * size))
-    return 1.0 / low(up), 1.0 / low(down)
+    return 1.0 / lower_quartile(up), 1.0 / lower_quartile(down)
 
 
 async def _send(call: Any, size: int) -> tuple[int, float]:

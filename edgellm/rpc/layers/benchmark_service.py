@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from edgellm.engine.gguf.synthetic_layers import HEADER_MOST, Blocks
-from edgellm.engine.timing import BUSY, possible
+from edgellm.engine.timing import BUSY, is_plausible
 from edgellm.errors import EdgeError, MeasureFailed, ProtocolError
 from edgellm.rpc.discovery.peer_probe import LOOK_SECONDS
 from edgellm.rpc.layers.bandwidth_probe import answer_flow, measure_line
@@ -71,7 +71,7 @@ class DeviceFigures:
         """Why these figures are doubtful; empty if they are not."""
         if self.waited > BUSY:
             return f"measured while the machine was busy ({self.waited:.0%} of the time was waiting for a processor)"
-        return "" if possible(self.rows, self.seconds) else "no device can have such times"
+        return "" if is_plausible(self.rows, self.seconds) else "no device can have such times"
 
 
 def write_figures(figures: DeviceFigures) -> pb.Figures:

@@ -25,7 +25,7 @@ from edgellm.rpc.versions import parsed
 from edgellm.services.client.connection import Connection, Timing
 from edgellm.services.client.patience import VerdictWork
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
-from edgellm.spec.guarded_session import settled
+from edgellm.spec.guarded_session import wait_for_result
 from edgellm.spec.protocols import Verifier, VerifierSession
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
@@ -38,11 +38,11 @@ class RemotePending:
     """A verdict on its way over the link."""
 
     def __init__(
-        self, request: VerifyRequest, alive: Callable[[], bool], stopped: Callable[[], bool] | None = None
+        self, request: VerifyRequest, alive: Callable[[], bool], should_stop: Callable[[], bool] | None = None
     ) -> None:
-        """`request` has all tokens in its prefix. `alive` tells whether anybody is left who could settle it, `stopped`
-        whether nobody wants it any more."""
-        self._alive, self._stopped = alive, stopped
+        """`request` has all tokens in its prefix. `alive` tells whether anybody is left who could settle it;
+        `should_stop` is polled."""
+        self._alive, self._should_stop = alive, should_stop
         self.asked = request
         self.position = len(request.prefix)  # number of these tokens that the other end is taken to hold
         self.bytes_up = 0
@@ -54,12 +54,12 @@ class RemotePending:
 
     def result(self) -> Verdict:
         """See `Pending.result`. Raises Stopped where nobody wants it any more."""
-        return settled(self._future, self._given_up)
+        return wait_for_result(self._future, self._given_up)
 
     def _given_up(self) -> bool:
         if not self._alive():
             self.fail(lost("The connection to the verifier is closed."))
-        return self._stopped is not None and self._stopped()
+        return self._should_stop is not None and self._should_stop()
 
     def request(self, position: int) -> bytes:
         """Return the request's frame for a verifier that already holds `position` tokens.
@@ -361,7 +361,7 @@ class RemoteSession(VerifierSession):
         self._round += 1
         state = self._state
         request = VerifyRequest(0, state.sampling, len(prefix), prefix, chunk, extra, state.logprobs, self._round)
-        pending = RemotePending(request, self._connection.alive, state.stopped)
+        pending = RemotePending(request, self._connection.alive, state.should_stop)
         data = pending.request(common_prefix(held, prefix))
         self._stream, self._last = stream, pending
         if not self._connection.post(stream.send, pending, data):

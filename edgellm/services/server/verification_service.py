@@ -140,11 +140,11 @@ class Service:
         try:
             await self._serve(number, self._tenant(stream), stream)
         except EdgeError as error:
-            self._worker.leave(number)  # before the goodbye, which a device that does not read never takes
+            self._worker.end_session(number)  # before the goodbye, which a device that does not read never takes
             self._tell(ServerEvent(_happened(error), f"Session {number} is closed: {error.what}"))
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.what)
         finally:
-            self._worker.leave(number)
+            self._worker.end_session(number)
             self._tell(ServerEvent(Happened.ENDED, f"Session {number} ends."))
 
     def _tenant(self, stream: Stream) -> Tenant:

@@ -22,9 +22,9 @@ _EDGES = (
     0.98,
     0.995,
     1.0,
-)  # of confidence: tokens between two edges count as alike
+)  # bins of confidence
 _WEIGHT = 4.0  # tokens that the confidence itself counts for
-_KEPT = 0.995  # weight of a token after each later one
+_KEPT = 0.995  # decay per token
 
 Probabilities = npt.NDArray[np.float64]
 
@@ -34,16 +34,16 @@ class Acceptance:
     acceptance."""
 
     def __init__(self) -> None:
-        self._right = [_WEIGHT * (low + high) / 2 for low, high in pairwise(_EDGES)]
-        self._tries = [_WEIGHT] * len(self._right)
+        self._accepted = [_WEIGHT * (low + high) / 2 for low, high in pairwise(_EDGES)]
+        self._tries = [_WEIGHT] * len(self._accepted)
 
     def survives(self, confidence: Sequence[float]) -> list[float]:
         """Return for each token the chance that it and all before it are accepted, by their `confidence`."""
-        alive, found = 1.0, []
-        for one in confidence:
-            at = _bin(one)
-            alive *= self._right[at] / self._tries[at]
-            found.append(alive)
+        chance, found = 1.0, []
+        for each in confidence:
+            at = _bin(each)
+            chance *= self._accepted[at] / self._tries[at]
+            found.append(chance)
         return found
 
     def rejection(self, confidence: Sequence[float]) -> Probabilities:
@@ -57,17 +57,17 @@ class Acceptance:
         reached = np.array([1.0, *self.survives(confidence)])
         return np.append(-np.diff(reached), reached[-1])
 
-    def told(self, chunk: Chunk, accepted: int) -> None:
+    def observe(self, chunk: Chunk, accepted: int) -> None:
         """Learn that the first `accepted` tokens of a chunk were accepted; copied tokens are left out."""
         own = 0 if chunk.retrieved else len(chunk) - chunk.tail
         if own:
-            self.judged(chunk.confidence[:own].tolist(), min(own, accepted))
+            self.learn(chunk.confidence[:own].tolist(), min(own, accepted))
 
-    def judged(self, confidence: Sequence[float], accepted: int) -> None:
+    def learn(self, confidence: Sequence[float], accepted: int) -> None:
         """Learn that the first `accepted` of the drafted tokens with this `confidence` were accepted."""
-        for number, one in enumerate(confidence[: accepted + 1]):
-            at = _bin(one)
-            self._right[at] = _KEPT * self._right[at] + (number < accepted)
+        for number, each in enumerate(confidence[: accepted + 1]):
+            at = _bin(each)
+            self._accepted[at] = _KEPT * self._accepted[at] + (number < accepted)
             self._tries[at] = _KEPT * self._tries[at] + 1.0
 
 

@@ -1,10 +1,9 @@
-"""A small model that stops early where it is sure (Synera, section 4.3: progressive layer-wise early exit).
+"""Progressive layer-wise early exit of the draft model (Synera, section 4.3).
 
-The model is cut in two (`engine.cut`). The lower shard ends in the model's own norm and head, which say whether its
-last layer is sure enough. Where it is, the deeper layers are left out, and the row that they should have seen waits;
-when a token needs all layers, the rows that wait go through the upper shard together with its own, in one batch. So the
-deeper layers' cache never lacks a token that they attend to, nothing is computed twice, and a token of full depth is
-the one that the uncut model would choose.
+The model is split in two (`engine.cut`). The lower shard ends in the model's own norm and head; if their margin is
+above the threshold, the upper layers are skipped for this token and its row is kept. When a token needs all layers, the
+kept rows go through the upper shard together with its own, in one batch. So the upper cache never lacks a token,
+nothing is computed twice, and a token of full depth equals that of the unsplit model.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
 
 THRESHOLD = 0.7  # the paper's
-_PREFILL = 32  # rows at once: llama.cpp reserves logits for each, even when it stops before the head
-_HEADED = 4  # up to this many rows go through the head together where one needs it: cheaper than two batches
+_PREFILL_ROWS = 32  # rows at once: llama.cpp reserves logits for each, even when it stops before the head
+_HEAD_ROWS = 4  # up to this many rows go through the head together: cheaper than two batches
 
 
 class EarlyExitDrafter(Drafter):
@@ -52,7 +51,9 @@ class EarlyExitDrafter(Drafter):
         self._layer = below.n_layer - 1
         recorder = lower.captured
         if recorder is None or (recorder.capture.stop_after, recorder.capture.outputs) != (self._layer, (self._layer,)):
-            raise InvalidOption("The lower context does not capture its last layer.", "Use ExitDrafter.open.")
+            raise InvalidOption(
+                "The lower context does not capture the output of its last layer.", "Use EarlyExitDrafter.open."
+            )
         self._recorder: Recorder = recorder
         self._lower, self._upper, self._threshold = lower, upper, threshold
         self._meter = AttentionMeter(lower, layers)
@@ -91,12 +92,12 @@ class EarlyExitDrafter(Drafter):
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
         for context in (self._lower, self._upper):
-            context.heed(state.stopped)
+            context.set_cancel(state.should_stop)
 
     def end(self) -> None:
         """See `Drafter.end`."""
         for context in (self._lower, self._upper):
-            context.heed(None)
+            context.set_cancel(None)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """See `Drafter.propose`. The last token of a chunk is decoded in no layer before a later text holds it."""
@@ -105,20 +106,20 @@ class EarlyExitDrafter(Drafter):
         try:
             common = self._lower.sync(prefix)
             self._upper.rollback(min(common, self._upper.length()))
-            self._meter.rest()
-            logits = self._read(prefix[common:])
+            self._meter.pause()
+            logits = self._prefill(prefix[common:])
             self._meter.start(len(prefix), gamma)
             while True:
                 facts, layer = top2(logits), self._layer
                 exits = facts.p1 - facts.p2 > self._threshold
                 if not exits:
-                    logits = self._deepen(outputs=1)[0]
+                    logits = self._run_upper(outputs=1)[0]
                     facts = top2(logits)
                 token = chunk.add(logits, facts, layer if exits else None)
                 if chunk.full() or self._lower.model.is_eog(token):
                     break
-                logits = self._step(np.array([token], dtype=np.int32))[0]
-                self._meter.look()
+                logits = self._run_lower(np.array([token], dtype=np.int32))[0]
+                self._meter.record()
         except BaseException:  # an interrupted decode leaves caches that cannot be trusted
             self._clear()
             raise
@@ -128,18 +129,18 @@ class EarlyExitDrafter(Drafter):
         self._lower.close()
         self._upper.close()
 
-    def _read(self, ids: Ids) -> Floats:
+    def _prefill(self, ids: Ids) -> Floats:
         """Decode new text; return the exit head's logits for its last id. All but a few ids go through every layer."""
-        body = max(0, len(ids) - _HEADED)
-        for at in range(0, body, _PREFILL):
-            self._step(ids[at : min(at + _PREFILL, body)], head=False)
+        body = max(0, len(ids) - _HEAD_ROWS)
+        for at in range(0, body, _PREFILL_ROWS):
+            self._run_lower(ids[at : min(at + _PREFILL_ROWS, body)], head=False)
         if body:
-            self._deepen(outputs=0)
-        logits: Floats = self._step(ids[body:])[0]
+            self._run_upper(outputs=0)
+        logits: Floats = self._run_lower(ids[body:])[0]
         return logits
 
-    def _step(self, ids: Ids, head: bool = True) -> Floats:
-        """Decode `ids` in the lower shard, whose rows then wait. Return the logits of the last one, (1, n_vocab),
+    def _run_lower(self, ids: Ids, head: bool = True) -> Floats:
+        """Decode `ids` in the lower shard and keep its output rows. Return the logits of the last row, (1, n_vocab),
         with `head`."""
         self._recorder.stop(not head)
         start = self._lower.length()
@@ -147,7 +148,7 @@ class EarlyExitDrafter(Drafter):
         self._rows[start : start + len(ids)] = self._recorder.output(self._layer)
         return logits
 
-    def _deepen(self, outputs: int) -> Floats:
+    def _run_upper(self, outputs: int) -> Floats:
         """Decode all waiting rows in the upper shard; return full logits of the last `outputs` of them."""
         waiting = self._rows[self._upper.length() : self._lower.length()]
         return self._upper.decode_embeddings(waiting, outputs=outputs)

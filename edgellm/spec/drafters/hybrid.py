@@ -1,4 +1,4 @@
-"""Hybrid drafting: retrieval first, and the small model where retrieval has nothing better to offer."""
+"""Hybrid drafting: retrieval first, and the draft model where retrieval offers nothing better."""
 
 from __future__ import annotations
 
@@ -6,104 +6,111 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 
-from edgellm.spec.draft_length import EXPLORED
+from edgellm.spec.draft_length import EXPLORATION
 from edgellm.spec.drafters.acceptance import Acceptance
-from edgellm.spec.drafters.parallel import first
+from edgellm.spec.drafters.parallel import truncated
 from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Round
 
-TRIED = 4
+MIN_ROUNDS = 4
 """Rounds with the small model that are needed to judge its worth."""
-_SELDOM = 64  # rounds without the small model, before it is tried once more
-STRETCH = 64
+_TRY_EVERY = 64  # rounds without the small model, before it is tried once more
+EPISODE = 64
 """Tokens, or a reply, that are written with the small model or without, before that is decided again."""
-_BOTH = 1  # stretches of either kind that are needed to decide
-_FEW = 0.1  # weight of the last round, stretch or reply, once there are many
-_REPLY = 40.0  # tokens of a reply, until one is known
+_MIN_EPISODES = 1  # stretches of either kind that are needed to decide
+_MIN_WEIGHT = 0.1  # weight of the last round, stretch or reply, once there are many
+_REPLY_TOKENS = 40.0  # tokens of a reply, before the first is known
 
 
 class DrafterSelector:
-    """The tokens and times of the latest rounds with and without the small model, and the acceptance of its tokens;
-    kept from reply to reply."""
+    """Compares recent rounds with and without the draft model by tokens and time; kept from reply to reply."""
 
     def __init__(self) -> None:
-        self._with, self._without, self._drafting, self._reading = RoundMean(), RoundMean(), RoundMean(), RoundMean()
-        self._stretches = RoundMean(), RoundMean()  # without the small model, and with it
-        self._tokens, self._seconds = 0, 0.0  # written in the stretch under way
-        self._to_spend = 0.0  # seconds that a stretch of the other kind may cost by now
-        self.uses = True
-        """True if the small model is asked at all in this stretch."""
-        self._others = 0  # rounds without the small model since it was used last
-        self._spare = 0.0  # seconds that a try may cost by now
-        self._length = _REPLY  # mean tokens of a reply
+        self._model_rounds, self._other_rounds, self._drafting, self._prefill = (
+            RoundMean(),
+            RoundMean(),
+            RoundMean(),
+            RoundMean(),
+        )
+        self._episodes = RoundMean(), RoundMean()  # without the small model, and with it
+        self._tokens, self._seconds = 0, 0.0  # written in the current episode
+        self._switch_budget = 0.0  # seconds available for an episode of the other kind
+        self.uses_model = True
+        """True if the draft model is used at all in this episode."""
+        self._rounds_since = 0  # rounds without the small model since it was used last
+        self._try_budget = 0.0  # seconds available for a trial
+        self._length = _REPLY_TOKENS  # mean tokens of a reply
         self.acceptance = Acceptance()
 
-    def stretch(self) -> None:
-        """Begin a stretch: with the small model, if stretches with it took less time per token. Whole stretches are
-        compared: what the small model writes cannot be copied any more, and copying might have been quicker still."""
-        if self._tokens:
-            self._stretches[self.uses].add(self._tokens, self._seconds)
-            self._to_spend += EXPLORED * self._seconds
-        self._tokens, self._seconds = 0, 0.0
-        without, with_it = self._stretches
-        if min(without.rounds, with_it.rounds) < _BOTH:
-            self.uses = with_it.rounds <= without.rounds
-            return
-        self.uses = with_it.pace <= without.pace
-        cost = abs(with_it.pace - without.pace) * self._stretches[not self.uses].tokens
-        if self._to_spend > cost:
-            self._to_spend = 0.0
-            self.uses = not self.uses
+    def start_episode(self) -> None:
+        """Begin an episode, with the draft model if episodes with it took less time per token.
 
-    def wrote(self, tokens: int, seconds: float) -> None:
-        """Count `tokens` written in `seconds` towards this stretch."""
+        Whole episodes are compared: text that the draft model writes can no longer be copied, which might have been
+        faster.
+        """
+        if self._tokens:
+            self._episodes[self.uses_model].add(self._tokens, self._seconds)
+            self._switch_budget += EXPLORATION * self._seconds
+        self._tokens, self._seconds = 0, 0.0
+        without_model, with_model = self._episodes
+        if min(without_model.rounds, with_model.rounds) < _MIN_EPISODES:
+            self.uses_model = with_model.rounds <= without_model.rounds
+            return
+        self.uses_model = with_model.pace <= without_model.pace
+        cost = abs(with_model.pace - without_model.pace) * self._episodes[not self.uses_model].tokens
+        if self._switch_budget > cost:
+            self._switch_budget = 0.0
+            self.uses_model = not self.uses_model
+
+    def record_tokens(self, tokens: int, seconds: float) -> None:
+        """Count `tokens` written in `seconds` towards this episode."""
         self._tokens += tokens
         self._seconds += seconds
-        if self._tokens >= STRETCH:
-            self.stretch()
+        if self._tokens >= EPISODE:
+            self.start_episode()
 
-    def due(self, prompt: int = 0) -> bool:
-        """Return whether too little is known of recent rounds with the small model, and there is time to find out,
-        including for the `prompt` tokens that it has to read first."""
-        if self._with.rounds < TRIED:
+    def try_due(self, prompt: int = 0) -> bool:
+        """Return whether recent rounds with the draft model are too few to judge, and there is time for a trial,
+        including reading the `prompt` tokens first."""
+        if self._model_rounds.rounds < MIN_ROUNDS:
             return True
-        loss = self._with.seconds - self._with.tokens * self._without.pace
-        return self._others >= _SELDOM and self._spare >= prompt * self._reading.pace + max(0.0, loss)
+        loss = self._model_rounds.seconds - self._model_rounds.tokens * self._other_rounds.pace
+        return self._rounds_since >= _TRY_EVERY and self._try_budget >= prompt * self._prefill.pace + max(0.0, loss)
 
     @property
-    def usual(self) -> tuple[float, float]:
-        """Return the tokens of a round with the small model, and the seconds for them."""
-        return self._with.tokens, self._with.seconds
+    def model_round(self) -> tuple[float, float]:
+        """Return the tokens of a round with the draft model, and its seconds."""
+        return self._model_rounds.tokens, self._model_rounds.seconds
 
-    def worth_reading(self, prompt: int, written: int) -> bool:
-        """Return whether the small model, which has not read the `prompt` tokens of a reply, will save more time
-        than reading them takes, after `written` tokens of the reply."""
+    def prompt_pays(self, prompt: int, written: int) -> bool:
+        """Return whether the draft model, which has not read the `prompt` tokens of a reply, will save more time than
+        reading them costs, after `written` tokens of the reply."""
         left = max(self._length - written, 0.0)
-        return left * (self._without.pace - self._with.pace) > prompt * self._reading.pace
+        return left * (self._other_rounds.pace - self._model_rounds.pace) > prompt * self._prefill.pace
 
-    def drafted(self, seconds: float, prompt: int) -> None:
-        """Take in that the small model took `seconds` for a draft, for which it read `prompt` tokens first."""
+    def record_draft(self, seconds: float, prompt: int) -> None:
+        """Record that the draft model took `seconds` for a draft, for which it first read `prompt` tokens."""
         if not prompt:
             self._drafting.add(1, seconds)
         elif self._drafting.rounds:
-            self._reading.add(prompt, max(0.0, seconds - self._drafting.seconds))
+            self._prefill.add(prompt, max(0.0, seconds - self._drafting.seconds))
 
-    def took(self, tokens: int, seconds: float) -> None:
-        """Take in that a round with the small model brought `tokens` in `seconds`."""
-        self._others, self._spare = 0, 0.0
-        self._with.add(tokens, seconds)
+    def record_model_round(self, tokens: int, seconds: float) -> None:
+        """Record a round with the draft model: `tokens` in `seconds`."""
+        self._rounds_since, self._try_budget = 0, 0.0
+        self._model_rounds.add(tokens, seconds)
 
-    def other(self, tokens: int, seconds: float) -> None:
-        """Take in that a round without the small model brought `tokens` in `seconds`."""
-        self._others += 1
-        self._spare += EXPLORED * seconds
-        self._without.add(tokens, seconds)
+    def record_other_round(self, tokens: int, seconds: float) -> None:
+        """Record a round without the draft model: `tokens` in `seconds`."""
+        self._rounds_since += 1
+        self._try_budget += EXPLORATION * seconds
+        self._other_rounds.add(tokens, seconds)
 
-    def ended(self, written: int) -> None:
-        """Take in the length of a complete reply."""
-        self._length += _FEW * (written - self._length)
+    def record_reply(self, written: int) -> None:
+        """Record the length of a complete reply."""
+        self._length += _MIN_WEIGHT * (written - self._length)
 
 
 class RoundMean:
@@ -114,7 +121,7 @@ class RoundMean:
         self.rounds = 0
 
     def add(self, tokens: int, seconds: float) -> None:
-        weight = max(_FEW, 1.0 / (self.rounds + 1.0))
+        weight = max(_MIN_WEIGHT, 1.0 / (self.rounds + 1.0))
         self.rounds += 1
         self.tokens += weight * (tokens - self.tokens)
         self.seconds += weight * (seconds - self.seconds)
@@ -125,11 +132,11 @@ class RoundMean:
         return self.seconds / self.tokens if self.tokens else 0.0
 
 
-_RESTS = "the small model rests: replies took longer with it of late"
+_PAUSED = "the draft model is paused: recent replies were slower with it"
 
 
 class HybridDrafter(Drafter):
-    """A drafter that copies where that lately brought more tokens for its time than asking the small model."""
+    """A drafter that copies if copying recently gave more tokens for its time than the draft model."""
 
     def __init__(
         self, retrieval: RetrievalDrafter, model: Drafter, gamma: int, rounds: DrafterSelector | None = None
@@ -138,13 +145,15 @@ class HybridDrafter(Drafter):
         self._retrieval, self._model, self._gamma = retrieval, model, gamma
         self._rounds = rounds or DrafterSelector()
         self._number = 0  # of the round
-        self._reads = self._knows = False  # whether the small model reads the prompt this time, or knows it already
+        self._reads_prompt = self._knows_prompt = (
+            False  # whether the draft model reads the prompt this time, or has read it already
+        )
         self.asked = False
-        """True if the small model drafted last time, even if none of its tokens paid."""
+        """True if the draft model drafted in the last round, even if none of its tokens paid."""
 
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
-        self._number, self._reads, self._knows = 0, False, False
+        self._number, self._reads_prompt, self._knows_prompt = 0, False, False
         self._retrieval.begin(state)
         self._model.begin(state)
 
@@ -156,38 +165,38 @@ class HybridDrafter(Drafter):
         """See `Drafter.propose`."""
         rounds, prompt, written = self._rounds, state.prompt_tokens, state.written
         if not self._number:
-            rounds.stretch()
+            rounds.start_episode()
         self.asked = False
-        if not rounds.uses:
+        if not rounds.uses_model:
             chunk = self._retrieval.propose(state, gamma)
-            return replace(chunk, reason=f"{chunk.reason}; {_RESTS}") if chunk.reason and not len(chunk) else chunk
-        due = rounds.due(0 if self._knows else prompt + written)
-        asks = self._knows or due or rounds.worth_reading(prompt + written, written)
-        chunk = self._retrieval.propose(state, gamma, instead=None if due else rounds.usual)
-        pays = due or self._retrieval.pays(rounds.usual)
+            return replace(chunk, reason=f"{chunk.reason}; {_PAUSED}") if chunk.reason and not len(chunk) else chunk
+        due = rounds.try_due(0 if self._knows_prompt else prompt + written)
+        asks = self._knows_prompt or due or rounds.prompt_pays(prompt + written, written)
+        chunk = self._retrieval.propose(state, gamma, alternative=None if due else rounds.model_round)
+        pays = due or self._retrieval.pays(rounds.model_round)
         now = due and self._number > 0  # the first round's time includes the verifier's prompt
         self.asked = asks and (now or (pays and not len(chunk)))
         if not self.asked:
             return chunk
-        self._reads, self._knows = not self._knows, True
+        self._reads_prompt, self._knows_prompt = not self._knows_prompt, True
         began = perf_counter()
         drafted = self._model.propose(state, min(gamma, self._gamma))
         took = perf_counter() - began
-        rounds.drafted(took, prompt if self._reads else 0)
+        rounds.record_draft(took, prompt if self._reads_prompt else 0)
         if not self._number:
-            rounds.wrote(0, took)
+            rounds.record_tokens(0, took)
         if len(drafted) and drafted.distributions is None:
-            drafted = self._paying(drafted, gamma)
+            drafted = self._extended(drafted, gamma)
         if not chunk.reason:
             return drafted
-        behind = f", and {drafted.tail} tokens are copied behind it" if drafted.tail else ""
-        return replace(drafted, reason=f"{chunk.reason}; the small model drafts{behind}")
+        behind = f", followed by {drafted.tail} copied tokens" if drafted.tail else ""
+        return replace(drafted, reason=f"{chunk.reason}; the draft model drafts{behind}")
 
-    def _paying(self, drafted: Chunk, gamma: int) -> Chunk:
-        """Return as much of a draft as pays, with what may be copied behind it."""
+    def _extended(self, drafted: Chunk, gamma: int) -> Chunk:
+        """Return the part of a draft that pays, extended by copied tokens."""
         survives = self._rounds.acceptance.survives(drafted.confidence.tolist())
-        n = self._retrieval.worth(survives)
-        return first(drafted, n) if n < len(drafted) else self._retrieval.behind(drafted, gamma, survives[-1])
+        n = self._retrieval.useful_length(survives)
+        return truncated(drafted, n) if n < len(drafted) else self._retrieval.extended(drafted, gamma, survives[-1])
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
         """See `Drafter.look_ahead`. Behind a retrieved chunk there is nothing to guess with."""
@@ -198,7 +207,7 @@ class HybridDrafter(Drafter):
         """See `Drafter.unverified`: what the small model drafted, or drafts now."""
         if chunk.retrieved or not len(chunk):
             return self._model.propose(state, min(gamma, self._gamma))
-        return first(chunk, len(chunk) - chunk.tail)
+        return truncated(chunk, len(chunk) - chunk.tail)
 
     def observe(self, state: GenerationState, turn: Round) -> None:
         """See `Drafter.observe`."""
@@ -207,13 +216,13 @@ class HybridDrafter(Drafter):
         if (verdict := turn.verdict) is None:
             return
         tokens = verdict.accepted + len(verdict.tokens)
-        self._rounds.acceptance.told(turn.chunk, verdict.accepted)
-        if self._number and not self._reads:  # else the time includes a prompt
-            (self._rounds.took if self.asked else self._rounds.other)(tokens, turn.seconds)
+        self._rounds.acceptance.observe(turn.chunk, verdict.accepted)
+        if self._number and not self._reads_prompt:  # else the time includes a prompt
+            (self._rounds.record_model_round if self.asked else self._rounds.record_other_round)(tokens, turn.seconds)
         if self._number:
-            self._rounds.wrote(tokens, turn.seconds)
+            self._rounds.record_tokens(tokens, turn.seconds)
         self._number += 1
-        self._reads = False
+        self._reads_prompt = False
 
     def close(self) -> None:
         self._model.close()

@@ -16,9 +16,10 @@ from edgellm.spec.types import Floats
 
 
 class ColumnSums:
-    """The importance of a chunk's tokens, from rows of attention that are kept one by one while the tokens are drafted.
+    """Accumulates the importance of a chunk's tokens from attention rows that are recorded while the tokens are
+    drafted.
 
-    Summed up once the chunk is full: right after a decode the processor's caches are cold, and every operation is dear.
+    The sum is computed once the chunk is full, because the processor's caches are cold right after a decode.
     """
 
     def __init__(self, n: int, layers: int = 1) -> None:

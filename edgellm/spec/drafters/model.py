@@ -1,4 +1,4 @@
-"""A small model as the drafter: choosing a chunk's tokens, and measuring what later tokens attend to."""
+"""A draft model as the drafter: choosing a chunk's tokens, and measuring the attention that later tokens pay them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from edgellm.engine import Context, Model, Recorder, SeqRows, Top2, common_prefix, top2
 from edgellm.errors import InvalidOption
-from edgellm.spec.draft_length import CostCurve, floors
+from edgellm.spec.draft_length import CostCurve, acceptance_floors
 from edgellm.spec.drafters.importance import ColumnSums
-from edgellm.spec.drafters.verdict_prediction import likeliest
-from edgellm.spec.ngram.sources import MATCHED, SILENT, Cursor
+from edgellm.spec.drafters.verdict_prediction import likely_corrections
+from edgellm.spec.ngram.sources import MIN_MATCH, NO_CURSOR, Cursor
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, uniforms
 from edgellm.spec.state import NOT_FILLED, GenerationState
@@ -31,34 +31,33 @@ class ChunkBuilder:
         alternatives: int = 0,
         *,
         position: int | None = None,
-        cursor: Cursor = SILENT,
+        cursor: Cursor = NO_CURSOR,
         known: Ids = NO_IDS,
         floors: Sequence[float] = (),
-        stops: bool = True,
+        stops_early: bool = True,
     ) -> None:
-        """Begin a chunk of up to `gamma` tokens from `position` on (by default the end of the reply), with
-        `alternatives` for each, where the `known` tokens of the text so far count as likelier
-        (`verdict_prediction.likeliest`).
+        """Begin a chunk of up to `gamma` tokens at `position` (by default the end of the reply).
 
-        It keeps to `state.rules`, except that without `stops` it never ends early for doubt. It also ends where the
-        product of the confidences so far is below the entry of `floors` for that place. `cursor` says what followed the
-        same words before.
+        For each token, `alternatives` candidates are kept; the `known` tokens of the text so far get a higher weight
+        (`likely_corrections`). The chunk keeps to `state.rules`; without `stops_early` it never ends for low
+        confidence. It also ends where the product of the confidences falls below the entry of `floors` for that place.
+        `cursor` offers the context's tokens.
         """
         rules, sampling = state.rules, state.sampling
-        self._alive, self._floors, self._alone = 1.0, floors, rules.alone
-        self._gamma, self._stop_below = gamma, rules.stop_below if stops else 0.0
+        self._survival, self._floors, self._alone = 1.0, floors, rules.alone
+        self._gamma, self._stop_below = gamma, rules.stop_below if stops_early else 0.0
         self._sampling = sampling
         purpose, column = (Purpose.VERIFY, 1) if rules.alone else (Purpose.DRAFT, 0)
         at = len(state.ids) if position is None else position
         self._numbers = None if sampling.greedy else uniforms(sampling.seed, at, gamma, purpose)[:, column]
         self._cursor, self._lookup_below = cursor, rules.lookup_below
-        self._said: list[tuple[int, int, bool]] = []
+        self._matches: list[tuple[int, int, bool]] = []
         self.ids: list[int] = []
         self._facts: list[Top2] = []
         self._drawn: list[Distribution] = []
         self._exits: list[int | None] = []
-        self._wanted, self._known = alternatives, known
-        self._others: list[tuple[Ids, Floats]] = []
+        self._n_alternatives, self._known = alternatives, known
+        self._alternative_tokens: list[tuple[Ids, Floats]] = []
 
     def add(self, logits: Floats, facts: Top2, exit_layer: int | None = None) -> int:
         """Add the next token, chosen from `logits` (n_vocab,), whose top two are `facts`, and return it."""
@@ -66,30 +65,30 @@ class ChunkBuilder:
         if self._numbers is not None:
             self._drawn.append((exact_distribution if self._alone else distribution)(logits, self._sampling))
             token = draw(self._drawn[-1], float(self._numbers[len(self.ids)]))
-        if self._cursor is not SILENT:
+        if self._cursor is not NO_CURSOR:
             token = self._look_up(token, facts.p1)
         self.ids.append(token)
         self._facts.append(facts)
-        self._alive *= facts.p1
+        self._survival *= facts.p1
         self._exits.append(exit_layer)
-        if self._wanted:
-            self._others.append(self._alternatives(logits, token))
+        if self._n_alternatives:
+            self._alternative_tokens.append(self._alternatives(logits, token))
         return token
 
     def _alternatives(self, logits: Floats, token: int) -> tuple[Ids, Floats]:
         """Return candidates for the verifier's token in case it rejects `token`."""
-        ids, weights = likeliest(logits, self._wanted + 1, self._known)
-        others = np.flatnonzero(ids != token)[: self._wanted]
+        ids, weights = likely_corrections(logits, self._n_alternatives + 1, self._known)
+        others = np.flatnonzero(ids != token)[: self._n_alternatives]
         return ids[others], weights[others]
 
     def _look_up(self, token: int, confidence: float) -> int:
-        """Return `token`, or the context's token where the model hesitates. A token that was drawn stays."""
-        said, matched, _ = self._cursor.offer()
-        differs = said >= 0 and said != token and matched >= MATCHED
+        """Return `token`, or the context's token if the model is not confident. A sampled token is kept."""
+        offered, matched, _ = self._cursor.offer()
+        differs = offered >= 0 and offered != token and matched >= MIN_MATCH
         copied = differs and confidence < self._lookup_below and self._numbers is None
         if copied:
-            token = said
-        self._said.append((said, matched, copied))
+            token = offered
+        self._matches.append((offered, matched, copied))
         self._cursor.advance(token)
         return token
 
@@ -102,9 +101,9 @@ class ChunkBuilder:
         at = len(self.ids)
         if at >= self._gamma:
             return True
-        if self._facts[-1].p1 < self._stop_below and not (self._said and self._said[-1][2]):
+        if self._facts[-1].p1 < self._stop_below and not (self._matches and self._matches[-1][2]):
             return True
-        return at <= len(self._floors) and self._alive < self._floors[at - 1]
+        return at <= len(self._floors) and self._survival < self._floors[at - 1]
 
     def build(self, importance: Floats | None, exits: bool = False) -> Chunk:
         """Return the finished chunk; `exits`: whether its drafter stops early at all."""
@@ -116,15 +115,15 @@ class ChunkBuilder:
             distributions=tuple(self._drawn) if self._numbers is not None else None,
             importance=NO_FLOATS if importance is None else importance[:n],
             exit_layers=tuple(self._exits) if exits else None,
-            alternatives=tuple(self._others) if self._wanted else None,
+            alternatives=tuple(self._alternative_tokens) if self._n_alternatives else None,
             context_match=self._context_match(),
         )
 
     def _context_match(self) -> ContextMatch | None:
-        if not self._said:
+        if not self._matches:
             return None
-        said, matched, copied = zip(*self._said, strict=True)
-        return ContextMatch(np.array(said, np.int32), np.array(matched, np.int32), np.array(copied, np.bool_))
+        offered, matched, copied = zip(*self._matches, strict=True)
+        return ContextMatch(np.array(offered, np.int32), np.array(matched, np.int32), np.array(copied, np.bool_))
 
 
 class AttentionMeter:
@@ -150,8 +149,8 @@ class AttentionMeter:
         self._cells: list[int] = []  # cells of the chunk's tokens, where sequences share cells
         self._before = np.empty(0, dtype=np.bool_)
 
-    def rest(self) -> None:
-        """Read no attention of the tokens decoded from here on (a prefill)."""
+    def pause(self) -> None:
+        """Record no attention of the tokens decoded from here on (a prefill)."""
         if self._recorder is not None:
             self._recorder.attend(_NO_KEYS if self._recorder.shared and self._layers else None)
 
@@ -168,8 +167,8 @@ class AttentionMeter:
     def measures(self) -> bool:
         return bool(self._layers)
 
-    def look(self) -> None:
-        """Read the attention of the chunk's next token, which has been decoded."""
+    def record(self) -> None:
+        """Record the attention of the chunk's next token, which has been decoded."""
         if self._recorder is None or self._sums is None:
             return
         rows = [self._recorder.attention(layer) for layer in self._layers]
@@ -219,22 +218,22 @@ class ModelDrafter(Drafter):
         self._alternatives = alternatives
         self._curve = curve
         self._floors: Sequence[float] = ()  # the least chance of a suggested token, by its place in a decode
-        self._branches = 0  # sequences 1 to this number hold drafts made ahead
+        self._branches = 0  # sequences 1 to this number hold branches
 
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
-        self._context.heed(state.stopped)
+        self._context.set_cancel(state.should_stop)
         self._floors, filling = (), NOT_FILLED
         if state.suggestions is not None and self._curve is not None:
             curve = self._curve()
-            self._floors, filling = floors(curve), curve.filling()
+            self._floors, filling = acceptance_floors(curve), curve.filling()
         self._context.fill(*filling)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        """See `Drafter.propose`. The last token of a chunk is not decoded before a later text holds it.
+        """See `Drafter.propose`. The last token of a chunk is decoded only with a later text that contains it.
 
-        Suggested tokens are decoded in one batch, and stand as far as the model itself chooses them: the chunk is the
-        same, and ready sooner.
+        Suggested tokens are decoded in the same batch and kept as far as the model itself chooses them: the chunk is
+        the same, but ready sooner.
         """
         prefix = state.ids
         chunk = ChunkBuilder(
@@ -242,19 +241,19 @@ class ModelDrafter(Drafter):
             floors=state.suggestions.floors() if state.suggestions is not None and state.rules.while_it_pays else (),
         )  # fmt: skip
         try:
-            self._meter.rest()
+            self._meter.pause()
             self._take_over(prefix)
             feed = prefix[self._context.sync(prefix) :]
             while True:
                 guess = self._guess(state, chunk)
-                rows = self._context.decode_late(np.append(feed, guess) if guess else feed, outputs=len(guess) + 1)
-                self._meter.look() if chunk.ids else self._meter.start(len(prefix), gamma)
+                rows = self._context.decode_lazy(np.append(feed, guess) if guess else feed, outputs=len(guess) + 1)
+                self._meter.record() if chunk.ids else self._meter.start(len(prefix), gamma)
                 for row, follows in zip_longest(rows, guess):
                     token = chunk.add(row, top2(row))
-                    over = chunk.full() or self._model.is_eog(token)
-                    if over or token != follows:
+                    ended = chunk.full() or self._model.is_eog(token)
+                    if ended or token != follows:
                         break
-                if over:
+                if ended:
                     break
                 self._context.rollback(len(prefix) + len(chunk.ids) - 1)  # to the last token that was guessed right
                 feed = np.array([token], dtype=np.int32)
@@ -265,10 +264,10 @@ class ModelDrafter(Drafter):
 
     def end(self) -> None:
         """See `Drafter.end`."""
-        self._context.heed(None)
+        self._context.set_cancel(None)
 
     def _guess(self, state: GenerationState, chunk: ChunkBuilder) -> Sequence[int]:
-        """Return tokens that may come next, to be decoded along with those that are decoded anyway."""
+        """Return suggested next tokens, to be decoded in the same batch."""
         if state.suggestions is None or self._meter.measures or chunk.left < 2:
             return []
         return state.suggestions.suggest(state, chunk.ids, self._floors[: chunk.left - 1])
@@ -278,7 +277,7 @@ class ModelDrafter(Drafter):
         return self._meter.by_layer(n)
 
     @property
-    def room(self) -> int:
+    def max_branches(self) -> int:
         """Return how many prefixes `draft_many` can follow at once."""
         return self._context.n_seq - 1
 
@@ -292,22 +291,22 @@ class ModelDrafter(Drafter):
         whole: Ids,
         tail: int,
     ) -> list[tuple[Ids, Chunk]]:
-        """Draft behind several prefixes at once, in one batch a token, until `until` says stop.
+        """Draft after several prefixes in one batch per token, until `done` returns True.
 
-        These are `prefixes`, and `whole` with each of its `tail` likeliest next tokens (fewer where one ends the turn),
-        at most `room` in all. Return each with up to `gamma` tokens behind it, fewer where the context ends; doubt
-        ends none of them, for there is time. The next `propose` behind one of them goes on from what is computed here.
+        The prefixes are `prefixes`, and `whole` with each of its `tail` likeliest next tokens (fewer if one ends the
+        turn), at most `max_branches` in all. Return each with up to `gamma` drafted tokens, fewer where the context
+        ends; low confidence ends none of them. The next `propose` after one of them continues from its cache.
         Importance is not measured.
         """
         try:
-            self._meter.rest()
+            self._meter.pause()
             self._take_over(whole)  # it may have been drafted ahead, and be verified before anything else is drafted
-            return self._branch(state, prefixes, gamma, until, whole, tail)
+            return self._draft_branches(state, prefixes, gamma, until, whole, tail)
         except BaseException:
             self._clear()
             raise
 
-    def _branch(
+    def _draft_branches(
         self, state: GenerationState, prefixes: Sequence[Ids], gamma: int, until: Callable[[], bool], whole: Ids,
         tail: int,
     ) -> list[tuple[Ids, Chunk]]:  # fmt: skip
@@ -315,14 +314,14 @@ class ModelDrafter(Drafter):
         branches: list[tuple[Ids, ChunkBuilder]] = []  # branch i is sequence i + 1
 
         def begin(prefix: Ids) -> None:
-            fits = min(gamma, context.n_ctx - len(prefix) + 1)
-            cursor = state.lookup(prefix, stands=False)
+            length = min(gamma, context.n_ctx - len(prefix) + 1)
+            cursor = state.lookup(prefix, committed=False)
             chunk = ChunkBuilder(
-                state, fits, self._alternatives, position=len(prefix), cursor=cursor, known=known, stops=False
+                state, length, self._alternatives, position=len(prefix), cursor=cursor, known=known, stops_early=False
             )
             branches.append((prefix, chunk))
             self._branches = max(self._branches, len(branches))
-            if fits > 0:
+            if length > 0:
                 context.branch(0, len(branches))
                 rows.append(SeqRows(len(branches), prefix[context.sync(prefix, len(branches)) :], 1))
 
@@ -339,7 +338,7 @@ class ModelDrafter(Drafter):
                     if not chunk.full() and not self._model.is_eog(token):
                         rows.append(SeqRows(row.seq, np.array([token], dtype=np.int32), 1))
                     continue
-                for token in likeliest(view[0], tail, known)[0].tolist():
+                for token in likely_corrections(view[0], tail, known)[0].tolist():
                     if not self._model.is_eog(token):
                         begin(np.append(whole, token).astype(np.int32))
         return [(prefix, chunk.build(None)) for prefix, chunk in branches]

@@ -1,4 +1,4 @@
-"""Guesses at where a chunk will be rejected, and at the token there instead, for parallel inference (Synera, 4.4)."""
+"""Prediction of where a chunk will be rejected, and of the correction there (Synera, section 4.4)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from edgellm.spec.types import Floats, Ids
 
 @dataclass(frozen=True, slots=True)
 class PredictedVerdict:
-    """A guess that the verdict accepts `accepted` tokens of the chunk, and that its own token behind them is `token`.
-
-    `probability` is how likely both are together, as the guesser sees it.
-    """
+    """A predicted verdict: `accepted` tokens, followed by the verifier's `token`, with the joint `probability` of
+    both."""
 
     accepted: int
     token: int
@@ -26,14 +24,15 @@ class PredictedVerdict:
 
 @dataclass(slots=True)
 class PredictionStats:
-    """The quality of the guesses: `hits` of `tries`, and seconds of waiting spent on drafts that were taken over."""
+    """Statistics of predicted verdicts: `hits` of `tries`, and seconds of waiting spent on drafts that were kept."""
 
     tries: int = 0
     hits: int = 0
     hidden_seconds: float = 0.0
 
-    def tried(self, hit: bool, seconds: float) -> None:
-        """Count a verdict that has come, and whether one of the guesses followed for `seconds` hit it."""
+    def record(self, hit: bool, seconds: float) -> None:
+        """Count a verdict: whether a predicted one matched it, and the `seconds` spent drafting after the
+        predictions."""
         self.tries += 1
         self.hits += hit
         self.hidden_seconds += seconds if hit else 0.0
@@ -58,70 +57,69 @@ def rejection(confidence: Sequence[float] | Floats, alpha: float) -> Probabiliti
 
 BRANCHES = 3
 """Guesses that are followed at once if nothing was measured."""
-HITS = (0.37, 0.64, 0.78, 0.86, 0.88, 0.91, 0.92, 0.93, 0.94, 0.94, 0.95, 0.95, 0.95, 0.96, 0.96, 0.96)
+TOPK_HIT_RATE = (0.37, 0.64, 0.78, 0.86, 0.88, 0.91, 0.92, 0.93, 0.94, 0.94, 0.95, 0.95, 0.95, 0.96, 0.96, 0.96)
 """Share of verdicts that are among the 1, 2, ... likeliest guesses, by `bench.synera.verdict_prediction`. It only
 shares out a device's time."""
-MOST_BRANCHES = len(HITS)
+MAX_BRANCHES = len(TOPK_HIT_RATE)
 
 
-KNOWN = 30.0
-"""How many times as likely as the draft model says a token is that occurs in the text already. Where the draft model is
-wrong the verifier's token mostly does: a name, a number, a word of the question (`bench.synera.verdict_prediction`)."""
+CONTEXT_BOOST = 30.0
+"""Factor by which tokens that already occur in the text are likelier corrections than the draft model says: where it is
+wrong, the verifier's token often is a name, a number or a word of the question (`bench.synera.verdict_prediction`)."""
 
 
-def likeliest(logits: Floats, most: int, known: Ids) -> tuple[Ids, Floats]:
-    """Return the verifier's `most` likeliest tokens, likeliest first, and their weights, both (min(most, n_vocab),).
+def likely_corrections(logits: Floats, limit: int, known: Ids) -> tuple[Ids, Floats]:
+    """Return the verifier's `limit` likeliest tokens, likeliest first, and their weights, both (min(most, n_vocab),).
 
-    A weight is the probability by the draft model's `logits` (n_vocab,), and `KNOWN` times that for the `known` tokens
-    (k,), ascending, which stand in the text so far.
+    A weight is the probability by the draft model's `logits` (n_vocab,); for the `known` tokens (k,), ascending, which
+    occur in the text so far, it is multiplied by `CONTEXT_BOOST`.
     """
-    ids, weights = top_k(logits, most)
+    ids, weights = top_k(logits, limit)
     if not len(known) or not len(ids):
         return ids, weights
-    here = logits[known]
-    if len(known) > most:
-        best = np.sort(np.argpartition(-here, most)[:most])
-        known, here = known[best], here[best]
+    raised_logits = logits[known]
+    if len(known) > limit:
+        best = np.sort(np.argpartition(-raised_logits, limit)[:limit])
+        known, raised_logits = known[best], raised_logits[best]
     others = known[np.minimum(np.searchsorted(known, ids), len(known) - 1)] != ids
-    raised = KNOWN * weights[0] * np.exp(here - logits[ids[0]])
+    raised = CONTEXT_BOOST * weights[0] * np.exp(raised_logits - logits[ids[0]])
     ids, weights = np.concatenate((ids[others], known)), np.concatenate((weights[others], raised))
-    order = np.argsort(-weights, kind="stable")[:most]
+    order = np.argsort(-weights, kind="stable")[:limit]
     return ids[order], weights[order]
 
 
-def branches(batch_seconds: Sequence[float], wait: float, gamma: int) -> tuple[int, str]:
-    """Return how many guesses to follow at once, and why: the number that brings most tokens while a verdict is waited
-    for.
+def choose_branches(batch_seconds: Sequence[float], wait: float, gamma: int) -> tuple[int, str]:
+    """Return how many branches to draft, and why: the number with the most expected tokens during the wait for a
+    verdict.
 
-    A token of i + 1 branches takes `batch_seconds[i]`, a verdict `wait` seconds; a branch has up to `gamma` tokens. At
-    least one is followed: it costs nothing but the device's idle time.
+    One token of i + 1 branches takes `batch_seconds[i]`, a verdict `wait` seconds; a branch has up to `gamma` tokens.
+    At least one branch is drafted, in otherwise idle time.
     """
-    expected = [hit * min(gamma, wait / seconds) for hit, seconds in zip(HITS, batch_seconds, strict=False)]
-    many = 1 + int(np.argmax(expected))
-    return many, (
-        f"parallel inference with {many} {'guess' if many == 1 else 'guesses'}: a token of them takes"
-        f" {batch_seconds[many - 1] * 1e3:.1f} ms, and a verdict {wait * 1e3:.1f} ms"
+    expected = [hit * min(gamma, wait / seconds) for hit, seconds in zip(TOPK_HIT_RATE, batch_seconds, strict=False)]
+    count = 1 + int(np.argmax(expected))
+    return count, (
+        f"parallel inference with {count} {'guess' if count == 1 else 'guesses'}: one token of each takes"
+        f" {batch_seconds[count - 1] * 1e3:.1f} ms, a verdict {wait * 1e3:.1f} ms"
     )
 
 
-def guesses(
-    positions: Probabilities, confidence: Floats, alternatives: list[tuple[Ids, Floats]], most: int
+def predict_verdicts(
+    positions: Probabilities, confidence: Floats, alternatives: list[tuple[Ids, Floats]], limit: int
 ) -> list[PredictedVerdict]:
-    """Return the `most` likeliest verdicts, likeliest first.
+    """Return the `limit` likeliest verdicts, likeliest first.
 
-    `positions` as from `rejection`, shape (gamma + 1,), for a chunk of `confidence` (gamma,). `alternatives[t]` are
-    candidates for the verifier's token where the first t tokens are accepted, with their weights as from `likeliest`,
-    both (k,); the drafted token itself is not among them where t < gamma. Where it is rejected, the others share what
-    it leaves.
+    `positions` (gamma + 1,) as from `rejection`, for a chunk of `confidence` (gamma,). `alternatives[t]` are candidates
+    for the verifier's token if the first t tokens are accepted, with weights as from `likely_corrections`, both (k,);
+    for t < gamma they exclude the drafted token, and share the probability that it leaves.
     """
     found = []
-    left = [*(1.0 - confidence).tolist(), 1.0]
+    rejected_mass = [*(1.0 - confidence).tolist(), 1.0]
     for accepted, (chance, (ids, weights)) in enumerate(zip(positions.tolist(), alternatives, strict=True)):
-        total = max(float(weights.sum()), left[accepted])
+        total = max(float(weights.sum()), rejected_mass[accepted])
         if total <= 0.0:
             continue
         found += [
             PredictedVerdict(accepted, token, chance * weight / total)
             for token, weight in zip(ids.tolist(), weights.tolist(), strict=True)
         ]
-    return sorted(found, key=lambda guess: -guess.probability)[:most]
+    return sorted(found, key=lambda guess: -guess.probability)[:limit]

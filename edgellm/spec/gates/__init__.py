@@ -1,1 +1,1 @@
-"""Gates: which drafted chunks are worth the verifier's time, at what budget, and the profile that says so."""
+"""Gates, which decide whether a chunk is verified, and the profile that they are fitted from."""

@@ -1,4 +1,4 @@
-"""The budget as one dial: the share of chunks that is really offloaded."""
+"""The budget controller: keeps the share of offloaded chunks at the budget."""
 
 from __future__ import annotations
 
@@ -9,72 +9,75 @@ import numpy as np
 import numpy.typing as npt
 
 HORIZON = 48
-"""Decisions over which what the budget owes is paid back at least: some replies' worth. Later as many as an eighth of
-those made so far: the share is kept all the same, and a verdict is not spent, or spared, only to be even."""
+"""Minimum number of decisions over which a deficit is corrected: a few replies. Later an eighth of all decisions so
+far, so that verdicts are not spent or saved only to be even."""
 
 Scores = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
 class BudgetController:
-    """The decisions that a budget has been spent on so far, over all replies of a pair.
+    """The decisions made under a budget so far, over all replies of a pair, and the controller's state.
 
-    `lean` is how much more than the budget must be aimed at to reach it: profiled scores that no longer fit make a gate
-    offload always too much or too little, which paying back alone would leave standing as a debt.
+    `integral` corrects a lasting bias: profiled scores that no longer fit make a gate offload always too much or too
+    little, which the proportional part alone would leave as a standing error.
     """
 
     decided: int = 0
     offloaded: int = 0
-    lean: float = 0.0
+    integral: float = 0.0
 
     @property
     def share(self) -> float | None:
         """Return the share of chunks offloaded so far, None before the first decision."""
         return self.offloaded / self.decided if self.decided else None
 
-    def enter(self, offload: bool) -> None:
+    def record(self, offload: bool) -> None:
         self.decided += 1
         self.offloaded += offload
 
-    def aim(self, budget: float) -> float:
-        """Return the share to offload now, in [0, 1]: the budget, corrected by what it owes so far. Call it once per
+    def target_share(self, budget: float) -> float:
+        """Return the share to offload now, in [0, 1]: the budget, corrected by the deficit so far. Call it once per
         decision.
 
-        A proportional-integral controller, critically damped where the share that a gate offloads follows its aim.
+        A proportional-integral controller, critically damped if the gate's share follows its target.
         """
         if budget in (0.0, 1.0):
             return budget
-        owed = budget * self.decided - self.offloaded
+        deficit = budget * self.decided - self.offloaded
         horizon = max(HORIZON, self.decided // 8)
-        aim = budget + owed / horizon + self.lean
-        if 0.0 < aim < 1.0 or (aim <= 0.0) == (owed > 0.0):  # at its end it leans no further
-            self.lean += owed / (4 * horizon**2)
-        return min(1.0, max(0.0, aim))
+        target = budget + deficit / horizon + self.integral
+        if 0.0 < target < 1.0 or (target <= 0.0) == (deficit > 0.0):  # anti-windup
+            self.integral += deficit / (4 * horizon**2)
+        return min(1.0, max(0.0, target))
 
 
 class Threshold:
-    """Turns scores (higher: worth more) into decisions whose realised share is the budget.
+    """Turns scores (higher is better to verify) into decisions whose realised share is the budget.
 
-    The threshold is a quantile of the scores seen in profiling. Those drift, because replies that are not verified
-    wander where verified ones do not: so the quantile is that of the share which the ledger says is due now.
+    The threshold is a quantile of the profiled scores. Those drift, because unverified replies diverge from verified
+    ones, so the quantile follows the controller's target share.
     """
 
-    def __init__(self, profiled: Scores | Sequence[float], budget: float, ledger: BudgetController) -> None:
+    def __init__(self, profiled: Scores | Sequence[float], budget: float, controller: BudgetController) -> None:
         """Start from `profiled` (n,), n at least 1: scores of chunks from profiling, in any order."""
         self._sorted = np.sort(np.asarray(profiled, dtype=np.float64))
         self._budget = budget
-        self.ledger = ledger
+        self.controller = controller
 
     def decide(self, score: float, tie: float) -> tuple[bool, str]:
         """Return whether a chunk of `score` is offloaded, and why. `tie` in [0, 1) ranks equal scores."""
-        aim = self.ledger.aim(self._budget)
+        target = self.controller.target_share(self._budget)
         n = len(self._sorted)
-        below, upto = (int(self._sorted.searchsorted(score, side)) for side in ("left", "right"))
-        # its place among the profiled ones and itself, 0 the highest; equal scores are in random order
-        place = (n - upto + tie * (upto - below + 1)) / (n + 1)
-        offload = place < aim
-        self.ledger.enter(offload)
-        return offload, f"worth {score:.3g}, as much as {below / n:.0%} of profiled chunks or more; {aim:.0%} are due"
+        below, up_to = (int(self._sorted.searchsorted(score, side)) for side in ("left", "right"))
+        # its rank among the profiled scores and itself, 0 the highest; ties in random order
+        place = (n - up_to + tie * (up_to - below + 1)) / (n + 1)
+        offload = place < target
+        self.controller.record(offload)
+        return (
+            offload,
+            f"score {score:.3g}, above {below / n:.0%} of the profiled chunks; {target:.0%} are to be verified",
+        )
 
 
 def solve(share_at: Callable[[float], float], budget: float, low: float, high: float) -> float:

@@ -1,4 +1,4 @@
-"""Evidence of what signals and gates are good for, from the observations of a pair."""
+"""Evaluation of signals and gates on a pair's profiled replies."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.spec.gates.features import NAMES
-from edgellm.spec.gates.offload_policy import SHARES, fit_policies, follow
+from edgellm.spec.gates.offload_policy import SHARES, fit_policies, simulate
 from edgellm.spec.gates.profiler import Run
 from edgellm.spec.gates.rejection_model import Rejection, auc
 
 
 def evidence(runs: Sequence[Run], rejection: Rejection) -> dict[str, float]:
-    """Return what each signal is good for: `auc ...`, the chance that a rejected chunk scores higher than an accepted
-    one.
+    """Return `auc ...` of each signal: the probability that a rejected chunk scores higher than an accepted one.
 
-    `auc rejected` is that of the fitted predictor, on prompts that it was not fitted on; `loss ...` are the log losses
-    of the predictors that were tried, on the same prompts.
+    `auc rejected` is that of the fitted predictor on held-out prompts; `loss ...` are the log losses of the tried
+    predictors on the same prompts.
     """
-    seen = [chunk for run in runs for chunk in run.judged]
+    seen = [chunk for run in runs for chunk in run.training_chunks]
     x, wrong = np.array([chunk.signals for chunk in seen]), np.array([not chunk.whole for chunk in seen])
     found = {f"auc {name}": auc(-x[:, at] if "margin" in name else x[:, at], wrong) for at, name in enumerate(NAMES)}
     if rejection.losses:
@@ -42,10 +41,10 @@ class Thresholds(Protocol):
 
 
 def gate_evidence(profile: Thresholds, runs: Sequence[Run], rejection: Rejection) -> dict[str, float]:
-    """Return `gate ... at b`: the share of replies that come out as the verifier's own when a gate spends the budget b.
+    """Return `gate ... at b`: the share of replies equal to the verifier's own when a gate spends the budget b.
 
-    A reply does so where each chunk that would be rejected is offloaded. The gates' settings come from the same
-    chunks, but for the fitted one (`worth`), which is judged on prompts that it was not fitted on.
+    A reply counts if each chunk that would be rejected is offloaded. The gates' settings come from the same chunks,
+    except for the fitted gate (`worth`), which is evaluated on held-out prompts.
     """
     seen = [chunk for run in runs for chunk in run.verified]
     confidence, importance = (np.array([getattr(each, name) for each in seen]) for name in ("confidence", "importance"))
@@ -58,10 +57,10 @@ def gate_evidence(profile: Thresholds, runs: Sequence[Run], rejection: Rejection
         np.multiply.at(kept, reply[wrong], chances[wrong])
         return float(kept.mean())
 
-    number = np.repeat(np.arange(len(runs)), [len(run.judged) for run in runs])
+    number = np.repeat(np.arange(len(runs)), [len(run.training_chunks) for run in runs])
     halves = []
     for half in (0, 1):
-        ours, others = ([run for run in runs[at::2] if run.judged] for at in (half, 1 - half))
+        ours, others = ([run for run in runs[at::2] if run.training_chunks] for at in (half, 1 - half))
         if ours and others:
             chances, unseen = rejection.unseen[number % 2 == half], rejection.unseen[number % 2 != half]
             halves.append((ours, chances, fit_policies(others, rejection.predictor, unseen)))
@@ -76,16 +75,16 @@ def gate_evidence(profile: Thresholds, runs: Sequence[Run], rejection: Rejection
         for name, chance in chance_of.items():
             found[f"gate {name} at {share}"] = right(_at_share(chance, share))
         saved = [
-            all(flag or chunk.whole for flag, chunk in zip(flags.tolist(), run.judged, strict=True))
+            all(flag or chunk.whole for flag, chunk in zip(flags.tolist(), run.training_chunks, strict=True))
             for ours, chances, policies in halves
-            for run, flags in zip(ours, follow(ours, policies[at], chances), strict=True)
+            for run, flags in zip(ours, simulate(ours, policies[at], chances), strict=True)
         ]
         found[f"gate worth at {share}"] = float(np.mean(saved)) if saved else 0.0
     return {name: round(value, 4) for name, value in found.items()}
 
 
 def _at_share(chances: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.float64]:
-    """Return the chances after a ledger corrects a gate that misses the budget, as if it corrected at random."""
+    """Return the chances after a controller corrects a gate that misses the budget, as if at random."""
     mean = float(chances.mean())
     if mean > share:
         return chances * (share / mean)

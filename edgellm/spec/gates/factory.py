@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from edgellm.spec.gates.budget import BudgetController
-from edgellm.spec.gates.learned import LearnedGate
 from edgellm.spec.gates.offload_policy import SHARES
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import (
@@ -15,6 +14,7 @@ from edgellm.spec.gates.rules import (
     ConfidenceGate,
     CountingGate,
     ImportanceGate,
+    LearnedGate,
     NeverGate,
     RandomGate,
     Rule,
@@ -30,46 +30,46 @@ AUTO = ("worth", "confidence", "importance", "synera", "random")
 """The gates that `auto` chooses from, the likeliest first: with equal evidence the first one wins."""
 
 DOUBT = 0.5
-"""A token of less confidence is more likely wrong than right, and whatever is drafted behind it is wasted. A device
-that waits for its verifier had better ask at once; one that does not gains more from a verdict on a whole chunk."""
+"""Below this confidence a token is more likely wrong than right, and drafts after it are wasted. A device that waits
+for its verifier should ask at once; otherwise a verdict on a whole chunk is worth more."""
 
 _STEPS = 64  # settings between a share of 0 and of 1 that are worked out
 
 
 @dataclass(frozen=True, slots=True)
 class GateChoice:
-    """A gate with its setting for a reply.
+    """A gate with its settings for a reply.
 
-    `gamma` drafted tokens a chunk; `layers`: whose attention the gate needs; `ledger` counts where a share is to be
-    kept. A chunk ends early behind a token whose confidence is below `stop_below`. Where it is below `lookup_below`,
-    what the context says is drafted instead.
+    `gamma` drafted tokens a chunk; `layers` whose attention the gate needs; `controller` keeps the budget, if there is
+    one. A chunk ends after a token with a confidence below `stop_below`. Below `lookup_below`, the context's token is
+    drafted instead.
     """
 
     gate: Gate
     reason: str
     gamma: int
     layers: tuple[int, ...] = ()
-    ledger: BudgetController | None = None
+    controller: BudgetController | None = None
     stop_below: float = 0.0
     lookup_below: float = 0.0
 
 
 class BudgetGate(Gate):
-    """A gate with one dial, turned with every chunk so that the share really offloaded stays the budget."""
+    """A gate with one parameter, adjusted with every chunk so that the offloaded share stays at the budget."""
 
-    def __init__(self, at: Callable[[float], Rule], budget: float, ledger: BudgetController) -> None:
+    def __init__(self, at: Callable[[float], Rule], budget: float, controller: BudgetController) -> None:
         """Keep `budget`; `at` returns the gate that offloads a share in (0, 1) of chunks like the profiled ones."""
-        self._at, self._budget, self._ledger = at, budget, ledger
+        self._at, self._budget, self._controller = at, budget, controller
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
         """See `Gate.decide`."""
-        aim = self._ledger.aim(self._budget)
-        if 0.0 < aim < 1.0:
-            # drawn by the place in the pair's history, not in the reply, or one seed would draw the same in all
-            decision = self._at(aim).judge(chunk, self._ledger.decided)
+        target = self._controller.target_share(self._budget)
+        if 0.0 < target < 1.0:
+            # draws are keyed by the pair's decision count, else one seed would draw the same in all replies
+            decision = self._at(target).judge(chunk, self._controller.decided)
         else:
-            decision = Decision(aim >= 1.0, "too much of the budget is left" if aim else "the budget is overspent")
-        self._ledger.enter(decision.offload)
+            decision = Decision(target >= 1.0, "the budget is underspent" if target else "the budget is overspent")
+        self._controller.record(decision.offload)
         return decision
 
 
@@ -85,46 +85,47 @@ def choose(
     seed: int,
     *,
     profile: Profile | None,
-    ledger: BudgetController,
+    controller: BudgetController,
     linked: bool = False,
 ) -> GateChoice:
-    """Return the requested gate; its draws come from `seed`, and `ledger` records what its budget has been spent on.
+    """Return the requested gate. Its draws come from `seed`, and `controller` keeps its budget.
 
-    `profile` is given where `needs_profile` says so. `linked`: the verifier is across a link, and the device has to
-    wait for it.
+    `profile` is required if `needs_profile`. `linked`: the verifier is across a link, so the device waits for it.
     """
     gate, budget = options.gate, options.budget
     gamma = options.gamma or CHUNK
     if not isinstance(gate, str):
-        return _counted(gate, "the gate is your own", gamma, ledger)
+        return _with_counting(gate, "a custom gate", gamma, controller)
     if gate == "never" or budget == 0.0:
-        return GateChoice(NeverGate(), "nothing is verified, as you said", gamma)
+        return GateChoice(NeverGate(), "nothing is verified, as requested", gamma)
     if gate == "always" or budget == 1.0:
-        return _counted(AlwaysGate(), "everything is verified, as you said", gamma, ledger)
+        return _with_counting(AlwaysGate(), "everything is verified, as requested", gamma, controller)
     if budget is None:
         if gate == "confidence":
-            fixed = ConfidenceGate(options.confidence_threshold, seed)
-            return _counted(fixed, "a confidence threshold without a budget", gamma, ledger)
-        return _counted(AlwaysGate(), "no budget is given, so everything is verified", gamma, ledger)
+            threshold = ConfidenceGate(options.confidence_threshold, seed)
+            return _with_counting(threshold, "a confidence threshold without a budget", gamma, controller)
+        return _with_counting(AlwaysGate(), "no budget is given, so everything is verified", gamma, controller)
     gamma = options.gamma or (CHUNK if profile is None else profile.gamma)
     if gate == "random" or profile is None:
-        chance = BudgetGate(lambda share: RandomGate(share, seed), budget, ledger)
-        return _limited(chance, "chunks are chosen at random", gamma, ledger)
-    reason = f"the {gate} gate, as you said"
+        budgeted = BudgetGate(lambda share: RandomGate(share, seed), budget, controller)
+        return _with_tail(budgeted, "chunks are chosen at random", gamma, controller)
+    reason = f"the {gate} gate, as requested"
     if gate == "auto":
         gate, reason = best_gate(profile, budget)
     if gate == "worth":
-        found: Gate = LearnedGate(profile, budget, ledger, seed)
+        chosen: Gate = LearnedGate(profile, budget, controller, seed)
     else:
-        found = BudgetGate(_dial(gate, profile, seed), budget, ledger)
+        chosen = BudgetGate(_gate_at_share(gate, profile, seed), budget, controller)
     layers = profile.layers if gate in ("importance", "synera") else ()
-    limited = _limited(found, reason, gamma, ledger, layers)
+    choice = _with_tail(chosen, reason, gamma, controller, layers)
     if gate != "worth":
-        return limited
-    heeds = profile.hesitates if options.context_lookup else 0.0
-    copies = heeds > 0.0 and options.temperature <= 0.0  # a drawn token stays; the gate hears the context all the same
-    said = f"; below a confidence of {heeds:.2f} what the context says is drafted" if copies else ""
-    return replace(limited, stop_below=DOUBT if linked else 0.0, lookup_below=heeds, reason=limited.reason + said)
+        return choice
+    lookup_below = profile.hesitates if options.context_lookup else 0.0
+    replaces = (
+        lookup_below > 0.0 and options.temperature <= 0.0
+    )  # a sampled token is kept; the gate sees the context match all the same
+    note = f"; below a confidence of {lookup_below:.2f} the context's token is drafted" if replaces else ""
+    return replace(choice, stop_below=DOUBT if linked else 0.0, lookup_below=lookup_below, reason=choice.reason + note)
 
 
 def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
@@ -134,11 +135,11 @@ def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
     best = max(AUTO, key=lambda name: gains[name])
     others = ", ".join(f"{name} {gains[name]:.0%}" for name in AUTO if name != best)
     shown = "the fitted gate" if best == "worth" else f"the {best} gate"
-    found = f"with {share:.0%} of chunks it makes {gains[best]:.0%} of profiled replies the verifier's own"
-    return best, f"{shown}: {found} ({others})"
+    chosen = f"with {share:.0%} of chunks verified, {gains[best]:.0%} of the profiled replies equal the verifier's"
+    return best, f"{shown}: {chosen} ({others})"
 
 
-def _dial(gate: str, profile: Profile, seed: int) -> Callable[[float], Rule]:
+def _gate_at_share(gate: str, profile: Profile, seed: int) -> Callable[[float], Rule]:
     """Return a function from a share of chunks to the gate of that name which offloads it."""
 
     @lru_cache(maxsize=_STEPS + 1)
@@ -153,10 +154,12 @@ def _dial(gate: str, profile: Profile, seed: int) -> Callable[[float], Rule]:
     return lambda share: at(min(_STEPS, max(1, round(share * _STEPS))))
 
 
-def _counted(gate: Gate, reason: str, gamma: int, ledger: BudgetController) -> GateChoice:
-    return GateChoice(CountingGate(gate, ledger), reason, gamma, gate.layers, ledger=ledger)
+def _with_counting(gate: Gate, reason: str, gamma: int, controller: BudgetController) -> GateChoice:
+    return GateChoice(CountingGate(gate, controller), reason, gamma, gate.layers, controller=controller)
 
 
-def _limited(gate: Gate, reason: str, gamma: int, ledger: BudgetController, layers: tuple[int, ...] = ()) -> GateChoice:
+def _with_tail(
+    gate: Gate, reason: str, gamma: int, controller: BudgetController, layers: tuple[int, ...] = ()
+) -> GateChoice:
     """Return the gate with the limit for every budget below 1: the tail of a long reply is not verified."""
-    return GateChoice(TailGate(gate, ledger=ledger), reason, gamma, layers, ledger=ledger)
+    return GateChoice(TailGate(gate, controller=controller), reason, gamma, layers, controller=controller)

@@ -1,4 +1,4 @@
-"""Cheap features of a drafted chunk, as numbers that a predictor can weigh."""
+"""Signals of a drafted chunk, as numbers for a predictor."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NAMES = (
     "tokens",
     "place",  # log of 1 + tokens written before
     "doubt so far",  # surprise of all chunks before it: a reply that needs many corrections?
-    "agreement",  # log of 1 + matched tokens where the context says the same, summed over tokens
+    "agreement",  # log of 1 + matched tokens where the context has the same token, summed over tokens
     "most agreement",
-    "dissent",  # the same where it says a different token from the drafted one
+    "dissent",  # the same where the context has a different token
     "most dissent",
     "doubtful dissent",  # with the doubt of the token
     "copied",  # tokens that were taken from the context
@@ -32,10 +32,10 @@ NAMES = (
     "copied doubt",  # of the model at those tokens
 )
 JUDGED = tuple(at for at, name in enumerate(NAMES) if "importance" not in name)
-"""Places of the signals that the fitted gate weighs: importance told it nothing beyond confidence (evidence in the
-profile), and measuring it costs time."""
+"""Indices of the signals that the fitted gate uses: importance added nothing to confidence (evidence in the profile),
+and measuring it takes time."""
 
-_FLOOR = 1e-4  # closer to 0 than this, confidences are not told apart
+_FLOOR = 1e-4  # clips confidences away from 0
 
 
 def surprise(chunk: Chunk) -> float:
@@ -43,16 +43,16 @@ def surprise(chunk: Chunk) -> float:
     return float(-np.log(np.clip(chunk.confidence.astype(np.float64), _FLOOR, 1.0)).sum())
 
 
-def signals(chunk: Chunk, written: int, usual: float = 0.0, so_far: float = 0.0) -> Vector:
-    """Return the signals of a chunk of at least one token behind `written` ones, shape (len(NAMES),).
+def signals(chunk: Chunk, written: int, usual_importance: float = 0.0, so_far: float = 0.0) -> Vector:
+    """Return the signals of a chunk of at least one token after `written` tokens, shape (len(NAMES),).
 
-    `usual` stands for the importance of tokens drafted ahead, for which it was not measured;
-    `so_far` is the surprise of all chunks of the reply before it.
+    `usual_importance` replaces the importance of tokens drafted ahead, for which it was not measured. `so_far` is the
+    surprise of all earlier chunks of the reply.
     """
     confidence = chunk.confidence.astype(np.float64)
     doubt = -np.log(np.clip(confidence, _FLOOR, 1.0))
     importance = chunk.importance.copy()
-    importance[: chunk.ahead] = usual
+    importance[: chunk.ahead] = usual_importance
     least = int(doubt.argmax())
     has = len(importance) > 0
     return np.array(
@@ -63,25 +63,25 @@ def signals(chunk: Chunk, written: int, usual: float = 0.0, so_far: float = 0.0)
             doubt.sum(),
             chunk.margin.min(),
             chunk.margin.mean(),
-            importance.mean() if has else usual,
-            importance.max() if has else usual,
-            importance[least] if has else usual,
+            importance.mean() if has else usual_importance,
+            importance.max() if has else usual_importance,
+            importance[least] if has else usual_importance,
             len(chunk),
             np.log1p(written),
             so_far,
-            *_support(chunk, doubt),
+            *_context_features(chunk, doubt),
         )
     )
 
 
-def _support(chunk: Chunk, doubt: Vector) -> tuple[float, ...]:
-    """Return what the context says of a chunk, from `agreement` to `copied doubt`; zeros where it was not asked."""
-    heard = chunk.context_match
-    if heard is None:
+def _context_features(chunk: Chunk, doubt: Vector) -> tuple[float, ...]:
+    """Return the signals from `agreement` to `copied doubt`; zeros without a context match."""
+    match = chunk.context_match
+    if match is None:
         return (0.0,) * 8
-    matched = np.log1p(np.where(heard.said >= 0, heard.matched, 0).astype(np.float64))
-    same = heard.said == chunk.ids
-    copied = heard.copied
+    matched = np.log1p(np.where(match.tokens >= 0, match.matched, 0).astype(np.float64))
+    same = match.tokens == chunk.ids
+    copied = match.copied
     agreement, dissent = np.where(same & ~copied, matched, 0.0), np.where(same, 0.0, matched)
     return (
         agreement.sum(),

@@ -1,4 +1,4 @@
-"""A pair without a profile is profiled from its first replies, in which every chunk is verified."""
+"""Profiling of a new pair from its first replies, in which every chunk is verified."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OnlineProfiler:
         return self.chunks >= self.enough
 
     def add(self, reply: FirstReply) -> None:
-        """Take in a reply that is over, or was abandoned."""
+        """Add a finished or abandoned reply."""
         if (run := reply.run()) is not None:
             self._runs.append(run)
             self.chunks += len(run.verified)
@@ -67,10 +67,10 @@ class OnlineProfiler:
 
 
 class FirstReply(Gate):
-    """The gate of one of the first replies: every chunk is verified, and the outcome is noted."""
+    """The gate of a first reply: every chunk is verified, and the verdict recorded."""
 
     def __init__(self, layers: tuple[int, ...] = ()) -> None:
-        """Note the attention of `layers` as importance."""
+        """Measure the attention of `layers` as importance."""
         self.layers = layers
         self._seen: list[ObservedChunk] = []
         self._confidence: list[float] = []
@@ -103,11 +103,11 @@ class FirstReply(Gate):
         return Run(seen, seen, tuple(self._confidence), *times)
 
 
-_FIRST = Decision(True, "the pair has no profile yet, and every chunk of its first replies is verified")
+_FIRST = Decision(True, "the pair has no profile yet: every chunk of its first replies is verified")
 
 
 def _run(fields: dict[str, Any]) -> Run:
-    """Return one line of the file as a run. Other JSON raises whatever error comes first."""
+    """Return one line of the file as a run. Invalid JSON raises KeyError, TypeError or ValueError."""
     seen = tuple(_observed(dict(row)) for row in fields["verified"])
     times = fields_from_json(Run, {name: fields[name] for name in ("confidence", "draft_seconds", "verify_seconds")})
     return Run(verified=seen, alone=seen, **times)
@@ -116,7 +116,7 @@ def _run(fields: dict[str, Any]) -> Run:
 def _observed(row: dict[str, Any]) -> ObservedChunk:
     signals = np.array(row.pop("signals"), dtype=np.float64)
     if signals.shape != (len(NAMES),):
-        raise ValueError("chunks of another version")
+        raise ValueError(f"a chunk has {signals.size} features, not {len(NAMES)}")
     if set(row) != {"confidence", "importance", "accepted", "tokens"}:
-        raise ValueError("no chunk")
+        raise ValueError("a chunk has other fields")
     return ObservedChunk(signals, **fields_from_json(ObservedChunk, row))

@@ -1,4 +1,4 @@
-"""A pair's profile: what was observed offline, and what the gates derive from it (Synera, section 5)."""
+"""A pair's profile: offline observations, and the gate settings derived from them (Synera, section 5)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from edgellm.spec.gates.rejection_model import (
 from edgellm.storage.state import fields_from_json, read_json, write_state
 
 VERSION = 7
-_WITH_WORDS = 6  # the version before: one more signal, of the words of the prompt
+_VERSION_WITH_WORDS = 6  # the previous version, with one more signal: words of the prompt
 _GAMMA_MOST = 1024
 
 
@@ -48,11 +48,11 @@ class ExitPoint:
 
     @property
     def pays(self) -> bool:
-        return self.seconds < FASTER * self.full_seconds and self.agreement >= AGREES
+        return self.seconds < MAX_TIME_SHARE * self.full_seconds and self.agreement >= MIN_AGREEMENT
 
 
-FASTER = 0.9  # an early exit pays where a token takes less than this of the time
-AGREES = 0.98  # and full depth agrees on at least this share of those that leave
+MAX_TIME_SHARE = 0.9  # an early exit pays where a token takes less than this of the time
+MIN_AGREEMENT = 0.98  # and full depth agrees on at least this share of those that leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,10 @@ class Profile:
     """The profile of a pair of models, bound to their hashes.
 
     `c_th`, `alpha` and `acceptance` (share of chunks whose first i + 1 tokens are accepted, i in 0..gamma-1) come from
-    fully verified replies, and so do `policies`. `confidence` and `importance` (n,) are chunk means in
-    unverified replies; `tokens` are confidences of single tokens there, `perplexities` those of whole
-    replies. Times in seconds; `batch_seconds[i]` is the draft model's time for i + 1 rows, empty if it was not
-    measured.
-    `origin` says what the profile was made from: `prompts`, or the pair's `first replies`.
+    fully verified replies, and so do `policies`. `confidence` and `importance` (n,) are chunk means in unverified
+    replies; `tokens` are confidences of single tokens there, `perplexities` those of whole replies. Times are in
+    seconds; `batch_seconds[i]` is the draft model's time for i + 1 rows, empty if not measured. `origin` is `prompts`
+    or `first replies`. `hesitates` is the confidence below which the context's token is drafted.
     """
 
     draft_hash: str
@@ -99,22 +98,22 @@ class Profile:
         return min(self.policies, key=lambda policy: abs(policy.share - budget))
 
     @property
-    def foretold(self) -> str:
-        """Return which predictor foretells whether a chunk is rejected, and why that one."""
-        lost = {kind: self.evidence[f"loss {kind}"] for kind in KINDS if f"loss {kind}" in self.evidence}
-        told = ", ".join(f"{KINDS[kind]} {loss:.3f}" for kind, loss in lost.items()) or "not measured"
+    def predictor_summary(self) -> str:
+        """Return which predictor of rejections was chosen, and why."""
+        losses = {kind: self.evidence[f"loss {kind}"] for kind in KINDS if f"loss {kind}" in self.evidence}
+        described = ", ".join(f"{KINDS[kind]} {loss:.3f}" for kind, loss in losses.items()) or "not measured"
         kind = TREES if isinstance(self.policies[0].rejected, Trees) else LINEAR
-        return f"by {KINDS[kind]} (log loss on unseen replies: {told})"
+        return f"by {KINDS[kind]} (log loss on unseen replies: {described})"
 
     def best_exit(self) -> tuple[int | None, str]:
         """Return the layer after which an early exit pays most, None if it pays nowhere, and why."""
         if not self.exits:
-            return None, "no early exit was measured"
+            return None, "early exit was not measured"
         paying = [point for point in self.exits if point.pays]
         best = min(paying or self.exits, key=lambda point: point.seconds / point.full_seconds)
         found = (
-            f"after layer {best.layer} a token takes {best.seconds / best.full_seconds:.0%} of the time,"
-            f" {best.left:.0%} of tokens leave, and {best.agreement:.1%} of those are what full depth says"
+            f"an exit after layer {best.layer} takes {best.seconds / best.full_seconds:.0%} of the time a token;"
+            f" {best.left:.0%} of tokens exit, and {best.agreement:.1%} of those agree with full depth"
         )
         return (best.layer, found) if paying else (None, f"it does not pay: {found}")
 
@@ -155,7 +154,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: Path, *, own: bool = False) -> Profile:
-        """Load what `save` wrote. `own`: the file is one of edgellm's own, so no link, and is closed to others.
+        """Load a saved profile. `own`: the file belongs to edgellm, so it must not be a link.
 
         Raises:
             ProfileUnusable: there is no such file, or it is not a profile of this version.
@@ -163,36 +162,36 @@ class Profile:
         try:
             found = read_json(path, _parse, links=not own)
         except StateDamaged as error:
-            raise ProfileUnusable(error.what, "Make it anew with edgellm profile.") from None
+            raise ProfileUnusable(error.what, "Make a new one with edgellm profile.") from None
         if found is None:
-            raise ProfileUnusable(f"There is no file {path}.", "Make it with edgellm profile.")
+            raise ProfileUnusable(f"There is no file {path}.", "Make one with edgellm profile.")
         return found
 
 
 def outdated(path: Path) -> bool:
-    """Return whether a file is a profile of an earlier version, which may have words of prompts in it.
+    """Return whether a file is a profile of an earlier version, which may contain words of prompts.
 
     Raises:
         StateDamaged: it cannot be read.
     """
-    return bool(read_json(path, lambda found: found.get("version") == _WITH_WORDS, links=False))
+    return bool(read_json(path, lambda found: found.get("version") == _VERSION_WITH_WORDS, links=False))
 
 
 def _parse(found: dict[str, Any]) -> Profile:
-    """Return the profile in JSON. Other JSON raises whatever error comes first."""
+    """Return the profile in JSON. Invalid JSON raises KeyError, TypeError or ValueError."""
     fields = dict(found)
-    if fields["version"] == _WITH_WORDS:
+    if fields["version"] == _VERSION_WITH_WORDS:
         fields = _without_words(fields)
     if fields.pop("version") != VERSION:
-        raise ValueError(f"it is not of version {VERSION}")
+        raise ValueError(f"its version is not {VERSION}")
     rejected = from_fields(fields.pop("rejected"))
     policies = tuple(_policy(fitted, rejected) for fitted in fields.pop("policies"))
     evidence = {str(name): float(value) for name, value in fields.pop("evidence").items()}  # some are NaN
     profile = Profile(**fields_from_json(Profile, fields), policies=policies, evidence=evidence)
     if not (policies and profile.confidence and profile.importance and profile.tokens and profile.perplexities):
-        raise ValueError("figures are missing")
+        raise ValueError("measurements are missing")
     if not 1 <= profile.gamma <= _GAMMA_MOST:
-        raise ValueError("figures do not belong together")
+        raise ValueError(f"gamma is {profile.gamma}")
     return profile
 
 
@@ -223,12 +222,14 @@ def build(
     """Build the profile from `runs`; the other arguments are its fields.
 
     Raises:
-        InvalidOption: the runs hold too few chunks to say anything.
+        InvalidOption: the runs have too few chunks.
     """
     verified = [seen for run in runs for seen in run.verified]
     alone = [seen for run in runs for seen in run.alone]
     if len(alone) < 8:
-        raise InvalidOption(f"{len(runs)} prompts brought only {len(alone)} chunks.", "Profile on more prompts.")
+        raise InvalidOption(
+            f"{len(runs)} prompts gave only {len(alone)} chunks.", "Give more prompts: a profile needs 8 chunks."
+        )
     whole = [seen.confidence for seen in verified if seen.whole and seen.tokens == gamma]
     acceptance = [
         float(np.mean([seen.accepted > place for seen in verified if seen.tokens > place] or [False]))
@@ -264,12 +265,12 @@ def build(
 
 
 def _fields(policy: Policy) -> dict[str, Any]:
-    return {"share": policy.share, "hope": as_fields(policy.hope), "scores": policy.scores}
+    return {"share": policy.share, "hope": as_fields(policy.continuation), "scores": policy.scores}
 
 
 def _policy(fields: dict[str, Any], rejected: Predictor) -> Policy:
-    hope = from_fields(fields["hope"], len(JUDGED) + 1)
-    return Policy(float(fields["share"]), rejected, hope, tuple(map(float, fields["scores"])))
+    continuation = from_fields(fields["hope"], len(JUDGED) + 1)
+    return Policy(float(fields["share"]), rejected, continuation, tuple(map(float, fields["scores"])))
 
 
 def alpha_of(tokens: float, gamma: int) -> float:

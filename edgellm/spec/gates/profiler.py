@@ -1,7 +1,5 @@
-"""Offline profiling of a pair (Synera, section 5): run with everything offloaded, and watch.
-
-A pair is watched writing with everything verified, and the draft model writing alone, with every chunk tested.
-"""
+"""Offline profiling of a pair (Synera, section 5): replies with everything verified, and replies of the draft model
+alone with every chunk tested."""
 
 from __future__ import annotations
 
@@ -14,17 +12,17 @@ import numpy.typing as npt
 
 from edgellm.errors import VerifierBusy
 from edgellm.spec.gates.features import signals, surprise
-from edgellm.spec.ngram.sources import ContextLookup, Seen, differed
+from edgellm.spec.ngram.sources import ContextLookup, Disagreement, disagreements
 from edgellm.spec.protocols import Drafter, VerifierSession
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk, Ids, Verdict
 
-_LONGER = 1.3  # wait a little longer than told, as a session does
+_BUSY_MARGIN = 1.3  # wait a little longer than the verifier asks for, as a session does
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedChunk:
-    """One drafted chunk and what the verifier said of it: `signals` (len(NAMES),); `accepted` of `tokens`."""
+    """One drafted chunk and its verdict: `signals` (len(NAMES),), and `accepted` of `tokens`."""
 
     signals: npt.NDArray[np.float64]
     confidence: float
@@ -39,10 +37,11 @@ class ObservedChunk:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One prompt: chunks of the fully verified reply, and of the draft model's own reply.
+    """The observations for one prompt: chunks of the fully verified reply, and of the draft model's own reply
+    (`alone`).
 
-    `confidence` of each token of the draft model's reply; seconds of each drafted token and verification. `heeded` are
-    chunks of a verified reply in which the draft model heeded the context, if it was asked to.
+    `confidence` of each token of the draft model's reply; seconds of each drafted token and of each verification.
+    `with_lookup` are chunks of a verified reply drafted with context lookup, if that was requested.
     """
 
     verified: tuple[ObservedChunk, ...]
@@ -50,12 +49,12 @@ class Run:
     confidence: tuple[float, ...]
     draft_seconds: tuple[float, ...]
     verify_seconds: tuple[float, ...]
-    heeded: tuple[ObservedChunk, ...] = ()
+    with_lookup: tuple[ObservedChunk, ...] = ()
 
     @property
-    def judged(self) -> tuple[ObservedChunk, ...]:
-        """Return the chunks that the fitted gate is to judge."""
-        return self.heeded or self.verified
+    def training_chunks(self) -> tuple[ObservedChunk, ...]:
+        """Return the chunks to fit the gate on."""
+        return self.with_lookup or self.verified
 
 
 class PairProfiler:
@@ -70,69 +69,69 @@ class PairProfiler:
         self._verify_seconds: list[float] = []
 
     def run(self, prompt: Ids, lookup_below: float = 0.0) -> Run:
-        """Return the observations for `prompt`, see the module. With `lookup_below` one more reply is written, in
-        which drafts of less confidence give way to what the context says."""
+        """Return the observations for `prompt`. With `lookup_below`, one more reply is written, in which drafts of less
+        confidence are replaced by the context's token."""
         self._draft_seconds, self._verify_seconds = [], []
         verified = self._verified(GenerationState(prompt, limits=self._limits))
-        heeded = self._verified(self._looking_up(prompt, lookup_below)) if lookup_below else []
-        seen, confidence, so_far = [], [], 0.0
+        with_lookup = self._verified(self._lookup_state(prompt, lookup_below)) if lookup_below else []
+        chunks, confidence, so_far = [], [], 0.0
         state = GenerationState(prompt, limits=self._limits)
         for chunk in self._alone(prompt):
             verdict = self._verify(state.ids, chunk)
-            seen.append(observed(chunk, state.written, verdict, so_far))
+            chunks.append(observed(chunk, state.written, verdict, so_far))
             so_far += surprise(chunk)
             confidence += chunk.confidence.tolist()
             self._commit(state, chunk.ids)
         times = tuple(self._draft_seconds), tuple(self._verify_seconds)
-        return Run(tuple(verified), tuple(seen), tuple(confidence), *times, tuple(heeded))
+        return Run(tuple(verified), tuple(chunks), tuple(confidence), *times, tuple(with_lookup))
 
-    def verified(self, prompt: Ids) -> list[ObservedChunk]:
+    def verified_reply(self, prompt: Ids) -> list[ObservedChunk]:
         """Return the chunks of the verifier's own reply."""
         return self._verified(GenerationState(prompt, limits=self._limits))
 
-    def ask(self, prompt: Ids) -> list[Seen]:
-        """Return where the context would have said another token than the draft model, in the verifier's own reply."""
-        seen: list[Seen] = []
-        self._verified(self._looking_up(prompt, 0.0), seen)
-        return seen
+    def disagreements(self, prompt: Ids) -> list[Disagreement]:
+        """Return where the context's token differs from the draft model's, in the verifier's own reply."""
+        found: list[Disagreement] = []
+        self._verified(self._lookup_state(prompt, 0.0), found)
+        return found
 
-    def _looking_up(self, prompt: Ids, below: float) -> GenerationState:
+    def _lookup_state(self, prompt: Ids, below: float) -> GenerationState:
         rules = DraftRules(lookup_below=below)
         return GenerationState(prompt, limits=self._limits, rules=rules, context=ContextLookup(prompt))
 
-    def _verified(self, state: GenerationState, differences: list[Seen] | None = None) -> list[ObservedChunk]:
-        """Return the chunks of the verifier's own reply. Where context and draft model differ is added to
+    def _verified(self, state: GenerationState, differences: list[Disagreement] | None = None) -> list[ObservedChunk]:
+        """Return the chunks of the verifier's own reply; add disagreements of context and draft model to
         `differences`."""
-        seen, so_far = [], 0.0
-        while room := state.room:
-            chunk = self._draft(state, room)
+        chunks, so_far = [], 0.0
+        while tokens_left := state.tokens_left:
+            chunk = self._draft(state, tokens_left)
             verdict = self._verify(state.ids, chunk)
-            seen.append(observed(chunk, state.written, verdict, so_far))
+            chunks.append(observed(chunk, state.written, verdict, so_far))
             if differences is not None:
-                differences += differed(chunk, verdict)
+                differences += disagreements(chunk, verdict)
             so_far += surprise(chunk)
             if self._commit(state, np.append(chunk.ids[: verdict.accepted], verdict.tokens[:1])):
                 break
-        return seen
+        return chunks
 
     def _alone(self, prompt: Ids) -> list[Chunk]:
         """Return the chunks of the draft model's own reply to `prompt`."""
         state, chunks = GenerationState(prompt, limits=self._limits), []
-        while room := state.room:
-            chunks.append(self._draft(state, room))
+        while tokens_left := state.tokens_left:
+            chunks.append(self._draft(state, tokens_left))
             if self._commit(state, chunks[-1].ids):
                 break
         return chunks
 
     def _commit(self, state: GenerationState, ids: Ids) -> bool:
-        """Append `ids` as far as there is room; return whether one of them ends the turn."""
-        for token in ids[: state.room].tolist():
+        """Append as many of `ids` as fit; return whether one of them ends the turn."""
+        for token in ids[: state.tokens_left].tolist():
             state.append(token)
         return any(map(self._is_eog, ids.tolist()))
 
-    def _draft(self, state: GenerationState, room: int) -> Chunk:
+    def _draft(self, state: GenerationState, tokens_left: int) -> Chunk:
         began = perf_counter()
-        chunk = self._drafter.propose(state, min(self._limits.gamma, room))
+        chunk = self._drafter.propose(state, min(self._limits.gamma, tokens_left))
         self._draft_seconds.append((perf_counter() - began) / len(chunk))
         return chunk
 
@@ -141,8 +140,8 @@ class PairProfiler:
             try:
                 verdict = self._session.submit(ids, chunk).result()
                 break
-            except VerifierBusy as busy:  # a chunk left out of a profile cannot be made up for
-                sleep(_LONGER * busy.seconds)
+            except VerifierBusy as busy:  # every chunk is needed
+                sleep(_BUSY_MARGIN * busy.seconds)
         self._verify_seconds.append(verdict.seconds)
         return verdict
 

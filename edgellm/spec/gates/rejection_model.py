@@ -1,9 +1,8 @@
-"""Predictors of a chunk's rejection from its cheap signals: logistic regression, or boosted trees where they predict
+"""Predictors of a chunk's rejection from its signals: logistic regression, or gradient-boosted trees if they predict
 better.
 
-Every level of a tree asks one question of all that come to it (Prokhorenkova et al., 2018), so the leaf of each tree
-follows from the answers to a handful of questions. Each tree is a step of Newton's method for the log loss of the sum
-of those before it (Friedman, 2001; Chen and Guestrin, 2016).
+The trees are oblivious (Prokhorenkova et al. 2018): all nodes of a level share one split, so a leaf follows from a few
+comparisons. Each tree is a Newton step for the log loss (Friedman 2001; Chen and Guestrin 2016).
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from edgellm.spec.gates.profiler import Run
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
-_FAR = 700.0  # where exp would overflow
+_OVERFLOW = 700.0  # where exp would overflow
 
 
 class Predictor(Protocol):
-    """A predictor that was fitted in profiling, and judges every chunk at run time."""
+    """A fitted predictor, evaluated for every chunk at run time."""
 
     def score(self, x: Vector) -> float:
         """Return the score in (0, 1) for signals (f,)."""
@@ -51,22 +50,22 @@ class Linear:
         return scores
 
 
-def fit(x: Matrix, worth: Vector, penalty: float = 1.0) -> Linear:
-    """Fit a logistic regression of `worth` (n,) in [0, 1] on signals `x` (n, f), by Newton's method.
+def fit(x: Matrix, target: Vector, penalty: float = 1.0) -> Linear:
+    """Fit a logistic regression of `target` (n,) in [0, 1] on signals `x` (n, f), by Newton's method.
 
-    A worth between 0 and 1 counts as that share of a success, so that the prediction is the expected worth.
-    `penalty` is the weight of the squared (standardised) coefficients: it decides where the signals do not.
+    A target between 0 and 1 counts as that share of a success, so the prediction is the expected target. `penalty` is
+    the weight of the squared (standardised) coefficients.
     """
     n, f = x.shape
     centre, scale = x.mean(axis=0), x.std(axis=0)
-    scale = np.where(scale > 1e-9, scale, np.inf)  # a signal that never moves says nothing
+    scale = np.where(scale > 1e-9, scale, np.inf)  # a constant signal gets no weight
     design = np.column_stack((np.ones(n), (x - centre) / scale))
     ridge = np.diag([1e-6, *[penalty] * f])
     beta = np.zeros(f + 1)
-    beta[0] = log_odds(float(worth.mean()))
+    beta[0] = log_odds(float(target.mean()))
     for _ in range(50):
         p = 1.0 / (1.0 + np.exp(-np.clip(design @ beta, -30, 30)))
-        gradient = design.T @ (worth - p) - ridge @ beta
+        gradient = design.T @ (target - p) - ridge @ beta
         hessian = (design * (p * (1.0 - p))[:, None]).T @ design + ridge
         step = np.linalg.solve(hessian, gradient)
         beta += step / max(1.0, float(np.abs(step).max()) / 4.0)  # never more than 4 at a time
@@ -78,7 +77,7 @@ def fit(x: Matrix, worth: Vector, penalty: float = 1.0) -> Linear:
 
 def sigmoid(x: float) -> float:
     """Return the sigmoid of one number, without an array."""
-    return 1.0 / (1.0 + math.exp(-x)) if x > -_FAR else 0.0
+    return 1.0 / (1.0 + math.exp(-x)) if x > -_OVERFLOW else 0.0
 
 
 def log_odds(share: float) -> float:
@@ -96,8 +95,7 @@ def log_loss(scores: Matrix, truth: Vector) -> Vector:
 
 
 def auc(scores: Vector, truth: npt.NDArray[np.bool_]) -> float:
-    """Return the chance that a true one scores higher than a false one, ties counted half; NaN if either kind is
-    missing."""
+    """Return the area under the ROC curve, ties counted half; NaN if either class is missing."""
     order = np.argsort(scores, kind="stable")
     ranks = np.empty(len(scores))
     values = scores[order]
@@ -127,8 +125,8 @@ Flags = npt.NDArray[np.bool_]
 class Trees:
     """`score(x) = sigmoid(bias + one leaf of each tree)`.
 
-    Question l of a tree is whether signal `places[l]` is above `edges[l]`, and adds 2^l to the number of the leaf.
-    Shapes (trees, DEPTH), twice, and (trees, 2 ** DEPTH).
+    Level l of a tree tests whether signal `places[l]` is above `edges[l]`, and adds 2^l to the leaf's index. Shapes
+    (trees, DEPTH), twice, and (trees, 2 ** DEPTH).
     """
 
     bias: float
@@ -159,8 +157,8 @@ class Trees:
 
     def scores(self, x: Matrix) -> Vector:
         """Return the scores (n,) for signals (n, f)."""
-        said: Vector = self.stages(x)[-1]
-        return said
+        scores: Vector = self.stages(x)[-1]
+        return scores
 
     def stages(self, x: Matrix) -> Matrix:
         """Return the scores by only the first 0, 1, 2 ... trees for signals (n, f), shape (trees + 1, n)."""
@@ -173,7 +171,7 @@ class Trees:
 
 def grow(x: Matrix, truth: Vector, rounds: int = ROUNDS) -> Trees:
     """Return trees fitted to `truth` (n,), each 0 or 1, by signals `x` (n, f)."""
-    edges = [_questions(column) for column in x.T]
+    edges = [_thresholds(column) for column in x.T]
     bins = np.stack([np.searchsorted(asked, column) for asked, column in zip(edges, x.T, strict=True)])
     allowed = np.arange(_BINS) < np.array([len(each) for each in edges])[:, None]
     bias = log_odds(float(truth.mean()))
@@ -181,9 +179,9 @@ def grow(x: Matrix, truth: Vector, rounds: int = ROUNDS) -> Trees:
     places, asked, leaves = [], [], []
     for _ in range(rounds):
         share = 1.0 / (1.0 + np.exp(-total))
-        slope, bend = truth - share, share * (1.0 - share)
-        questions, leaf = _tree(bins, allowed, slope, bend)
-        gain, weight = (np.bincount(leaf, each, 1 << DEPTH) for each in (slope, bend))
+        gradient, hessian = truth - share, share * (1.0 - share)
+        questions, leaf = _grow_tree(bins, allowed, gradient, hessian)
+        gain, weight = (np.bincount(leaf, each, 1 << DEPTH) for each in (gradient, hessian))
         adds = np.round(_STEP * gain / (weight + _PENALTY), 5)
         total += adds[leaf]
         places.append(tuple(place for place, _ in questions))
@@ -192,46 +190,50 @@ def grow(x: Matrix, truth: Vector, rounds: int = ROUNDS) -> Trees:
     return Trees(bias, tuple(places), tuple(asked), tuple(leaves))
 
 
-def _questions(column: Vector) -> Vector:
-    """Return the values at which a signal (n,) is split: between values that were seen, at its quantiles."""
+def _thresholds(column: Vector) -> Vector:
+    """Return the split values of a signal (n,): between observed values, at its quantiles."""
     values = np.unique(column)
     if len(values) < 2:
-        return np.array([np.inf])  # a signal that never moves answers nothing
+        return np.array([np.inf])  # a constant signal is never split
     between = 0.5 * (values[1:] + values[:-1])
     cuts = np.quantile(column, np.linspace(0.0, 1.0, _BINS + 1)[1:-1])
     return between[np.unique(np.clip(np.searchsorted(values, cuts), 0, len(between) - 1))]
 
 
-def _tree(bins: _Places, allowed: Flags, slope: Vector, bend: Vector) -> tuple[list[tuple[int, int]], _Places]:
-    """Return one tree: its questions (signal, edge), each the one that gains most given all asked before, and the leaf
+def _grow_tree(
+    bins: _Places, allowed: Flags, gradient: Vector, hessian: Vector
+) -> tuple[list[tuple[int, int]], _Places]:
+    """Return one tree: its splits (signal, edge), each the one with the highest gain given those before, and the leaf
     of each sample.
 
-    `bins` (f, n): how many edges of a signal each value is above; `allowed` (f, _BINS): which edges exist.
+    `bins` (f, n) are the number of edges that each value exceeds; `allowed` (f, _BINS): which edges exist.
     """
     signals, n = bins.shape
     rows = np.arange(signals)[:, None]
-    slopes, bends = (np.broadcast_to(each, (signals, n)).ravel() for each in (slope, bend))
+    gradients, hessians = (np.broadcast_to(each, (signals, n)).ravel() for each in (gradient, hessian))
     questions = []
     leaf: _Places = np.zeros(n, dtype=np.intp)
     for level in range(DEPTH):
         nodes = 1 << level
         at = ((rows * _BINS + bins) * nodes + leaf).ravel()
         shape = (signals, _BINS, nodes)
-        gain, weight = (np.bincount(at, each, signals * _BINS * nodes).reshape(shape) for each in (slopes, bends))
-        below, light = gain.cumsum(axis=1), weight.cumsum(axis=1)
-        above, heavy = below[:, -1:] - below, light[:, -1:] - light
-        gained = (below**2 / (light + _PENALTY) + above**2 / (heavy + _PENALTY)).sum(axis=2)
-        place, edge = divmod(int(np.where(allowed, gained, -1.0).argmax()), _BINS)
+        gain, weight = (np.bincount(at, each, signals * _BINS * nodes).reshape(shape) for each in (gradients, hessians))
+        gradient_below, hessian_below = gain.cumsum(axis=1), weight.cumsum(axis=1)
+        gradient_above, hessian_above = gradient_below[:, -1:] - gradient_below, hessian_below[:, -1:] - hessian_below
+        gains = (gradient_below**2 / (hessian_below + _PENALTY) + gradient_above**2 / (hessian_above + _PENALTY)).sum(
+            axis=2
+        )
+        place, edge = divmod(int(np.where(allowed, gains, -1.0).argmax()), _BINS)
         leaf += nodes * (bins[place] > edge)
         questions.append((place, edge))
     return questions, leaf
 
 
-MANY = 1000
+MIN_FOR_TREES = 1000
 """Chunks from which on trees are tried: they overfit fewer, and growing them takes seconds."""
 _FOLDS = 5
 LINEAR, TREES = "linear", "trees"
-KINDS = {LINEAR: "a straight law", TREES: "trees"}
+KINDS = {LINEAR: "logistic regression", TREES: "trees"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,41 +249,40 @@ class Rejection:
 
 
 def fit_rejection(runs: Sequence[Run]) -> Rejection:
-    """Fit a predictor on the chunks of `runs`, at least one, that the fitted gate is to judge; `unseen` is in their
-    order."""
-    x, rejected = judged(runs)
-    straight = fit(x, rejected)
-    fold = np.repeat(np.arange(len(runs)) % _FOLDS, [len(run.judged) for run in runs])
+    """Fit a predictor on the training chunks of `runs`, at least one; `unseen` is in their order."""
+    x, rejected = training_data(runs)
+    linear = fit(x, rejected)
+    fold = np.repeat(np.arange(len(runs)) % _FOLDS, [len(run.training_chunks) for run in runs])
     if len(np.unique(fold)) < _FOLDS:
-        return Rejection(straight, straight.scores(x), {})
+        return Rejection(linear, linear.scores(x), {})
     unseen = np.empty(len(x))
-    for held in range(_FOLDS):
-        unseen[fold == held] = fit(x[fold != held], rejected[fold != held]).scores(x[fold == held])
+    for held_out in range(_FOLDS):
+        unseen[fold == held_out] = fit(x[fold != held_out], rejected[fold != held_out]).scores(x[fold == held_out])
     losses = {LINEAR: float(log_loss(unseen, rejected))}
-    if len(x) < MANY:
-        return Rejection(straight, unseen, losses)
-    grown = _grown(x, rejected, fold)
+    if len(x) < MIN_FOR_TREES:
+        return Rejection(linear, unseen, losses)
+    grown = _cross_validated_stages(x, rejected, fold)
     count = int(log_loss(grown, rejected).argmin())
     losses[TREES] = float(log_loss(grown[count], rejected))
     if losses[TREES] >= losses[LINEAR]:
-        return Rejection(straight, unseen, losses)
+        return Rejection(linear, unseen, losses)
     return Rejection(grow(x, rejected, count), grown[count], losses)
 
 
-def judged(runs: Sequence[Run]) -> tuple[Matrix, Vector]:
-    """Return signals (n, len(JUDGED)) of the chunks that the fitted gate is to judge, and which of them were
-    rejected (n,)."""
-    seen = [chunk for run in runs for chunk in run.judged]
+def training_data(runs: Sequence[Run]) -> tuple[Matrix, Vector]:
+    """Return the training data of the fitted gate: signals (n, len(JUDGED)), and whether each chunk was rejected
+    (n,)."""
+    seen = [chunk for run in runs for chunk in run.training_chunks]
     x: Matrix = np.array([chunk.signals for chunk in seen])[:, list(JUDGED)]
     return x, np.array([not chunk.whole for chunk in seen], dtype=np.float64)
 
 
-def _grown(x: Matrix, rejected: Vector, fold: npt.NDArray[np.intp]) -> Matrix:
+def _cross_validated_stages(x: Matrix, rejected: Vector, fold: npt.NDArray[np.intp]) -> Matrix:
     """Return `Trees.stages` of every chunk, by trees that grew without its fold."""
     stages: list[Matrix] = []
     order = []
-    for held in range(_FOLDS):
-        own = fold == held
+    for held_out in range(_FOLDS):
+        own = fold == held_out
         stages.append(grow(x[~own], rejected[~own]).stages(x[own]))
         order.append(np.flatnonzero(own))
     found: Matrix = np.concatenate(stages, axis=1)[:, np.argsort(np.concatenate(order))]
@@ -313,10 +314,10 @@ def from_fields(fields: dict[str, Any], signals: int = len(JUDGED)) -> Predictor
     bias = float(fields["bias"])
     if "weights" in fields:
         if len(fields["weights"]) != signals:
-            raise ValueError(f"it weighs {len(fields['weights'])} signals, and there are {signals}")
+            raise ValueError(f"it has {len(fields['weights'])} weights for {signals} features")
         return Linear(tuple(map(float, fields["weights"])), bias)
     places = tuple(tuple(map(int, tree)) for tree in fields["places"])
     if not all(0 <= place < signals for tree in places for place in tree):
-        raise ValueError(f"a tree asks about another signal than the {signals} that there are")
+        raise ValueError(f"a tree splits on a feature beyond the {signals} that exist")
     edges, leaves = (tuple(tuple(map(float, tree)) for tree in fields[name]) for name in ("edges", "leaves"))
     return Trees(bias, places, edges, leaves)

@@ -1,4 +1,4 @@
-"""Gates, which decide whether a chunk is worth the verifier's time."""
+"""The paper's gates and the fitted one, which decide whether a chunk is verified."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import math
 from abc import abstractmethod
 
 from edgellm.errors import InvalidOption
-from edgellm.spec.gates.budget import BudgetController
+from edgellm.spec.gates.budget import BudgetController, Threshold
+from edgellm.spec.gates.features import signals, surprise
+from edgellm.spec.gates.profile import Profile
 from edgellm.spec.protocols import Gate
 from edgellm.spec.sampling import Purpose, uniforms
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
 
-_ALWAYS = Decision(True, "the gate is always open")
-_NEVER = Decision(False, "the gate is never open")
+_ALWAYS = Decision(True, "this gate verifies everything")
+_NEVER = Decision(False, "this gate verifies nothing")
 
 
 class AlwaysGate(Gate):
@@ -50,7 +52,7 @@ class RandomGate(Rule):
 
     def judge(self, chunk: Chunk, place: int) -> Decision:  # noqa: ARG002
         number = _draws(self._seed, place)[0]
-        return Decision(number < self._budget, f"a chance of {self._budget:.2f}, and {number:.2f} was drawn")
+        return Decision(number < self._budget, f"verified with a chance of {self._budget:.2f}: drew {number:.2f}")
 
 
 class ConfidenceGate(Rule):
@@ -75,35 +77,36 @@ class ConfidenceGate(Rule):
         number = _draws(self._seed, place)[0]
         return Decision(
             number < chance,
-            f"confidence {confidence:.2f}: a chance of {chance:.2f} to verify, and {number:.2f} was drawn",
+            f"confidence {confidence:.2f}, so verified with a chance of {chance:.2f}: drew {number:.2f}",
         )
 
 
 class ImportanceGate(Rule):
     """Synera's fine filter alone (section 4.2): chunks that later tokens attend to go with probability P_imp."""
 
-    def __init__(self, i_th: float, seed: int = 0, usual: float = 0.0) -> None:
-        """Always offload a chunk whose mean importance is above `i_th`, and never one of at most half of it. `usual`
-        stands for the importance of a chunk that was drafted ahead, for which nothing was measured."""
-        self._i_th, self._seed, self._usual = i_th, seed, usual
+    def __init__(self, i_th: float, seed: int = 0, usual_importance: float = 0.0) -> None:
+        """Always offload a chunk whose mean importance is above `i_th`, and never one of at most half of it.
+        `usual_importance` is used for chunks drafted ahead, which have no measured importance."""
+        self._i_th, self._seed, self._usual_importance = i_th, seed, usual_importance
 
     def judge(self, chunk: Chunk, place: int) -> Decision:
         measured = chunk.importance[chunk.ahead :]
-        importance = float(measured.sum()) / len(measured) if len(measured) else self._usual
+        importance = float(measured.sum()) / len(measured) if len(measured) else self._usual_importance
         chance = p_imp(importance, self._i_th)
         number = _draws(self._seed, place)[1]
         return Decision(
             number < chance,
-            f"importance {importance:.2f}: a chance of {chance:.2f} to verify, and {number:.2f} was drawn",
+            f"importance {importance:.2f}, so verified with a chance of {chance:.2f}: drew {number:.2f}",
         )
 
 
 class SyneraGate(Rule):
-    """The paper's gate (section 4.2): a chunk goes when a draw from P_conf and then one from P_imp both say so."""
+    """The paper's gate (Synera, section 4.2): a chunk is offloaded if draws from P_conf and then from P_imp both
+    succeed."""
 
-    def __init__(self, c_th: float, i_th: float, seed: int = 0, usual: float = 0.0) -> None:
+    def __init__(self, c_th: float, i_th: float, seed: int = 0, usual_importance: float = 0.0) -> None:
         """Take `c_th` as for `ConfidenceGate`, the others as for `ImportanceGate`."""
-        self._coarse, self._fine = ConfidenceGate(c_th, seed), ImportanceGate(i_th, seed, usual)
+        self._coarse, self._fine = ConfidenceGate(c_th, seed), ImportanceGate(i_th, seed, usual_importance)
 
     def judge(self, chunk: Chunk, place: int) -> Decision:
         coarse = self._coarse.judge(chunk, place)
@@ -116,18 +119,16 @@ class SyneraGate(Rule):
 class TailGate(Gate):
     """Sequence-wise early exit (Synera, 4.3): beyond a share of `max_tokens` nothing is verified any more."""
 
-    def __init__(self, gate: Gate, share: float = 0.8, ledger: BudgetController | None = None) -> None:
-        """Wrap `gate`; `ledger`, if the gate keeps one, counts these chunks too: its budget is a share of all."""
-        self._gate, self._share, self._ledger = gate, checked_share(share, "share of max_tokens"), ledger
+    def __init__(self, gate: Gate, share: float = 0.8, controller: BudgetController | None = None) -> None:
+        """Wrap `gate`; `controller`, if the gate keeps one, counts these chunks too: its budget is a share of all."""
+        self._gate, self._share, self._controller = gate, checked_share(share, "share of max_tokens"), controller
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
         written, max_tokens = state.written, state.limits.max_tokens
         if written >= self._share * max_tokens:
-            if self._ledger is not None:
-                self._ledger.enter(False)
-            return Decision(
-                False, f"{written} of at most {max_tokens} tokens are written, and the rest is not verified"
-            )
+            if self._controller is not None:
+                self._controller.record(False)
+            return Decision(False, f"{written} of at most {max_tokens} tokens are written; the rest is not verified")
         return self._gate.decide(state, chunk)
 
     def observe(self, state: GenerationState, turn: Round) -> None:
@@ -136,14 +137,14 @@ class TailGate(Gate):
 
 
 class CountingGate(Gate):
-    """Keeps a ledger for a gate that keeps none itself."""
+    """Records the decisions of a gate that has no controller."""
 
-    def __init__(self, gate: Gate, ledger: BudgetController) -> None:
-        self._gate, self._ledger = gate, ledger
+    def __init__(self, gate: Gate, controller: BudgetController) -> None:
+        self._gate, self._controller = gate, controller
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
         decision = self._gate.decide(state, chunk)
-        self._ledger.enter(decision.offload)
+        self._controller.record(decision.offload)
         return decision
 
     def observe(self, state: GenerationState, turn: Round) -> None:
@@ -182,6 +183,31 @@ def checked_share(value: float, name: str) -> float:
 
 
 def _draws(seed: int, place: int) -> tuple[float, float]:
-    """Return the random numbers of this place: one for the coarse filter, one for the fine one."""
+    """Return the random numbers of this place, for the coarse and for the fine filter."""
     row = uniforms(seed, place, 1, Purpose.GATE)[0]
     return float(row[0]), float(row[1])
+
+
+class LearnedGate(Gate):
+    """Offloads the chunks of highest value (`offload_policy.py`), as many as the budget allows. One gate serves one
+    reply."""
+
+    def __init__(self, profile: Profile, budget: float, controller: BudgetController, seed: int = 0) -> None:
+        """Share `controller` with all replies of the pair: the budget holds over all of them."""
+        self._policy = profile.policy(budget)
+        self._threshold = Threshold(self._policy.scores, budget, controller)
+        self._seed, self._usual_importance = seed, profile.usual_importance
+        self._so_far = 0.0
+        self._p_correct = 1.0  # probability that the reply so far equals the verifier's
+
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
+        """See `Gate.decide`."""
+        written = state.written
+        tie = float(uniforms(self._seed, written, 1, Purpose.GATE)[0, 2])
+        p_rejected, continuation = self._policy.judge(signals(chunk, written, self._usual_importance, self._so_far))
+        offload, reason = self._threshold.decide(self._p_correct * p_rejected * continuation, tie)
+        why = f"{p_rejected:.0%} chance of rejection, {self._p_correct:.0%} that the reply is correct so far: {reason}"
+        self._so_far += surprise(chunk)
+        if not offload:
+            self._p_correct *= 1.0 - p_rejected
+        return Decision(offload, why)

@@ -1,7 +1,8 @@
-"""In-context distribution calibration: the model's own expectations behind each token of the context (CoordGen, 3.3).
+"""In-context distribution calibration (CoordGen, section 3.3): drafts from the model's own predictions at each prompt
+position.
 
-While the prompt is prefilled the model predicts the next token at every position. These predictions are closer to what
-it will write than the context's own words are.
+The model predicts the next token at every position while it prefills the prompt. These predictions are closer to its
+reply than the prompt's own words.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm.engine import common_prefix
-from edgellm.spec.ngram.sources import NOTHING, SILENT, ContextIndex, Cursor, Offer
+from edgellm.spec.ngram.sources import NO_CURSOR, NOTHING, ContextIndex, Cursor, Offer
 from edgellm.spec.types import Expected
 
 FLOOR = 0.1
@@ -22,7 +23,7 @@ FLOOR = 0.1
 
 @dataclass(frozen=True, slots=True)
 class CalibratedNode:
-    """A token of the calibrated tree, its probability where it stands, and what may follow."""
+    """A token of the calibrated tree, its probability there, and its possible successors."""
 
     token: int
     probability: float
@@ -30,10 +31,10 @@ class CalibratedNode:
 
 
 class Calibration:
-    """A source: the token tree that sampling and searching grow, read along one branch.
+    """A source: the calibrated token tree, read along one branch.
 
-    Only the branch that is asked for is grown: from a position to the token expected there (sample), to where that
-    occurs in the context, nearest behind first (search), and on from there.
+    Only the requested branch is grown: from a position to the token predicted there (sample), to the next place where
+    that occurs in the context (search), and so on.
     """
 
     def __init__(self, context: ContextIndex, owns: bool = False) -> None:
@@ -46,7 +47,7 @@ class Calibration:
         self._prompt: Sequence[int] = ()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Keep what is known of the positions that `prompt` shares with the last one, as a cache does."""
+        """Keep the predictions for the prefix that `prompt` shares with the last one."""
         if self._owns:
             self._context.begin(prompt)
         same = common_prefix(np.asarray(self._prompt, np.int32), np.asarray(prompt, np.int32))
@@ -57,7 +58,7 @@ class Calibration:
             self._places.setdefault(token, []).append(at)
 
     def expect(self, expected: Expected) -> None:
-        """Take in the model's predictions behind the prompt's positions; they come in order, and may come again."""
+        """Record the model's predictions at positions of the prompt; they come in order, and may be repeated."""
         missing = expected.start - len(self._ids)
         if missing < 0:
             del self._ids[expected.start :], self._probs[expected.start :]
@@ -73,21 +74,20 @@ class Calibration:
 
     def cursor(self) -> Cursor:
         if not self._ids:
-            return SILENT
+            return NO_CURSOR
         automaton = self._context.automaton
         state = automaton.seen
         matched = automaton.length[state]
         return CalibratedCursor(self, automaton.end[state] if matched else -1, matched)
 
-    def at(self, place: int) -> tuple[int, float]:
+    def expected(self, place: int) -> tuple[int, float]:
         """Return the token expected behind `place`, and its probability; (-1, 0) if nothing likely is known."""
         if not 0 <= place < len(self._ids) or not self._ids[place] or self._probs[place][0] < FLOOR:
             return -1, 0.0
         return self._ids[place][0], self._probs[place][0]
 
     def search(self, place: int, token: int) -> int:
-        """Return where `token` occurs in the prompt: right behind `place`, else next behind it, else first; -1 if
-        nowhere."""
+        """Return where `token` occurs in the prompt: the next place after `place`, else the first; -1 if nowhere."""
         places = self._places.get(token)
         if places is None:
             return -1
@@ -118,7 +118,7 @@ class CalibratedCursor:
         self._calibration, self._place, self._matched = calibration, place, matched
 
     def offer(self) -> Offer:
-        token, chance = self._calibration.at(self._place)
+        token, chance = self._calibration.expected(self._place)
         return (token, self._matched, chance) if token >= 0 else NOTHING
 
     def advance(self, token: int) -> None:

@@ -1,4 +1,4 @@
-"""The memory of retrieval from reply to reply, and the drafters built on it."""
+"""The retrieval index that is kept from reply to reply, and the drafters built on it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from edgellm.spec.draft_length import CostCurve, DraftLengthController
 from edgellm.spec.drafters.hybrid import DrafterSelector
 from edgellm.spec.ngram.acceptance_model import AcceptanceModel
 from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.drafter import RetrievalDrafter
-from edgellm.spec.ngram.lookup_throttle import LookupThrottle
+from edgellm.spec.ngram.drafter import LookupThrottle, RetrievalDrafter
 from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import ContextIndex, DraftSource, HistoryIndex
 from edgellm.spec.ngram.template_replay import Analogy
@@ -30,22 +29,21 @@ class PastConversation:
     reply: Sequence[int]
 
 
-def recent(talks: list[PastConversation]) -> list[PastConversation]:
+def recent(conversations: list[PastConversation]) -> list[PastConversation]:
     """Return all conversations; if they are more than MOST_TOKENS together, only the latest, about half as many
     tokens."""
-    if sum(map(_size, talks)) <= MOST_TOKENS:
-        return talks
+    if sum(map(_size, conversations)) <= MOST_TOKENS:
+        return conversations
     kept = 0
-    for at in range(len(talks) - 1, -1, -1):
-        kept += _size(talks[at])
+    for at in range(len(conversations) - 1, -1, -1):
+        kept += _size(conversations[at])
         if kept > MOST_TOKENS // 2:
-            return talks[at:]
-    return talks
+            return conversations[at:]
+    return conversations
 
 
 class DraftIndex:
-    """The retrieval memory of one verifier. It serves one reply at a time; replies that begin meanwhile do without
-    it."""
+    """The retrieval index of one verifier. It serves one reply at a time; concurrent replies do without it."""
 
     def __init__(
         self,
@@ -68,13 +66,13 @@ class DraftIndex:
         self._chances = AcceptanceModel([PRIORS[name] for name in self._names])
         self.length = length or DraftLengthController(curve)
         self.rounds = DrafterSelector()
-        self._looks = LookupThrottle()
-        self._talks: list[PastConversation] = []
-        self._new: list[PastConversation] = []
+        self._throttle = LookupThrottle()
+        self._conversations: list[PastConversation] = []
+        self._pending: list[PastConversation] = []
         self._busy = threading.Lock()
 
     def take(self) -> RetrievalDrafter | None:
-        """Return a drafter for one reply, to be given back; None while another reply has it."""
+        """Return a drafter for one reply, to be given back; None while another reply uses the index."""
         if not self._busy.acquire(blocking=False):
             return None
         self._index()
@@ -92,31 +90,31 @@ class DraftIndex:
             inside=self._inside,
             is_eog=self._is_eog,
             reuse=self._reuse if "reuse" in self._names else None,
-            looks=self._looks,
+            throttle=self._throttle,
             calibration=self._calibration if "calibration" in self._names else None,
         )
 
     def give(self) -> None:
-        """Give the memory back after a reply."""
+        """Give the index back after a reply."""
         self._busy.release()
 
     @property
-    def remembers(self) -> bool:
+    def uses_history(self) -> bool:
         """Return whether past conversations are searched at all."""
         return "history" in self._names or "analogy" in self._names
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens of past conversations are kept."""
-        return sum(map(_size, (*self._talks, *self._new)))
+        """Return the number of tokens of past conversations."""
+        return sum(map(_size, (*self._conversations, *self._pending)))
 
-    def add(self, talk: PastConversation) -> None:
-        """Remember a conversation that is over; it is searched from the next reply on."""
-        self._new = recent([*self._new, talk])
-        self.rounds.ended(len(talk.reply))
+    def add(self, conversation: PastConversation) -> None:
+        """Add a finished conversation; it is searched from the next reply on."""
+        self._pending = recent([*self._pending, conversation])
+        self.rounds.record_reply(len(conversation.reply))
 
-    def settle(self) -> None:
-        """Index new conversations now, while no reply waits for it; do nothing while a reply uses the memory."""
+    def index_pending(self) -> None:
+        """Index new conversations now, while no reply waits for it; do nothing while a reply uses the index."""
         if self._busy.acquire(blocking=False):
             try:
                 self._index()
@@ -124,17 +122,17 @@ class DraftIndex:
                 self._busy.release()
 
     def _index(self) -> None:
-        """Index new conversations; if that makes them too many, forget the older half."""
-        new, self._new = self._new, []
-        known, self._talks = len(self._talks) + len(new), recent([*self._talks, *new])
-        if len(self._talks) < known:
-            self._history, self._analogy, new = HistoryIndex(), Analogy(), self._talks
-        for talk in new:
+        """Index new conversations; if they become too many, drop the older half."""
+        new, self._pending = self._pending, []
+        known, self._conversations = len(self._conversations) + len(new), recent([*self._conversations, *new])
+        if len(self._conversations) < known:
+            self._history, self._analogy, new = HistoryIndex(), Analogy(), self._conversations
+        for conversation in new:
             if "history" in self._names:
-                self._history.add(talk.prompt, talk.reply)
+                self._history.add(conversation.prompt, conversation.reply)
             if "analogy" in self._names:
-                self._analogy.add(talk.prompt, talk.reply)
+                self._analogy.add(conversation.prompt, conversation.reply)
 
 
-def _size(talk: PastConversation) -> int:
-    return len(talk.prompt) + len(talk.reply)
+def _size(conversation: PastConversation) -> int:
+    return len(conversation.prompt) + len(conversation.reply)

@@ -1,4 +1,5 @@
-"""A drafter that copies: from the context, past conversations, the model's own expectations, and rejected drafts."""
+"""The retrieval drafter, which copies from the context, past conversations, the model's own predictions, and rejected
+drafts."""
 
 from __future__ import annotations
 
@@ -13,23 +14,69 @@ import numpy as np
 from edgellm.spec.draft_length import DraftLengthController
 from edgellm.spec.ngram.acceptance_model import AcceptanceModel, agrees, evidence
 from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.lookup_throttle import LookupThrottle
 from edgellm.spec.ngram.reuse import Reuse
-from edgellm.spec.ngram.sources import SILENT, Cursor, DraftSource
+from edgellm.spec.ngram.sources import NO_CURSOR, Cursor, DraftSource
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState, Suggestions
 from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Expected, Ids, Round
 
+SHARE = 0.005
+"""Share of the time that may go into lookups while they do not pay, to notice when they begin to."""
+FREE_LOOKUPS = 4
+"""Lookups at the beginning of every reply, whatever earlier ones saved: its topic may be another."""
+MIN_LOOKUPS = 32
+"""Lookups needed to judge whether they pay."""
+_MIN_WEIGHT = 1 / 16  # weight of the last lookup
+
+
+class LookupThrottle:
+    """The time that recent lookups took and saved, in seconds, kept from reply to reply.
+
+    While they save less than they take, lookups are limited to `SHARE` of the time: with a slow verifier that always
+    suffices, with a fast one some tokens pass between two lookups.
+    """
+
+    def __init__(self) -> None:
+        self._cost = self._gain = 0.0
+        self._lookups = 0
+        self._allowance = 0.0  # seconds that may be spent
+        self._free = FREE_LOOKUPS
+
+    def begin(self) -> None:
+        """Allow the first lookups of a new reply."""
+        self._free = FREE_LOOKUPS
+
+    @property
+    def due(self) -> bool:
+        """Return whether a lookup is due."""
+        if self._free or self._lookups < MIN_LOOKUPS or self._gain >= self._cost:
+            return True
+        return self._allowance >= self._cost
+
+    def record_round(self, seconds: float) -> None:
+        """Add the share of a round's `seconds` to the time that may be spent."""
+        self._allowance = min(self._allowance + SHARE * seconds, FREE_LOOKUPS * self._cost)
+
+    def record_lookup(self, seconds: float, saved: float) -> None:
+        """Record a lookup of `seconds` whose draft saved `saved` seconds (negative if it was rejected)."""
+        self._free = max(0, self._free - 1)
+        self._allowance = max(0.0, self._allowance - seconds)
+        weight = max(_MIN_WEIGHT, 1.0 / (self._lookups + 1.0))
+        self._lookups += 1
+        self._cost += weight * (seconds - self._cost)
+        self._gain += weight * (saved - self._gain)
+
+
 HOPELESS = 0.02
 Candidate: TypeAlias = tuple[int, float, int]
 """A token, its chance, and its `evidence`."""
-Options: TypeAlias = list[list[Candidate]]
+Candidates: TypeAlias = list[list[Candidate]]
 """The candidates for one place after another, the likeliest first."""
 
 
 class RetrievalDrafter(Drafter, Suggestions):
-    """A drafter that copies what the sources offer: in each place the likeliest token, for as long as that pays by
-    the cost curve."""
+    """A drafter that copies from its sources: the likeliest token at each place, as long as that pays by the cost
+    curve."""
 
     def __init__(
         self,
@@ -41,27 +88,29 @@ class RetrievalDrafter(Drafter, Suggestions):
         is_eog: Callable[[int], bool],
         reuse: Reuse | None = None,
         hopeless: float = HOPELESS,
-        looks: LookupThrottle | None = None,
+        throttle: LookupThrottle | None = None,
         calibration: Calibration | None = None,
     ) -> None:
-        """Draft from `sources`, by name, in the order of the priors of `chances`; `reuse` and `calibration` are
-        among them where they are wanted. `inside` says whether a token continues the word before it, `is_eog`
-        whether it ends the turn. A draft ends where its next token would be reached and accepted with a chance below
-        `hopeless`. Without `looks` every proposal looks for something to copy."""
+        """Draft from `sources`, by name, in the order of the priors of `chances`.
+
+        `reuse` and `calibration` are among them if used. `inside` tells whether a token continues a word, `is_eog`
+        whether it ends the turn. A draft ends where its next token would be reached and accepted with a probability
+        below `hopeless`. Without `throttle`, every proposal looks for a match.
+        """
         self._sources = tuple(sources.values())
         self._chances, self._length, self._inside, self._is_eog = chances, length, inside, is_eog
         self._reuse, self._calibration, self._hopeless = reuse, calibration, hopeless
-        self._looks = looks
-        self._looked = -1.0  # seconds of the last lookup; below 0: there was none
+        self._throttle = throttle
+        self._lookup_seconds = -1.0  # seconds of the last lookup; below 0: there was none
         self._known = 0  # tokens of the text that the sources know
-        self._options: Options = []  # options of the last draft, from place `_from` of its chunk on
-        self._from = 0
+        self._candidates: Candidates = []  # options of the last draft, from place `_first_place` of its chunk on
+        self._first_place = 0
         self._found: tuple[int, list[int], list[float]] = (
             0,
             [],
             [],
         )  # the last draft: length of the text before it, tokens, chances
-        self._first = True  # no verdict of the reply has come yet
+        self._first = True  # before the reply's first verdict
         self.copied = dict.fromkeys(sources, 0)
         """Accepted tokens of the reply by the source that offered them."""
 
@@ -73,31 +122,31 @@ class RetrievalDrafter(Drafter, Suggestions):
         self.copied = dict.fromkeys(self.copied, 0)
         self._known = len(prompt)
         self._first = True
-        if self._looks is not None:
-            self._looks.begin()
+        if self._throttle is not None:
+            self._throttle.begin()
 
-    def propose(self, state: GenerationState, gamma: int, *, instead: tuple[float, float] | None = None) -> Chunk:
-        """See `Drafter.propose`. `instead` is the result of an empty chunk: tokens, and seconds for them; None: the
-        verifier's next token."""
-        self._from = 0
-        if self._looks is None:
-            return self._draft(state, gamma, instead)
-        if not self._looks.due:
-            self._options, self._looked = [], -1.0
-            return _RESTS if state.explain else _NOTHING
+    def propose(self, state: GenerationState, gamma: int, *, alternative: tuple[float, float] | None = None) -> Chunk:
+        """See `Drafter.propose`. `alternative` is the expected result of an empty chunk, as tokens and seconds;
+        None: the verifier's next token."""
+        self._first_place = 0
+        if self._throttle is None:
+            return self._draft(state, gamma, alternative)
+        if not self._throttle.due:
+            self._candidates, self._lookup_seconds = [], -1.0
+            return _THROTTLED if state.explain else _NOTHING
         began = perf_counter()
-        chunk = self._draft(state, gamma, instead)
-        self._looked = perf_counter() - began
+        chunk = self._draft(state, gamma, alternative)
+        self._lookup_seconds = perf_counter() - began
         return chunk
 
-    def _draft(self, state: GenerationState, gamma: int, instead: tuple[float, float] | None) -> Chunk:
-        self._read(state.committed)
-        ids, survives, self._options = self._retrieve(gamma)
+    def _draft(self, state: GenerationState, gamma: int, alternative: tuple[float, float] | None) -> Chunk:
+        self._extend_sources(state.committed)
+        ids, survives, self._candidates = self._retrieve(gamma)
         trust = self._chances.trust
         survives = [trust * chance for chance in survives]
         self._found = len(state.ids), ids, survives
-        n = self._length.choose(survives, instead)
-        reason = self._length.reason(survives, n, instead) if state.explain else ""
+        n = self._length.choose(survives, alternative)
+        reason = self._length.explain(survives, n, alternative) if state.explain else ""
         if not n:
             return Chunk(reason=reason) if reason else _NOTHING
         if (more := n - len(ids)) > 0:
@@ -105,27 +154,28 @@ class RetrievalDrafter(Drafter, Suggestions):
         confidence = np.array(survives[:n], dtype=np.float32)
         return Chunk(np.array(ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason)
 
-    def pays(self, usual: tuple[float, float]) -> bool:
-        """Return whether `usual`, tokens and seconds for them, is better than a decode without drafts."""
-        return self._length.pays(usual)
+    def pays(self, model_round: tuple[float, float]) -> bool:
+        """Return whether `model_round`, tokens and seconds for them, is better than a decode without drafts."""
+        return self._length.pays(model_round)
 
-    def worth(self, survives: Sequence[float]) -> int:
-        """Return how many tokens of another draft pay, if the first i + 1 are accepted with chance `survives[i]`."""
-        return self._length.more(0, survives)
+    def useful_length(self, survives: Sequence[float]) -> int:
+        """Return how many tokens of another draft pay, if the first i + 1 are accepted with probability
+        `survives[i]`."""
+        return self._length.choose_additional(0, survives)
 
     def floors(self) -> list[float]:
         """Return for each place of another draft the chance to survive below which no token there pays."""
         return self._length.floors()
 
-    def behind(self, chunk: Chunk, gamma: int, alive: float) -> Chunk:
-        """Return `chunk`, which another drafter wrote for the prefix of the last `propose`, extended by what may be
-        copied behind it, up to `gamma` tokens in all; unchanged if nothing pays. It survives with chance `alive`."""
+    def extended(self, chunk: Chunk, gamma: int, alive: float) -> Chunk:
+        """Return `chunk`, another drafter's draft after the prefix of the last `propose`, extended by copied tokens up
+        to `gamma` in all; unchanged if nothing pays. The chunk is accepted whole with probability `alive`."""
         n = len(chunk)
         if alive < self._hopeless or self._is_eog(int(chunk.ids[-1])):
             return chunk
-        ids, survives, self._options = self._retrieve(gamma - n, chunk.ids.tolist(), alive)
-        self._from = n
-        more = self._length.more(n, survives)
+        ids, survives, self._candidates = self._retrieve(gamma - n, chunk.ids.tolist(), alive)
+        self._first_place = n
+        more = self._length.choose_additional(n, survives)
         if not more:
             return chunk
         confidence = np.array(survives[:more], dtype=np.float32)
@@ -140,8 +190,8 @@ class RetrievalDrafter(Drafter, Suggestions):
             tail=more,
         )
 
-    def _read(self, prefix: Ids) -> None:
-        """Tell the sources about the reply's new tokens."""
+    def _extend_sources(self, prefix: Ids) -> None:
+        """Extend the sources by the reply's new tokens."""
         if len(prefix) > self._known:
             new = prefix[self._known :].tolist()
             for source in self._sources:
@@ -165,7 +215,7 @@ class RetrievalDrafter(Drafter, Suggestions):
 
     def suggest(self, state: GenerationState, drafted: Sequence[int], floors: Sequence[float]) -> list[int]:
         """See `Suggestions.suggest`."""
-        self._read(state.committed)
+        self._extend_sources(state.committed)
         length, ids, survives = self._found
         if drafted or length != len(state.ids):
             on_trial = state.ids[len(state.committed) :].tolist()
@@ -175,22 +225,24 @@ class RetrievalDrafter(Drafter, Suggestions):
 
     def _retrieve(
         self, most: int, drafted: Sequence[int] = (), alive: float = 1.0, floors: Sequence[float] | None = None
-    ) -> tuple[list[int], list[float], Options]:
-        """Return up to `most` tokens behind the reply and `drafted`, which is accepted with chance `alive`; for each
-        the chance that it and all before it are accepted; and all candidates for their places and the next one.
-        Except for the first, tokens that cannot pay are not sought; with `floors`, the chance that each needs to
-        survive, that holds for the first too."""
+    ) -> tuple[list[int], list[float], Candidates]:
+        """Return up to `most` tokens after the reply and `drafted` (accepted with probability `alive`), for each the
+        probability that it and all before it are accepted, and all candidates for their places and the next one.
+
+        Tokens that cannot pay are skipped, except for the first; with `floors`, the required probability at each place,
+        the first too.
+        """
         cursors = [
             (1 << place, cursor)
             for place, source in enumerate(self._sources)
-            if (cursor := source.cursor()) is not SILENT
+            if (cursor := source.cursor()) is not NO_CURSOR
         ]
         for token in drafted:
             for _, cursor in cursors:
                 cursor.advance(token)
         ids: list[int] = []
         survives: list[float] = []
-        offered: Options = []
+        offered: Candidates = []
         for floor in (floors or self._length.floors(len(drafted)))[: max(0, most)]:
             options = self._offers(cursors)
             if not options:
@@ -211,26 +263,26 @@ class RetrievalDrafter(Drafter, Suggestions):
     def _offers(self, cursors: Sequence[tuple[int, Cursor]]) -> list[Candidate]:
         """Return the tokens that are offered, the likeliest first. Each cursor comes with its source's bit."""
         offers: dict[int, tuple[int, int, float]] = {}
-        everybody = 0
+        offering = 0
         for bit, cursor in cursors:
             token, matched, share = cursor.offer()
             if token < 0:
                 continue
-            everybody |= bit
+            offering |= bit
             known = offers.get(token)
             if known is None:
                 offers[token] = bit, matched, share
             else:
-                agree, deeper, oftener = known
+                agree, longest, largest_share = known
                 offers[token] = (
                     agree | bit,
-                    max(deeper, matched),
-                    max(oftener, share),
+                    max(longest, matched),
+                    max(largest_share, share),
                 )
         found: list[Candidate] = []
         for token, (agree, matched, share) in offers.items():
-            kind = evidence(agree, everybody ^ agree, matched, share, self._inside(token))
-            found.append((token, self._chances.of(kind), kind))
+            kind = evidence(agree, offering ^ agree, matched, share, self._inside(token))
+            found.append((token, self._chances.chance(kind), kind))
         if len(found) > 1:
             found.sort(key=_chance, reverse=True)
         return found
@@ -247,28 +299,34 @@ class RetrievalDrafter(Drafter, Suggestions):
         if not first:  # the first round's time includes the prompt's
             drafts = None if shared or (n and not chunk.retrieved) else n
             self._length.learn(drafts, accepted + len(verdict.tokens), seconds)
-            if self._looks is not None:
-                self._looks.passed(seconds)
+            if self._throttle is not None:
+                self._throttle.record_round(seconds)
         if chunk.retrieved or not n:
-            self._chances.judged(float(chunk.confidence.sum()) / self._chances.trust, accepted)
+            self._chances.record_draft(float(chunk.confidence.sum()) / self._chances.trust, accepted)
         copied = 0 if chunk.retrieved else n - chunk.tail  # the place from which on tokens were copied
         # Learn from every offer for a place, drafted or not: that costs nothing, and avoids bias.
         truth = [*chunk.ids[:accepted].tolist(), *verdict.tokens[:1].tolist()]
-        for at, (right, offered) in enumerate(zip(truth[self._from :], self._options, strict=False), self._from):
+        for at, (answer, offered) in enumerate(
+            zip(truth[self._first_place :], self._candidates, strict=False), self._first_place
+        ):
             for token, _, kind in offered:
-                self._chances.learn(kind, token == right)
-                if token == right and copied <= at < accepted:
+                self._chances.learn(kind, token == answer)
+                if token == answer and copied <= at < accepted:
                     agree = agrees(kind)
                     for bit, name in enumerate(self.copied):
                         self.copied[name] += agree >> bit & 1
         if self._reuse is not None and chunk.retrieved:
             self._reuse.rejected(chunk.ids.tolist(), accepted, verdict.plausible)
-        if self._looks is not None and self._looked >= 0.0 and not first:
-            brought = self._length.saved(accepted + len(verdict.tokens), seconds - self._looked) if copied < n else 0.0
-            self._looks.looked(self._looked + perf_counter() - began, brought)
+        if self._throttle is not None and self._lookup_seconds >= 0.0 and not first:
+            saved = (
+                self._length.time_saved(accepted + len(verdict.tokens), seconds - self._lookup_seconds)
+                if copied < n
+                else 0.0
+            )
+            self._throttle.record_lookup(self._lookup_seconds + perf_counter() - began, saved)
 
 
 _chance = itemgetter(1)
 _NOTHING = Chunk()
-_RESTS = Chunk(reason="copying has not paid of late: it is looked for now and then")
+_THROTTLED = Chunk(reason="copying has not paid lately, so it is tried only now and then")
 _NO_OTHERS = (NO_IDS, NO_FLOATS)

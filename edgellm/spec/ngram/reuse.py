@@ -1,10 +1,10 @@
-"""Draft reuse: the part of a rejected draft that may still come (CoordGen, 3.4 and equation 3)."""
+"""Draft reuse (CoordGen, section 3.4 and equation 3): the plausible rest of a rejected draft."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgellm.spec.ngram.sources import NOTHING, SILENT, Cursor, Offer
+from edgellm.spec.ngram.sources import NO_CURSOR, NOTHING, Cursor, Offer
 
 LIFETIME = 3
 """Rounds that a segment is kept, at most, where nothing of it is accepted."""
@@ -28,13 +28,13 @@ def plausible_segment(plausible: Sequence[bool], rejected: int) -> tuple[int, in
 
 
 class Reuse:
-    """A source: the rest of a rejected draft, spliced behind the correction.
+    """A source: the rest of a rejected draft, offered after the correction.
 
-    It is offered behind a whole word: the correction may be the beginning of a name that takes the place of another.
+    It is offered only at the end of a word, because the correction may be the beginning of another name.
     """
 
     def __init__(self, inside: Callable[[int], bool]) -> None:
-        """Create the source; `inside` says whether a token continues the word before it."""
+        """Create the source; `inside` tells whether a token continues a word."""
         self._inside = inside
         self._rest: list[int] = []
         self._rounds = 0
@@ -44,7 +44,7 @@ class Reuse:
         self._rest = []
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Drop the tokens of the segment that stand now."""
+        """Drop the segment's tokens that were committed."""
         rest = self._rest
         for token in (
             tokens[-1:] if self._fresh else tokens
@@ -55,8 +55,8 @@ class Reuse:
         self._fresh = False
 
     def rejected(self, draft: Sequence[int], accepted: int, plausible: Sequence[bool] | None) -> None:
-        """Take in that the first `accepted` tokens of `draft` stand; `plausible` says for each whether the model
-        finds it likely."""
+        """Record that the first `accepted` tokens of `draft` were accepted; `plausible` tells which tokens the model
+        finds likely."""
         if accepted >= len(draft):
             self._rounds += 1
             if self._rounds >= LIFETIME:
@@ -74,7 +74,7 @@ class Reuse:
                 self._rest = []
 
     def cursor(self) -> Cursor:
-        return ReuseCursor(self._rest) if self._rest else SILENT
+        return ReuseCursor(self._rest) if self._rest else NO_CURSOR
 
 
 class ReuseCursor:
@@ -88,7 +88,7 @@ class ReuseCursor:
     def offer(self) -> Offer:
         if self._at >= len(self._rest):
             return NOTHING
-        return self._rest[self._at], self._at + 1, 1.0  # the correction stands in place of one token
+        return self._rest[self._at], self._at + 1, 1.0  # the correction replaces one token
 
     def advance(self, token: int) -> None:
         if self._at < len(self._rest) and token == self._rest[self._at]:

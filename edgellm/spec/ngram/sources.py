@@ -1,7 +1,7 @@
-"""Sources of retrieved drafts: the context with the reply so far, and past conversations (CoordGen, 3.1).
+"""Sources of retrieved drafts (CoordGen, section 3.1): the context with the reply so far, and past conversations.
 
-A small model knows how an answer goes on, and hesitates at the name, the number or the time that stands in the
-question. There what followed the same words before is right more often than its own first guess.
+A draft model often knows how an answer continues but not the name, number or time in it. There, the token that followed
+the same words in the context is right more often than its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Offer: TypeAlias = tuple[int, int, float]
 those occur in which it follows (or the probability that the model gave it)."""
 
 NOTHING: Offer = (-1, 0, 0.0)
-PART = -2
+SEPARATOR = -2
 """Stands between two conversations: no token of a model, so that nothing is matched or drafted across it."""
 
 
@@ -35,7 +35,7 @@ class Cursor(Protocol):
         ...
 
 
-class Silent:
+class EmptyCursor:
     """A cursor that offers nothing."""
 
     __slots__ = ()
@@ -46,18 +46,18 @@ class Silent:
     def advance(self, token: int) -> None: ...
 
 
-SILENT = Silent()
+NO_CURSOR = EmptyCursor()
 
 
 class DraftSource(Protocol):
     """A source of drafts, for one reply at a time."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Begin with a reply to `prompt`."""
+        """Begin a reply to `prompt`."""
         ...
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take in `tokens`, which stand in the reply now."""
+        """Extend the source by committed `tokens`."""
         ...
 
     def cursor(self) -> Cursor:
@@ -66,7 +66,7 @@ class DraftSource(Protocol):
 
 
 class AutomatonCursor:
-    """A cursor on the likeliest continuation of the longest match; where that ends, of a shorter one."""
+    """A cursor on the likeliest continuation of the longest match; at its end, of a shorter one."""
 
     __slots__ = ("_automaton", "_matched", "_offered", "_open", "_state", "_to")
 
@@ -74,7 +74,7 @@ class AutomatonCursor:
         """Start from `state`; `open_end` is 1 if the match is also the end of the indexed text, which nothing
         follows yet."""
         self._automaton, self._state, self._matched, self._open = automaton, state, matched, open_end
-        self._offered, self._to = -1, (0, 0)  # and where that token leads
+        self._offered, self._to = -1, (0, 0)  # the state after it
 
     def offer(self) -> Offer:
         automaton, state, matched = self._automaton, self._state, self._matched
@@ -83,7 +83,7 @@ class AutomatonCursor:
             if token >= 0:
                 self._offered, self._to = token, (to, matched + 1)
                 return token, matched, count / max(count, automaton.count[state] - self._open)
-            if token == PART:
+            if token == SEPARATOR:
                 return NOTHING
             state = automaton.link[state]
             matched = automaton.length[state]
@@ -119,7 +119,7 @@ class ContextIndex:
         return AutomatonCursor(automaton, automaton.seen, automaton.length[automaton.seen], 1)
 
 
-TAIL = 16
+PROMPT_TAIL = 16
 """Tokens of a prompt that go before a reply into the history: a prompt with the same ending leads to that reply."""
 
 
@@ -132,11 +132,11 @@ class HistoryIndex:
 
     def add(self, prompt: Sequence[int], reply: Sequence[int]) -> None:
         """Index a conversation that is over."""
-        self.automaton.extend([*prompt[-TAIL:], *reply, PART])
+        self.automaton.extend([*prompt[-PROMPT_TAIL:], *reply, SEPARATOR])
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._state, self._matched = ROOT, 0
-        self.extend(prompt[-TAIL:])
+        self.extend(prompt[-PROMPT_TAIL:])
 
     def extend(self, tokens: Sequence[int]) -> None:
         follow = self.automaton.follow
@@ -149,22 +149,22 @@ class HistoryIndex:
         return self._state, self._matched
 
     def cursor(self) -> Cursor:
-        return AutomatonCursor(self.automaton, self._state, self._matched) if len(self.automaton) else SILENT
+        return AutomatonCursor(self.automaton, self._state, self._matched) if len(self.automaton) else NO_CURSOR
 
 
-MATCHED = 2
-"""Tokens that must have matched for a context match to count against the model; one alone is hardly ever right."""
+MIN_MATCH = 2
+"""Minimum length of a context match that counts against the model; a single token is hardly ever right."""
 _STEPS = tuple(step / 20.0 for step in range(1, 20))
-_LEAST = 0.1  # of the tokens taken from the context; a smaller gain in right ones is chance
+_MIN_GAIN = 0.1  # of the tokens taken from the context; a smaller gain in right ones is chance
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A token at which the context differed from the model: how sure the model was, and which of them was right."""
+class Disagreement:
+    """A token at which the context differed from the model: the model's confidence, and which of them was right."""
 
     confidence: float
-    drafted: bool
-    said: bool
+    draft_right: bool
+    context_right: bool
 
 
 class ContextLookup:
@@ -176,14 +176,15 @@ class ContextLookup:
         self._context.begin(prompt.tolist())
         self._tail = NO_IDS  # the part of the last prefix that is not indexed
 
-    def cursor(self, prefix: Ids, stands: bool = True) -> Cursor:
+    def cursor(self, prefix: Ids, committed: bool = True) -> Cursor:
         """Return a cursor at the end of `prefix` (n,), which begins with the prompt.
 
-        The part that it shares with the last one that `stands` is indexed; the rest may be speculative, and is only
-        read."""
+        The prefix that it shares with the last `committed` one is indexed; the rest may be speculative and is only
+        read.
+        """
         context = self._context
         tail = prefix[len(context.text) :]
-        if stands:
+        if committed:
             common = common_prefix(tail, self._tail)
             context.extend(tail[:common].tolist())
             self._tail = tail = tail[common:]
@@ -193,32 +194,29 @@ class ContextLookup:
         return cursor
 
 
-def differed(chunk: Chunk, verdict: Verdict) -> list[Seen]:
+def disagreements(chunk: Chunk, verdict: Verdict) -> list[Disagreement]:
     """Return the judged tokens at which the context differed from the model's draft."""
-    heard = chunk.context_match
-    if heard is None:
+    match = chunk.context_match
+    if match is None:
         return []
     truth = [*chunk.ids[: verdict.accepted].tolist(), *verdict.tokens[:1].tolist()]
-    found = []
-    for at, right in enumerate(truth[: len(chunk)]):
-        said, drafted = int(heard.said[at]), int(chunk.ids[at])
-        if said >= 0 and said != drafted and heard.matched[at] >= MATCHED:
-            found.append(Seen(float(chunk.confidence[at]), drafted == right, said == right))
+    found: list[Disagreement] = []
+    for at, answer in enumerate(truth[: len(chunk)]):
+        offered, drafted = int(match.tokens[at]), int(chunk.ids[at])
+        if offered >= 0 and offered != drafted and match.matched[at] >= MIN_MATCH:
+            found.append(Disagreement(float(chunk.confidence[at]), drafted == answer, offered == answer))
     return found
 
 
-def hesitation(seen: Sequence[Seen]) -> float:
-    """Return the confidence below which a model does better to take the context's token, in steps; 0.0 if it never
-    does.
-
-    That is where the context is right more often than the model, over all that is less sure.
-    """
+def lookup_threshold(seen: Sequence[Disagreement]) -> float:
+    """Return the confidence below which the context's token is right more often than the model's, in steps of 0.05; 0.0
+    if nowhere."""
     confidence = np.array([each.confidence for each in seen])
-    gains = np.array([float(each.said) - float(each.drafted) for each in seen])
+    gains = np.array([float(each.context_right) - float(each.draft_right) for each in seen])
     best, gained = 0.0, 0.0
     for step in _STEPS:
         below = confidence < step
         gain = float(gains[below].sum())
-        if gain > gained and gain > _LEAST * float(below.sum()):
+        if gain > gained and gain > _MIN_GAIN * float(below.sum()):
             best, gained = step, gain
     return best

@@ -1,7 +1,7 @@
-"""A suffix automaton over token ids, grown token by token, with counts (Blumer et al. 1985; CoordGen, section 4.1).
+"""A suffix automaton over token ids, built online, with counts (Blumer et al. 1985; CoordGen, section 4.1).
 
-Each state stands for the substrings that end at the same places. From the state of the longest suffix of a text that
-occurs in the indexed tokens, the transitions are the tokens that have followed it, and their counts say how often.
+Each state represents the substrings that end at the same positions. The transitions of the state of a text's longest
+indexed suffix are the tokens that followed it, with their counts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ number no longer matters, and the bound keeps a token's work constant."""
 
 
 class SuffixAutomaton:
-    """A suffix automaton with amortised constant work per token, and at most two states for each.
+    """A suffix automaton with amortised constant work per token, and at most two states per token.
 
-    Nearly every state has one way on, which lies in two flat arrays; only the others have a dictionary for the rest.
+    Nearly every state has one transition, kept in two flat arrays; the others have a dictionary for the rest.
     """
 
     __slots__ = ("_first", "_last", "_more", "_to", "count", "end", "length", "link")

@@ -1,8 +1,8 @@
-"""Drafts by analogy: the reply to a similar prompt, with what it copied from there copied from here.
+"""Drafts by analogy: the reply to a similar prompt, with its copied words replaced by those of this prompt.
 
-A reply to "… meet at the castle? Nelly" is like the one to "… meet at the ferry? Agnes" but for words each took from
-its prompt. For every past reply it is known which tokens were copied, and what stood before and behind them in its
-prompt; the words in the same surroundings here take their place. Suffix matching alone loses the thread at every name.
+A reply to "… meet at the castle? Nelly" differs from the one to "… meet at the ferry? Agnes" only in the words taken
+from the prompt. For every past reply, copied tokens and their surroundings in its prompt are known; the words in the
+same surroundings of this prompt replace them. Suffix matching alone ends at every name.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edgellm.spec.ngram.sources import NOTHING, SILENT, Cursor, Offer
+from edgellm.spec.ngram.sources import NO_CURSOR, NOTHING, Cursor, Offer
 
-COMMON = 16
+MAX_PROMPTS = 16
 """A pair of tokens that occurs in more past prompts than this says nothing about which of them is similar."""
-LOOK = 4
+MAX_CONTEXT = 4
 """Tokens before a copied run that are compared."""
 _END = -1
 
 
 @dataclass(frozen=True, slots=True)
 class PastReply:
-    """A past conversation: `origins[i]` is where in `prompt` the run that token i of `reply` belongs to was copied
-    from, and how many tokens of the run are still to come, this one included; (-1, 1) for a token of the reply's
-    own."""
+    """A past conversation. `origins[i]` is where in `prompt` the run of token i of `reply` was copied from, and how
+    many tokens of the run remain, including this one; (-1, 1) for a token that was not copied."""
 
     prompt: tuple[int, ...]
     reply: tuple[int, ...]
@@ -52,19 +51,19 @@ def origins(prompt: Sequence[int], reply: Sequence[int]) -> list[tuple[int, int]
 
 
 class Analogy:
-    """A source: one past conversation, the one whose prompt has most in common with this one."""
+    """A source: the past conversation whose prompt has most in common with this one."""
 
     def __init__(self) -> None:
         self._past: list[PastReply] = []
-        self._having: dict[tuple[int, int], list[int]] = {}
+        self._by_pair: dict[tuple[int, int], list[int]] = {}
         self._prompt: list[int] = []
         self._places: dict[int, list[int]] = {}
-        self.thread: ReplayCursor | None = None
+        self.replay: ReplayCursor | None = None
 
     def add(self, prompt: Sequence[int], reply: Sequence[int]) -> None:
-        """Remember a conversation that is over."""
+        """Add a finished conversation."""
         for pair in set(pairwise(prompt)):
-            self._having.setdefault(pair, []).append(len(self._past))
+            self._by_pair.setdefault(pair, []).append(len(self._past))
         self._past.append(PastReply(tuple(prompt), tuple(reply), tuple(origins(prompt, reply))))
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -72,46 +71,51 @@ class Analogy:
         self._places = {}
         for at, token in enumerate(prompt):
             self._places.setdefault(token, []).append(at)
-        alike: Counter[int] = Counter()
+        overlap: Counter[int] = Counter()
         for pair in set(pairwise(prompt)):
-            having = self._having.get(pair)
-            if having is not None and len(having) <= COMMON:
-                for at in having:
-                    alike[at] += 1
-        best = max(alike, key=lambda at: (alike[at], at), default=-1)
-        self.thread = ReplayCursor(self._past[best], self._prompt, self._places) if best >= 0 else None
+            prompts = self._by_pair.get(pair)
+            if prompts is not None and len(prompts) <= MAX_PROMPTS:
+                for at in prompts:
+                    overlap[at] += 1
+        best = max(overlap, key=lambda at: (overlap[at], at), default=-1)
+        self.replay = ReplayCursor(self._past[best], self._prompt, self._places) if best >= 0 else None
 
     def extend(self, tokens: Sequence[int]) -> None:
-        if self.thread is not None:
+        if self.replay is not None:
             for token in tokens:
-                self.thread.advance(token)
+                self.replay.advance(token)
 
     def cursor(self) -> Cursor:
-        return SILENT if self.thread is None or self.thread.over else self.thread.copy()
+        return NO_CURSOR if self.replay is None or self.replay.finished else self.replay.copy()
 
 
 class ReplayCursor:
     """A position in the past reply that is followed, and in the prompt's run that is being copied."""
 
-    __slots__ = ("_alikes", "_at", "_copied", "_followed", "_past", "_places", "_prompt", "_resume")
+    __slots__ = ("_at", "_copied", "_counterparts", "_followed", "_past", "_places", "_prompt", "_resume")
 
     def __init__(
-        self, past: PastReply, prompt: list[int], places: dict[int, list[int]], alikes: dict[int, int] | None = None
+        self,
+        past: PastReply,
+        prompt: list[int],
+        places: dict[int, list[int]],
+        counterparts: dict[int, int] | None = None,
     ) -> None:
         self._past, self._prompt, self._places = past, prompt, places
-        self._alikes: dict[int, int] = {} if alikes is None else alikes  # cache of `_alike`, shared by all copies
+        # cache of `_counterpart`, shared by all copies
+        self._counterparts: dict[int, int] = {} if counterparts is None else counterparts
         self._at = 0  # place in the past reply; -1: it is over
         self._copied = _END  # the place in the prompt that is copied next
-        self._resume = 0  # where the past reply goes on behind the run
+        self._resume = 0  # where the past reply continues after the run
         self._followed = 0
 
     def copy(self) -> ReplayCursor:
-        other = ReplayCursor(self._past, self._prompt, self._places, self._alikes)
+        other = ReplayCursor(self._past, self._prompt, self._places, self._counterparts)
         other._at, other._copied, other._resume, other._followed = self._at, self._copied, self._resume, self._followed
         return other
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Return whether nothing more will be offered."""
         return self._at < 0
 
@@ -124,31 +128,32 @@ class ReplayCursor:
         if self._at < 0:
             return _END
         if self._copied >= 0:
-            if not self._over():
+            if not self._run_ends():
                 return self._prompt[self._copied] if self._copied < len(self._prompt) else _END
             return past.reply[self._resume] if self._resume < len(past.reply) else _END
         if self._at >= len(past.reply):
             return _END
-        place = self._alike(self._at)
+        place = self._counterpart(self._at)
         return self._prompt[place] if place >= 0 else past.reply[self._at]
 
-    def _over(self) -> bool:
-        """Return whether the copied run ends here, as the past one did: with the token that stood behind that run."""
+    def _run_ends(self) -> bool:
+        """Return whether the copied run ends here, as the past one did: at the token that followed it there."""
         past = self._past
         place, left = past.origins[self._at]
-        behind = place + left
-        here = self._copied
-        return here >= len(self._prompt) or (behind < len(past.prompt) and self._prompt[here] == past.prompt[behind])
+        after = place + left
+        at_copy = self._copied
+        return at_copy >= len(self._prompt) or (
+            after < len(past.prompt) and self._prompt[at_copy] == past.prompt[after]
+        )
 
-    def _alike(self, at: int) -> int:
-        """Return where the counterpart of the past run at `at` is in this prompt; -1 if nowhere, or if there is no
-        run at `at`."""
-        known = self._alikes.get(at)
+    def _counterpart(self, at: int) -> int:
+        """Return where the counterpart of the past run at `at` begins in this prompt; -1 if there is none."""
+        known = self._counterparts.get(at)
         if known is None:
-            known = self._alikes[at] = self._look_for(at)
+            known = self._counterparts[at] = self._find_counterpart(at)
         return known
 
-    def _look_for(self, at: int) -> int:
+    def _find_counterpart(self, at: int) -> int:
         past = self._past
         place, _ = past.origins[at]
         if place < 1:
@@ -159,7 +164,7 @@ class ReplayCursor:
                 continue
             same = 1
             while (
-                same < LOOK
+                same < MAX_CONTEXT
                 and before >= same
                 and place - 1 >= same
                 and self._prompt[before - same] == past.prompt[place - 1 - same]
@@ -174,21 +179,21 @@ class ReplayCursor:
         if self._at < 0:
             return
         if self._copied >= 0:
-            if self._over() and self._resume < len(past.reply) and token == past.reply[self._resume]:
+            if self._run_ends() and self._resume < len(past.reply) and token == past.reply[self._resume]:
                 self._at, self._copied = self._resume + 1, _END
             elif self._copied < len(self._prompt) and self._prompt[self._copied] == token:
                 self._copied += 1
             elif self._resume < len(past.reply) and token == past.reply[self._resume]:
                 self._at, self._copied = self._resume + 1, _END
             else:
-                self._elsewhere(token)
+                self._diverge(token)
                 return
             self._followed += 1
             return
         if self._at >= len(past.reply):
             self._at = _END
             return
-        place = self._alike(self._at)
+        place = self._counterpart(self._at)
         left = past.origins[self._at][1]
         if place >= 0 and self._prompt[place] == token:
             self._copied, self._resume = place + 1, self._at + left
@@ -198,19 +203,19 @@ class ReplayCursor:
             self._followed += 1
         else:
             self._resume = self._at + left
-            self._elsewhere(token)
+            self._diverge(token)
 
-    def _elsewhere(self, token: int) -> None:
-        """Follow a token that differs from the past reply: into a run from another place, or words of the reply's
-        own."""
+    def _diverge(self, token: int) -> None:
+        """Follow a token that differs from the past reply: into a run copied from another place, or past words that
+        were not copied."""
         places = self._places.get(token)
         self._followed = 0
         if places and self._past.origins[self._at][0] >= 0:
             self._copied = places[-1] + 1
         else:
-            self._lost(token)
+            self._resync(token)
 
-    def _lost(self, token: int) -> None:
+    def _resync(self, token: int) -> None:
         past = self._past
         for at in range(self._at, min(len(past.reply), self._at + 12)):
             if past.reply[at] == token:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.spec.ngram.acceptance_model import DEEP, FADES, AcceptanceModel, agrees, evidence
+from edgellm.spec.ngram.acceptance_model import HALVED_AT, MAX_MATCH, AcceptanceModel, agrees, evidence
 
 evidences = st.builds(
     evidence,
@@ -22,36 +22,40 @@ def test_a_chance_is_a_probability_whatever_was_seen(kind: int, seen: list[bool]
     chances = AcceptanceModel([0.3, 0.5])
     for accepted in seen:
         chances.learn(kind, accepted)
-    assert 0.0 < chances.of(kind) < 1.0
+    assert 0.0 < chances.chance(kind) < 1.0
 
 
 def test_before_anything_is_seen_longer_matches_and_clearer_ones_are_surer() -> None:
     chances = AcceptanceModel([0.3, 0.5])
     shallow, deep = evidence(1, 0, 1, 1.0, False), evidence(1, 0, 6, 1.0, False)
-    assert chances.of(shallow) < chances.of(deep)
-    assert chances.of(evidence(1, 0, 6, 0.3, False)) < chances.of(evidence(1, 0, 6, 0.6, False)) < chances.of(deep)
-    assert chances.of(shallow) < chances.of(evidence(2, 0, 1, 1.0, False))
+    assert chances.chance(shallow) < chances.chance(deep)
+    assert (
+        chances.chance(evidence(1, 0, 6, 0.3, False))
+        < chances.chance(evidence(1, 0, 6, 0.6, False))
+        < chances.chance(deep)
+    )
+    assert chances.chance(shallow) < chances.chance(evidence(2, 0, 1, 1.0, False))
 
 
 def test_what_is_seen_counts_for_its_kind_most_and_for_similar_ones_a_little() -> None:
     chances = AcceptanceModel([0.5, 0.5])
     kind, similar, other = evidence(1, 0, 3, 1.0, False), evidence(1, 0, 5, 1.0, False), evidence(2, 0, 3, 1.0, False)
-    before = chances.of(similar), chances.of(other)
+    before = chances.chance(similar), chances.chance(other)
     for _ in range(50):
         chances.learn(kind, False)
-    assert chances.of(kind) < 0.1
-    assert chances.of(kind) < chances.of(similar) < before[0]
-    assert chances.of(other) == before[1]
+    assert chances.chance(kind) < 0.1
+    assert chances.chance(kind) < chances.chance(similar) < before[0]
+    assert chances.chance(other) == before[1]
 
 
 def test_it_follows_when_things_change() -> None:
     chances = AcceptanceModel([0.5])
     kind = evidence(1, 0, 3, 1.0, False)
-    for _ in range(int(FADES) * 3):
+    for _ in range(int(HALVED_AT) * 3):
         chances.learn(kind, True)
-    for _ in range(int(FADES)):
+    for _ in range(int(HALVED_AT)):
         chances.learn(kind, False)
-    assert chances.of(kind) < 0.45  # and not the 0.75 of all that was ever seen
+    assert chances.chance(kind) < 0.45  # and not the 0.75 of all that was ever seen
 
 
 @given(st.integers(1, 255), st.integers(0, 255), st.integers(0, 400), st.floats(0.0, 1.0), st.booleans())
@@ -63,4 +67,4 @@ def test_what_speaks_for_a_token_is_one_number(
     assert agrees(kind) == agree
     assert evidence(agree, differ, matched, share, not inside) != kind
     assert evidence(agree, differ ^ 1, matched, share, inside) != kind
-    assert (evidence(agree, differ, matched + 1, share, inside) == kind) is (matched >= DEEP)
+    assert (evidence(agree, differ, matched + 1, share, inside) == kind) is (matched >= MAX_MATCH)

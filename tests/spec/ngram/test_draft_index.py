@@ -17,9 +17,9 @@ def test_what_was_said_is_made_ready_when_nobody_waits(monkeypatch: pytest.Monke
     assert known.take() is not None
     assert indexed == [3]
     known.add(PastConversation([1, 2], [4]))
-    known.settle()
+    known.index_pending()
     assert indexed == [3], "a reply is reading in it"
     known.give()
-    known.settle()
-    known.settle()
+    known.index_pending()
+    known.index_pending()
     assert indexed == [3, 2]

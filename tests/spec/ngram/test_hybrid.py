@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgellm.spec.draft_length import EXPLORED, CostCurve
-from edgellm.spec.drafters.hybrid import STRETCH, TRIED, DrafterSelector, HybridDrafter
+from edgellm.spec.draft_length import EXPLORATION, CostCurve
+from edgellm.spec.drafters.hybrid import EPISODE, MIN_ROUNDS, DrafterSelector, HybridDrafter
 from edgellm.spec.ngram.draft_index import DraftIndex
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Verdict
@@ -62,30 +62,30 @@ def test_as_much_of_a_draft_as_pays_is_sent() -> None:
 
 def test_a_prompt_is_read_where_that_pays() -> None:
     rounds = DrafterSelector()
-    assert rounds.due()
-    for _ in range(TRIED):
-        rounds.other(1, 1.0)
-        rounds.drafted(0.2, 0)
-        rounds.took(4, 1.2)
-    rounds.drafted(20.2, 100)  # it takes 0.2 a token to read a prompt
-    assert not rounds.due()
-    assert rounds.worth_reading(20, 0)
-    assert not rounds.worth_reading(200, 0)
-    assert not rounds.worth_reading(20, 38)  # nearly over
+    assert rounds.try_due()
+    for _ in range(MIN_ROUNDS):
+        rounds.record_other_round(1, 1.0)
+        rounds.record_draft(0.2, 0)
+        rounds.record_model_round(4, 1.2)
+    rounds.record_draft(20.2, 100)  # it takes 0.2 a token to read a prompt
+    assert not rounds.try_due()
+    assert rounds.prompt_pays(20, 0)
+    assert not rounds.prompt_pays(200, 0)
+    assert not rounds.prompt_pays(20, 38)  # nearly over
 
 
 def test_the_small_model_is_tried_again_in_a_while() -> None:
     rounds = DrafterSelector()
-    for _ in range(TRIED):
-        rounds.took(1, 10.0)
-    assert not rounds.due()
+    for _ in range(MIN_ROUNDS):
+        rounds.record_model_round(1, 10.0)
+    assert not rounds.try_due()
     waited = 0
-    while not rounds.due():
-        rounds.other(2, 1.0)
+    while not rounds.try_due():
+        rounds.record_other_round(2, 1.0)
         waited += 1
-    assert 0.9 < waited * EXPLORED / 9.5 <= 1.1, "a try costs 9.5 seconds, and so much of the time is for that"
-    rounds.took(1, 10.0)
-    assert not rounds.due()
+    assert 0.9 < waited * EXPLORATION / 9.5 <= 1.1, "a try costs 9.5 seconds, and so much of the time is for that"
+    rounds.record_model_round(1, 10.0)
+    assert not rounds.try_due()
 
 
 def test_what_rounds_bring_is_kept_from_reply_to_reply() -> None:
@@ -94,13 +94,13 @@ def test_what_rounds_bring_is_kept_from_reply_to_reply() -> None:
     for number in range(3):
         own = taken(known, PROMPT)
         mixed = HybridDrafter(own, slow, 3, known.rounds)
-        for _ in range(TRIED + 2):
+        for _ in range(MIN_ROUNDS + 2):
             chunk = mixed.propose(GenerationState(PROMPT), 8)
             told(mixed, chunk, verdict(0), 90.0 if len(chunk) else 1.0)
         known.give()
         if not number:
             asked = len(slow.prefixes)
-    assert not known.rounds.due()
+    assert not known.rounds.try_due()
     assert len(slow.prefixes) == asked  # later replies do not ask it: it only makes them slower
 
 
@@ -114,7 +114,7 @@ def test_a_draft_of_which_nothing_pays_was_a_try() -> None:
         chunk = mixed.propose(GenerationState(PROMPT), 8)
         assert not len(chunk)
         told(mixed, chunk, verdict(0), 9.0 if mixed.asked else 1.0)
-    assert not dear.rounds.due()
+    assert not dear.rounds.try_due()
     assert len(doubting.prefixes) < 8  # else every round would be a try
     dear.give()
 
@@ -131,35 +131,35 @@ def test_where_nobody_verifies_the_small_model_writes_though_it_did_not_pay() ->
 
 def test_a_prompt_that_takes_long_to_read_is_read_for_a_try_less_often() -> None:
     rounds = DrafterSelector()
-    for _ in range(TRIED):
-        rounds.drafted(0.2, 0)
-        rounds.took(1, 1.2)
-        rounds.other(1, 1.0)
-    rounds.drafted(20.2, 100)
-    rounds.took(1, 1.2)
+    for _ in range(MIN_ROUNDS):
+        rounds.record_draft(0.2, 0)
+        rounds.record_model_round(1, 1.2)
+        rounds.record_other_round(1, 1.0)
+    rounds.record_draft(20.2, 100)
+    rounds.record_model_round(1, 1.2)
     for _ in range(100):
-        rounds.other(1, 1.0)
-    assert rounds.due(0)
-    assert not rounds.due(100)
-    for _ in range(round(25.0 / EXPLORED)):
-        rounds.other(1, 1.0)
-    assert rounds.due(100)
+        rounds.record_other_round(1, 1.0)
+    assert rounds.try_due(0)
+    assert not rounds.try_due(100)
+    for _ in range(round(25.0 / EXPLORATION)):
+        rounds.record_other_round(1, 1.0)
+    assert rounds.try_due(100)
 
 
 def stretches(rounds: DrafterSelector, seconds: tuple[float, float], many: int) -> list[bool]:
     """Whether the small model is asked in each of `many` stretches, which take so long without it and with it."""
     found = []
     for _ in range(many):
-        rounds.stretch()
-        found.append(rounds.uses)
-        rounds.wrote(20, seconds[rounds.uses])
+        rounds.start_episode()
+        found.append(rounds.uses_model)
+        rounds.record_tokens(20, seconds[rounds.uses_model])
     return found
 
 
 def test_the_small_model_is_asked_where_whole_stretches_are_sooner_there_with_it() -> None:
     slower = stretches(DrafterSelector(), (1.0, 2.0), 400)
     assert slower[:2] == [True, False]
-    assert 0 < sum(slower[4:]) <= 400 * EXPLORED  # now and then it is tried again
+    assert 0 < sum(slower[4:]) <= 400 * EXPLORATION  # now and then it is tried again
     assert sum(stretches(DrafterSelector(), (2.0, 1.0), 400)) > 390
 
 
@@ -171,20 +171,20 @@ def test_when_the_small_model_begins_to_help_it_is_asked_again() -> None:
 
 def test_a_long_reply_has_several_stretches() -> None:
     rounds = DrafterSelector()
-    rounds.stretch()
+    rounds.start_episode()
     for _ in range(4):
-        rounds.wrote(STRETCH // 4, 1.0)
-    assert not rounds.uses
+        rounds.record_tokens(EPISODE // 4, 1.0)
+    assert not rounds.uses_model
 
 
 def test_a_small_model_that_rests_is_not_asked_and_says_so() -> None:
     known = memory()
-    known.rounds.uses = False
-    known.rounds.stretch = lambda: None  # type: ignore[method-assign]
+    known.rounds.uses_model = False
+    known.rounds.start_episode = lambda: None  # type: ignore[method-assign]
     own = taken(known, PROMPT)
     mixed = HybridDrafter(own, Sure(markov(1, 10)), 6, known.rounds)
     chunk = mixed.propose(GenerationState(PROMPT, explain=True), 8)
     assert not len(chunk)
     assert not mixed.asked
-    assert "rests" in chunk.reason
+    assert "paused" in chunk.reason
     known.give()

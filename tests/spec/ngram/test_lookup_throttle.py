@@ -8,7 +8,7 @@ import numpy as np
 
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.ngram.draft_index import DraftIndex
-from edgellm.spec.ngram.lookup_throttle import FIRST, SHARE, TRIED, LookupThrottle
+from edgellm.spec.ngram.drafter import FREE_LOOKUPS, MIN_LOOKUPS, SHARE, LookupThrottle
 from edgellm.spec.params import SOURCES
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
@@ -24,16 +24,16 @@ def looked(looks: LookupThrottle, rounds: int, seconds: float, brought: Callable
     """In which of so many rounds of `seconds` each there was a look; it brings what is said."""
     found = []
     for number in range(rounds):
-        looks.passed(seconds)
+        looks.record_round(seconds)
         if looks.due:
             found.append(number)
-            looks.looked(LOOK, brought(number))
+            looks.record_lookup(LOOK, brought(number))
     return found
 
 
 def test_what_brings_nothing_takes_little_of_the_time() -> None:
     looks = LookupThrottle()
-    assert looked(looks, TRIED, 1e-3, lambda _: 0.0) == list(range(TRIED))  # before it is judged
+    assert looked(looks, MIN_LOOKUPS, 1e-3, lambda _: 0.0) == list(range(MIN_LOOKUPS))  # before it is judged
     some = looked(looks, 2000, 1e-3, lambda _: 0.0)
     assert 0.8 <= len(some) * LOOK / (2000 * 1e-3 * SHARE) <= 1.2
     assert looked(looks, 100, 0.1, lambda _: 0.0) == list(range(100)), "a slow verifier has the time"
@@ -51,7 +51,7 @@ def test_every_reply_begins_with_some_looks() -> None:
     looks = LookupThrottle()
     looked(looks, 500, 1e-3, lambda _: 0.0)
     looks.begin()
-    assert looked(looks, FIRST, 0.0, lambda _: 0.0) == list(range(FIRST))
+    assert looked(looks, FREE_LOOKUPS, 0.0, lambda _: 0.0) == list(range(FREE_LOOKUPS))
     assert looked(looks, 50, 0.0, lambda _: 0.0) == []
 
 

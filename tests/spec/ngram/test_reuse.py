@@ -101,10 +101,10 @@ def test_plausible_is_what_has_the_probability(accepted: int, seed: int) -> None
 
 def test_of_what_nobody_computed_nothing_is_known_to_the_contrary(verifier_model: Model) -> None:
     ids = np.arange(300, 309, dtype=np.int32)
-    with Context(verifier_model, n_ctx=32, threads=1, late=True) as context:
-        context.decode_late(ids[:2], outputs=2)  # finds out whether it can be late
+    with Context(verifier_model, n_ctx=32, threads=1, lazy=True) as context:
+        context.decode_lazy(ids[:2], outputs=2)  # finds out whether it can be late
         context.rollback(0)
-        rows = context.decode_late(ids, outputs=9, reached=[0.0] * 8)
+        rows = context.decode_lazy(ids, outputs=9, reached=[0.0] * 8)
         assert isinstance(rows, LazyLogits)
         chunk = Chunk(ids[1:], retrieved=True)
         rows.upto(3)

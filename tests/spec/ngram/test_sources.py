@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.spec.ngram.calibration import FLOOR, Calibration
-from edgellm.spec.ngram.sources import NOTHING, TAIL, ContextIndex, Cursor, HistoryIndex
+from edgellm.spec.ngram.sources import NOTHING, PROMPT_TAIL, ContextIndex, Cursor, HistoryIndex
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.types import Expected
 
@@ -76,8 +76,8 @@ def test_a_prompt_asked_before_leads_to_its_reply() -> None:
 
 def test_only_the_end_of_a_prompt_is_remembered() -> None:
     history = HistoryIndex()
-    history.add(range(100, 100 + 2 * TAIL), [7])
-    assert len(history.automaton) == TAIL + 2
+    history.add(range(100, 100 + 2 * PROMPT_TAIL), [7])
+    assert len(history.automaton) == PROMPT_TAIL + 2
 
 
 def test_the_model_is_expected_to_say_what_it_said_while_reading() -> None:
@@ -106,7 +106,7 @@ def test_a_prompt_that_begins_alike_keeps_what_is_known_of_that() -> None:
     calibration.begin([1, 2, 3])
     calibration.expect(Expected(0, np.array([[7], [8], [9]], dtype=np.int32), np.ones((3, 1), dtype=np.float32)))
     calibration.begin([1, 2, 4])
-    assert [calibration.at(place)[0] for place in range(3)] == [7, 8, -1]
+    assert [calibration.expected(place)[0] for place in range(3)] == [7, 8, -1]
 
 
 @given(st.integers(1, 6), st.integers(0, 2**32 - 1))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.spec.ngram.sources import NOTHING
-from edgellm.spec.ngram.template_replay import COMMON, Analogy, origins
+from edgellm.spec.ngram.template_replay import MAX_PROMPTS, Analogy, origins
 
 MEET, AT, END, HI, YES, BYE = 1, 2, 3, 4, 5, 6  # words that every letter has
 ANNA, BEN, CARLA, PARK, ZOO = 20, 21, 22, 30, 31
@@ -81,7 +81,7 @@ def test_without_anything_similar_nothing_is_offered() -> None:
 
 def test_what_every_prompt_has_says_nothing_about_which_is_similar() -> None:
     analogy = Analogy()
-    for at in range(COMMON + 1):
+    for at in range(MAX_PROMPTS + 1):
         analogy.add([1, 2, 100 + at], [200 + at])
     analogy.begin([1, 2, 99])
     assert analogy.cursor().offer() == NOTHING

@@ -17,11 +17,10 @@ from bench.robustness.attack.harness import Attack, Found
 from edgellm.engine import Context, Model
 from edgellm.errors import VerifierLost
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Ids
 from edgellm.storage import resolve
-from edgellm.verifier.in_process import LocalVerifier
+from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from testkit import ROOT
 from testkit.processes.verifier import CONTEXT, PairedVerifierProcess, acquaint
 

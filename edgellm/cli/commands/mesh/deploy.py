@@ -98,7 +98,7 @@ def _planned(
 ) -> tuple[tuple[StageShare, ...], Mapping[str, Worker]]:
     from edgellm.coldstart.plan import plan
     from edgellm.mesh.model_costs import model_costs
-    from edgellm.mesh.placement import of_way
+    from edgellm.mesh.placement import of_option
 
     found = survey_home(file, interface, False, peers)
     fleet = found.fleet()
@@ -111,7 +111,7 @@ def _planned(
         links=fleet.links,
     )
     say(planned.advice)
-    return of_way(planned.advised), found.workers
+    return of_option(planned.advised), found.workers
 
 
 @contextmanager

@@ -142,11 +142,11 @@ def _fleet(devices: Path | None, preset: str | None) -> Fleet:
 def _moves(file: ModelFile, found: Plan, home: Survey) -> list[tuple[str, int]]:
     """Return the bytes that each device still lacks of its layers."""
     from edgellm.cli.views.device_table import progress
-    from edgellm.llm.mesh_llm import to_bring
+    from edgellm.llm.mesh_llm import missing_layers
     from edgellm.mesh.placement import of_plan
 
     with progress("asking the devices for their layers"):
-        return to_bring(file, of_plan(found), home)
+        return missing_layers(file, of_plan(found), home)
 
 
 def _moves_row(moves: list[tuple[str, int]] | None) -> dict[str, Any]:
@@ -178,12 +178,12 @@ def figures(found: Plan, milliseconds: float, overlap: str) -> dict[str, Any]:
 
     keys = ("device", "first_layer", "last_layer", "load_s", "wait_s", "network_s", "compute_s", "finish_s")
     return {
-        "ttft_s": found.way.ttft_s, "token_s": found.way.token_s, "reply_s": found.way.reply_s,
+        "ttft_s": found.option.ttft_s, "token_s": found.option.token_s, "reply_s": found.option.reply_s,
         "objective": found.objective, "overlap": overlap, "planner_ms": milliseconds, "optimal": found.optimal,
         "gap": found.gap, "reason": found.reason, "advice": found.advice,
         "stages": [
             {**{key: row[key] for key in keys}, "bytes": int(stage.size), "reason": stage.reason}
-            for stage in found.way.stages
+            for stage in found.option.stages
             for row in (stage.to_json(),)
         ],
         "unused": [{"device": device, "reason": reason} for device, reason in found.unused],

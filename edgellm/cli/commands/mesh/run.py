@@ -101,7 +101,7 @@ def run(
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.engine import ModelFile
     from edgellm.llm import compose
-    from edgellm.llm.mesh_llm import Options, open_mesh
+    from edgellm.llm.mesh_llm import MeshOptions, open_mesh
     from edgellm.spec.params import ReplyOptions
     from edgellm.storage import resolve
 
@@ -115,7 +115,7 @@ def run(
     placed: Placement | None = None
     if split is None and fleet is None:
         split, placed = place_at_home(model, file, target, tuple(peer or ()), interface, explain=explain)
-    options = Options(
+    options = MeshOptions(
         split, fleet, placed, tuple(peer or ()), context_length, sessions=1, wide=f32, tokens_out=max_tokens,
         tokens_in=target.tokens_in, objective=target.objective,
     )  # fmt: skip
@@ -137,7 +137,7 @@ def over_devices(
     best split over the measured devices."""
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.engine import ModelFile
-    from edgellm.llm.mesh_llm import Options, open_mesh
+    from edgellm.llm.mesh_llm import MeshOptions, open_mesh
     from edgellm.storage import resolve
 
     file = ModelFile.open(resolve(model))
@@ -152,7 +152,7 @@ def over_devices(
         fleet = _fleet(None, Path(mesh).expanduser())
     else:
         split = mesh
-    options = Options(
+    options = MeshOptions(
         split, fleet, placed, tuple(peers), sessions=sessions, tokens_in=target.tokens_in, tokens_out=max_tokens
     )
     opened = open_mesh(file, options, draft=draft, history=history, notify=lambda text: say(text, style="yellow"))
