@@ -6,6 +6,9 @@ Every message says what is wrong, with the value, and what to do next. `exit_cod
 
 from __future__ import annotations
 
+SAME_VERSION = "Run the same version of edgellm on both sides."
+"""The next step when two devices do not understand each other."""
+
 
 class EdgeError(Exception):
     """Base class of every error that edgellm raises on purpose."""

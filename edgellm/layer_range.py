@@ -67,10 +67,10 @@ def read_split(text: str) -> tuple[StageShare, ...]:
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         if match is None:
-            raise InvalidOption(f"{part.strip()!r} is no part of a split.", EXAMPLE)
+            raise InvalidOption(f"{part.strip()!r} is not a part of a split.", EXAMPLE)
         first, last = int(match[2]), int(match[3] or match[2])
         if not 1 <= first <= last:
-            raise InvalidOption(f"{part.strip()!r} names layers that do not exist.", EXAMPLE)
+            raise InvalidOption(f"{part.strip()!r} has an invalid range of layers.", EXAMPLE)
         shares.append(StageShare(match[1], LayerRange(first - 1, last)))
     return tuple(shares)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from edgellm.coldstart.plan import Plan, PlanOption, plan
 from edgellm.engine import ModelFile
-from edgellm.mesh.home_workers import look, seek
+from edgellm.mesh.home_workers import discover_workers, measure_workers
 from edgellm.mesh.model_costs import model_costs
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, required=True)
     args = parser.parse_args()
     file = ModelFile.open(args.model)
-    survey = look(file, seek(chosen_hosts(())), True, lambda _who, _what: None)
+    survey = measure_workers(file, discover_workers(chosen_hosts(())), True, lambda _who, _what: None)
     for name, error in survey.left_out:
         print(f"{name}: {error}", file=sys.stderr)
     fleet, model = survey.fleet(), model_costs(file)

@@ -154,7 +154,7 @@ def _asked(mesh: Mesh, rows: int) -> None:
     if not mesh.held(0, mesh.generation).size:
         first = np.arange(100, 100 + BEFORE, dtype=np.int32)
         pipeline.ask(0, 0, first, VerifyRequest(0, GREEDY, BEFORE, NO_IDS, Chunk())).result()
-        mesh.hold(0, mesh.generation, first)
+        mesh.record_tokens(0, mesh.generation, first)
     ids = np.arange(300, 300 + rows, dtype=np.int32)
     pipeline.ask(0, BEFORE, ids, VerifyRequest(0, GREEDY, BEFORE + 1, NO_IDS, Chunk(ids[1:]))).result()
 

@@ -85,9 +85,9 @@ class StoredConversation:
             return
         if list(messages[: len(self.conversation.turns)]) != self.messages():  # cleared: a new one begins
             self.conversation = type(self.conversation).new()
-        self.conversation = self.conversation.said([(message.role, message.content) for message in messages])
+        self.conversation = self.conversation.with_turns([(message.role, message.content) for message in messages])
         try:
-            self.store.keep(self.conversation)
+            self.store.save(self.conversation)
         except EdgeError as error:
             say(f"This conversation cannot be continued later: {error}", style="yellow")
             self.on = False

@@ -94,7 +94,7 @@ def _library() -> Iterator[Finding]:
             "pip install --force-reinstall --no-binary :all: llama-cpp-python",
         )  # fmt: skip
     if not found.mmap:
-        yield note("llama.cpp", "It was compiled without mmap, so models load slowly.", "Compile it with mmap.")
+        yield note("llama.cpp", "It was compiled without mmap, so models load slowly.", "Compile it with mmap support.")
 
 
 def _memory(available: int) -> Finding:
@@ -131,7 +131,7 @@ def _disk(name: str, place: Path, free: int) -> Finding:
 def clock(now: datetime) -> Finding:
     """Check the clock. Recorded times depend on it; trust does not."""
     if now < _EARLIEST:
-        return problem("clock", f"The clock says {now:%Y-%m-%d %H:%M} UTC.", "Set it, or switch on network time.")
+        return problem("clock", f"The clock says {now:%Y-%m-%d %H:%M} UTC.", "Set it, or turn on network time.")
     return fine("clock", f"The clock says {now:%Y-%m-%d %H:%M} UTC.")
 
 
@@ -140,7 +140,7 @@ def _identity() -> Iterator[Finding]:
         yield note("identity", "This device has no identity yet; pairing creates one.", "Pair a device: edgellm pair")
         return
     try:
-        identity = Identity.here()
+        identity = Identity.load()
         peers = Peers().all()
     except TrustUnusable as error:
         yield problem("identity", error.what, error.next_step)

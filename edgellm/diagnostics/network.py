@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from edgellm.diagnostics.local import Finding, fine, note, problem
 from edgellm.errors import EdgeError, PeerTooNew, PeerTooOld, ProtocolError, VerifierUnreachable
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import run_there
-from edgellm.rpc.discovery.interfaces import Interface, Reach, interfaces, reach
-from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announced, browse, multicast_error, new_instance
-from edgellm.rpc.discovery.peer_probe import ProbeResult, ask_at, roll_call
+from edgellm.rpc.channel import run_in_network_loop
+from edgellm.rpc.discovery.interfaces import Interface, PortState, interfaces, probe_port
+from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce, browse, multicast_error, new_instance
+from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
 from edgellm.rpc.trust.handshake import PeerInfo
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import LINK, check_version, program
+from edgellm.rpc.versions import DEVICES_PROTOCOL, check_version, program_version
 
 LISTEN_SECONDS = 2.5
 _LONGEST_LISTEN = 10.0  # seconds, for this machine's own announcement
@@ -42,7 +42,7 @@ def examine_interfaces(hosts: Sequence[str]) -> Iterator[Finding]:
     left = [one for one in known if one not in used]
     if not used:
         yield problem(
-            "interfaces", f"This machine is in no network with other devices (interfaces: {_names(left) or 'none'}).",
+            "interfaces", f"This machine is not in a home network (interfaces: {_names(left) or 'none'}).",
             "Join the home's network, or choose an interface with --interface.",
         )  # fmt: skip
     for one in used:
@@ -58,8 +58,8 @@ def listen(short: str, hosts: Sequence[str]) -> ReceivedAnnouncements:
     def own(found: Sequence[Hint]) -> bool:
         return any(hint.instance == instance for hint in found)
 
-    with announced(ServiceKind.TEST, short, 1, hosts, instance):
-        came_back = own(browse(ServiceKind.TEST, hosts, LISTEN_SECONDS, own, longest=_LONGEST_LISTEN))
+    with announce(ServiceKind.TEST, short, 1, hosts, instance):
+        came_back = own(browse(ServiceKind.TEST, hosts, LISTEN_SECONDS, own, max_seconds=_LONGEST_LISTEN))
     return ReceivedAnnouncements(tuple(browse(ServiceKind.DEVICE, hosts, LISTEN_SECONDS)), came_back)
 
 
@@ -69,7 +69,7 @@ def examine_multicast(received: ReceivedAnnouncements, short: str, hosts: Sequen
         if why := multicast_error(host):
             yield problem(
                 "multicast",
-                f"Announcing on {host} fails: {why}.",
+                f"Announcements on {host} fail: {why}.",
                 "Allow UDP port 5353 in the firewall, or use --peer HOST:PORT.",
             )
     if hosts and not received.own_came_back:
@@ -91,20 +91,20 @@ def examine_multicast(received: ReceivedAnnouncements, short: str, hosts: Sequen
 
 def examine_peers(trust: Trust, received: ReceivedAnnouncements, vocabulary: str) -> Iterator[Finding]:
     """Report for each paired device whether it answers, has a compatible version and can verify."""
-    for answer in roll_call(trust, trust.peers.all(), (), received.hints):
+    for answer in probe_peers(trust, trust.peers.all(), (), received.hints):
         announcements = [hint for hint in received.hints if hint.short == answer.peer.id.short]
-        if answer.welcomed is None:
+        if answer.info is None:
             yield _not_answering(answer, announcements)
         else:
-            yield _answering(answer.welcomed, bool(announcements or answer.announced))
-            yield from examine_welcome(answer.welcomed, vocabulary)
+            yield _answering(answer.info, bool(announcements or answer.announced))
+            yield from examine_welcome(answer.info, vocabulary)
         yield from _versions(answer.peer, announcements)
 
 
 def examine_address(trust: Trust, address: Address, vocabulary: str) -> Iterator[Finding]:
     """Report on the device at an address that the user gave."""
     try:
-        welcomed = ask_at(trust, address)
+        welcomed = probe_address(trust, address)
     except EdgeError as error:
         yield problem("peers", error.what, error.next_step)
         return
@@ -119,15 +119,17 @@ def examine_welcome(welcomed: PeerInfo, vocabulary: str) -> Iterator[Finding]:
         way = "ahead of" if welcomed.clock_ahead > 0 else "behind"
         yield note(
             "clock", f"The clock of {name} is {abs(welcomed.clock_ahead) / 60:.0f} minutes {way} this one.",
-            "Switch on network time on both devices.",
+            "Turn on network time on both devices.",
         )  # fmt: skip
-    if welcomed.version != program():
+    if welcomed.version != program_version():
         yield note(
-            "versions", f"{name} runs edgellm {welcomed.version}, and this device {program()}.", "Update the older one."
+            "versions",
+            f"{name} runs edgellm {welcomed.version}, but this device runs {program_version()}.",
+            "Update the older one.",
         )
     if Right.VERIFY not in welcomed.rights:
         yield note(
-            "rights", f"{name} does not verify drafts of this device.",
+            "rights", f"{name} does not verify this device's drafts.",
             "If it should, grant the right there: edgellm peers grant NAME verify (NAME: this device's name there)",
         )  # fmt: skip
     offers = [offer for offer in welcomed.offers if offer.role == "verifier"]
@@ -154,14 +156,14 @@ def _answering(welcomed: PeerInfo, announced_itself: bool) -> Finding:
 
 def _not_answering(answer: ProbeResult, announcements: Sequence[Hint]) -> Finding:
     """Find out by TCP why a device does not answer."""
-    name, trouble = answer.peer.name, answer.trouble
+    name, trouble = answer.peer.name, answer.error
     if trouble is not None and not isinstance(trouble, VerifierUnreachable):
         topic = "versions" if isinstance(trouble, ProtocolError) else "peers"
         return problem(topic, f"{name}: {trouble.what}", trouble.next_step)
     announced_places = [place for hint in announcements for place in hint.addresses]
     places = list(dict.fromkeys([*announced_places, *answer.peer.addresses]))
-    found = {place: run_there(reach(place)).result() for place in places}
-    refused = [str(place) for place, how in found.items() if how is Reach.REFUSED]
+    found = {place: run_in_network_loop(probe_port(place)).result() for place in places}
+    refused = [str(place) for place, how in found.items() if how is PortState.REFUSED]
     if announced_places:
         place, how = announced_places[0], "refuses TCP connections" if refused else "does not answer TCP connections"
         return problem(
@@ -184,7 +186,7 @@ def _not_answering(answer: ProbeResult, announcements: Sequence[Hint]) -> Findin
 def _versions(peer: Peer, announcements: Sequence[Hint]) -> Iterator[Finding]:
     for hint in announcements:
         try:
-            check_version(hint.protocol, LINK, peer.name)
+            check_version(hint.protocol, DEVICES_PROTOCOL, peer.name)
         except (PeerTooOld, PeerTooNew) as error:
             yield problem("versions", error.what, error.next_step)
 

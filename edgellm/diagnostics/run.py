@@ -35,7 +35,7 @@ def examine(*, draft: str = DRAFT, peers: Sequence[str] = (), interfaces: Sequen
         yield problem("vocabulary", f"The draft model cannot be read: {error.what}", error.next_step)
     yield from network.examine_interfaces(hosts)
     try:
-        trust = Trust.here()
+        trust = Trust.load()
         trust.peers.all()
     except EdgeError:  # `examine_machine` has reported it
         return

@@ -27,7 +27,7 @@ from edgellm.errors import InvalidOption, TrustUnusable
 from edgellm.http.schemas.errors import ErrorInfo
 from edgellm.places import data_dir
 from edgellm.rpc.trust.peer_store import Peer, Peers
-from edgellm.storage.private_files import locked, read_private, write_private
+from edgellm.storage.private_files import lock_folder, read_private, write_private
 
 _KEY = re.compile(r"[!-~]{16,500}")
 
@@ -46,7 +46,7 @@ def api_key(path: Path | None = None) -> tuple[Path, str]:
     """
     path = path or http_folder() / "api-key"
     if path.parent == http_folder():
-        with locked(path.parent):
+        with lock_folder(path.parent):
             return path, _read_or_make_key(path)
     return path, _read_or_make_key(path)
 

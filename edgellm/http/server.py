@@ -29,7 +29,7 @@ from edgellm.http.handlers import RequestHandler, ServedModel
 from edgellm.http.mesh_status import PlanOut
 from edgellm.http.middleware import SecurityMiddleware
 from edgellm.rpc.address import Address
-from edgellm.rpc.versions import program
+from edgellm.rpc.versions import program_version
 
 HEAD_SECONDS = 10.0  # for a TLS handshake, and then for the head of the first request
 NEXT_SECONDS = 40.0  # from a response to the head of the next request
@@ -224,7 +224,7 @@ class HttpServer:
         key = key if credentials is None else credentials.key
         self._handler = RequestHandler(replies, waiting, on_event or (lambda _text: None), anonymous=key is None)
         hosts = {address.host, *names, *(_LOOPBACK_NAMES if address.loopback else ())}
-        self._app = SecurityMiddleware(make_app(self._handler, program()), hosts, key)
+        self._app = SecurityMiddleware(make_app(self._handler, program_version()), hosts, key)
         self._server: _UvicornServer | None = None
         self._thread: threading.Thread | None = None
 

@@ -1,1 +1,1 @@
-"""Child processes of ours, with limits, for input from strangers that could harm the process that works on it."""
+"""Child processes with limits, for untrusted input that could harm the process that handles it."""

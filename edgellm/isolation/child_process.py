@@ -1,8 +1,8 @@
-"""A child process of ours that answers one request at a time, within limits, and can be killed at any time.
+"""A child process that answers one request at a time, within limits, and can be killed at any time.
 
-It lowers its own limits (`edgellm.isolation.serving`), which hold even if this process has ended. This process looks
-after it as well, because not every system has every limit: what takes too much of the processor, of memory or of time,
-or answers too much, is killed. An answer is bytes and nothing more; whoever asked decides what they may mean.
+It lowers its own limits (`edgellm.isolation.serving`), which hold even if this process has ended. This process monitors
+it as well, because not every system has every limit: a child that takes too much processor time, memory or wall time,
+or whose answer is too long, is killed. Answers are bytes; the caller checks their meaning.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import edgellm
 from edgellm.errors import EngineFailed, Stopped
 from edgellm.isolation.serving import LENGTH, OUT_OF_MEMORY
 
-WAIT = 30.0  # seconds that an answer may take by the clock, and ten more for each second of the processor
-_LOOK = 0.02  # seconds between two looks at the child
-_FIRST_LOOK = 0.001
+GRACE_SECONDS = 30.0  # limit of an answer by the clock, plus ten times its processor-time limit
+_POLL_SECONDS = 0.02  # between two checks of the child
+_FIRST_POLL_SECONDS = 0.001
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"})  # sent by the system or a user
 
 
@@ -54,7 +54,7 @@ class Limits:
 def start_child(
     module: str, *arguments: str, environment: Mapping[str, str] = os.environ, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module` where it finds what this process can import; `options` are Popen's.
+    """Return a process of `python -m module` with this process's import path; `options` are Popen's.
 
     Raises:
         EngineFailed: no process can be started.
@@ -80,7 +80,9 @@ def cause_of(code: int) -> str:
     except ValueError:
         cause = f"exit code {code}"
     if cause in _FROM_OUTSIDE:
-        raise EngineFailed(f"A child process was ended by {cause}.", "Try again, with more free memory above all.")
+        raise EngineFailed(
+            f"A child process was ended by {cause}.", "Try again; if the machine is short of memory, free some first."
+        )
     return cause
 
 
@@ -88,7 +90,7 @@ class ChildProcess:
     """A child process that runs `edgellm.isolation.serving.serve`; it ends with this object, at the latest."""
 
     def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> None:
-        """Start it, without waiting for it. Raises EngineFailed where no process can be started."""
+        """Start the process, without waiting for it. Raise EngineFailed if no process can be started."""
         self._process = start_child(
             module, *arguments, environment=environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -99,7 +101,7 @@ class ChildProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process can be asked."""
+        """Whether the process can take requests."""
         return self._process.poll() is None
 
     def ask(self, request: bytes, limits: Limits, stopped: Callable[[], bool] | None = None) -> bytes:
@@ -116,12 +118,12 @@ class ChildProcess:
         thread = threading.Thread(target=_talk, args=(*self._pipes, request, limits.answer, answer), daemon=True)
         watch = _Watch(self._process.pid, limits)
         thread.start()
-        wait = _FIRST_LOOK
+        wait = _FIRST_POLL_SECONDS
         try:
             while True:
                 with suppress(TimeoutError):
                     return answer.result(wait)
-                wait = min(2 * wait, _LOOK)
+                wait = min(2 * wait, _POLL_SECONDS)
                 if stopped is not None and stopped():
                     raise Stopped
                 watch.check()
@@ -140,8 +142,8 @@ class ChildProcess:
         if code == 0:
             return BrokenPipeError()
         if code == OUT_OF_MEMORY:
-            return LimitExceeded("it takes more memory than it may")
-        return ChildFailed(f"it ends its process with {cause_of(code)}")
+            return LimitExceeded("it exceeds its memory limit")
+        return ChildFailed(f"its process ended with {cause_of(code)}")
 
     def close(self) -> None:
         """End the process, even if it is at work."""
@@ -156,7 +158,7 @@ class _Watch:
         self._process: psutil.Process | None = None
         with suppress(psutil.Error):
             self._process = psutil.Process(pid)
-        self._end = time.monotonic() + WAIT + 10 * limits.seconds
+        self._end = time.monotonic() + GRACE_SECONDS + 10 * limits.seconds
         self._seconds, self._memory = self._used()
 
     def check(self) -> None:
@@ -167,7 +169,7 @@ class _Watch:
         if memory - self._memory > self._limits.memory:
             raise LimitExceeded(f"it takes more than {self._limits.memory >> 20} MiB of memory")
         if time.monotonic() > self._end:
-            raise LimitExceeded(f"it takes more than {WAIT + 10 * self._limits.seconds:.0f} s")
+            raise LimitExceeded(f"it takes more than {GRACE_SECONDS + 10 * self._limits.seconds:.0f} s")
 
     def _used(self) -> tuple[float, int]:
         """Return seconds of the processor and bytes of memory; zeros of a process that has ended."""
@@ -179,13 +181,13 @@ class _Watch:
 
 
 def _talk(requests: IO[bytes], answers: IO[bytes], request: bytes, most: int, answer: Future[bytes]) -> None:
-    """Send the request and read the answer, which is EOFError where the process has ended."""
+    """Send the request and store the answer, or EOFError if the process has ended."""
     try:
         requests.write(LENGTH.pack(len(request)) + request)
         requests.flush()
         (size,) = LENGTH.unpack(_whole(answers, LENGTH.size))
         if size > most:
-            raise LimitExceeded(f"it makes {size} bytes, and {most} are allowed")
+            raise LimitExceeded(f"its answer has {size} bytes; {most} are allowed")
         answer.set_result(_whole(answers, size))
     except (OSError, ValueError):
         answer.set_exception(EOFError())

@@ -19,7 +19,7 @@ Answer = Callable[[bytes], bytes]
 
 
 def serve(prepare: Callable[[], Answer], idle: float | None = None) -> None:
-    """Answer the requests on standard input until it ends, or none comes for `idle` seconds.
+    """Answer the requests on standard input until it ends, or none arrives for `idle` seconds.
 
     `prepare` is called once, with the pipes in place, and returns the function that answers. A MemoryError ends the
     process with OUT_OF_MEMORY, any other exception with exit code 1.

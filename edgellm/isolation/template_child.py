@@ -1,6 +1,6 @@
 """Chat templates in Jinja's sandbox, and the process for them: `python -m edgellm.isolation.template_child`.
 
-The sandbox keeps a template from Python's insides, but lets it loop for ever or write `'a' * 10**10`. So a stranger's
+The sandbox protects Python's internals, but lets a template loop for ever or write `'a' * 10**10`. So an untrusted
 template is rendered in this process, which cannot open a file or a socket or start a process, and has limits of time
 and memory for each request. It imports nothing of llama.cpp.
 """
@@ -31,7 +31,7 @@ Renderer: TypeAlias = Callable[[Mapping[str, object]], str]
 """Returns a conversation as text, followed by the opening of the assistant's turn. The keys of a conversation are
 `messages`, `bos_token` and `eos_token`."""
 
-_SAID = 300  # characters of an error's message
+_MAX_MESSAGE = 300  # characters of an error's message
 _EVERYTHING = "{{ '\u00e9' ~ [1]|tojson ~ strftime_now('%c') ~ lipsum(n=1)|wordwrap }}{{ missing.attribute }}"
 """Has Python load whatever it loads when it is first needed; an error has Jinja load more."""
 
@@ -64,7 +64,7 @@ def compile_template(source: str) -> Renderer:
 
 def describe(error: Exception) -> str:
     """Return an error's type and the beginning of its message."""
-    return f"{type(error).__name__}: {str(error)[:_SAID]}"
+    return f"{type(error).__name__}: {str(error)[:_MAX_MESSAGE]}"
 
 
 def _raise_exception(message: str) -> None:

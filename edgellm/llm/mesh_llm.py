@@ -26,16 +26,16 @@ from edgellm.llm.model_loading import Named, check_vocabularies, load, named
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.fleet_profiler import Survey
-from edgellm.mesh.home_workers import read_place
+from edgellm.mesh.home_workers import parse_peer
 from edgellm.mesh.layer_sources import WholeModel
-from edgellm.mesh.messages import MOST_ROWS, StageSpec
+from edgellm.mesh.messages import MAX_ROWS, StageSpec
 from edgellm.mesh.model_costs import model_costs
 from edgellm.mesh.pipeline import LocalStageHost, StageHost
-from edgellm.mesh.placement import DeviceCapability, MemoryOverhead, Placement, missing, of_plan, place
+from edgellm.mesh.placement import DeviceCapability, MemoryOverhead, Placement, missing, place, plan_shares
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.discovery.interfaces import chosen_hosts
-from edgellm.rpc.discovery.peer_probe import roll_call
+from edgellm.rpc.discovery.peer_probe import probe_peers
 from edgellm.rpc.discovery.workers import Worker
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
@@ -226,7 +226,7 @@ def open_mesh(
         parts = prefill_chunking.choose(fleet.devices, model, cut, options.tokens_in, links=fleet.links)
     else:
         parts = prefill_chunking.PrefillChunks(
-            MOST_ROWS, 0.0, f"parts of {MOST_ROWS} tokens: the devices were not measured"
+            MAX_ROWS, 0.0, f"parts of {MAX_ROWS} tokens: the devices were not measured"
         )
     vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
     work = StageSpec(
@@ -271,9 +271,9 @@ def overhead_of(header: GgufHeader, context: int, sessions: int) -> MemoryOverhe
     """Return the memory of a layer and of a stage beside weights, for `sessions` replies of `context` tokens each."""
     costs = costs_of(header)
     per_block = min(layers_per_piece(header), dimensions(header).layers)  # layers that share one block's batch
-    batch = costs.batch(per_block, context, MOST_ROWS + 1, ends=False)
+    batch = costs.batch(per_block, context, MAX_ROWS + 1, ends=False)
     return MemoryOverhead(
-        costs.cache(1, context, sessions) + batch / per_block, costs.batch(1, context, MOST_ROWS + 1, ends=True)
+        costs.cache(1, context, sessions) + batch / per_block, costs.batch(1, context, MAX_ROWS + 1, ends=True)
     )
 
 
@@ -339,7 +339,7 @@ def _shares(model: planned.ModelCosts, options: MeshOptions) -> tuple[Plan | Non
         options.fleet.devices, model, options.tokens_in, options.tokens_out, objective=options.objective,
         links=options.fleet.links,
     )  # fmt: skip
-    return plan, of_plan(plan)
+    return plan, plan_shares(plan)
 
 
 def _cut(shares: Sequence[StageShare], fleet: Fleet) -> tuple[tuple[int, int], ...]:
@@ -348,19 +348,19 @@ def _cut(shares: Sequence[StageShare], fleet: Fleet) -> tuple[tuple[int, int], .
 
 
 def _endpoint(text: str) -> Endpoint:
-    name, address = read_place(text)
+    name, address = parse_peer(text)
     return Endpoint(name or str(address), address, trust_for(address))
 
 
 def endpoint_of(worker: Worker) -> Endpoint:
     """Return the endpoint of a discovered worker, or raise why it cannot be used."""
     if worker.address is None:
-        raise worker.trouble or NotPaired(
+        raise worker.error or NotPaired(
             f"The address of {worker.name} is unknown.", "Check that it is switched on and runs edgellm serve."
         )
     if worker.peer is None:
         return Endpoint(worker.name, worker.address)
-    return Endpoint(worker.name, worker.address, Trust.here(), worker.peer.id)
+    return Endpoint(worker.name, worker.address, Trust.load(), worker.peer.id)
 
 
 def _resolve_endpoints(names: Sequence[str]) -> dict[str, Endpoint]:
@@ -370,16 +370,18 @@ def _resolve_endpoints(names: Sequence[str]) -> dict[str, Endpoint]:
     paired = [name for name in names if name not in found]
     if not paired:
         return found
-    trust = Trust.here()
-    for name, answer in zip(paired, roll_call(trust, list(map(trust.peers.find, paired)), chosen_hosts()), strict=True):
-        if answer.welcomed is None:
-            raise answer.trouble or InvalidOption(
+    trust = Trust.load()
+    for name, answer in zip(
+        paired, probe_peers(trust, list(map(trust.peers.find, paired)), chosen_hosts()), strict=True
+    ):
+        if answer.info is None:
+            raise answer.error or InvalidOption(
                 f"{name} does not answer.", f"Give its address: --peer {name}=HOST:PORT"
             )
-        if Right.COMPUTE not in answer.welcomed.rights:
+        if Right.COMPUTE not in answer.info.rights:
             raise NotPermitted(
                 f"{name} does not allow this device to have layers computed there.",
                 f"To allow it, run there: edgellm peers grant {trust.identity.id.short} compute",
             )
-        found[name] = Endpoint(name, answer.welcomed.address, trust, answer.peer.id)
+        found[name] = Endpoint(name, answer.info.address, trust, answer.peer.id)
     return found

@@ -130,7 +130,7 @@ def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: Exit
 
     trust: Trust | None
     if where == AUTO:
-        trust = Trust.here()
+        trust = Trust.load()
         chosen = choose_verifier(trust, text.vocabulary.fingerprint, peers)
         address, device, reason = chosen.address, chosen.device, chosen.reason
     else:

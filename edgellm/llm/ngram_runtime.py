@@ -26,7 +26,7 @@ from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.spec.state import Filling, Suggestions
 from edgellm.spec.types import Ids
 from edgellm.storage import History, fingerprint
-from edgellm.storage.device_speed import CHANGE_MOST, KeptCurve, curve_path, keep_curve, processor, read_curve
+from edgellm.storage.device_speed import MAX_CHANGE, StoredCurve, curve_path, processor, read_curve, write_curve
 from edgellm.verifier.in_process import LocalVerifier
 
 _PREFIX = 16  # positions in the context before a measured decode
@@ -128,7 +128,7 @@ class NgramRuntime:
             if np.abs(moved).max() > np.log(1.0 + DRIFT):
                 self._curve = curve
                 if self._history and History().on:
-                    keep_curve(self._path, _kept(curve, wait_share))
+                    write_curve(self._path, _kept(curve, wait_share))
 
     @property
     def head_note(self) -> str:
@@ -164,12 +164,12 @@ def curve_of(model: Model, threads: int | None) -> tuple[CostCurve, Path]:
         waiting = CpuWait()
         curve = measure_curve(context)
         wait_share = max(waiting.share(), SHARED if context.shared else 0.0)
-    keep_curve(path, _kept(curve, wait_share))
+    write_curve(path, _kept(curve, wait_share))
     return replace(curve, doubtful=wait_share > BUSY), path
 
 
-def _kept(curve: CostCurve, wait_share: float) -> KeptCurve:
-    return KeptCurve(curve.rows, curve.seconds, curve.change, curve.heads, time(), wait_share, _device())
+def _kept(curve: CostCurve, wait_share: float) -> StoredCurve:
+    return StoredCurve(curve.rows, curve.seconds, curve.change, curve.heads, time(), wait_share, _device())
 
 
 def _device() -> str:
@@ -226,7 +226,7 @@ def measure_curve(context: Context) -> CostCurve:
     found[1] = min(found[1], *singles) if singles else found[1]
     known = sorted(found)
     seconds = plausible_times(known, [found[rows] for rows in known])
-    change = min(max(0.0, float(median(changes or [0.0]))), CHANGE_MOST * seconds[0])
+    change = min(max(0.0, float(median(changes or [0.0]))), MAX_CHANGE * seconds[0])
     if late is None:
         return CostCurve(tuple(known), seconds, change, filled=True)
     heads = measure_heads(late.head)

@@ -23,7 +23,7 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice
 from edgellm.storage import ALIASES, History, bundled, fingerprint, quick_fingerprint
 from edgellm.storage.chat_log import Conversations, typed_lines
-from edgellm.storage.chat_takeover import old_lines
+from edgellm.storage.chat_takeover import old_prompt_file
 from edgellm.storage.retention import expired, oldest
 from edgellm.storage.state import close_to_others, set_aside
 
@@ -64,7 +64,9 @@ def kept() -> KeptData:
     Raises:
         HistoryUnusable: the history cannot be read.
     """
-    typed = typed_lines().facts().conversations + os.path.lexists(old_lines())  # which the first line has taken over
+    typed = typed_lines().facts().conversations + os.path.lexists(
+        old_prompt_file()
+    )  # which the first line has taken over
     return KeptData(
         History().facts().conversations, len(Conversations().all()), typed,
         sum(1 for path in _profiles() if _is_personal(path)), len(list(_files(_curves(), "*"))),
@@ -85,7 +87,7 @@ def forget() -> KeptData:
         failed = error
     profiles = sum(1 for path in list(_profiles()) if _forget_profile(path))
     old, curves, logs = (
-        sum(1 for _ in _removed(paths)) for paths in ([old_lines()], _files(_curves(), "*"), _files(_logs(), "*"))
+        sum(1 for _ in _removed(paths)) for paths in ([old_prompt_file()], _files(_curves(), "*"), _files(_logs(), "*"))
     )
     if failed is not None:
         raise failed
@@ -120,7 +122,7 @@ def expire() -> None:
     for path in list(_profiles()):
         if expired(path, before):
             _forget_profile(path)
-    old = (path for path in (old_lines(), *_files(_curves(), "*")) if expired(path, before))
+    old = (path for path in (old_prompt_file(), *_files(_curves(), "*")) if expired(path, before))
     list(_removed(old))
     expire_logs(before)
 

@@ -1,1 +1,1 @@
-"""Several machines hold one model: what each can do, what the model asks of them, and the plan."""
+"""A model spread over several devices: their measurement, placement, deployment, and the pipeline of stages."""

@@ -1,7 +1,7 @@
 """The coordinator of a mesh: opens the pipeline, and another one over the remaining devices when a device is lost.
 
-With a stage, only its part of every session's KV cache is lost: the text is here. So a session that waits for a verdict
-asks again from the beginning, and gets the same verdict. No token can be lost or come twice.
+A lost stage takes only its part of every session's KV cache with it: the text is here. So a session that waits for a
+verdict requests it again from the beginning, and gets the same one. No token can be lost or duplicated.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Mesh:
         self.recoveries = 0
         self._pipeline: Pipeline | None = None
         self._lost: dict[str, EdgeError] = {}
-        self._revived: Counter[str] = Counter()  # since the last verdict
+        self._reopened: Counter[str] = Counter()  # since the last verdict
         self._lock = threading.RLock()
         self._slots = [_Slot() for _ in range(work.sessions)]
         self._closed = False
@@ -97,7 +97,7 @@ class Mesh:
             if self._pipeline is None:
                 self._open()
             if self._pipeline is None:
-                raise DeviceLost("The mesh did not open.", "Ask again.")
+                raise DeviceLost("The mesh could not be opened.", "Ask again.")
             return self._pipeline, self.generation
 
     def current(self) -> Pipeline | None:
@@ -128,13 +128,13 @@ class Mesh:
         one = self._slots[slot]
         return one.held if one.generation == generation else NO_IDS
 
-    def hold(self, slot: int, generation: int, ids: Ids) -> None:
+    def record_tokens(self, slot: int, generation: int, ids: Ids) -> None:
         """Remember the tokens that have been sent for a sequence."""
         self._slots[slot].held, self._slots[slot].generation = ids, generation
 
     def confirm(self) -> None:
         """Forget the losses counted so far: a verdict has come, so the pipeline has recovered."""
-        self._revived.clear()
+        self._reopened.clear()
 
     def close(self) -> None:
         """Close the mesh, and release all stages."""
@@ -153,8 +153,8 @@ class Mesh:
             return
         if pipeline.silent:  # if all rows pass through this process, it can see which device does not return them
             self._direct = False
-        self._revived[""] += 1
-        if lost.blamed or (self._revived[""] > _REVIVALS and not pipeline.silent):
+        self._reopened[""] += 1
+        if lost.blamed or (self._reopened[""] > _REVIVALS and not pipeline.silent):
             self._lost[name] = lost.error
             self.recoveries += 1
 
@@ -165,7 +165,7 @@ class Mesh:
             who = ", ".join(f"{share.name} {share.layers}" for share in shares)
             why = "; ".join(f"{name}: {error.what}" for name, error in self._lost.items())
             _log.warning("a device is lost (%s), the layers are now on %s", why, who)
-            self.notify(f"A device is lost ({why}) The layers are now on {who}; the reply goes on.")
+            self.notify(f"A device was lost ({why}) The layers are now on {who}; the reply continues.")
         self.generation += 1
         self.shares = shares
         stages = [(self._devices[share.name].stage_host(), replace(self.work, layers=share.layers)) for share in shares]
@@ -185,10 +185,10 @@ class Mesh:
             return time.monotonic() - began > _PLANNING
 
         if (shares := fail_over(capabilities, self.work.n_layers, stop=late)) is None:
-            for name in [name for name in self._lost if self._revived[name] < _REVIVALS]:
+            for name in [name for name in self._lost if self._reopened[name] < _REVIVALS]:
                 if self._ask(self._devices[name], capabilities):
                     del self._lost[name]
-                    self._revived[name] += 1
+                    self._reopened[name] += 1
             shares = fail_over(capabilities, self.work.n_layers, stop=late)
         if shares is None:
             raise self._impossible(capabilities)
@@ -208,13 +208,13 @@ class Mesh:
         lost = ", ".join(self._lost) or "none"
         why = "".join(f" {name}: {error.what}" for name, error in self._lost.items())
         if missing:
-            what = f"Layers {ranges(missing)} of {self.work.name} are on no device that is left (lost: {lost}).{why}"
-            return PlanImpossible(what, "Bring a lost device back, or copy these layers to one that is there.")
+            what = f"Layers {ranges(missing)} of {self.work.name} are on no remaining device (lost: {lost}).{why}"
+            return PlanImpossible(what, "Reconnect a lost device, or deploy these layers to a remaining one.")
         left = ", ".join(f"{one.name} {ranges(sorted(one.holds))}" for one in capabilities)
         return PlanImpossible(
             f"The remaining devices cannot hold {self.work.name}, each in one range of layers: {left}"
             f" (lost: {lost}).{why}",
-            "Bring a lost device back, or copy more layers to one that is there.",
+            "Reconnect a lost device, or deploy more layers to a remaining one.",
         )
 
 
@@ -223,7 +223,7 @@ def check_shares(shares: Sequence[StageShare], layers: int, names: Sequence[str]
     end = 0
     for share in shares:
         if share.name not in names:
-            raise PlanImpossible(f"No device is called {share.name!r}.", f"There are: {', '.join(names) or 'none'}.")
+            raise PlanImpossible(f"No device is called {share.name!r}.", f"Devices: {', '.join(names) or 'none'}.")
         if share.layers.start != end or not len(share.layers):
             raise PlanImpossible(
                 f"Layer {end} is followed by the range {share.layers} of {share.name}.",
@@ -231,7 +231,7 @@ def check_shares(shares: Sequence[StageShare], layers: int, names: Sequence[str]
             )
         end = share.layers.stop
     if end != layers:
-        raise PlanImpossible(f"The split ends with layer {end}, and the model has {layers}.", "Give all layers.")
+        raise PlanImpossible(f"The split ends with layer {end}, but the model has {layers} layers.", "Give all layers.")
     named = [share.name for share in shares]
     if len(set(named)) < len(named):
-        raise PlanImpossible("A device is given two ranges of layers.", "Give each device one range.")
+        raise PlanImpossible("A device has two ranges of layers.", "Give each device one range.")

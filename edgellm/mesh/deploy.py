@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from edgellm.engine import ModelFile
 from edgellm.errors import DeployFailed, DeviceLost, EdgeError, LayersCorrupt, NotPermitted, VerifierUnreachable
 from edgellm.layer_range import LayerRange
-from edgellm.rpc.channel import run_there
+from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, reach_worker
 from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, upload
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece, forget
+from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece, forget_hashes
 from edgellm.storage.layers.store import LayerStore, cut_layers
 
 ATTEMPTS = 6  # in a row without a single new byte
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 8.0  # seconds between two attempts
+FIRST_PAUSE, MAX_PAUSE = 0.2, 8.0  # seconds between two attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class DeployPart:
 class DeployProgress:
     """The progress of a part: `arrived` of `total` bytes are there, `already` were there before, and `sent` were sent.
 
-    `doing` is for people. `error`: why the part has ended early. `done` is set last, with or without an error.
+    `activity` is for people. `error`: why the part has ended early. `done` is set last, with or without an error.
     """
 
     part: DeployPart
@@ -48,7 +48,7 @@ class DeployProgress:
     sent: int = 0
     seconds: float = 0.0
     attempts: int = 0
-    doing: str = ""
+    activity: str = ""
     done: bool = False
     error: EdgeError | None = None
 
@@ -80,7 +80,7 @@ def deploy(
         if part.worker is not None:
             check_right(part.worker)
     deployment = _Deployment(model, manifest, trust, RateLimiter(rate), store or LayerStore(), notify)
-    return run_there(deployment.all(parts)).result()
+    return run_in_network_loop(deployment.all(parts)).result()
 
 
 def check_right(worker: Worker) -> None:
@@ -118,17 +118,17 @@ class _Deployment:
         state = _PartState(DeployProgress(part, sum(piece.size for piece in pieces)), self._notify)
         try:
             if part.worker is None:
-                await self._here(part, state)
+                await self._copy_local(part, state)
             else:
-                await self._there(part.worker, [self._manifest.pieces.index(piece) for piece in pieces], state)
+                await self._upload(part.worker, [self._manifest.pieces.index(piece) for piece in pieces], state)
             return state.end()
         except LayersCorrupt as error:
-            forget(self._manifest.fingerprint)
+            forget_hashes(self._manifest.fingerprint)
             return state.end(error)
         except EdgeError as error:
             return state.end(error)
 
-    async def _here(self, part: DeployPart, state: _PartState) -> None:
+    async def _copy_local(self, part: DeployPart, state: _PartState) -> None:
         state.describe("cutting")
         held = sum(self._store.arrived(piece) for piece in self._manifest.covering(part.layers))
         state.uploaded(UploadProgress(held, state.now.total, 0))
@@ -138,8 +138,8 @@ class _Deployment:
 
         await asyncio.to_thread(cut_layers, self._model, self._manifest, part.layers, self._store, progress)
 
-    async def _there(self, worker: Worker, places: Sequence[int], state: _PartState) -> None:
-        """Send the pieces. Try again as long as bytes arrive, and give a lost device some time to come back."""
+    async def _upload(self, worker: Worker, places: Sequence[int], state: _PartState) -> None:
+        """Send the pieces. Retry as long as bytes arrive, and give a lost device some time to come back."""
         failures = 0
         while True:
             before = state.now.arrived
@@ -154,12 +154,12 @@ class _Deployment:
                 failures = 0 if state.now.arrived > before else failures + 1
                 if failures >= ATTEMPTS:
                     raise DeployFailed(
-                        f"{worker.name} has {state.now.arrived} of {state.now.total} bytes, and can no longer be"
-                        f" reached: {error.what}",
-                        "What has arrived is kept: deploy again when it is back.",
+                        f"{worker.name} was lost, with {state.now.arrived} of {state.now.total} bytes sent:"
+                        f" {error.what}",
+                        "Deploy again when it is back: what has arrived is kept.",
                     ) from None
                 state.describe("waiting")
-                await asyncio.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** max(0, failures - 1)))
+                await asyncio.sleep(min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** max(0, failures - 1)))
 
     def _cut(self, piece: LayerPiece) -> Iterator[bytes | memoryview]:
         return cut_piece(self._model, piece.layers)
@@ -174,7 +174,7 @@ class _PartState:
 
     def attempt(self) -> None:
         self._sent_before = self.now.sent
-        self._change(replace(self.now, doing="connecting", attempts=self.now.attempts + 1))
+        self._change(replace(self.now, activity="connecting", attempts=self.now.attempts + 1))
 
     def uploaded(self, uploaded: UploadProgress) -> None:
         already = self.now.already if self._known else uploaded.arrived
@@ -182,12 +182,12 @@ class _PartState:
         sent = self._sent_before + uploaded.sent
         self._change(replace(self.now, arrived=uploaded.arrived, sent=sent, already=already))
 
-    def describe(self, doing: str) -> None:
-        self._change(replace(self.now, doing=doing))
+    def describe(self, activity: str) -> None:
+        self._change(replace(self.now, activity=activity))
 
     def end(self, error: EdgeError | None = None) -> DeployProgress:
         arrived = self.now.arrived if error is not None else self.now.total
-        self._change(replace(self.now, doing="", done=True, error=error, arrived=arrived))
+        self._change(replace(self.now, activity="", done=True, error=error, arrived=arrived))
         return self.now
 
     def _change(self, now: DeployProgress) -> None:

@@ -1,4 +1,4 @@
-"""A file of devices: what `mesh plan --devices` reads."""
+"""Reading of a file of devices, for `mesh plan --devices`."""
 
 from __future__ import annotations
 
@@ -55,11 +55,13 @@ def read_fleet(path: Path) -> Fleet:
             f"{path} cannot be read: {error.strerror}.", "Check the path given to --devices."
         ) from None
     if len(data) > MAX_BYTES:
-        raise FleetUnreadable(f"{path} has {len(data)} bytes.", "A file of devices has a few hundred.")
+        raise FleetUnreadable(
+            f"{path} has {len(data)} bytes.", f"At most {MAX_BYTES} are read; a file of devices has a few hundred."
+        )
     try:
         found = tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FleetUnreadable(f"{path} is no TOML: {error}.", "See: edgellm mesh plan --help") from None
+        raise FleetUnreadable(f"{path} is not TOML: {error}.", "See: edgellm mesh plan --help") from None
     return _Reader(path).fleet(found)
 
 
@@ -77,7 +79,7 @@ class _Reader:
         devices = tuple(self._device(at, table) for at, table in enumerate(tables, 1))
         names = [device.name for device in devices]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise self._wrong(f"two devices are named {twice!r}", "Give each a name of its own.")
+            raise self._wrong(f"two devices are named {twice!r}", "Give each device a unique name.")
         links = dict(self._link(at, table, names) for at, table in enumerate(self._tables(found, "link"), 1))
         model = found.get("model")
         if model is not None and not isinstance(model, dict):
@@ -93,7 +95,7 @@ class _Reader:
         self._known(where, table, {"name", "latency_ms", "memory_gb_s", *_DEVICE})
         values = [unit * self._number(where, table, key, above=0.0) for key, unit in _DEVICE.items()]
         if values[1] > 1.0:
-            raise self._wrong(f"{where}: util_a is {values[1]:g}", "It is the share of the peak, at most 1.")
+            raise self._wrong(f"{where}: util_a is {values[1]:g}", "It is the fraction of the peak, at most 1.")
         latency = 1e-3 * self._number(where, table, "latency_ms", default=0.0)
         bandwidth = 1e9 * self._number(where, table, "memory_gb_s", default=0.0)
         flops, util_a, util_b, disk, memory, uplink, downlink = values
@@ -142,7 +144,7 @@ class _Reader:
 
     def _known(self, where: str, table: Mapping[str, Any], keys: set[str]) -> None:
         if strange := sorted(set(table) - keys):
-            raise self._wrong(f"{where} has the key {strange[0]!r}", f"Known are {', '.join(sorted(keys))}.")
+            raise self._wrong(f"{where} has an unknown key {strange[0]!r}", f"Known keys: {', '.join(sorted(keys))}.")
 
     def _wrong(self, what: str, expected: str) -> FleetUnreadable:
         return FleetUnreadable(f"In {self.path}, {what}.", expected)

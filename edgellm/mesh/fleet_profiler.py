@@ -1,4 +1,4 @@
-"""Measurement of the home's devices for a plan, and the doubts about what was measured."""
+"""Measurement of the home's devices for a plan, and doubts about the measurements."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from edgellm.engine.gguf.synthetic_layers import Blocks
 from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.errors import EdgeError, InvalidOption, NotPermitted, StateDamaged
 from edgellm.layer_range import HERE
-from edgellm.mesh.device_profiler import OLDEST, figures_here
+from edgellm.mesh.device_profiler import MAX_AGE, measure_device
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.places import cache_dir
-from edgellm.rpc.channel import run_there
+from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, reach_worker
-from edgellm.rpc.layers.bandwidth_probe import LinkSpeed, ask_line, measure_line
+from edgellm.rpc.layers.bandwidth_probe import LinkSpeed, measure_link, request_link_measurement
 from edgellm.rpc.layers.benchmark_service import DeviceFigures, measure
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.storage.device_speed import DOUBTFUL_OLDEST
+from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
 from edgellm.storage.state import from_json, read_json, write_state
 
 FAR = 8.0
@@ -66,15 +66,15 @@ def doubt(key: str, taken: int) -> bool:
     known = doubts.get(key)
     if known is not None and known.taken == taken and not known.again:
         return False
-    _keep({**doubts, key: Doubt(taken, again=True)})
+    _write_doubts({**doubts, key: Doubt(taken, again=True)})
     return True
 
 
-def settle(key: str, taken: int) -> None:
+def resolve_doubt(key: str, taken: int) -> None:
     """Record that the figures of `key` were measured again, at `taken`."""
     doubts = read_doubts()
     if key in doubts:
-        _keep({**doubts, key: Doubt(taken, again=False)})
+        _write_doubts({**doubts, key: Doubt(taken, again=False)})
 
 
 def read_doubts() -> dict[str, Doubt]:
@@ -84,7 +84,7 @@ def read_doubts() -> dict[str, Doubt]:
     return {}
 
 
-def _keep(doubts: Mapping[str, Doubt]) -> None:
+def _write_doubts(doubts: Mapping[str, Doubt]) -> None:
     """Write the doubts. If that fails, the figures are doubted again after the next reply."""
     with suppress(OSError):
         write_state(_path(), json.dumps({key: asdict(one) for key, one in doubts.items()}))
@@ -94,7 +94,7 @@ def _path() -> Path:
     return cache_dir() / "figures" / "doubts.json"
 
 
-LINE_OLDEST = 86_400.0  # seconds; a device that has moved to another room since has another line
+MAX_LINK_AGE = 86_400.0  # seconds; a device that has moved to another room since has another line
 _NO_LIMIT = 1e12  # bits/s of this device's own side: the limits are in the lines
 
 Notify = Callable[[str, str], None]
@@ -116,7 +116,7 @@ class MeasuredSpeed:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptLine:
+class MeasuredLink:
     """A line, when it was measured (seconds since 1970, UTC), why then, and the share of the time for which this
     process waited for a processor."""
 
@@ -136,7 +136,7 @@ class Survey:
     """Each device's speed by name, this one's as `HERE`; lines by the names of both ends; devices left out, and why."""
 
     speeds: Mapping[str, MeasuredSpeed]
-    lines: Mapping[tuple[str, str], KeptLine]
+    lines: Mapping[tuple[str, str], MeasuredLink]
     workers: Mapping[str, Worker]
     left_out: tuple[tuple[str, EdgeError], ...]
 
@@ -144,29 +144,29 @@ class Survey:
         """Return the fleet for the planner."""
         devices = tuple(self._device(name, speed) for name, speed in self.speeds.items())
         links = {}
-        for (one, other), kept in self.lines.items():
-            latency = kept.line.round_trip / 2.0
-            links[one, other] = Link(kept.line.up, latency)
-            links[other, one] = Link(kept.line.down, latency)
+        for (one, other), stored in self.lines.items():
+            latency = stored.line.round_trip / 2.0
+            links[one, other] = Link(stored.line.up, latency)
+            links[other, one] = Link(stored.line.down, latency)
         return Fleet(devices, links)
 
     def doubts(self) -> list[str]:
         """Return a sentence for each figure that is doubtful."""
         found = [f"The figures of {name} are doubtful: {speed.figures.doubt}." for name, speed in self.speeds.items()
                  if speed.figures.doubt]  # fmt: skip
-        for (one, other), kept in self.lines.items():
-            if kept.doubtful:
-                found.append(f"The line from {one} to {other} was measured while this machine was busy.")
+        for (one, other), stored in self.lines.items():
+            if stored.doubtful:
+                found.append(f"The connection from {one} to {other} was measured while this machine was busy.")
         return [*found, "Run again with --measure when the devices are idle."] if found else []
 
     def _device(self, name: str, speed: MeasuredSpeed) -> Device:
         """Return a device for the planner. Between two devices without a measured line, data is taken to pass through
         the home's network as it does between each of them and this one."""
         figures, curve = speed.figures, speed.utilisation
-        kept = self.lines.get((HERE, name))
+        stored = self.lines.get((HERE, name))
         up, down, latency = (_NO_LIMIT, _NO_LIMIT, 0.0)
-        if kept is not None:
-            up, down, latency = kept.line.down, kept.line.up, kept.line.round_trip / 2.0
+        if stored is not None:
+            up, down, latency = stored.line.down, stored.line.up, stored.line.round_trip / 2.0
         reading = figures.layer / figures.seconds[0] if figures.rows[0] == 1 else 0.0
         return Device(
             name, curve.peak, 1.0, curve.b, figures.disk, float(max(1, figures.memory)), up, down, latency, reading
@@ -180,138 +180,144 @@ def survey(
     model: str,
     shape: TransformerShape,
     *,
-    fresh: bool = False,
+    remeasure: bool = False,
     notify: Notify = lambda _who, _what: None,
     with_here: bool = True,
 ) -> Survey:
-    """Measure what is not known, or too old, of this device and of the workers that answer; `fresh`: everything.
+    """Measure what is not known, or too old, of this device and of the workers that answer; `remeasure`: everything.
 
     The devices measure themselves at the same time, the lines one after the other. A device that fails does not raise:
     if it cannot be measured, it is left out.
     """
-    return run_there(_Surveying(trust, blocks, model, shape, fresh, notify).all(workers, with_here)).result()
+    return run_in_network_loop(
+        _Surveyor(trust, blocks, model, shape, remeasure, notify).all(workers, with_here)
+    ).result()
 
 
-class _Surveying:
+class _Surveyor:
     def __init__(
-        self, trust: Trust, blocks: Blocks, model: str, shape: TransformerShape, fresh: bool, notify: Notify
+        self, trust: Trust, blocks: Blocks, model: str, shape: TransformerShape, remeasure: bool, notify: Notify
     ) -> None:
         self._trust, self._blocks, self._model, self._shape = trust, blocks, model, shape
-        self._fresh, self._notify = fresh, notify
-        self._left: list[tuple[str, EdgeError]] = []
-        self._lines = read_lines()
+        self._remeasure, self._notify = remeasure, notify
+        self._left_out: list[tuple[str, EdgeError]] = []
+        self._links = read_links()
         self._doubts = read_doubts()
 
     async def all(self, workers: Sequence[Worker], with_here: bool) -> Survey:
-        named = [None, *workers] if with_here else list(workers)
-        found = await asyncio.gather(*(self._speed(worker) for worker in named))
-        there = [(worker, speed) for worker, speed in zip(named, found, strict=True) if speed is not None]
-        lines: dict[tuple[str, str], KeptLine] = {}
-        for worker, _speed in there:
-            if worker is not None and (kept := await self._line_from_here(worker)):
-                lines[HERE, worker.name] = kept
-        reached = [worker for worker, _ in there if worker is not None and (HERE, worker.name) in lines]
+        devices = [None, *workers] if with_here else list(workers)
+        found = await asyncio.gather(*(self._speed(worker) for worker in devices))
+        available = [(worker, speed) for worker, speed in zip(devices, found, strict=True) if speed is not None]
+        links: dict[tuple[str, str], MeasuredLink] = {}
+        for worker, _speed in available:
+            if worker is not None and (stored := await self._link_from_here(worker)):
+                links[HERE, worker.name] = stored
+        reached = [worker for worker, _ in available if worker is not None and (HERE, worker.name) in links]
         for one, other in combinations(reached, 2):
-            if kept := await self._line_between(one, other):
-                lines[one.name, other.name] = kept
-        keep_lines(self._lines)
+            if stored := await self._link_between(one, other):
+                links[one.name, other.name] = stored
+        store_links(self._links)
         speeds = {
             HERE if worker is None else worker.name: speed
-            for worker, speed in there
+            for worker, speed in available
             if worker is None or worker in reached
         }
-        return Survey(speeds, lines, {worker.name: worker for worker in reached}, tuple(self._left))
+        return Survey(speeds, links, {worker.name: worker for worker in reached}, tuple(self._left_out))
 
     async def _speed(self, worker: Worker | None) -> MeasuredSpeed | None:
-        again = self._again(_key(worker))
-        oldest = 0.0 if self._fresh or again else OLDEST
+        doubted = self._is_doubted(_key(worker))
+        max_age = 0.0 if self._remeasure or doubted else MAX_AGE
         name = HERE if worker is None else worker.name
         try:
             if worker is None:
-                said = await asyncio.to_thread(
-                    figures_here, self._blocks, oldest, lambda what: self._notify(HERE, what)
+                figures = await asyncio.to_thread(
+                    measure_device, self._blocks, max_age, lambda what: self._notify(HERE, what)
                 )
             else:
-                _may_compute(worker)
+                _check_usable(worker)
                 self._notify(name, "measuring itself")
                 async with await reach_worker(self._trust, worker) as channel:
-                    said = await measure(channel, name, self._blocks, oldest)
+                    figures = await measure(channel, name, self._blocks, max_age)
         except EdgeError as error:
-            self._left.append((name, error))
+            self._left_out.append((name, error))
             return None
-        if again:
-            settle(_key(worker), said.taken)
-        speed = MeasuredSpeed(said, self._model, self._shape)
-        keep_speed(_key(worker), speed)
+        if doubted:
+            resolve_doubt(_key(worker), figures.taken)
+        speed = MeasuredSpeed(figures, self._model, self._shape)
+        store_speed(_key(worker), speed)
         return speed
 
-    async def _line_from_here(self, worker: Worker) -> KeptLine | None:
+    async def _link_from_here(self, worker: Worker) -> MeasuredLink | None:
         key = (HERE, _key(worker))
         if (known := self._known(key)) is not None:
             return known
-        self._notify(worker.name, "the line from here")
+        self._notify(worker.name, "measuring the connection from here")
         try:
             async with await reach_worker(self._trust, worker) as channel:
                 waiting = CpuWait()
-                line = await measure_line(channel, worker.name)
-                return self._keep(key, line, waiting.share())
+                line = await measure_link(channel, worker.name)
+                return self._store(key, line, waiting.share())
         except EdgeError as error:
-            self._left.append((worker.name, error))
+            self._left_out.append((worker.name, error))
             return None
 
-    async def _line_between(self, one: Worker, other: Worker) -> KeptLine | None:
+    async def _link_between(self, one: Worker, other: Worker) -> MeasuredLink | None:
         """Return the line between two workers; None if they cannot reach each other, usually for not being paired."""
         key = (_key(one), _key(other))
         known = self._known(key)
         if known is not None or one.peer is None or other.peer is None:
             return known
-        self._notify(one.name, f"the line to {other.name}")
+        self._notify(one.name, f"measuring the connection to {other.name}")
         with suppress(EdgeError):
             async with await reach_worker(self._trust, one) as channel:
-                return self._keep(key, await ask_line(channel, one.name, other.peer.id, other.address))
+                return self._store(key, await request_link_measurement(channel, one.name, other.peer.id, other.address))
         return None
 
-    def _known(self, key: tuple[str, str]) -> KeptLine | None:
-        known = self._lines.get(key)
-        if known is None or self._fresh or self._again(line_key(*key)) or not _young(known):
+    def _known(self, key: tuple[str, str]) -> MeasuredLink | None:
+        known = self._links.get(key)
+        if known is None or self._remeasure or self._is_doubted(link_key(*key)) or not _is_recent(known):
             return None
         return known
 
-    def _again(self, key: str) -> bool:
+    def _is_doubted(self, key: str) -> bool:
         doubt = self._doubts.get(key)
         return doubt is not None and doubt.again
 
-    def _keep(self, key: tuple[str, str], line: LinkSpeed, waited: float = 0.0) -> KeptLine:
-        before = self._lines.get(key)
-        why = "asked for" if self._fresh else "never measured" if before is None else "too old"
-        if before is not None and not self._fresh and self._again(line_key(*key)):
-            why = "a reply took another time"
-        elif before is not None and not self._fresh and time.time() - before.taken <= LINE_OLDEST:
-            why = "this machine was busy"
-        self._lines[key] = KeptLine(line, int(time.time()), why, waited)
-        settle(line_key(*key), self._lines[key].taken)
-        return self._lines[key]
+    def _store(self, key: tuple[str, str], line: LinkSpeed, waited: float = 0.0) -> MeasuredLink:
+        before = self._links.get(key)
+        reason = "asked for" if self._remeasure else "never measured" if before is None else "too old"
+        if before is not None and not self._remeasure and self._is_doubted(link_key(*key)):
+            reason = "a reply took a different time"
+        elif before is not None and not self._remeasure and time.time() - before.taken <= MAX_LINK_AGE:
+            reason = "this machine was busy"
+        self._links[key] = MeasuredLink(line, int(time.time()), reason, waited)
+        resolve_doubt(link_key(*key), self._links[key].taken)
+        return self._links[key]
 
 
-def _may_compute(worker: Worker) -> None:
-    if worker.trouble is not None:
-        raise worker.trouble
+def _check_usable(worker: Worker) -> None:
+    if worker.error is not None:
+        raise worker.error
     if worker.name == HERE:
         raise InvalidOption(
-            f"{HERE!r} is what this device is called.", "Rename the other: edgellm peers rename here desk"
+            f"The name {HERE!r} is reserved for this device.", "Rename the other device: edgellm peers rename here desk"
         )
     if worker.peer is not None and Right.COMPUTE not in worker.rights:
         raise NotPermitted(
-            f"{worker.name} has not granted this device the right to have it compute.",
+            f"{worker.name} has not granted this device the right to compute there.",
             "On that device: edgellm peers grant NAME compute",
         )
 
 
-def _young(kept: KeptLine) -> bool:
-    return -60.0 <= time.time() - kept.taken <= (min(DOUBTFUL_OLDEST, LINE_OLDEST) if kept.doubtful else LINE_OLDEST)
+def _is_recent(stored: MeasuredLink) -> bool:
+    return (
+        -60.0
+        <= time.time() - stored.taken
+        <= (min(MAX_DOUBTFUL_AGE, MAX_LINK_AGE) if stored.doubtful else MAX_LINK_AGE)
+    )
 
 
-def line_key(one: str, other: str) -> str:
+def link_key(one: str, other: str) -> str:
     """Return the key of the line between two devices in files."""
     return f"{one} {other}"
 
@@ -320,10 +326,10 @@ def doubt_figures(worker: Worker | None, what: str) -> bool:
     """Have a device's figures that a reply has disproved, "computing", "loading" or "network", measured again; return
     whether they will be."""
     if what != "network":
-        speed = known_speed(worker)
+        speed = stored_speed(worker)
         return speed is not None and doubt(_key(worker), speed.figures.taken)
-    line = None if worker is None else known_line(worker)
-    return line is not None and doubt(line_key(HERE, _key(worker)), line.taken)
+    link = None if worker is None else stored_link(worker)
+    return link is not None and doubt(link_key(HERE, _key(worker)), link.taken)
 
 
 def _key(worker: Worker | None) -> str:
@@ -333,7 +339,7 @@ def _key(worker: Worker | None) -> str:
     return str(worker.address) if worker.peer is None else str(worker.peer.id)
 
 
-def known_speed(worker: Worker | None) -> MeasuredSpeed | None:
+def stored_speed(worker: Worker | None) -> MeasuredSpeed | None:
     """Return the last measurement of a device, whatever the model."""
     try:
         return read_json(_speeds(_key(worker)), _speed)
@@ -347,36 +353,36 @@ def _speed(found: Any) -> MeasuredSpeed:
     )
 
 
-def known_line(worker: Worker) -> KeptLine | None:
+def stored_link(worker: Worker) -> MeasuredLink | None:
     """Return the last measurement of the line from here."""
-    return read_lines().get((HERE, _key(worker)))
+    return read_links().get((HERE, _key(worker)))
 
 
-def keep_speed(key: str, speed: MeasuredSpeed) -> None:
+def store_speed(key: str, speed: MeasuredSpeed) -> None:
     _write(_speeds(key), {"figures": asdict(speed.figures), "model": speed.model, "shape": asdict(speed.shape)})
 
 
-def read_lines() -> dict[tuple[str, str], KeptLine]:
+def read_links() -> dict[tuple[str, str], MeasuredLink]:
     """Return all lines that were measured, by the keys of both ends."""
     try:
-        return read_json(_lines(), lambda rows: dict(map(_line, rows))) or {}
+        return read_json(_links_path(), lambda rows: dict(map(_link_from_json, rows))) or {}
     except StateDamaged:
         return {}
 
 
-def _line(row: Any) -> tuple[tuple[str, str], KeptLine]:
+def _link_from_json(row: Any) -> tuple[tuple[str, str], MeasuredLink]:
     line = LinkSpeed(float(row["round_trip"]), float(row["up"]), float(row["down"]))
-    kept = KeptLine(line, int(row["taken"]), str(row["reason"]), float(row.get("waited", 0.0)))
-    return (str(row["from"]), str(row["to"])), kept
+    stored = MeasuredLink(line, int(row["taken"]), str(row["reason"]), float(row.get("waited", 0.0)))
+    return (str(row["from"]), str(row["to"])), stored
 
 
-def keep_lines(lines: Mapping[tuple[str, str], KeptLine]) -> None:
+def store_links(lines: Mapping[tuple[str, str], MeasuredLink]) -> None:
     rows = [
-        {"from": ends[0], "to": ends[1], **asdict(kept.line), "taken": kept.taken, "reason": kept.reason,
-         "waited": kept.waited}
-        for ends, kept in lines.items()
+        {"from": ends[0], "to": ends[1], **asdict(stored.line), "taken": stored.taken, "reason": stored.reason,
+         "waited": stored.waited}
+        for ends, stored in lines.items()
     ]  # fmt: skip
-    _write(_lines(), rows)
+    _write(_links_path(), rows)
 
 
 def _write(path: Path, found: Any) -> None:
@@ -389,5 +395,5 @@ def _speeds(key: str) -> Path:
     return cache_dir() / "figures" / f"device-{key.replace(':', '_')}.json"
 
 
-def _lines() -> Path:
+def _links_path() -> Path:
     return cache_dir() / "figures" / "lines.json"

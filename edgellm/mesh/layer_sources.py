@@ -1,4 +1,4 @@
-"""The sources from which a stage gets its layers: a whole model, or pieces that were brought to this device.
+"""The sources from which a stage gets its layers: a whole model, or pieces that were deployed to this device.
 
 llama.cpp loads files as a whole, so a part of a model file is cut into pieces before it is loaded. They are kept in the
 store of layers, as far as its limit allows, and found there the next time.
@@ -46,7 +46,7 @@ class ModelLayers(Protocol):
 
     @property
     def held(self) -> frozenset[int]:
-        """The layers that are here."""
+        """The layers on this device."""
         ...
 
     @property
@@ -165,7 +165,7 @@ class StoredLayers:
         self.store = store
 
     def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> StoredModelLayers | None:  # noqa: ARG002
-        here = self.store.here(pieces)
+        here = self.store.complete(pieces)
         return StoredModelLayers(self.store, here) if here else None
 
 
@@ -214,10 +214,10 @@ def require(source: LayerSource, work: StageSpec) -> tuple[ModelLayers, Sequence
         what, verb = (f"Layers {ranges(missing)}", "are") if len(missing) > 1 else (f"Layer {ranges(missing)}", "is")
         raise LayersMissing(
             f"{what} of {work.name} {verb} not on this device.",
-            "Bring them there first, or start the worker with the whole model: edgellm serve --role worker -m MODEL",
+            "Deploy them first, or start the worker with the whole model: edgellm serve --role worker -m MODEL",
         )
     pieces = ", ".join(map(str, found.pieces or ()))
     raise LayersMissing(
-        f"Layers {work.layers} of {work.name} are in pieces on this device that begin and end elsewhere: {pieces}.",
-        "Bring these layers there by themselves, with edgellm mesh deploy, or split the model where pieces end.",
+        f"Layers {work.layers} of {work.name} do not match the boundaries of the pieces on this device: {pieces}.",
+        "Deploy these layers with edgellm mesh deploy, or split the model at the boundaries of pieces.",
     )

@@ -12,7 +12,7 @@ from edgellm.spec.types import Verdict
 from edgellm.storage.layers.manifest import LayerPiece
 from edgellm.verifier.requests import VerifyRequest
 
-MOST_ROWS = 256
+MAX_ROWS = 256
 """The most rows of a micro-batch, which may have one more: longer ones are no faster, and stages wait for them."""
 
 

@@ -34,7 +34,7 @@ def model_costs(file: ModelFile) -> ModelCosts:
                 vocabulary = tensor.shape[-1]
     if not all(weights):
         missing = weights.index(0.0)
-        raise ModelUnsupported(f"{file.path} has no weights for its layer {missing}.", "Use a whole language model.")
+        raise ModelUnsupported(f"{file.path} has no weights for its layer {missing}.", "Use a complete language model.")
     if tied:
         head += embedding
     cache = (shape.cache,) * shape.layers

@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 
 from edgellm.engine import Ids
-from edgellm.errors import DeviceLost, EdgeError, ProtocolError
+from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
 from edgellm.mesh.messages import (
-    MOST_ROWS,
+    MAX_ROWS,
     Event,
     Failed,
     Forward,
@@ -97,16 +97,16 @@ class PendingBatches:
                 values that are not finite.
         """
         if reported.number > self._highest or at >= self._last:
-            raise ProtocolError(f"Micro-batch {reported.number} was never sent that way.", _UPDATE)
+            raise ProtocolError(f"Micro-batch {reported.number} was not sent to that stage.", SAME_VERSION)
         if reported.number not in self._known:
             return None
         before, batch = self._known[reported.number]
         if at < before:
-            raise ProtocolError(f"Micro-batch {reported.number} is passed on twice.", _UPDATE)
+            raise ProtocolError(f"Micro-batch {reported.number} was forwarded twice.", SAME_VERSION)
         if reported.data.ndim != 2 or len(reported.data) != len(batch.data) or not np.isfinite(reported.data).all():
             raise ProtocolError(
-                f"{len(batch.data)} positions have {len(reported.data)} rows, or rows with NaN or infinity.",
-                "The model's file on that device may be damaged: fetch it again, or bring its layers again.",
+                f"A stage sent {len(reported.data)} rows for {len(batch.data)} positions, or NaN or infinity.",
+                "The model's file on that device may be damaged: pull it again, or deploy its layers again.",
             )
         self._known[reported.number] = at + 1, batch
         return replace(batch, data=reported.data)
@@ -143,9 +143,6 @@ class Deadline:
             self._busy = now
         longest = ANSWER_SECONDS * batches if loaded else LOAD_SECONDS
         return now - self._moved > longest or now - self._busy > IDLE_SECONDS
-
-
-_UPDATE = "Run the same version of edgellm on both sides."
 
 
 Post = Callable[[Event], None]
@@ -262,7 +259,7 @@ class Pipeline:
             record.host.begin(record.work, partial(self._on_event, at), after, self._waiting)
 
     def ask(
-        self, session: int, start: int, ids: Ids, request: VerifyRequest, rows: int = MOST_ROWS
+        self, session: int, start: int, ids: Ids, request: VerifyRequest, rows: int = MAX_ROWS
     ) -> Future[StageAnswer]:
         """Send `ids` for the positions from `start` on, in micro-batches of `rows`; return a future of the answer.
 
@@ -370,7 +367,9 @@ class Pipeline:
             blamed = not self._direct or not loaded or len(self.records) == 1
             self.silent = not blamed
             name = self.records[at].host.name if blamed else "one of the devices"
-            error = DeviceLost("no answer has come in time, whatever it reports.", "Is it overloaded?")
+            error = DeviceLost(
+                "it has not answered in time, although it reports progress.", "Check whether it is overloaded."
+            )
             self._record_loss(name, StageLost(error, blamed))
         return True
 
@@ -401,4 +400,4 @@ class Pipeline:
             future.set_exception(error)
 
     def _device_lost(self, name: str, lost: StageLost) -> DeviceLost:
-        return DeviceLost(f"{name} is gone: {lost.error.what}", "The others go on if they hold its layers.")
+        return DeviceLost(f"{name} was lost: {lost.error.what}", "The other devices continue if they hold its layers.")

@@ -1,4 +1,4 @@
-"""Placement of a model's layers on the devices of a home: before a reply, and after a device was lost."""
+"""Placement of a model's layers on the devices of a home, before a reply and after the loss of a device."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from edgellm.coldstart.plan import Plan, PlanOption
 
 
-def of_plan(plan: Plan) -> tuple[StageShare, ...]:
+def plan_shares(plan: Plan) -> tuple[StageShare, ...]:
     """Return the shares of a plan."""
-    return of_option(plan.option)
+    return plan_option_shares(plan.option)
 
 
-def of_option(option: PlanOption) -> tuple[StageShare, ...]:
+def plan_option_shares(option: PlanOption) -> tuple[StageShare, ...]:
     """Return the shares of a way to hold the model."""
     return tuple(StageShare(stage.device, stage.layers) for stage in option.stages)
 
@@ -65,7 +65,7 @@ class DeviceCapability:
         return self.ends is None or layer in self.ends
 
 
-_MOST = 10  # devices that are considered: the number of their sets doubles with each
+_MAX_STEP = 10  # devices that are considered: the number of their sets doubles with each
 
 
 def fail_over(
@@ -75,7 +75,7 @@ def fail_over(
 
     What a layer costs is not measured in the middle of a reply: `load`, `step` and `hop` are the devices' own figures.
     """
-    devices = devices[:_MOST]
+    devices = devices[:_MAX_STEP]
     if not devices:
         return None
     here = range(layers)
@@ -147,8 +147,8 @@ class Placement:
         goal = "the whole reply" if self.best.objective == "reply" else "the first token"
         sooner, now = self.best.seconds(self.best.advised), self.best.seconds(self.option)
         return (
-            f"With layers {_named(of_option(self.best.advised))}, {goal} would take {format_seconds(sooner)}"
-            f" instead of {format_seconds(now)}, but not all of them are there ({lacking} missing):"
+            f"With layers {_named(plan_option_shares(self.best.advised))}, {goal} would take {format_seconds(sooner)}"
+            f" instead of {format_seconds(now)}, but not all of them are stored there ({lacking} missing):"
             f" {self.deploy(model)}"
         )
 
@@ -196,13 +196,13 @@ def place(
         best = planned(kept={one.name: LayersOnDevice(None, one.warm) for one in capabilities})
     except PlanImpossible as error:
         impossible = error
-    lacking = () if best is None else tuple(missing(model, of_option(best.advised), capabilities))
+    lacking = () if best is None else tuple(missing(model, plan_option_shares(best.advised), capabilities))
     finish = partial(
         Placement, best=best, lacking=lacking, fleet=_with_loaded(fleet, capabilities, model), workers=workers,
         left_out=tuple(left_out),
     )  # fmt: skip
-    if best is not None and not lacking and _whole(of_option(best.advised), capabilities):
-        return finish(of_option(best.advised), best.advised, best.advice, unused=best.unused)
+    if best is not None and not lacking and _whole(plan_option_shares(best.advised), capabilities):
+        return finish(plan_option_shares(best.advised), best.advised, best.advice, unused=best.unused)
     try:
         now = planned(
             kept={one.name: LayersOnDevice(one.holds, one.warm, one.begins, one.ends) for one in capabilities}
@@ -211,8 +211,13 @@ def place(
         if impossible is not None:
             raise impossible from None
         command = deploy_command("MODEL", lacking, workers) if lacking else _DEPLOY
-        raise PlanImpossible(error.what, f"Bring them there: {command}") from None
-    return finish(of_option(now.advised), now.advised, f"Of what the devices have: {now.advice}", unused=now.unused)
+        raise PlanImpossible(error.what, f"Deploy them: {command}") from None
+    return finish(
+        plan_option_shares(now.advised),
+        now.advised,
+        f"With the layers that the devices have: {now.advice}",
+        unused=now.unused,
+    )
 
 
 def _fleet(home: Fleet, capabilities: Sequence[DeviceCapability], model: ModelCosts, reserved: float) -> Fleet:

@@ -31,11 +31,11 @@ from time import perf_counter
 import numpy as np
 
 from edgellm.engine import Block, BlockRows, Floats, Ids, Model
-from edgellm.errors import EdgeError, EngineFailed, ModelCorrupt, ProtocolError
+from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, ModelCorrupt, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import require
 from edgellm.mesh.messages import (
-    MOST_ROWS,
+    MAX_ROWS,
     Event,
     Failed,
     Forward,
@@ -154,8 +154,8 @@ def _short(entry: InFlight) -> bool:
 
 
 _MERGED = 2e-3  # seconds: spans with a shorter gap between them are reported as one
-_SPANS_MOST = 2048
-ROWS_MOST = 4  # rows that may wait per position of every session: abandoned micro-batches still pass through
+_MAX_SPANS = 2048
+MAX_QUEUED_ROWS = 4  # rows that may wait per position of every session: abandoned micro-batches still pass through
 
 
 class Stage:
@@ -223,8 +223,8 @@ class Stage:
         """
         check(batch, self.work)
         with self._changed:
-            if self._queue.rows + len(batch.data) > ROWS_MOST * self.work.sessions * self.work.context:
-                raise ProtocolError("More micro-batches wait here than all sessions can use.", "Wait for answers.")
+            if self._queue.rows + len(batch.data) > MAX_QUEUED_ROWS * self.work.sessions * self.work.context:
+                raise ProtocolError("The queue has more micro-batches than all sessions can use.", "Wait for answers.")
             self._queue.put(batch)
             now = self.clock
             self._record(TraceSpan("got", batch.number, now, now), merge=False)
@@ -254,7 +254,7 @@ class Stage:
                 thread.join()
         for block, model in zip(self._blocks, self._models, strict=True):
             block.close()
-            self._cache.give(model)
+            self._cache.give_back(model)
         self._blocks, self._models, self._ends = [], [], []
         self._reservation.close()
 
@@ -272,11 +272,11 @@ class Stage:
             if self._closed:
                 return
             begin = self.clock
-            model = self._cache.take(file, self._set_share)
+            model = self._cache.acquire(file, self._set_share)
             try:
                 block = self._block(model, file.layers)
             except BaseException:
-                self._cache.give(model)
+                self._cache.give_back(model)
                 raise
             with self._changed:
                 self._blocks.append(block)
@@ -297,11 +297,11 @@ class Stage:
         work = self.work
         if model.n_layer != len(layers):
             raise ModelCorrupt(
-                f"The file with layers {layers} of {work.name} has {model.n_layer} layers.", "Bring them there again."
+                f"The file with layers {layers} of {work.name} has {model.n_layer} layers.", "Deploy them again."
             )
         return Block(
             model, head=layers.stop == work.n_layers, n_ctx=work.context, n_seq=work.sessions,
-            rows=max(MOST_ROWS + 1, work.sessions), threads=self._threads,
+            rows=max(MAX_ROWS + 1, work.sessions), threads=self._threads,
         )  # fmt: skip
 
     def _set_share(self, share: float) -> None:
@@ -379,7 +379,7 @@ class Stage:
         before = self._spans[-1] if self._spans else None
         if merge and before is not None and before.kind == span.kind and span.begin - before.end < _MERGED:
             self._spans[-1] = replace(before, end=span.end)
-        elif len(self._spans) < _SPANS_MOST:
+        elif len(self._spans) < _MAX_SPANS:
             self._spans.append(span)
 
 
@@ -396,18 +396,15 @@ def check(batch: MicroBatch, work: StageSpec) -> None:
     """
     data, n = batch.data, len(batch.data)
     if not 0 <= batch.session < work.sessions:
-        raise ProtocolError(f"There is no session {batch.session}.", _UPDATE)
-    if not 0 < n <= MOST_ROWS + 1 or not 0 <= batch.start <= work.context - n:
-        raise ProtocolError(f"A micro-batch has {n} positions from {batch.start} on.", _UPDATE)
+        raise ProtocolError(f"There is no session {batch.session}.", SAME_VERSION)
+    if not 0 < n <= MAX_ROWS + 1 or not 0 <= batch.start <= work.context - n:
+        raise ProtocolError(f"A micro-batch has {n} positions from {batch.start} on.", SAME_VERSION)
     if batch.outputs > n:
-        raise ProtocolError(f"{batch.outputs} of {n} positions are to be judged.", _UPDATE)
+        raise ProtocolError(f"A micro-batch requests outputs at {batch.outputs} of {n} positions.", SAME_VERSION)
     if work.layers.start == 0:
         if data.ndim != 1 or int(data.min()) < 0 or int(data.max()) >= work.n_vocab:
-            raise ProtocolError("The first stage takes ids of the vocabulary, and got something else.", _UPDATE)
+            raise ProtocolError("The first stage needs token ids of the vocabulary.", SAME_VERSION)
     elif data.shape != (n, work.n_embd):
-        raise ProtocolError(f"Rows have the shape {data.shape} instead of ({n}, {work.n_embd}).", _UPDATE)
+        raise ProtocolError(f"Rows have the shape {data.shape} instead of ({n}, {work.n_embd}).", SAME_VERSION)
     elif not np.isfinite(data).all():
-        raise ProtocolError("Rows contain NaN or infinity.", "The model's file may be damaged: fetch it again.")
-
-
-_UPDATE = "Run the same version of edgellm on both sides."
+        raise ProtocolError("Rows contain NaN or infinity.", "The model's file may be damaged: pull it again.")

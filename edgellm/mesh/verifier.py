@@ -1,4 +1,4 @@
-"""A mesh as a verifier: drafts cross all stages in one micro-batch, so one traversal brings several tokens."""
+"""A mesh as a verifier: a draft passes all stages in one micro-batch, so one traversal yields several tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from edgellm.engine import ShouldStop, common_prefix
 from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import MOST_ROWS, StageAnswer
+from edgellm.mesh.messages import MAX_ROWS, StageAnswer
 from edgellm.mesh.pipeline import StageRecord
 from edgellm.spec.guarded_session import wait_for_result
 from edgellm.spec.protocols import Verifier, VerifierSession
@@ -23,7 +23,7 @@ from edgellm.verifier.requests import VerifyRequest
 class MeshVerifier(Verifier):
     """See `Verifier`. `mesh` is closed with it."""
 
-    def __init__(self, mesh: Mesh, is_eog: Callable[[int], bool], rows: int = MOST_ROWS) -> None:
+    def __init__(self, mesh: Mesh, is_eog: Callable[[int], bool], rows: int = MAX_ROWS) -> None:
         """Send prompts through the stages in micro-batches of `rows` rows."""
         self.mesh, self.rows = mesh, rows
         self._is_eog = is_eog
@@ -83,9 +83,9 @@ class MeshSession(VerifierSession):
         Raises PlanImpossible, ContextFull, VerifierBusy or DeviceLost."""
         if self._slot is None:
             if self._closed:
-                raise DeviceLost("This session is closed.", "Open another.")
+                raise DeviceLost("This session is closed.", "Open another session.")
             n = self._mesh.work.sessions
-            raise VerifierBusy(f"The devices hold {n} replies at a time, and so many are open.", "Ask again soon.")
+            raise VerifierBusy(f"The devices hold at most {n} replies at a time, and {n} are open.", "Try again soon.")
         if len(prefix) + len(chunk) > (most := self._mesh.work.context):
             raise ContextFull(
                 f"{len(prefix)} tokens and {len(chunk)} drafted ones do not fit the {most} positions of a session.",
@@ -95,7 +95,7 @@ class MeshSession(VerifierSession):
         # a session's micro-batches stay in order: the stages will have earlier ones, even without their verdicts
         start = common_prefix(self._mesh.held(self._slot, generation), prefix[:-1])
         ids = np.concatenate((prefix, chunk.ids)).astype(np.int32)
-        self._mesh.hold(self._slot, generation, ids)
+        self._mesh.record_tokens(self._slot, generation, ids)
         request = VerifyRequest(self._slot, self._state.sampling, len(prefix), NO_IDS, chunk)
         return pipeline.ask(self._slot, start, ids[start:], request, self._rows)
 
@@ -104,9 +104,10 @@ class MeshSession(VerifierSession):
         self._mesh.confirm()
 
     def forget(self) -> None:
-        """Forget what the stages hold, which is unknown now: the next micro-batches start from the beginning."""
+        """Discard the record of the stages' caches, which is unknown now: the next micro-batches start from the
+        beginning."""
         if self._slot is not None:
-            self._mesh.hold(self._slot, -1, NO_IDS)
+            self._mesh.record_tokens(self._slot, -1, NO_IDS)
 
     def ends(self, token: int) -> bool:
         """Return whether a turn ends with this token."""

@@ -12,10 +12,10 @@ from edgellm.engine import MemoryEstimate, Model, costs_of
 from edgellm.errors import EngineFailed, MemoryShort
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
-from edgellm.mesh.messages import MOST_ROWS, StageSpec
+from edgellm.mesh.messages import MAX_ROWS, StageSpec
 
 KEEP_SECONDS = 300.0
-_PATIENCE = 2.0  # seconds: the stage that this one replaces may be about to release its memory
+_WAIT_SECONDS = 2.0  # seconds: the stage that this one replaces may be about to release its memory
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ def overhead(costs: MemoryEstimate, work: StageSpec, pieces: Iterable[LayerRange
     size = costs.cache(len(work.layers), work.context, work.sessions)
     for piece in pieces:
         ends = piece.start == 0 or piece.stop == work.n_layers
-        size += costs.batch(len(piece), work.context, MOST_ROWS + 1, ends=ends)
+        size += costs.batch(len(piece), work.context, MAX_ROWS + 1, ends=ends)
     return size
 
 
@@ -89,12 +89,12 @@ class WeightCache:
         return frozenset(layer for file in loaded if file.key in model.keys for layer in file.layers)
 
     @property
-    def left(self) -> int:
+    def free_bytes(self) -> int:
         """Bytes of the memory that no stage has reserved for caches and batches; 0 if there is no limit."""
         return 0 if self.memory is None else max(1, self.memory - self._reserved)
 
     def reserve(self, work: StageSpec, model: ModelLayers, files: Sequence[LayerFile]) -> MemoryReservation:
-        """Reserve the memory that a stage of these files needs beside its weights. Wait a moment where other stages use
+        """Reserve the memory that a stage of these files needs besides its weights. Wait a moment if other stages use
         it.
 
         Raises:
@@ -104,24 +104,24 @@ class WeightCache:
             return MemoryReservation(self, 0)
         size = overhead(costs_of(model.header()), work, [file.layers for file in files])
         weights = sum(file.size for file in files)
-        until = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _WAIT_SECONDS
         with self._freed:
             while weights + size + (used := self._in_use(files)) > self.memory:
-                alone = weights + size > self.memory
-                if alone or not self._freed.wait(until - time.monotonic()):
+                too_large = weights + size > self.memory
+                if too_large or not self._freed.wait(deadline - time.monotonic()):
                     replies = "one reply" if work.sessions == 1 else f"{work.sessions} replies"
                     raise MemoryShort(
                         f"Layers {work.layers} of {work.name} take {weights / 1e6:.0f} MB, and"
-                        f" {size / 1e6:.0f} MB for {replies} of {work.context} tokens; of"
-                        f" {self.memory / 1e6:.0f} MB for layers {used / 1e6:.0f} MB are in use.",
+                        f" {size / 1e6:.0f} MB for {replies} of {work.context} tokens; {used / 1e6:.0f} MB of the"
+                        f" {self.memory / 1e6:.0f} MB for layers are in use.",
                         "Give this device fewer layers, a shorter context, or more memory with --memory.",
                     )
             self._reserved += size
         return MemoryReservation(self, size)
 
-    def _in_use(self, but: Sequence[LayerFile]) -> int:
-        """Return the bytes that stages use, without the weights of the files `but`."""
-        weights = (file.size for file, entry in self._entries.items() if entry.users and file not in but)
+    def _in_use(self, excluded: Sequence[LayerFile]) -> int:
+        """Return the bytes that stages use, without the weights of the files `excluded`."""
+        weights = (file.size for file, entry in self._entries.items() if entry.users and file not in excluded)
         return self._reserved + sum(weights)
 
     def release(self, size: int) -> None:
@@ -130,8 +130,8 @@ class WeightCache:
             self._reserved -= size
             self._freed.notify_all()
 
-    def take(self, file: LayerFile, progress: Callable[[float], None] | None = None) -> Model:
-        """Return the layers of a file, loaded if they are not in memory. The caller gives them back with `give`.
+    def acquire(self, file: LayerFile, progress: Callable[[float], None] | None = None) -> Model:
+        """Return the layers of a file, loaded if they are not in memory. The caller gives them back with `give_back`.
 
         Raises:
             LayersMissing: the file is no longer on this device.
@@ -159,11 +159,11 @@ class WeightCache:
                 entry.done.set()
         entry.done.wait()
         if entry.model is None:
-            raise entry.error or EngineFailed(f"Layers {file.layers} could not be loaded.", "Ask again.")
+            raise entry.error or EngineFailed(f"Layers {file.layers} could not be loaded.", "Try again.")
         return entry.model
 
-    def give(self, model: Model) -> None:
-        """Give back what `take` has returned."""
+    def give_back(self, model: Model) -> None:
+        """Return a model of `acquire` to the cache."""
         with self._freed:
             for entry in self._entries.values():
                 if entry.model is model:
@@ -171,7 +171,7 @@ class WeightCache:
                     entry.used = self._clock()
             self._freed.notify_all()
 
-    def tidy(self, everything: bool = False) -> int:
+    def evict_unused(self, everything: bool = False) -> int:
         """Unload the files that have been unused for `keep` seconds, or all unused ones if `everything`; return how
         many."""
         now = self._clock()
@@ -189,17 +189,17 @@ class WeightCache:
         """Unload the least recently used files until one more fits."""
         if self.memory is None:
             return
-        taken = self._reserved + sum(one.size for one in self._entries)
+        used = self._reserved + sum(loaded.size for loaded in self._entries)
         idle = sorted(
             (one for one, entry in self._entries.items() if not entry.users), key=lambda one: self._entries[one].used
         )
-        while taken + file.size > self.memory and idle:
+        while used + file.size > self.memory and idle:
             oldest = idle.pop(0)
-            taken -= oldest.size
+            used -= oldest.size
             self._entries.pop(oldest).close()
-        if taken + file.size > self.memory:
+        if used + file.size > self.memory:
             raise MemoryShort(
-                f"Loading {file.layers.named} takes {file.size / 1e6:.0f} MB, and of {self.memory / 1e6:.0f} MB for"
-                f" layers {taken / 1e6:.0f} MB are in use, {self._reserved / 1e6:.0f} MB of them for caches.",
+                f"Loading {file.layers.named} takes {file.size / 1e6:.0f} MB; {used / 1e6:.0f} MB of the"
+                f" {self.memory / 1e6:.0f} MB for layers are in use, {self._reserved / 1e6:.0f} MB of them for caches.",
                 "Give this device fewer layers, or more memory with --memory.",
             )

@@ -33,7 +33,7 @@ class Address:
         if not _is_ip(host) and (not _HOST.fullmatch(host) or host.replace(".", "").isdigit()):
             raise InvalidOption(f"{host!r} is neither a host name nor an IP address.", _EXAMPLE)
         if not 0 <= port <= 65535:
-            raise InvalidOption(f"Port {port} does not exist.", "Give a port from 1 to 65535.")
+            raise InvalidOption(f"Port {port} is out of range.", "Give a port from 1 to 65535.")
         return cls(host, port)
 
     @classmethod
@@ -65,8 +65,8 @@ class Address:
         """
         if not self.loopback:
             raise PairingRequired(
-                f"{self} is not a loopback address, and without TLS anyone on the way could read what is said.",
-                "Pairing comes first: run `edgellm pair` here, and what it shows on the other device.",
+                f"{self} is not a loopback address, and without TLS anyone on the network could read the traffic.",
+                "Pair the devices first: run `edgellm pair` here, and the command that it shows on the other device.",
             )
         return self
 

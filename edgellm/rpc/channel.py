@@ -1,7 +1,7 @@
-"""Channels of gRPC, and the one event loop of the process in which they live.
+"""gRPC channels and servers, and the process's one event loop for them.
 
-There is only one, and it lives as long as the process: gRPC's asyncio API has one poller for all loops, and where loops
-come and go, it calls into loops that have ended.
+The loop runs as long as the process: gRPC's asyncio API has one poller for all loops, and calls into loops that have
+ended.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from edgellm.rpc.trust.identity import SERVER_NAME
 from edgellm.rpc.trust.trust import Trust
 
 T = TypeVar("T")
-_first = threading.Lock()
+_start_lock = threading.Lock()
 
 
 def network_loop() -> asyncio.AbstractEventLoop:
     """Return the loop, which runs in a thread of its own. Code that runs in it must never block."""
-    with _first:
-        return _started()
+    with _start_lock:
+        return _start_loop()
 
 
-def run_there(work: Coroutine[Any, Any, T]) -> Future[T]:
+def run_in_network_loop(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     """Run a coroutine in the network loop, from another thread."""
-    return asyncio.run_coroutine_threadsafe(work, network_loop())
+    return asyncio.run_coroutine_threadsafe(coroutine, network_loop())
 
 
 @cache
-def _started() -> asyncio.AbstractEventLoop:
+def _start_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="edgellm-link", daemon=True).start()
     return loop
@@ -52,10 +52,10 @@ DEFAULT_PORT = 50151
 MAX_MESSAGE = 16 * 2**20  # bytes, either way
 MAX_CHUNK = 256  # tokens
 MAX_EXTRA = 4096  # tokens
-HELLO_SECONDS = 2.0  # how long the verifier may take for its greeting
+HELLO_SECONDS = 2.0  # within which the verifier must answer Hello
 HEARTBEAT_SECONDS = 0.25  # between two Working frames
-TAKE_SECONDS = 10.0  # how long a device may leave a frame untaken
-LONGEST_BUSY_MS = 60_000  # a device asks again after this time, whatever it is told
+READ_TIMEOUT_SECONDS = 10.0  # within which a device must read a frame
+MAX_BUSY_MS = 60_000  # a device asks again after this time at the latest
 BLOCK = 256  # tokens of a vocabulary that share one hash
 BLOCK_HASH = 8  # bytes of that hash that are sent
 
@@ -129,7 +129,7 @@ def bind(server: grpc.aio.Server, address: Address, trust: Trust | None = None) 
         address.require_loopback()
     else:
         trust.require_peers()
-    probe(address)
+    check_bindable(address)
     try:
         if trust is None:
             port = server.add_insecure_port(str(address))
@@ -162,7 +162,7 @@ def bind_pairing(server: grpc.aio.Server, hosts: Sequence[str], port: int) -> li
     for host in hosts:
         address = Address.of(host, bound[0].port if bound else port)
         try:
-            probe(address)
+            check_bindable(address)
         except PortTaken:
             if bound or not port:
                 raise
@@ -174,7 +174,7 @@ def bind_pairing(server: grpc.aio.Server, hosts: Sequence[str], port: int) -> li
     return bound
 
 
-def probe(address: Address) -> None:
+def check_bindable(address: Address) -> None:
     """Check that this process can listen at an address; gRPC itself gives the reason only on stderr.
 
     Raises:
@@ -182,21 +182,22 @@ def probe(address: Address) -> None:
         InvalidOption: this machine does not have the address, or does not give the port to this user.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like gRPC: a port in TIME_WAIT is free
+    with socket.socket(family, socket.SOCK_STREAM) as check_bindable:
+        check_bindable.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like gRPC: a port in TIME_WAIT is free
         try:
-            probe.bind((address.host, address.port))
-            probe.listen(1)  # two sockets may bind, but only one may listen
+            check_bindable.bind((address.host, address.port))
+            check_bindable.listen(1)  # two sockets may bind, but only one may listen
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise _taken(address) from None
             raise InvalidOption(
-                f"Nobody can listen at {address}: {error.strerror}.", "Choose another host, or a port above 1023."
+                f"This device cannot listen at {address}: {error.strerror}.",
+                "Choose another host, or a port above 1023.",
             ) from None
 
 
 def _taken(address: Address) -> PortTaken:
     return PortTaken(
-        f"Port {address.port} on {address.host} is taken by another program, perhaps by a verifier that already runs.",
+        f"Port {address.port} on {address.host} is in use, perhaps by a verifier that is already running.",
         f"Stop it, or choose another port: --port {min(address.port + 1, 65535)}.",
     )

@@ -1,3 +1,3 @@
-"""The verifier in a process of its own, and the device's way to it."""
+"""The gRPC services of verifiers and workers, and their clients."""
 
 import edgellm.rpc  # noqa: F401 - before anything here imports gRPC

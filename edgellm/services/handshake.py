@@ -1,4 +1,4 @@
-"""The first words between a device and a verifier: same protocol, same vocabulary?"""
+"""The handshake between a device and a verifier: both must have the same protocol and the same vocabulary."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import islice
 import grpc.aio
 
 from edgellm.engine import Vocabulary
-from edgellm.errors import ProtocolError, VocabularyMismatch
+from edgellm.errors import SAME_VERSION, ProtocolError, VocabularyMismatch
 from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.versions import SMALL, VOCABULARY, check_version, parsed
+from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
 
 _BLOCK = 256  # tokens behind one hash
 _SHOWN = 40  # bytes of a token that a message shows
@@ -21,34 +21,35 @@ _NAME = 200  # characters of a model's name
 @dataclass(frozen=True, slots=True)
 class VerifierInfo:
     """What the verifier says of itself: the name of its model, the tokens that one session can hold, and the SHA-256
-    of the model's file in hex, empty where it is not told. `tells`: verdicts bring probabilities where one asks."""
+    of the model's file in hex, empty if it is unknown. `reports_logprobs`: verdicts hold log-probabilities where one
+    asks."""
 
     model: str
     context_length: int
     model_hash: str = ""
-    tells: bool = False
+    reports_logprobs: bool = False
 
 
 async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str) -> VerifierInfo:
-    """Greet the verifier at the address `where`, which has `seconds` for each of its answers.
+    """Return the description of the verifier at the address `where`, which has `seconds` for each of its answers.
 
     Raises:
         VocabularyMismatch, ProtocolError: the two do not fit.
-        grpc.aio.AioRpcError: nobody answers.
+        grpc.aio.AioRpcError: there is no answer.
     """
     said = hello(ours)
     data = await channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, bytes)(said, timeout=seconds)
-    reply = parsed(pb.HelloReply, data, SMALL)
+    reply = parse_message(pb.HelloReply, data, MAX_GREETING)
     check_protocol(reply.protocol, "the verifier")
     if reply.vocabulary != said.vocabulary:
         hashes = pb.VocabularyHashes(blocks=ours.block_hashes)
         compare = channel.unary_unary(COMPARE_VOCABULARY, pb.VocabularyHashes.SerializeToString, bytes)
-        block = parsed(pb.VocabularyBlock, await compare(hashes, timeout=seconds), VOCABULARY)
+        block = parse_message(pb.VocabularyBlock, await compare(hashes, timeout=seconds), MAX_VOCABULARY)
         raise mismatch(ours, reply.vocabulary_size, block, where)
     if reply.context_length < 1:
-        raise ProtocolError("The verifier holds no tokens.", _UPDATE)
+        raise ProtocolError("The verifier has a context of no tokens.", SAME_VERSION)
     if len(reply.model_hash) not in (0, 32):
-        raise ProtocolError(f"The verifier's model has a hash of {len(reply.model_hash)} bytes.", _UPDATE)
+        raise ProtocolError(f"The verifier's model has a hash of {len(reply.model_hash)} bytes.", SAME_VERSION)
     return VerifierInfo(reply.model[:_NAME], reply.context_length, reply.model_hash.hex(), reply.logprobs)
 
 
@@ -69,7 +70,7 @@ def first_different_block(ours: Vocabulary, theirs: pb.VocabularyHashes) -> pb.V
 
 
 def check_protocol(theirs: int, who: str) -> None:
-    """Refuse a peer, named `who`, that speaks another version of the contract.
+    """Check that a peer, named `who`, speaks this version of the protocol.
 
     Raises:
         PeerTooOld, PeerTooNew: says on which side to update.
@@ -105,6 +106,3 @@ def _shown(token: tuple[bytes, int] | None, other: tuple[bytes, int] | None) -> 
     piece, kind = token
     text = repr(piece[:_SHOWN])[1:] + ("…" if len(piece) > _SHOWN else "")
     return f"{text} (kind {kind})" if other is not None and other[0] == piece else text
-
-
-_UPDATE = "Run the same version of edgellm on both sides."

@@ -1,4 +1,4 @@
-"""Between the mesh's records and the messages of `mesh.proto`. Whatever comes in is checked here."""
+"""Conversion between the mesh's records and the messages of `mesh.proto`; all input is checked here."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import NoReturn
 import numpy as np
 
 from edgellm.engine import Floats, Ids
-from edgellm.errors import DeviceLost, InvalidOption, ProtocolError
+from edgellm.errors import SAME_VERSION, DeviceLost, InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import (
-    MOST_ROWS,
+    MAX_ROWS,
     Event,
     Failed,
     Forward,
@@ -44,15 +44,15 @@ MESH = 3
 ENGINE = version("llama-cpp-python")
 _KINDS = ("compute", "load", "got")
 _F16_MOST = 65_504.0
-_LAYERS_MOST = 4_096
-_POSITIONS_MOST = 2**20  # of all sessions of a stage
-_SPANS_MOST = 4_096
-_TEXT_MOST = 500
+_MAX_LAYERS = 4_096
+_MAX_POSITIONS = 2**20  # of all sessions of a stage
+_MAX_SPANS = 4_096
+_MAX_TEXT = 500
 
 
 def most_rows(n_embd: int) -> int:
     """Return how many rows of a micro-batch surely fit a message."""
-    return max(1, min(MOST_ROWS, MAX_MESSAGE // 2 // (4 * n_embd)))
+    return max(1, min(MAX_ROWS, MAX_MESSAGE // 2 // (4 * n_embd)))
 
 
 def write_work(work: StageSpec, stage: bytes) -> pb.Prepare:
@@ -72,22 +72,22 @@ def read_work(message: pb.Prepare) -> StageSpec:
         LayersRefused: it names pieces that cannot be.
     """
     if message.protocol != MESH:
-        _refuse(f"The coordinator speaks version {message.protocol} of the mesh, and this device version {MESH}.")
+        _refuse(f"The coordinator speaks mesh version {message.protocol}, but this device speaks version {MESH}.")
     if message.version != ENGINE:
         _refuse(
-            f"The coordinator computes with llama-cpp-python {message.version[:40]}, and this device with {ENGINE}:"
-            " a text that went from one to the other might change."
+            f"The coordinator has llama-cpp-python {message.version[:40]}, but this device has {ENGINE}:"
+            " the same text might come out differently."
         )
     if len(message.model) != 32 or len(message.stage) != 16:
-        _refuse("A stage is prepared without a model, or without a name.")
-    if not (message.first <= message.last < message.layers <= _LAYERS_MOST):
-        _refuse(f"Layers {message.first} to {message.last} of {message.layers} are asked for.")
+        _refuse("The request for a stage has no model, or no name.")
+    if not (message.first <= message.last < message.layers <= _MAX_LAYERS):
+        _refuse(f"The requested layers {message.first} to {message.last} of {message.layers} are invalid.")
     if not (0 < message.n_embd <= 2**16 and 0 < message.n_vocab <= 2**22 and 0 < message.context <= 2**22):
-        _refuse("The model's measures cannot be meant.")
-    if not (0 < message.sessions <= 64 and message.sessions * message.context <= _POSITIONS_MOST):
-        _refuse(f"{message.sessions} sessions of {message.context} positions are asked for.")
+        _refuse("The model's dimensions are invalid.")
+    if not (0 < message.sessions <= 64 and message.sessions * message.context <= _MAX_POSITIONS):
+        _refuse(f"The request for {message.sessions} sessions of {message.context} positions is invalid.")
     return StageSpec(
-        message.model.hex(), message.name[:_TEXT_MOST], LayerRange(message.first, message.last + 1), message.layers,
+        message.model.hex(), message.name[:_MAX_TEXT], LayerRange(message.first, message.last + 1), message.layers,
         message.n_embd,
         message.n_vocab, message.context, message.sessions, message.wide, max(1, message.stages),
         read_pieces(message.pieces),
@@ -114,12 +114,12 @@ def read_micro_batch(message: pb.MeshParcel, work: StageSpec) -> MicroBatch:
     """Return a micro-batch for a stage of `work`; the stage checks the rest.
 
     Raises:
-        ProtocolError: it breaks the contract.
+        ProtocolError: it violates the protocol.
     """
     if message.rows:
         kind = np.dtype("<f4" if message.wide else "<f2")
         if message.ids or len(message.rows) % (kind.itemsize * work.n_embd):
-            _refuse(f"A micro-batch has {len(message.ids)} ids, and {len(message.rows)} bytes of rows.")
+            _refuse(f"A micro-batch has {len(message.ids)} ids and {len(message.rows)} bytes of rows.")
         data: Ids | Floats = np.frombuffer(message.rows, kind).reshape(-1, work.n_embd).astype(np.float32)
     else:
         data = verification_codec.read_ids(message.ids, work.n_vocab)
@@ -128,7 +128,7 @@ def read_micro_batch(message: pb.MeshParcel, work: StageSpec) -> MicroBatch:
         bounds, sampling = RequestLimits(work.n_vocab, work.context), read_sampling(message.sampling)
         request = read_verify(message.ask, bounds, message.session, sampling)
         if len(request.prefix) or request.extra or request.position + len(request.draft) != message.start + len(data):
-            _refuse("What is asked for is not what the micro-batch holds.")
+            _refuse("The requested outputs do not match the micro-batch.")
         request.logits = message.logits
     return MicroBatch(message.session, message.number, message.start, data, request)
 
@@ -161,24 +161,26 @@ def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyReque
     """Return the event in a stage's report, checked against the `asked` micro-batches; None for a sign of life.
 
     Raises:
-        ProtocolError: it breaks the contract.
+        ProtocolError: it violates the protocol.
     """
     kind = message.WhichOneof("report")
     if kind == "loaded":
         if message.loaded.layers > len(work.layers) or not math.isfinite(message.loaded.at):
-            _refuse(f"A stage has loaded {message.loaded.layers} layers at {message.loaded.at} seconds.")
+            _refuse(
+                f"A stage reports {message.loaded.layers} loaded layers at {message.loaded.at} s, which is invalid."
+            )
         return Loaded(message.loaded.layers, message.loaded.at)
     if kind == "onward":
         return Forward(read_micro_batch(message.onward, work))
     if kind == "answer":
         return _answer(message.answer, work, asked)
     if kind == "failed":
-        what, next_step = message.failed.what[:_TEXT_MOST], message.failed.next_step[:_TEXT_MOST]
+        what, next_step = message.failed.what[:_MAX_TEXT], message.failed.next_step[:_MAX_TEXT]
         return Failed(message.failed.session, message.failed.number, InvalidOption(what, next_step))
     if kind == "times":
         spans = tuple(
             TraceSpan(_KINDS[one.kind], one.what, one.begin, one.end)
-            for one in message.times.spans[:_SPANS_MOST]
+            for one in message.times.spans[:_MAX_SPANS]
             if one.kind < len(_KINDS) and math.isfinite(one.begin) and math.isfinite(one.end)
         )
         return StageTrace(message.times.session, spans, _seconds(message.times.at))
@@ -191,7 +193,7 @@ def _answer(message: pb.StageAnswer, work: StageSpec, asked: dict[int, VerifyReq
     number = message.verdict.round
     request = asked.get(number)
     if request is None:
-        _refuse(f"Micro-batch {number} is answered, and nothing was asked with it.")
+        _refuse(f"Micro-batch {number} was answered, but not requested.")
     verdict = read_verdict(message.verdict, request, work.n_vocab)
     logits = None
     if request.logits:
@@ -200,13 +202,13 @@ def _answer(message: pb.StageAnswer, work: StageSpec, asked: dict[int, VerifyReq
             _refuse(f"{len(message.logits)} bytes of logits are not {rows} rows of {work.n_vocab}.")
         logits = np.frombuffer(message.logits, "<f4").reshape(rows, work.n_vocab).astype(np.float32)
         if not np.isfinite(logits).all():
-            _refuse("Logits hold something that is no number.")
+            _refuse("Logits contain NaN or infinity.")
     return StageAnswer(message.session, number, verdict, logits, _seconds(message.at))
 
 
 def _seconds(at: float) -> float:
     if not math.isfinite(at):
-        _refuse(f"A stage's clock stands at {at} seconds.")
+        _refuse(f"A stage's clock shows {at} seconds, which is invalid.")
     return at
 
 
@@ -217,8 +219,8 @@ def write_working(progress: tuple[float, int, int]) -> pb.Report:
 
 def lost(what: str) -> DeviceLost:
     """Return the error for a stage that is gone."""
-    return DeviceLost(what, "The others go on if they hold its layers.")
+    return DeviceLost(what, "The other devices continue if they hold its layers.")
 
 
 def _refuse(what: str) -> NoReturn:
-    raise ProtocolError(what, "Run the same version of edgellm on both sides.")
+    raise ProtocolError(what, SAME_VERSION)

@@ -1,4 +1,4 @@
-"""Between our records and the messages of the contract. Whatever comes in is checked here, before anyone uses it."""
+"""Conversion between records and the messages of the protocol; all input is checked here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from edgellm.errors import ContextFull, InvalidOption, ProtocolError
+from edgellm.errors import SAME_VERSION, ContextFull, InvalidOption, ProtocolError
 from edgellm.rpc.channel import MAX_CHUNK, MAX_EXTRA, PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.spec.params import MAX_LOGPROBS
@@ -49,9 +49,9 @@ def read_sampling(message: pb.Sampling) -> Sampling:
         ProtocolError: a number that cannot be meant.
     """
     if not (math.isfinite(message.temperature) and message.temperature >= 0.0):
-        _refuse(f"The temperature is {message.temperature}.")
+        _refuse(f"The temperature {message.temperature} is invalid.")
     if not 0.0 < message.top_p <= 1.0:
-        _refuse(f"top_p is {message.top_p}.")
+        _refuse(f"The top_p {message.top_p} is invalid.")
     return Sampling(message.temperature, message.top_k, message.top_p, message.seed)
 
 
@@ -88,7 +88,7 @@ def read_verify(
     """Return a request of a session, checked against everything that needs no knowledge of what it holds.
 
     Raises:
-        ProtocolError: it breaks the contract.
+        ProtocolError: it violates the protocol.
         ContextFull: it asks for more tokens than a session holds.
     """
     if len(message.chunk) > MAX_CHUNK or message.extra > MAX_EXTRA:
@@ -97,7 +97,7 @@ def read_verify(
         _refuse(f"A round asks for the log-probabilities of {message.logprobs} tokens in each place.")
     before = message.position + len(message.prefix)
     if before == 0:
-        _refuse("There is no token before the chunk.")
+        _refuse("A round has no token before the chunk.")
     # the verifier's last token is never decoded, so it needs no room
     if before + len(message.chunk) + message.extra > bounds.context:
         raise ContextFull(
@@ -112,8 +112,10 @@ def read_verify(
         drawn = _distributions(message.distributions, len(chunk_ids), bounds.vocabulary)
     chunk = Chunk(ids=chunk_ids, distributions=drawn, retrieved=message.copied)
     check_chunk(chunk, bounds.vocabulary)
-    told = message.logprobs if message.HasField("logprobs") else None
-    return VerifyRequest(session, sampling, message.position, prefix, chunk, message.extra, told, message.round, tenant)
+    logprobs = message.logprobs if message.HasField("logprobs") else None
+    return VerifyRequest(
+        session, sampling, message.position, prefix, chunk, message.extra, logprobs, message.round, tenant
+    )
 
 
 def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A002 - the contract's own word
@@ -138,22 +140,31 @@ def read_verdict(message: pb.Verdict, request: VerifyRequest, vocabulary: int) -
     """
     drafted = len(request.draft)
     if message.accepted > drafted or not 1 <= len(message.tokens) <= request.extra + 1:
-        _refuse(f"A verdict accepts {message.accepted} of {drafted} and brings {len(message.tokens)} tokens.")
+        _refuse(
+            f"A verdict accepts {message.accepted} of {drafted} drafted tokens and has {len(message.tokens)} tokens."
+        )
     if not (math.isfinite(message.seconds) and message.seconds >= 0.0):
-        _refuse(f"A verdict took {message.seconds} seconds.")
+        _refuse(f"A verdict reports an invalid time of {message.seconds} seconds.")
     tokens = read_ids(message.tokens, vocabulary)
     likely = _plausible(message.plausible, drafted) if request.draft.retrieved and message.plausible else None
-    said: tuple[Logprobs, ...] = ()
+    message_logprobs: tuple[Logprobs, ...] = ()
     if request.logprobs is not None:
-        said = _logprobs(message.logprobs, message.accepted + len(message.tokens), request.logprobs, vocabulary)
+        message_logprobs = _logprobs(
+            message.logprobs, message.accepted + len(message.tokens), request.logprobs, vocabulary
+        )
     return Verdict(
-        message.accepted, tokens, seconds=message.seconds, passes=message.passes, plausible=likely, logprobs=said
+        message.accepted,
+        tokens,
+        seconds=message.seconds,
+        passes=message.passes,
+        plausible=likely,
+        logprobs=message_logprobs,
     )
 
 
-def _write_logprobs(said: Sequence[Logprobs]) -> pb.Logprobs:
-    message = pb.Logprobs(own=[one.own for one in said])
-    for one in said:
+def _write_logprobs(message_logprobs: Sequence[Logprobs]) -> pb.Logprobs:
+    message = pb.Logprobs(own=[one.own for one in message_logprobs])
+    for one in message_logprobs:
         message.ids.extend(one.ids.tolist())
         message.likeliest.extend(one.logprobs.tolist())
     return message
@@ -163,19 +174,19 @@ def _logprobs(message: pb.Logprobs, places: int, most: int, vocabulary: int) -> 
     most = min(most, vocabulary)
     if len(message.own) != places or not len(message.ids) == len(message.likeliest) == places * most:
         _refuse(
-            f"A verdict of {places} tokens tells the probabilities of {len(message.own)}, and of {len(message.ids)}"
-            " likeliest ones."
+            f"A verdict of {places} tokens has {len(message.own)} log-probabilities, and {len(message.ids)} of the"
+            " likeliest tokens."
         )
     own, values = np.fromiter(message.own, np.float64), np.fromiter(message.likeliest, np.float64)
     if not all(((-np.inf < some) & (some < _ROUNDED)).all() for some in (own, values)):  # nor NaN
-        _refuse("A verdict tells a log-probability that is none.")
+        _refuse("A verdict has an invalid log-probability.")
     ids = read_ids(message.ids, vocabulary).reshape(places, most)
     return tuple(map(Logprobs, own.tolist(), ids, values.reshape(places, most)))
 
 
 def _plausible(bits: bytes, drafted: int) -> tuple[bool, ...]:
     if len(bits) != (drafted + 7) // 8:
-        _refuse(f"A verdict on {drafted} copied tokens says of {8 * len(bits)} which are plausible.")
+        _refuse(f"A verdict on {drafted} copied tokens has plausibility bits for {8 * len(bits)}.")
     flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=drafted, bitorder="little")
     return tuple(flags.astype(bool).tolist())
 
@@ -213,4 +224,4 @@ def _distributions(message: pb.Distributions, expected: int, vocabulary: int) ->
 
 
 def _refuse(what: str) -> NoReturn:
-    raise ProtocolError(what, "Run the same version of edgellm on both sides.")
+    raise ProtocolError(what, SAME_VERSION)

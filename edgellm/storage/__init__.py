@@ -1,4 +1,4 @@
-"""Everything kept on disk: models, their names, how they are fetched and removed; and past conversations.
+"""Everything stored on disk: models and their names, downloads and removal, layers, and past conversations.
 
 The only network that it uses is the model hub's.
 """

@@ -1,4 +1,4 @@
-"""The models that are on this machine: the bundled pair, and the GGUF files in the Hugging Face cache.
+"""The models on this machine: the bundled pair, and the GGUF files in the Hugging Face cache.
 
 The cache's layout is the hub's own: `models--user--repo/snapshots/<commit>/<file>` are links into `blobs/`, and
 `refs/main` names the newest commit that was fetched.
@@ -64,9 +64,10 @@ def find(name: HubName) -> StoredModel:
     try:
         file = choose(name.repo_id, files, name.quant).file
     except ModelNotFound as error:
-        here = ", ".join(label(file) for file in sorted(files) if is_model(file))
+        available = ", ".join(label(file) for file in sorted(files) if is_model(file))
         raise ModelNotFound(
-            f"{name} is not on this machine; of {name.repo_id} there is: {here}.", f"Fetch it: edgellm pull {name}"
+            f"{name} is not on this machine; available of {name.repo_id}: {available}.",
+            f"Fetch it with: edgellm pull {name}",
         ) from error
     return _stored(name.repo_id, file, files[file])
 
@@ -85,12 +86,14 @@ def resolve(name: str) -> Path:
         return path.expanduser()
     if looks_like_path(name):
         if is_folder(path):
-            raise ModelNotFound(f"{name} is a folder, not a model file.", "Name the .gguf file in it.")
-        raise ModelNotFound(f"There is no file {name}.", "Check the path; `edgellm ls` shows the models that are here.")
+            raise ModelNotFound(f"{name} is a folder, not a model file.", "Give the path of the .gguf file in it.")
+        raise ModelNotFound(
+            f"There is no file {name}.", "Check the path; `edgellm ls` lists the models on this machine."
+        )
     if "/" not in name:
         near = difflib.get_close_matches(name, ALIASES, n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
-        raise ModelNotFound(f"There is no model {name!r}.", f"{hint}`edgellm ls` shows the models that are here.")
+        raise ModelNotFound(f"There is no model {name!r}.", f"{hint}`edgellm ls` lists the models on this machine.")
     return find(parse_hub_name(name)).path
 
 
@@ -104,7 +107,7 @@ def removable(name: str) -> list[StoredModel]:
     if name in ALIASES:
         raise InvalidOption(f"{name} is part of edgellm.", "Only pulled models can be removed.")
     if is_file(Path(name)):
-        raise InvalidOption(f"{name} is a file of your own.", "Only pulled models can be removed.")
+        raise InvalidOption(f"{name} is your own file.", "Only pulled models can be removed.")
     hub_name = parse_hub_name(name)
     if hub_name.quant is not None:
         return [find(hub_name)]
@@ -113,22 +116,22 @@ def removable(name: str) -> list[StoredModel]:
 
 
 def remove(name: str) -> list[StoredModel]:
-    """Delete from the cache what `removable` lists, and return that. Raises as `removable`.
+    """Delete the models that `removable` lists from the cache, and return them. Raise as `removable`.
 
     A blob is deleted only when no other snapshot links to it. Your own files and the bundled pair are never touched.
     """
-    gone = removable(name)
+    removed = removable(name)
     folder = hub_cache() / parse_hub_name(name).folder
     snapshots = [path for path in folder.glob("snapshots/*") if path.is_dir()]
-    links = [snapshot / _file_in(folder, model.path) for snapshot in snapshots for model in gone]
+    links = [snapshot / _file_in(folder, model.path) for snapshot in snapshots for model in removed]
     blobs = {blob for link in links if (blob := _blob(link, folder))}
     for link in links:
         link.unlink(missing_ok=True)
-    kept = {_blob(link, folder) for link in folder.glob("snapshots/*/**/*")}
-    for blob in blobs - kept:
+    still_linked = {_blob(link, folder) for link in folder.glob("snapshots/*/**/*")}
+    for blob in blobs - still_linked:
         blob.unlink(missing_ok=True)
     _tidy(folder)
-    return gone
+    return removed
 
 
 def _blob(link: Path, folder: Path) -> Path | None:

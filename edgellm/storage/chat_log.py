@@ -1,7 +1,6 @@
-"""Past replies, typed lines and conversations, as long as they are kept: in one private database.
+"""Past replies, typed lines and conversations, in one private database.
 
-Nothing of them leaves this machine. What earlier versions kept in files of their own is taken over when it is first
-needed.
+None of them leave this machine. Files of earlier versions are taken over when they are first needed.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from edgellm.places import data_dir
 from edgellm.storage.chat_takeover import (
     OldFile,
     Turns,
-    characters,
+    leftover_files,
     old_files,
     old_locks,
-    remains,
+    replace_surrogates,
     turns_from_json,
 )  # fmt: skip
 from edgellm.storage.private_database import (
@@ -33,16 +32,16 @@ from edgellm.storage.private_database import (
     DatabaseDamaged,
     PrivateDatabase,
     check_folder,
-    locked,
+    hold_lock,
     make_folder,
     system_errors,
 )  # fmt: skip
 from edgellm.storage.retention import expired, oldest
 
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 """Bytes of all replies together, of all typed lines, and of each conversation."""
-MOST_CONVERSATIONS = 300
-_FRAME = 64  # bytes that an entry counts besides its texts
+MAX_CONVERSATIONS = 300
+_ENTRY_OVERHEAD = 64  # bytes that an entry counts besides its texts
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # `at` is in microseconds since then
 _ID = re.compile(r"[0-9a-f]{8}")
 _SCHEMA = """
@@ -83,7 +82,7 @@ class ChatEntry:
 
 @dataclass(frozen=True, slots=True)
 class HistoryFacts:
-    """Facts about a history that reveal nothing that was said; `size` in bytes, with that of what cannot be read."""
+    """Facts about a history that reveal none of its content; `size` in bytes, including unreadable files."""
 
     path: Path
     on: bool
@@ -103,26 +102,26 @@ class Conversation:
 
     @classmethod
     def new(cls) -> Conversation:
-        """Return a conversation in which nothing has been said."""
+        """Return a conversation without turns."""
         return cls(secrets.token_hex(4), datetime.now(UTC), ())
 
-    def said(self, turns: Sequence[tuple[str, str]]) -> Conversation:
+    def with_turns(self, turns: Sequence[tuple[str, str]]) -> Conversation:
         """Return this conversation as of now, with these turns."""
         return replace(self, when=datetime.now(UTC), turns=tuple(turns))
 
     @property
     def title(self) -> str:
         """The first question, without the paragraphs before it."""
-        asked = next((text for role, text in self.turns if role == "user"), "")
-        return asked.strip().rpartition("\n\n")[2]
+        question = next((text for role, text in self.turns if role == "user"), "")
+        return question.strip().rpartition("\n\n")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatLog:
     """The database of past replies, typed lines and conversations in `folder`, which need not exist yet.
 
-    Any number of processes may use it. Every method raises `HistoryUnusable` where the folder or a file is a link,
-    belongs to somebody else, or cannot be read or written. A chat should show that as a notice, and go on: a reply does
+    Any number of processes may use it. Every method raises `HistoryUnusable` if the folder or a file is a link,
+    belongs to another user, or cannot be read or written. A chat should show that as a notice, and go on: a reply does
     not depend on the history.
     """
 
@@ -135,11 +134,11 @@ class ChatLog:
 
     @property
     def on(self) -> bool:
-        """Whether anything is kept and read: True unless `turn_off` was called."""
+        """Whether the history is stored and read: True unless `turn_off` was called."""
         return not os.path.lexists(self._off)
 
     def turn_off(self) -> None:
-        """Keep every process from adding or reading until `turn_on`. What is there stays."""
+        """Stop every process from adding or reading until `turn_on`. Stored entries stay."""
         with system_errors(self.folder, "turned off"):
             make_folder(self.folder)
             with suppress(FileExistsError):
@@ -152,7 +151,7 @@ class ChatLog:
             self._off.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove the database with everything in it, and what earlier versions left. That needs no free space."""
+        """Remove the database and the files of earlier versions. That needs no free space."""
         if os.path.lexists(self.path):
             self._database.discard()
         for kind in ("reply", "typed", "conversation"):
@@ -179,30 +178,30 @@ class ChatLog:
             yield db
 
     def _erase(self, kind: str, before: datetime | None, rows: str, *values: object) -> int:
-        """Remove `rows` and return how many they were. Remove what of that `kind` cannot be read, too, where it was not
-        written since `before`."""
-        count, everything = 0, before is None
+        """Remove `rows` and return their number. Remove unreadable files of that `kind`, too, unless they were written
+        since `before`."""
+        count, all_rows = 0, before is None
         self._take_over()
         with system_errors(self.path, "removed"):
             if self._database.exists:
-                with self._database.writing("removed", keep=not everything, scrub=everything) as db:
+                with self._database.writing("removed", keep=not all_rows, scrub=all_rows) as db:
                     count = db.remove(rows, *values)
         return count + self._unlink(kind, before)
 
     def _unlink(self, kind: str, before: datetime | None) -> int:
-        """Remove what was set aside, and what earlier versions left of that kind, as far as nothing was written to it
-        since `before`; return how many conversations that were."""
+        """Remove files that were set aside, and files of earlier versions of that kind, unless they were written since
+        `before`; return the number of conversations among them."""
         with system_errors(self.path, "removed"):
-            gone = [path for path in self._unreadable(kind) if before is None or expired(path, before)]
-            for path in gone:
+            removed = [path for path in self._unreadable(kind) if before is None or expired(path, before)]
+            for path in removed:
                 path.unlink()
-        return sum(1 for path in gone if path.suffix == ".json")
+        return sum(1 for path in removed if path.suffix == ".json")
 
     def _unreadable(self, kind: str) -> list[Path]:
-        return [*self._database.aside(), *remains(self.folder, kind)]
+        return [*self._database.aside(), *leftover_files(self.folder, kind)]
 
     def _take_over(self) -> None:
-        """Take over what earlier versions kept. An interruption loses nothing and doubles nothing."""
+        """Take over the files of earlier versions. An interruption neither loses nor duplicates anything."""
         with system_errors(self.path, "written"):
             check_folder(self.folder)
             if not any(True for _ in old_files(self.folder, on=self.on)):
@@ -210,7 +209,7 @@ class ChatLog:
             make_folder(self.folder)
             with ExitStack() as locks:  # against processes of earlier versions, and others that take over
                 for lock in old_locks(self.folder):
-                    locks.enter_context(locked(lock))
+                    locks.enter_context(hold_lock(lock))
                 files = list(old_files(self.folder, on=self.on))
                 with self._database.writing() as db:
                     for file in files:
@@ -230,17 +229,16 @@ class ChatLog:
 class History(ChatLog):
     """Past questions and their replies, so that a later reply can repeat them for free; or typed lines.
 
-    All entries of a kind never take more than `MOST_BYTES`: when they would, the oldest are removed until half of that
+    All entries of a kind never take more than `MAX_BYTES`: when they would, the oldest are removed until half of that
     is left. Entries are also removed when they are too old (`storage.retention`).
     """
 
     kind: str = "reply"
 
     def add(self, question: str, reply: str) -> None:
-        """Keep a question and its reply as the newest; do nothing while the history is off.
+        """Add a question and its reply as the newest entry; do nothing while the history is off.
 
-        Of a text that would take more than about a quarter of `MOST_BYTES` only the beginning is kept. A lone
-        surrogate, which is no character, becomes U+FFFD.
+        A text is cut to about a quarter of `MAX_BYTES`. A lone surrogate, which is not a character, becomes U+FFFD.
         """
         if not self.on:
             return
@@ -249,13 +247,13 @@ class History(ChatLog):
             if not self.on:  # any more, after waiting
                 return
             db.remove("entry WHERE kind = ? AND at < ?", self.kind, _microseconds(before))
-            question, reply = _beginning(question), _beginning(reply)
+            question, reply = _truncated(question), _truncated(reply)
             size = _size(question, reply)
-            if self._total(db) + size > MOST_BYTES:
-                db.remove(_BEYOND, self.kind, MOST_BYTES // 2 - size)
+            if self._total(db) + size > MAX_BYTES:
+                db.remove(_BEYOND, self.kind, MAX_BYTES // 2 - size)
             _add(db, self.kind, datetime.now(UTC).replace(microsecond=0), question, reply)
 
-    def recent(self, limit_bytes: int = MOST_BYTES) -> list[ChatEntry]:
+    def recent(self, limit_bytes: int = MAX_BYTES) -> list[ChatEntry]:
         """Return the newest entries, oldest first, whose texts take at most `limit_bytes` of UTF-8 together.
 
         An entry that is too long for the rest of the limit is skipped. Empty while the history is off.
@@ -265,7 +263,9 @@ class History(ChatLog):
         before = oldest()
         found: list[ChatEntry] = []
         with self._reading() as db:
-            for question, reply, at in db.execute(_NEWEST, (self.kind, _microseconds(before), MOST_BYTES // _FRAME)):
+            for question, reply, at in db.execute(
+                _NEWEST, (self.kind, _microseconds(before), MAX_BYTES // _ENTRY_OVERHEAD)
+            ):
                 size, when = len(question) + len(reply), _time(at)
                 if size <= limit_bytes and when is not None:
                     found.append(ChatEntry(_decoded(question), _decoded(reply), when))
@@ -273,16 +273,16 @@ class History(ChatLog):
         return found[::-1]
 
     def clear(self) -> int:
-        """Remove all entries, whether the history is on or off, and return how many there were."""
+        """Remove all entries, whether the history is on or off, and return their number."""
         return self._erase(self.kind, None, "entry WHERE kind = ?", self.kind)
 
     def expire(self) -> int:
-        """Remove entries older than the retention, whether the history is on or off, and return how many."""
+        """Remove entries older than the retention, whether the history is on or off, and return their number."""
         before = oldest()
         return self._erase(self.kind, before, "entry WHERE kind = ? AND at < ?", self.kind, _microseconds(before))
 
     def facts(self) -> HistoryFacts:
-        """Count the entries that are there, whether the history is on or off."""
+        """Return facts about the stored entries, whether the history is on or off."""
         with self._reading() as db:
             rows = db.execute("SELECT at FROM entry WHERE kind = ? ORDER BY at", (self.kind,))
             times = [when for (at,) in rows if (when := _time(at)) is not None]
@@ -306,7 +306,7 @@ def typed_lines() -> History:
 
 @dataclass(frozen=True, slots=True)
 class Conversations(ChatLog):
-    """Conversations that can be continued: the newest `MOST_CONVERSATIONS` to which something was added within the
+    """Conversations that can be continued: the newest `MAX_CONVERSATIONS` to which something was added within the
     retention (`storage.retention`)."""
 
     def all(self) -> list[Conversation]:
@@ -323,7 +323,7 @@ class Conversations(ChatLog):
         found = [one for one in self.all() if beginning and one.id.startswith(beginning.lower())]
         if len(found) != 1:
             what = "There is no conversation" if not found else f"There are {len(found)} conversations"
-            raise InvalidOption(f"{what} whose ID begins with {beginning!r}.", "See: edgellm conversations")
+            raise InvalidOption(f"{what} whose ID begins with {beginning!r}.", "List them: edgellm conversations")
         return found[0]
 
     def latest(self) -> Conversation:
@@ -335,19 +335,19 @@ class Conversations(ChatLog):
         with self._newest() as found:
             if (one := next(found, None)) is not None:
                 return one
-        raise InvalidOption("There is no conversation to continue.", "Begin one: edgellm chat; the history must be on.")
+        raise InvalidOption("There is no conversation to continue.", "Start one: edgellm chat; the history must be on.")
 
-    def keep(self, conversation: Conversation) -> None:
-        """Write a conversation over its earlier state; remove the oldest beyond `MOST_CONVERSATIONS`.
+    def save(self, conversation: Conversation) -> None:
+        """Write a conversation over its earlier state; remove the oldest beyond `MAX_CONVERSATIONS`.
 
         Raises:
-            HistoryUnusable: the conversation has become too long to be kept; its earlier state stays.
+            HistoryUnusable: the conversation has become too long to be stored; its earlier state stays.
         """
         turns = _to_json(conversation.turns)
-        if len(turns.encode()) > MOST_BYTES:
+        if len(turns.encode()) > MAX_BYTES:
             raise HistoryUnusable(
-                f"This conversation takes {len(turns.encode())} bytes, and {MOST_BYTES} can be kept.",
-                "Begin a new one.",
+                f"This conversation has {len(turns.encode())} bytes; at most {MAX_BYTES} can be stored.",
+                "Start a new one.",
             )
         before = oldest()
         with self._writing() as db:
@@ -355,7 +355,7 @@ class Conversations(ChatLog):
             db.execute("INSERT OR REPLACE INTO conversation VALUES (?, ?, ?)", values)
             db.remove("conversation WHERE at < ?", _microseconds(before))
             newest = "SELECT id FROM conversation ORDER BY at DESC LIMIT ?"
-            db.remove(f"conversation WHERE id NOT IN ({newest})", MOST_CONVERSATIONS)
+            db.remove(f"conversation WHERE id NOT IN ({newest})", MAX_CONVERSATIONS)
 
     def remove(self, conversation: Conversation) -> None:
         """Remove a conversation, if it is there."""
@@ -363,36 +363,36 @@ class Conversations(ChatLog):
             db.remove("conversation WHERE id = ?", conversation.id)
 
     def clear(self) -> int:
-        """Remove all conversations, also those of earlier versions that cannot be read; return how many there were."""
+        """Remove all conversations, including unreadable ones of earlier versions; return their number."""
         return self._erase("conversation", None, "conversation")
 
     def expire(self) -> int:
-        """Remove the conversations to which nothing was added for longer than the retention; return how many."""
+        """Remove the conversations to which nothing was added for longer than the retention; return their number."""
         before = oldest()
         return self._erase("conversation", before, "conversation WHERE at < ?", _microseconds(before))
 
     @contextmanager
     def _newest(self) -> Iterator[Iterator[Conversation]]:
-        """Open the database and read conversations from it, the newest first, as they are asked for."""
+        """Yield an iterator over the conversations in the database, the newest first."""
         rows, before = "SELECT id, at, turns FROM conversation WHERE at >= ? ORDER BY at DESC LIMIT ?", oldest()
         with self._reading() as db:
-            found = db.execute(rows, (_microseconds(before), MOST_CONVERSATIONS))
-            yield (one for row in found if (one := _conversation(*row)) is not None)
+            found = db.execute(rows, (_microseconds(before), MAX_CONVERSATIONS))
+            yield (conversation for row in found if (conversation := _conversation(*row)) is not None)
 
 
 def _insert(db: DatabaseConnection, file: OldFile) -> None:
-    """Add what a file of an earlier version holds, unless that was done before an interruption."""
-    if (talk := file.conversation()) is not None:
-        values = (file.path.stem, _microseconds(talk[0]), _to_json(talk[1]))
+    """Add the content of a file of an earlier version, unless that was done before an interruption."""
+    if (conversation := file.conversation()) is not None:
+        values = (file.path.stem, _microseconds(conversation[0]), _to_json(conversation[1]))
         newer = "SELECT 1 FROM conversation WHERE id = ?1 AND at >= ?2"
         db.execute(f"INSERT OR REPLACE INTO conversation SELECT ?1, ?2, ?3 WHERE NOT EXISTS ({newer})", values)
         return
     row = db.execute("SELECT size, digest FROM taken_over WHERE file = ?", (file.path.name,)).fetchone()
-    done = row[0] if row is not None and hashlib.sha256(file.data[: row[0]]).digest() == row[1] else 0
-    for entry in file.entries(done):
+    skip = row[0] if row is not None and hashlib.sha256(file.data[: row[0]]).digest() == row[1] else 0
+    for entry in file.entries(skip):
         _add(db, file.kind, *entry)
-    mark = (file.path.name, len(file.data), hashlib.sha256(file.data).digest())
-    db.execute("INSERT OR REPLACE INTO taken_over VALUES (?, ?, ?)", mark)
+    record = (file.path.name, len(file.data), hashlib.sha256(file.data).digest())
+    db.execute("INSERT OR REPLACE INTO taken_over VALUES (?, ?, ?)", record)
 
 
 def _add(db: DatabaseConnection, kind: str, when: datetime, question: str, reply: str) -> None:
@@ -401,12 +401,12 @@ def _add(db: DatabaseConnection, kind: str, when: datetime, question: str, reply
 
 
 def _size(question: str, reply: str) -> int:
-    return _FRAME + len(question.encode()) + len(reply.encode())
+    return _ENTRY_OVERHEAD + len(question.encode()) + len(reply.encode())
 
 
-def _beginning(text: str) -> str:
-    """Return the beginning of `text` that an entry has room for."""
-    return characters(text).encode()[: MOST_BYTES // 4 - _FRAME].decode("utf-8", "ignore")
+def _truncated(text: str) -> str:
+    """Return `text`, cut to the size limit of an entry."""
+    return replace_surrogates(text).encode()[: MAX_BYTES // 4 - _ENTRY_OVERHEAD].decode("utf-8", "ignore")
 
 
 def _to_json(turns: Turns) -> str:
@@ -420,10 +420,10 @@ def _decoded(text: bytes) -> str:
 def _conversation(number: bytes, at: int, turns: bytes) -> Conversation | None:
     """Return the conversation in a row, None where it is damaged."""
     try:
-        when, found, known = _time(at), turns_from_json(json.loads(turns.decode())), number.decode()
+        when, found, conversation_id = _time(at), turns_from_json(json.loads(turns.decode())), number.decode()
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    return Conversation(known, when, found) if when is not None and _ID.fullmatch(known) else None
+    return Conversation(conversation_id, when, found) if when is not None and _ID.fullmatch(conversation_id) else None
 
 
 def _time(at: int) -> datetime | None:

@@ -1,4 +1,4 @@
-"""The files in which earlier versions kept past replies, typed lines and conversations, for `storage.chat_log`.
+"""The files in which earlier versions stored past replies, typed lines and conversations, for `storage.chat_log`.
 
 Past replies and typed lines were lines of JSON, typed lines before that in the form of prompt_toolkit; each
 conversation was a file of JSON.
@@ -18,12 +18,12 @@ from typing import Any
 
 from edgellm.errors import StateDamaged
 from edgellm.places import data_dir, state_dir
-from edgellm.storage.state import read_plain, write_state
+from edgellm.storage.state import read_state, write_state
 
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 """Bytes that are read of a file, those at its end: no earlier version wrote more."""
 ROLES = ("system", "user", "assistant")
-_PROMPT_LINES = 1000
+_MAX_PROMPT_LINES = 1000
 _NAMES = {"reply": "conversations.jsonl", "typed": "typed.jsonl"}
 _CONVERSATION = re.compile(r"[0-9a-f]{8}\.json")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -45,7 +45,7 @@ class OldFile:
 
     def entries(self, start: int = 0) -> Iterator[Entry]:
         """Yield the readable entries behind the first `start` bytes, the oldest first."""
-        if self.path == old_lines():
+        if self.path == old_prompt_file():
             yield from _prompt_entries(self.path, self.data[start:])
         elif self.kind != "conversation":
             yield from (entry for line in self.data[start:].split(b"\n") if (entry := _entry(line)) is not None)
@@ -77,47 +77,49 @@ class OldFile:
 
 
 def old_files(folder: Path, on: bool) -> Iterator[OldFile]:
-    """Yield the old files of the history in `folder` in which anything can be read. Those that cannot be read at all,
-    such as links, are passed over, and `old_lines` while the history is not `on`."""
+    """Yield the old files of the history in `folder` with readable content. Unreadable ones, such as links, are
+    skipped, and so is `old_prompt_file` while the history is not `on`."""
     paths = [(folder / name, kind) for kind, name in _NAMES.items()]
     if on and folder == data_dir() / "history":
-        paths.insert(1, (old_lines(), "typed"))
-    paths += [(path, "conversation") for path in remains(folder, "conversation") if _CONVERSATION.fullmatch(path.name)]
+        paths.insert(1, (old_prompt_file(), "typed"))
+    paths += [
+        (path, "conversation") for path in leftover_files(folder, "conversation") if _CONVERSATION.fullmatch(path.name)
+    ]
     for path, kind in paths:
         try:
-            data = read_plain(path)
+            data = read_state(path)
         except StateDamaged:
             continue
         if data is not None:
-            if len(data) > MOST_BYTES:
-                data = data[-MOST_BYTES:].partition(b"\n")[2]
+            if len(data) > MAX_BYTES:
+                data = data[-MAX_BYTES:].partition(b"\n")[2]
             found = OldFile(path, kind, data)
             if found.conversation() or any(True for _ in found.entries()):
                 yield found
 
 
-def remains(folder: Path, kind: str) -> list[Path]:
-    """Return everything that earlier versions left of a kind beside the history in `folder`, readable or not."""
+def leftover_files(folder: Path, kind: str) -> list[Path]:
+    """Return all files of a kind that earlier versions left beside the history in `folder`, readable or not."""
     if kind in _NAMES:
         return sorted(folder.glob(f"{_NAMES[kind]}*"))
-    beside = _conversations(folder)
-    found = [] if beside.is_symlink() else beside.glob("*.json*")
+    conversations = _conversations(folder)
+    found = [] if conversations.is_symlink() else conversations.glob("*.json*")
     return sorted(path for path in found if _CONVERSATION.match(path.name) and (path.is_symlink() or not path.is_dir()))
 
 
 def old_locks(folder: Path) -> list[Path]:
     """Return the files that earlier versions lock while they write. They need not exist, their folders do."""
-    beside = _conversations(folder)
-    return [one / "lock" for one in (folder, beside) if one.is_dir() and not one.is_symlink()]
+    conversations = _conversations(folder)
+    return [folder_ / "lock" for folder_ in (folder, conversations) if folder_.is_dir() and not folder_.is_symlink()]
 
 
-def old_lines() -> Path:
-    """Return the file in which the first versions kept typed lines, without limits. It need not exist."""
+def old_prompt_file() -> Path:
+    """Return the file in which the first versions stored typed lines, without limits. It need not exist."""
     return state_dir() / "history"
 
 
-def characters(text: str) -> str:
-    """Return `text` with lone surrogates, which are no characters, as U+FFFD."""
+def replace_surrogates(text: str) -> str:
+    """Return `text` with lone surrogates, which are not characters, replaced by U+FFFD."""
     return _SURROGATE.sub("\ufffd", text)
 
 
@@ -141,7 +143,7 @@ def _entry(line: bytes) -> Entry | None:
     """Return the entry in a line of JSON, None where it is damaged."""
     try:
         found = json.loads(line.decode())
-        return _time(found["when"]), characters(found["question"]), characters(found["reply"])
+        return _time(found["when"]), replace_surrogates(found["question"]), replace_surrogates(found["reply"])
     except _MALFORMED:
         return None
 
@@ -149,21 +151,21 @@ def _entry(line: bytes) -> Entry | None:
 def _time(text: str) -> datetime:
     when = datetime.fromisoformat(text)
     if when.tzinfo is None:
-        raise ValueError("a time in no zone")
+        raise ValueError("a time without a time zone")
     return when.astimezone(UTC)
 
 
 def _prompt_entries(path: Path, data: bytes) -> list[Entry]:
     """Return the newest typed texts from blocks of lines that begin with "+", as old as the file is."""
     texts: list[str] = []
-    within = False
+    in_block = False
     for line in data.decode("utf-8", "replace").split("\n"):
         if not line.startswith("+"):
-            within = False
-        elif within:
+            in_block = False
+        elif in_block:
             texts[-1] += "\n" + line[1:]
         else:
             texts.append(line[1:])
-            within = True
+            in_block = True
     when = datetime.fromtimestamp(min(max(path.lstat().st_mtime, 0.0), time.time()), UTC)
-    return [(when, text, "") for text in texts[-_PROMPT_LINES:]]
+    return [(when, text, "") for text in texts[-_MAX_PROMPT_LINES:]]

@@ -1,4 +1,4 @@
-"""Speeds that were measured here and are kept: of the disk, and of decodes of n rows."""
+"""Measured speeds of this device: of the disk, and of decodes of n rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from edgellm.errors import StateDamaged
 from edgellm.places import cache_dir
 from edgellm.storage.state import from_json, read_json, write_state
 
-MOST_BYTES = 512 * 2**20
-LEAST_SECONDS, MOST_SECONDS = 1.0, 4.0
-_STEP, _STEP_MOST = 2**20, 16 * 2**20  # bytes that are asked for at once
-_QUICK = 0.1  # seconds: if they come sooner, more are asked for
-_PORTION = 0.2  # seconds
+MAX_BYTES = 512 * 2**20
+MIN_SECONDS, MAX_SECONDS = 1.0, 4.0
+_STEP, _MAX_STEP = 2**20, 16 * 2**20  # bytes per read
+_FAST_SECONDS = 0.1  # a read that takes less time is followed by a larger one
+_PORTION_SECONDS = 0.2  # seconds
 
 
 def processor() -> str:
@@ -34,7 +34,7 @@ def processor() -> str:
 
 
 def cold_read(path: Path) -> tuple[float, str]:
-    """Return bytes/s of reading a file, and how its pages were kept out of memory.
+    """Return bytes/s of reading a file from disk, and a description of how cached pages were avoided.
 
     A large file is read for some seconds, a small one several times. The result is the median over portions, which a
     stall does not move. The first portion of each reading is left out, where there are others: many disks that have
@@ -43,49 +43,49 @@ def cold_read(path: Path) -> tuple[float, str]:
     Raises:
         OSError: the file cannot be read.
     """
-    size, taken, step = 0, 0.0, _STEP
+    size, elapsed, step = 0, 0.0, _STEP
     portions: list[float] = []  # seconds for a byte
-    rested: list[float] = []  # the same, of portions at the beginning of a file
-    some, lasted, first = 0, 0.0, True  # bytes and seconds of a portion that is still too short
+    first_portions: list[float] = []  # the same, of portions at the beginning of a file
+    portion_bytes, portion_seconds, first = 0, 0.0, True  # bytes and seconds of a portion that is still too short
     with path.open("rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):  # bytes read ahead, megabytes on some systems, would not be counted
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        room = memoryview(bytearray(_STEP_MOST))
-        while taken < LEAST_SECONDS and size < MOST_BYTES:
+        buffer = memoryview(bytearray(_MAX_STEP))
+        while elapsed < MIN_SECONDS and size < MAX_BYTES:
             file.seek(0)
-            how = _forget(file.fileno())
+            how = _drop_page_cache(file.fileno())
             began = now = perf_counter()
             if not first:  # otherwise an unfinished portion would go on at the beginning of the file
-                some, lasted = 0, 0.0
+                portion_bytes, portion_seconds = 0, 0.0
             first = True
             while (
-                size < MOST_BYTES
-                and now - began < MOST_SECONDS
-                and (n := file.readinto(room[: min(step, MOST_BYTES - size)]))
+                size < MAX_BYTES
+                and now - began < MAX_SECONDS
+                and (n := file.readinto(buffer[: min(step, MAX_BYTES - size)]))
             ):
                 size += n
                 before, now = now, perf_counter()
-                some, lasted = some + n, lasted + now - before
-                if lasted >= _PORTION:
-                    (rested if first else portions).append(lasted / some)
-                    some, lasted, first = 0, 0.0, False
-                if now - before < _QUICK:
-                    step = min(2 * step, _STEP_MOST)
-            taken += perf_counter() - began
-        _forget(file.fileno())
-    counted = portions or rested
-    pace = median(counted) if counted else taken / max(size, 1)
-    return 1.0 / max(pace, 1e-12), f"{size / 1e6:.0f} MB read, {how}"
+                portion_bytes, portion_seconds = portion_bytes + n, portion_seconds + now - before
+                if portion_seconds >= _PORTION_SECONDS:
+                    (first_portions if first else portions).append(portion_seconds / portion_bytes)
+                    portion_bytes, portion_seconds, first = 0, 0.0, False
+                if now - before < _FAST_SECONDS:
+                    step = min(2 * step, _MAX_STEP)
+            elapsed += perf_counter() - began
+        _drop_page_cache(file.fileno())
+    counted = portions or first_portions
+    seconds_per_byte = median(counted) if counted else elapsed / max(size, 1)
+    return 1.0 / max(seconds_per_byte, 1e-12), f"{size / 1e6:.0f} MB read, {how}"
 
 
-def forget(path: Path) -> None:
-    """Drop a file's pages from memory, as far as the system lets us. Raises OSError where it cannot be opened."""
+def drop_page_cache(path: Path) -> None:
+    """Drop a file's pages from memory, if the system permits it. Raise OSError if the file cannot be opened."""
     with path.open("rb", buffering=0) as file:
-        _forget(file.fileno())
+        _drop_page_cache(file.fileno())
 
 
-def _forget(handle: int) -> str:
-    """Drop a file's pages from memory, as far as the system lets us; return a text that says how."""
+def _drop_page_cache(handle: int) -> str:
+    """Drop a file's pages from memory, if the system permits it; return a description of how."""
     if hasattr(os, "posix_fadvise"):
         os.fsync(handle)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -99,17 +99,17 @@ def _forget(handle: int) -> str:
     return "past the cache"
 
 
-OLDEST = 30 * 86_400.0  # seconds
-DOUBTFUL_OLDEST = 600.0
+MAX_AGE = 30 * 86_400.0  # seconds
+MAX_DOUBTFUL_AGE = 600.0
 """Seconds for which a curve is used that was measured while the machine was busy."""
-CHANGE_MOST = 4.0
+MAX_CHANGE = 4.0
 """The most that a change of the number of rows may cost, in decodes of one row: llama.cpp builds its graph again."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCurve:
-    """A cost curve as it is kept: `seconds[i]` for a decode of `rows[i]` rows, the cost of a `change`, and the seconds
-    of `heads`. It was measured at `taken` (seconds since 1970, UTC), on what `device` says, while the process waited
+class StoredCurve:
+    """A cost curve as it is stored: `seconds[i]` for a decode of `rows[i]` rows, the cost of a `change`, and the
+    seconds of `heads`. It was measured at `taken` (seconds since 1970, UTC) on `device`; meanwhile, the process waited
     for a processor for the share `waited` of its time."""
 
     rows: tuple[int, ...]
@@ -126,15 +126,15 @@ class KeptCurve:
         return self.waited > BUSY
 
     @property
-    def sound(self) -> bool:
-        """Whether these times are possible on a device."""
+    def plausible(self) -> bool:
+        """Whether a device can have such times."""
         rows, seconds, heads = self.rows, self.seconds, self.heads
         if not (len(rows) == len(seconds) > 0 and rows[0] == 1 and list(rows) == sorted(set(rows))):
             return False
         if not (all(0.0 < taken < inf for taken in (*seconds, *heads)) and self.change >= 0.0):
             return False
         one = seconds[0] + heads[0] if heads else seconds[0]  # a row alone is measured with its head
-        return self.change <= CHANGE_MOST * one and is_plausible(rows, (one, *seconds[1:]))
+        return self.change <= MAX_CHANGE * one and is_plausible(rows, (one, *seconds[1:]))
 
 
 def curve_path(model_hash: str, threads: int) -> Path:
@@ -142,19 +142,19 @@ def curve_path(model_hash: str, threads: int) -> Path:
     return cache_dir() / "curves" / f"{model_hash[:16]}-{threads}-{platform.node() or 'here'}.json"
 
 
-def read_curve(path: Path, device: str) -> KeptCurve | None:
-    """Return the curve kept for `device`; None where there is none, or it is damaged, impossible or too old."""
+def read_curve(path: Path, device: str) -> StoredCurve | None:
+    """Return the curve stored for `device`; None if there is none, or it is damaged, implausible or too old."""
     try:
-        kept = read_json(path, lambda found: from_json(KeptCurve, found))
+        curve = read_json(path, lambda fields: from_json(StoredCurve, fields))
     except StateDamaged:
         return None
-    if kept is None:
+    if curve is None:
         return None
-    young = 0.0 <= time.time() - kept.taken <= (DOUBTFUL_OLDEST if kept.doubtful else OLDEST)
-    return kept if young and kept.sound and kept.device == device else None
+    recent = 0.0 <= time.time() - curve.taken <= (MAX_DOUBTFUL_AGE if curve.doubtful else MAX_AGE)
+    return curve if recent and curve.plausible and curve.device == device else None
 
 
-def keep_curve(path: Path, kept: KeptCurve) -> None:
-    """Write a curve to disk. Where that fails, it is measured again next time."""
+def write_curve(path: Path, curve: StoredCurve) -> None:
+    """Write a curve to disk. If that fails, it is measured again next time."""
     with suppress(OSError):
-        write_state(path, json.dumps(asdict(kept)))
+        write_state(path, json.dumps(asdict(curve)))

@@ -13,9 +13,9 @@ from edgellm.places import cache_dir
 from edgellm.storage.state import read_json, write_state
 
 _BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by this very hash
-_KEPT = 256  # files
-_MOST_BYTES = 2**24
-QUICK = 64 * 2**20  # bytes that are read in no time
+_MAX_FILES = 256  # files
+_MAX_BYTES = 2**24
+QUICK_BYTES = 64 * 2**20  # a file up to this size is hashed at once
 
 
 def fingerprint(path: Path) -> str:
@@ -31,17 +31,17 @@ def fingerprint(path: Path) -> str:
     if real.parent.name == "blobs" and _BLOB.fullmatch(real.name):
         return real.name
     stat = real.stat()
-    key, mark = str(real), [stat.st_size, stat.st_mtime_ns]
-    known = _known()
-    entry = known.get(key)
-    if isinstance(entry, list) and entry[:2] == mark and _BLOB.fullmatch(str(entry[-1])):
+    key, stamp = str(real), [stat.st_size, stat.st_mtime_ns]
+    cache = _read_cache()
+    entry = cache.get(key)
+    if isinstance(entry, list) and entry[:2] == stamp and _BLOB.fullmatch(str(entry[-1])):
         return str(entry[-1])
     with real.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    known.pop(key, None)
-    kept = dict(list(known.items())[-_KEPT + 1 :])
+    cache.pop(key, None)
+    recent = dict(list(cache.items())[-_MAX_FILES + 1 :])
     with suppress(OSError):  # then it is computed again next time
-        _keep(kept | {key: [*mark, digest]})
+        _write_cache(recent | {key: [*stamp, digest]})
     return digest
 
 
@@ -49,10 +49,10 @@ def quick_fingerprint(path: Path) -> str | None:
     """Return `fingerprint(path)` where it is remembered or quickly computed; None where the user would have to wait."""
     try:
         real = path.resolve()
-        entry = _known().get(str(real))
+        entry = _read_cache().get(str(real))
         stat = real.stat()
         remembered = isinstance(entry, list) and entry[:2] == [stat.st_size, stat.st_mtime_ns]
-        quick = remembered or real.parent.name == "blobs" or stat.st_size <= QUICK
+        quick = remembered or real.parent.name == "blobs" or stat.st_size <= QUICK_BYTES
         return fingerprint(path) if quick else None
     except OSError:
         return None
@@ -62,12 +62,12 @@ def _file() -> Path:
     return cache_dir() / "fingerprints.json"
 
 
-def _known() -> dict[str, object]:
+def _read_cache() -> dict[str, object]:
     """Return size, time of change and hash of each file read before; an empty dict where the record is damaged."""
     with suppress(StateDamaged):
-        return read_json(_file(), dict[str, object], _MOST_BYTES) or {}
+        return read_json(_file(), dict[str, object], _MAX_BYTES) or {}
     return {}
 
 
-def _keep(known: dict[str, object]) -> None:
-    write_state(_file(), json.dumps(known))
+def _write_cache(cache: dict[str, object]) -> None:
+    write_state(_file(), json.dumps(cache))

@@ -41,7 +41,7 @@ def quant_of(file: str) -> str | None:
     return str(found[-1]).upper() if found else None
 
 
-_NAMED = 40  # quantisations that a message names
+_MAX_LISTED = 40  # quantisations that a message names
 
 
 def label(file: str) -> str:
@@ -64,9 +64,7 @@ def choose(repo: str, files: Iterable[str], wanted: str | None) -> QuantChoice:
     models = sorted(file for file in files if is_model(file))
     whole = [file for file in models if not _SHARD.search(file)]
     if not models:
-        raise ModelNotFound(
-            f"{repo} holds no GGUF model.", "Look for a repository of the same model that ends in -GGUF."
-        )
+        raise ModelNotFound(f"{repo} holds no GGUF model.", "Look for the model's repository whose name ends in -GGUF.")
     if wanted is None:
         return _suitable(repo, whole, models)
     if matches := _matching(whole, wanted):
@@ -74,12 +72,12 @@ def choose(repo: str, files: Iterable[str], wanted: str | None) -> QuantChoice:
     if split := _matching(models, wanted):
         raise _split(repo, split)
     labels = list(dict.fromkeys(label(file) for file in whole))
-    near = difflib.get_close_matches(wanted.upper(), labels, n=1, cutoff=0.5)
-    more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
-    listed = ", ".join(labels[:_NAMED]) + more or "only models that are split over several files"
+    closest = difflib.get_close_matches(wanted.upper(), labels, n=1, cutoff=0.5)
+    more = f" and {len(labels) - _MAX_LISTED} more" if len(labels) > _MAX_LISTED else ""
+    listed = ", ".join(labels[:_MAX_LISTED]) + more or "only models split over several files"
     raise ModelNotFound(
         f"{repo} has no {wanted}; it has: {listed}.",
-        f"Ask for one of them, such as {repo}:{(near or labels or [DEFAULT])[0]}.",
+        f"Choose one of them, such as {repo}:{(closest or labels or [DEFAULT])[0]}.",
     )
 
 
@@ -99,7 +97,7 @@ def _suitable(repo: str, whole: Sequence[str], models: Sequence[str]) -> QuantCh
     quant = quant_of(best)
     if quant == DEFAULT:
         return QuantChoice(best, "the default")
-    return QuantChoice(best, f"there is no {DEFAULT}; this comes nearest" if quant else f"there is no {DEFAULT}")
+    return QuantChoice(best, f"there is no {DEFAULT}; this is the closest" if quant else f"there is no {DEFAULT}")
 
 
 def _split(repo: str, files: Sequence[str]) -> ModelUnsupported:
@@ -107,7 +105,7 @@ def _split(repo: str, files: Sequence[str]) -> ModelUnsupported:
     count = int(match[1]) if match else len(files)
     return ModelUnsupported(
         f"{files[0]} in {repo} is the first of {count} files that make one model.",
-        "edgellm reads models that are one file: choose a smaller quantisation, or join them with llama-gguf-split.",
+        "edgellm reads single-file models: choose a smaller quantisation, or merge the files with llama-gguf-split.",
     )
 
 

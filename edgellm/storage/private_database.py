@@ -1,4 +1,4 @@
-"""An SQLite database that only the user can read, for any number of processes, and never behind a link.
+"""An SQLite database that only the user can read, for any number of processes, never accessed through a link.
 
 Each call opens the database and closes it again, so that no write-ahead log stays behind. SQLite gives the log and its
 index the mode of the database.
@@ -21,9 +21,9 @@ from filelock import FileLock
 from edgellm.errors import HistoryUnusable
 from edgellm.storage.state import HAS_MODES, NO_LINKS, private_folder, set_aside
 
-PATIENCE = 10.0  # seconds to wait for another process; each holds the database for some milliseconds
-_MOST_ROW = 4 * 2**20  # bytes
-_LEAST = 2**16  # bytes of free space without which the index of the log cannot be made
+LOCK_SECONDS = 10.0  # seconds to wait for another process; each holds the database for some milliseconds
+_MAX_ROW = 4 * 2**20  # bytes
+_MIN_FREE = 2**16  # bytes of free space without which the index of the log cannot be made
 SETTINGS: tuple[str, ...] = (
     "secure_delete = ON",
     "synchronous = NORMAL",
@@ -39,7 +39,7 @@ _DAMAGED = {
 
 
 class DatabaseDamaged(Exception):
-    """Something else is in the database than was written there."""
+    """The database does not hold what was written to it."""
 
 
 class DatabaseConnection(sqlite3.Connection):
@@ -48,7 +48,7 @@ class DatabaseConnection(sqlite3.Connection):
     removed = 0
 
     def remove(self, rows: str, *values: object) -> int:
-        """Remove `rows`, a table and perhaps a condition, and return how many they were."""
+        """Remove `rows`, a table and perhaps a condition, and return their number."""
         count = self.execute(f"DELETE FROM {rows}", values).rowcount  # noqa: S608  values are bound
         self.removed += count
         return count
@@ -58,8 +58,8 @@ class DatabaseConnection(sqlite3.Connection):
 class PrivateDatabase:
     """The database at `path`, which need not exist, with the tables that `schema` makes in its `version`.
 
-    Every method raises `HistoryUnusable` where the folder or a file is a link, belongs to somebody else, or cannot be
-    read or written. A damaged database is set aside first, so that the next call makes a new one.
+    Every method raises `HistoryUnusable` if the folder or a file is a link, belongs to another user, or cannot be read
+    or written. A damaged database is set aside first, so that the next call creates a new one.
     """
 
     path: Path
@@ -68,7 +68,7 @@ class PrivateDatabase:
 
     @property
     def exists(self) -> bool:
-        """Whether anything is in the place of the database."""
+        """Whether anything exists at the database's path."""
         try:
             return bool(self.path.lstat())
         except FileNotFoundError:
@@ -76,8 +76,8 @@ class PrivateDatabase:
 
     @contextmanager
     def reading(self) -> Iterator[DatabaseConnection]:
-        """Open the database to read it, or an empty one where there is none. A folder that cannot be written, or a full
-        disk, is no hindrance."""
+        """Yield the database for reading, or an empty one if there is none. A folder that cannot be written, or a full
+        disk, does not matter."""
         with self._errors("read"):
             check_folder(self.path.parent)
             with closing(self._open(write=False) if self.exists else self._empty()) as db:
@@ -85,14 +85,14 @@ class PrivateDatabase:
 
     @contextmanager
     def writing(
-        self, done: str = "written", *, keep: bool = False, scrub: bool = False
+        self, action: str = "written", *, keep: bool = False, scrub: bool = False
     ) -> Iterator[DatabaseConnection]:
-        """Open the database, made if it is missing, for one transaction. If that removes rows, or with `scrub`, erase
-        all traces of what was removed.
+        """Yield the database, created if it is missing, in one transaction. If that removes rows, or with `scrub`,
+        erase all traces of removed rows.
 
-        `done` names in errors what is done to the database. With `keep`, a damaged one stays where it is.
+        `action` is the participle used in errors ("cannot be written"). With `keep`, a damaged database is not renamed.
         """
-        with self._errors(done, keep=keep):
+        with self._errors(action, keep=keep):
             self.make()
             with closing(self._open(write=True)) as db:
                 db.execute("BEGIN IMMEDIATE")
@@ -106,16 +106,16 @@ class PrivateDatabase:
                         raise TimeoutError
 
     def make(self) -> None:
-        """Make the database where it is missing."""
+        """Create the database if it is missing."""
         with self._errors("written"):
             make_folder(self.path.parent)
             if not self.exists:
-                with locked(self._lock):
+                with hold_lock(self._lock):
                     self._make()
 
     def discard(self) -> None:
-        """Remove the files of the database, and what was set aside. Unlike removing rows, that needs no free space."""
-        with self._errors("removed", keep=True), locked(self._lock):
+        """Remove the files of the database and those set aside. Unlike removing rows, that needs no free space."""
+        with self._errors("removed", keep=True), hold_lock(self._lock):
             self._identity()
             for path in self.aside():
                 path.unlink()
@@ -148,15 +148,15 @@ class PrivateDatabase:
         for path in self._files():
             if os.path.lexists(path):  # a log without its database would be taken for that of the new one
                 set_aside(path)
-        beside = PrivateDatabase(self.path.with_name(f"{self.path.name}.new"), self.schema, self.version)
-        for path in beside._files():  # left by a crash
+        temporary = PrivateDatabase(self.path.with_name(f"{self.path.name}.new"), self.schema, self.version)
+        for path in temporary._files():  # left by a crash
             path.unlink(missing_ok=True)
-        os.close(os.open(beside.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS, 0o600))
-        with closing(beside._connect("rw")) as db:
+        os.close(os.open(temporary.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS, 0o600))
+        with closing(temporary._connect("rw")) as db:
             if db.execute("PRAGMA journal_mode = WAL").fetchone() != (b"wal",):
                 raise NotImplementedError
             self._fill(db)
-        beside.path.rename(self.path)
+        temporary.path.rename(self.path)
 
     def _empty(self) -> DatabaseConnection:
         db = sqlite3.connect(":memory:", isolation_level=None, factory=DatabaseConnection)
@@ -188,7 +188,7 @@ class PrivateDatabase:
             self._check(found)
             if version > self.version:
                 raise HistoryUnusable(
-                    f"{self.path} has version {version}, and this edgellm reads {self.version}.",
+                    f"{self.path} has version {version}, but this edgellm reads version {self.version}.",
                     "Update edgellm, or move the file away.",
                 )
             if version != self.version:
@@ -201,32 +201,32 @@ class PrivateDatabase:
     def _connect(self, mode: str) -> DatabaseConnection:
         db = sqlite3.connect(
             f"{self.path.absolute().as_uri()}?mode={mode}",
-            PATIENCE,
+            LOCK_SECONDS,
             isolation_level=None,
             factory=DatabaseConnection,
             uri=True,
         )
         db.text_factory = bytes  # decoded by those who read it: SQLite keeps any bytes as text
-        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_ROW)
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_ROW)
         return db
 
     def _identity(self) -> tuple[int, int]:
         """Return the device and number of the file, and close the files of the database to other users."""
-        database, *beside = self._files()
-        for path in beside:
+        database, *logs = self._files()
+        for path in logs:
             with suppress(FileNotFoundError):
-                _close(path)
-        found = _close(database)
+                _restrict(path)
+        found = _restrict(database)
         return found.st_dev, found.st_ino
 
     def _check(self, before: tuple[int, int]) -> None:
         if self._identity() != before:
-            raise HistoryUnusable(f"{self.path} was replaced meanwhile.", "Try again.")
+            raise HistoryUnusable(f"{self.path} was replaced while it was in use.", "Try again.")
 
     @contextmanager
-    def _errors(self, done: str, *, keep: bool = False) -> Iterator[None]:
-        """Turn errors of SQLite and of the system into ours: the database cannot be `done`."""
-        with system_errors(self.path, done):
+    def _errors(self, action: str, *, keep: bool = False) -> Iterator[None]:
+        """Turn errors of SQLite and of the system into ours: the database cannot be `action`."""
+        with system_errors(self.path, action):
             before = self.path.lstat().st_ino if self.exists else None
             try:
                 yield
@@ -234,21 +234,21 @@ class PrivateDatabase:
                 code = _code(error) if isinstance(error, sqlite3.Error) else sqlite3.SQLITE_CORRUPT
                 if code in _BUSY:
                     raise TimeoutError from error
-                full = code == sqlite3.SQLITE_IOERR and disk_usage(self.path.parent).free < _LEAST
+                full = code == sqlite3.SQLITE_IOERR and disk_usage(self.path.parent).free < _MIN_FREE
                 if full or code == sqlite3.SQLITE_FULL:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
                 if code not in _DAMAGED:
                     raise OSError(str(error)) from error
                 if keep:
-                    raise HistoryUnusable(f"{self.path} is damaged.", "See: edgellm history") from error
+                    raise HistoryUnusable(f"{self.path} is damaged.", "For details, run: edgellm history") from error
                 raise HistoryUnusable(
                     f"{self.path} is damaged, and was renamed to {self._set_aside(before)}.",
-                    "A new one is made from now on; `edgellm history clear` removes both.",
+                    "A new one will be created; `edgellm history clear` removes both.",
                 ) from error
 
     def _set_aside(self, before: int | None) -> str:
         """Rename the files of the database, unless another process has, and return the new name of the first."""
-        with locked(self._lock):
+        with hold_lock(self._lock):
             if self.path.lstat().st_ino != before:
                 return self.aside()[-1].name
             aside = set_aside(self.path)
@@ -259,36 +259,37 @@ class PrivateDatabase:
 
 
 @contextmanager
-def system_errors(path: Path, done: str) -> Iterator[None]:
-    """Turn the system's errors into `HistoryUnusable`: `path` cannot be `done`."""
+def system_errors(path: Path, action: str) -> Iterator[None]:
+    """Turn the system's errors into `HistoryUnusable`: `path` cannot be `action`."""
     try:
         yield
     except TimeoutError as error:
-        raise HistoryUnusable(f"{path} is in use by another process.", "Try again when that is done.") from error
+        raise HistoryUnusable(f"{path} is in use by another process.", "Try again when it has finished.") from error
     except NotImplementedError as error:  # some network drives
         raise HistoryUnusable(
-            f"{path} cannot be {done}: the drive has no file locks.", "Set EDGELLM_HOME to a folder on another drive."
+            f"{path} cannot be {action}: the drive has no file locks.", "Set EDGELLM_HOME to a folder on another drive."
         ) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise HistoryUnusable(
-                f"{path} cannot be {done}: the disk is full.", "Make room on it, or set EDGELLM_HOME to another drive."
+                f"{path} cannot be {action}: the disk is full.",
+                "Free some space, or set EDGELLM_HOME to a folder on another drive.",
             ) from error
         raise HistoryUnusable(
-            f"{path} cannot be {done}: {error.strerror or error}.",
-            "Check its permissions, or set EDGELLM_HOME to a folder of yours.",
+            f"{path} cannot be {action}: {error.strerror or error}.",
+            "Check its permissions, or set EDGELLM_HOME to a folder that you own.",
         ) from error
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock file at `path` against other processes until the `with` ends.
 
     Raises:
-        TimeoutError: another process keeps it.
+        TimeoutError: another process holds it.
         NotImplementedError: the drive has no file locks.
     """
-    with FileLock(path, timeout=PATIENCE, mode=0o600).acquire(poll_interval=0.01):
+    with FileLock(path, timeout=LOCK_SECONDS, mode=0o600).acquire(poll_interval=0.01):
         yield
 
 
@@ -309,26 +310,26 @@ def check_folder(folder: Path) -> None:
         if stat.S_ISLNK(mode):
             raise _link(folder)
         if not stat.S_ISDIR(mode):
-            raise HistoryUnusable(f"{folder} is not a folder.", "Move it away; a new one will be made.")
+            raise HistoryUnusable(f"{folder} is not a folder.", "Move it away; a new one will be created.")
         if HAS_MODES and mode & 0o077:
             folder.chmod(0o700)
 
 
 def _code(error: sqlite3.Error) -> int:
-    """Return SQLite's error code. Raises the error itself where it is one of the Python module's."""
+    """Return SQLite's error code. Raise the error itself if it is one of the Python module's."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     if code is None:
         raise error
     return code & 0xFF
 
 
-def _close(path: Path) -> os.stat_result:
-    """Check that `path` is a plain file, close it to other users, and return what `lstat` says of it."""
+def _restrict(path: Path) -> os.stat_result:
+    """Check that `path` is a plain file, close it to other users, and return its status."""
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         raise _link(path)
     if not stat.S_ISREG(found.st_mode):
-        raise HistoryUnusable(f"{path} is not a plain file.", "Move it away; a new one will be made.")
+        raise HistoryUnusable(f"{path} is not a plain file.", "Move it away; a new one will be created.")
     if HAS_MODES and found.st_mode & 0o077:
         path.chmod(0o600)
     return found
@@ -336,6 +337,6 @@ def _close(path: Path) -> os.stat_result:
 
 def _link(path: Path) -> HistoryUnusable:
     return HistoryUnusable(
-        f"{path} is a link, and the history is kept nowhere but there.",
-        "Remove the link; EDGELLM_HOME moves everything.",
+        f"{path} is a link, but the history must be stored in place.",
+        "Remove the link; to move all data, set EDGELLM_HOME.",
     )

@@ -11,20 +11,20 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from edgellm.errors import StateDamaged, TrustUnusable
-from edgellm.storage.state import NO_LINKS, NOT_BLOCKING, private_folder, read_plain
+from edgellm.storage.state import NO_LINKS, NOT_BLOCKING, private_folder, read_state
 
-PATIENCE = 10.0  # seconds to wait for another process; each holds a file for some milliseconds
-MOST_BYTES = 2**20
+LOCK_SECONDS = 10.0  # seconds to wait for another process; each holds a file for some milliseconds
+MAX_BYTES = 2**20
 
 
 def read_private(path: Path) -> bytes | None:
-    """Return a file's bytes, None where there is no file. Close a file that other users could read to them.
+    """Return a file's bytes, None if there is no file. Remove other users' access to it.
 
     Raises:
-        TrustUnusable: it is a link, no plain file, too large, or cannot be read.
+        TrustUnusable: it is a link, not a plain file, too large, or cannot be read.
     """
     try:
-        return read_plain(path, MOST_BYTES)
+        return read_state(path, MAX_BYTES)
     except StateDamaged as error:
         raise TrustUnusable(error.what, "Move it away, and try again.") from None
 
@@ -35,34 +35,34 @@ def write_private(path: Path, data: bytes) -> None:
     Raises:
         TrustUnusable: the file cannot be written; its earlier content is unchanged.
     """
-    beside = path.with_name(path.name + ".new")
-    with _told(path, "written"):
-        beside.unlink(missing_ok=True)  # left by a crash
+    temporary = path.with_name(path.name + ".new")
+    with _system_errors(path, "written"):
+        temporary.unlink(missing_ok=True)  # left by a crash
         try:
-            handle = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS | NOT_BLOCKING, 0o600)
+            handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS | NOT_BLOCKING, 0o600)
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(handle)
-            beside.replace(path)
+            temporary.replace(path)
         except OSError:
             with suppress(OSError):
-                beside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
             raise
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Make `folder`, closed to other users, and hold its lock against other processes until the `with` ends.
 
     Raises:
-        TrustUnusable: the folder cannot be made, or another process keeps its lock.
+        TrustUnusable: the folder cannot be created, or another process holds its lock.
     """
-    with _told(folder, "used"):
+    with _system_errors(folder, "used"):
         if os.path.lexists(folder) and not stat.S_ISDIR(folder.lstat().st_mode):
-            raise TrustUnusable(f"{folder} is not a folder.", "Move it away; a new one will be made.")
+            raise TrustUnusable(f"{folder} is not a folder.", "Move it away; a new one will be created.")
         private_folder(folder)
-        lock = FileLock(folder / "lock", timeout=PATIENCE, mode=0o600)
+        lock = FileLock(folder / "lock", timeout=LOCK_SECONDS, mode=0o600)
         lock.acquire(poll_interval=0.01)
     try:
         yield
@@ -71,14 +71,15 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _told(path: Path, done: str) -> Iterator[None]:
-    """Turn the system's errors into ours: `path` cannot be `done`."""
+def _system_errors(path: Path, action: str) -> Iterator[None]:
+    """Turn the system's errors into ours: `path` cannot be `action`."""
     try:
         yield
     except Timeout as error:
-        raise TrustUnusable(f"{path} is in use by another process.", "Try again when that is done.") from error
+        raise TrustUnusable(f"{path} is in use by another process.", "Try again when it has finished.") from error
     except (OSError, NotImplementedError) as error:
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise TrustUnusable(
-            f"{path} cannot be {done}: {why}.", "Check it, or set EDGELLM_HOME to a folder of yours."
+            f"{path} cannot be {action}: {reason}.",
+            "Check its permissions, or set EDGELLM_HOME to a folder that you own.",
         ) from error

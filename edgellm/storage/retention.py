@@ -1,4 +1,4 @@
-"""How long edgellm keeps questions and replies, and everything that it derives from them."""
+"""The retention of questions and replies, and of everything derived from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgellm.errors import InvalidOption, StateDamaged
 from edgellm.places import data_dir
-from edgellm.storage.state import read_plain, write_state
+from edgellm.storage.state import read_state, write_state
 
 VARIABLE = "EDGELLM_HISTORY_KEEP"
 DEFAULT = timedelta(days=365)
@@ -29,7 +29,7 @@ def parse_age(text: str) -> timedelta | None:
     if text == FOREVER:
         return None
     if (found := _AGE.fullmatch(text)) is None or int(found[1]) == 0:
-        raise InvalidOption(f"{text[:40]!r} is no age.", _HINT)
+        raise InvalidOption(f"{text[:40]!r} is not an age.", _HINT)
     return timedelta(days=int(found[1]) * _DAYS[found[2]])
 
 
@@ -39,11 +39,11 @@ def describe_age(age: timedelta | None) -> str:
 
 
 def max_age() -> timedelta | None:
-    """Return the greatest age of anything that is kept, None for no limit: the value of the variable `VARIABLE`, else
-    the last `set_max_age`, else `DEFAULT`. A damaged setting is ignored.
+    """Return the retention, None for no limit: the value of the environment variable `VARIABLE`, else of the last
+    `set_max_age`, else `DEFAULT`. A damaged setting is ignored.
 
     Raises:
-        InvalidOption: the variable holds no age.
+        InvalidOption: the variable's value is not an age.
     """
     if text := os.environ.get(VARIABLE):
         try:
@@ -51,19 +51,19 @@ def max_age() -> timedelta | None:
         except InvalidOption as error:
             raise InvalidOption(f"{VARIABLE}: {error.what}", error.next_step) from None
     try:
-        kept = read_plain(_file(), 100)
-        return DEFAULT if kept is None else parse_age(kept.decode())
+        stored = read_state(_file(), 100)
+        return DEFAULT if stored is None else parse_age(stored.decode())
     except (StateDamaged, InvalidOption, UnicodeDecodeError):
         return DEFAULT
 
 
 def set_max_age(age: timedelta | None) -> None:
-    """Set what `max_age` returns from now on, in every process. Raises OSError where it cannot be written."""
+    """Set the retention for every process. Raise OSError if it cannot be written."""
     write_state(_file(), describe_age(age))
 
 
 def oldest() -> datetime:
-    """Return the time (UTC) before which nothing is kept."""
+    """Return the time (UTC) of the oldest entry that the retention allows."""
     age = max_age()
     try:
         return datetime.min.replace(tzinfo=UTC) if age is None else datetime.now(UTC) - age

@@ -1,8 +1,8 @@
-"""Files of edgellm's own, such as caches, profiles and lists of devices: how they are read and written.
+"""Reading and writing edgellm's own files, such as caches, profiles and lists of devices.
 
-A file may have been damaged, replaced by a link, a pipe or a folder, or written by another version. Reading one never
-blocks, takes bounded memory, and either returns what `parse` makes of it or raises `StateDamaged`. Writing replaces
-the file in one step. Files are readable by the user alone, and so are their folders.
+A file may have been damaged, replaced by a link, a pipe or a folder, or written by another version. Reading never
+blocks, takes bounded memory, and either returns the result of `parse` or raises `StateDamaged`. Writing replaces the
+file in one step. Only the user can read the files and their folders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from edgellm.errors import EdgeError, StateDamaged
 from edgellm.places import cache_dir, data_dir, state_dir
 
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 NOT_BLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _STEP = 2**20
@@ -32,11 +32,11 @@ MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError
 """The errors of code that reads JSON of another form than it expects."""
 
 
-def read_plain(path: Path, most: int = MOST_BYTES, *, links: bool = False) -> bytes | None:
-    """Return a file's bytes, or None where there is no file. Close a file that other users could read to them.
+def read_state(path: Path, max_bytes: int = MAX_BYTES, *, links: bool = False) -> bytes | None:
+    """Return a file's bytes, or None if there is no file. Remove other users' access to it.
 
     Args:
-        most: bytes that the file may have.
+        max_bytes: the size limit of the file.
         links: whether `path` may be a link, as for files that the user writes; their modes are left as they are.
 
     Raises:
@@ -56,40 +56,43 @@ def read_plain(path: Path, most: int = MOST_BYTES, *, links: bool = False) -> by
             with suppress(OSError):
                 os.fchmod(handle, 0o600)
         data = bytearray()
-        while len(data) <= most and (more := os.read(handle, min(_STEP, most + 1 - len(data)))):
+        while len(data) <= max_bytes and (more := os.read(handle, min(_STEP, max_bytes + 1 - len(data)))):
             data += more
     except OSError as error:
         raise _damaged(path, _why(error)) from None
     finally:
         os.close(handle)
-    if len(data) > most:
-        raise _damaged(path, f"it has more than the {most} bytes that edgellm writes there")
+    if len(data) > max_bytes:
+        raise _damaged(path, f"it has more than {max_bytes} bytes, the limit for this file")
     return bytes(data)
 
 
-def read_json(path: Path, parse: Callable[[Any], _T], most: int = MOST_BYTES, *, links: bool = False) -> _T | None:
-    """Return what `parse` makes of a file of JSON, or None where there is no file.
+def read_json(path: Path, parse: Callable[[Any], _T], max_bytes: int = MAX_BYTES, *, links: bool = False) -> _T | None:
+    """Return the result of `parse` on a JSON file, or None if there is no file.
 
     `parse` may assume that the data is well-formed: the errors that it raises otherwise become `StateDamaged`.
 
     Raises:
-        StateDamaged: as for `read_plain`, or the file is not JSON, or JSON of another form.
+        StateDamaged: as for `read_state`, or the file is not JSON, or JSON of another form.
     """
-    return _parsed(path, lambda data: parse(json.loads(data)), read_plain(path, most, links=links))
+    return _parsed(path, lambda data: parse(json.loads(data)), read_state(path, max_bytes, links=links))
 
 
-def read_json_lines(path: Path, parse: Callable[[Any], _T], most: int = MOST_BYTES) -> list[_T] | None:
-    """Return what `parse` makes of each line of JSON, or None where there is no file. Raises as `read_json`."""
-    return _parsed(path, lambda data: [parse(json.loads(line)) for line in data.splitlines()], read_plain(path, most))
+def read_json_lines(path: Path, parse: Callable[[Any], _T], max_bytes: int = MAX_BYTES) -> list[_T] | None:
+    """Return the results of `parse` on the lines of a JSON Lines file, or None if there is no file. Raise as
+    `read_json`."""
+    return _parsed(
+        path, lambda data: [parse(json.loads(line)) for line in data.splitlines()], read_state(path, max_bytes)
+    )
 
 
-def read_toml(path: Path, most: int = MOST_BYTES) -> dict[str, Any] | None:
+def read_toml(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
     """Return the tables of a file of TOML that the user writes, or None where there is no file.
 
     Raises:
         StateDamaged: as for `read_json`.
     """
-    return _parsed(path, lambda data: tomllib.loads(data.decode()), read_plain(path, most, links=True))
+    return _parsed(path, lambda data: tomllib.loads(data.decode()), read_state(path, max_bytes, links=True))
 
 
 def write_state(path: Path, data: bytes | str) -> None:
@@ -99,19 +102,19 @@ def write_state(path: Path, data: bytes | str) -> None:
         OSError: the file cannot be written; its earlier content is unchanged.
     """
     _make_folder(path.parent)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS | NOT_BLOCKING
     with suppress(FileNotFoundError):
-        beside.unlink()  # left by a crash
+        temporary.unlink()  # left by a crash
     try:
-        with os.fdopen(os.open(beside, flags, 0o600), "wb") as file:
+        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
         if path.is_dir() and not path.is_symlink():
             set_aside(path)
-        beside.replace(path)
+        temporary.replace(path)
     except OSError:
         with suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise
 
 
@@ -128,10 +131,10 @@ def set_aside(path: Path) -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Return the folder `path`, made if it is missing; close it, and edgellm's folders above it, to other users.
+    """Return the folder `path`, created if it is missing; close it, and edgellm's folders above it, to other users.
 
     Raises:
-        OSError: it cannot be made, is no folder, or it or a link in its place belongs to another user.
+        OSError: it cannot be created, is not a folder, or it or a link in its place belongs to another user.
     """
     _make_folder(path)
     if HAS_MODES:
@@ -146,7 +149,7 @@ def private_folder(path: Path) -> Path:
 
 
 def _make_folder(path: Path) -> None:
-    """Make a folder and those above it where they are missing. Close edgellm's own folders among them."""
+    """Create a folder and its parents if they are missing. Close edgellm's own folders among them to other users."""
     for folder in (*reversed(path.parents), path):
         if not folder.exists():
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -159,14 +162,14 @@ def _make_folder(path: Path) -> None:
 
 
 def close_to_others() -> None:
-    """Take away other users' rights to everything that edgellm keeps. Links are not followed.
+    """Remove other users' rights to everything that edgellm stores. Links are not followed.
 
     A folder that is closed already is not searched: other users cannot reach its content.
     """
     if not HAS_MODES:
         return
     for root in (data_dir(), state_dir(), cache_dir()):
-        for path in _open_to_others(root):
+        for path in _accessible_to_others(root):
             with suppress(OSError):
                 mode = path.lstat().st_mode
                 if mode & 0o077 and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -174,7 +177,7 @@ def close_to_others() -> None:
 
 
 def from_json(kind: type[_T], found: Mapping[str, Any]) -> _T:
-    """Return a dataclass from JSON: every field must be there, or have a default, and be of its declared type.
+    """Return a dataclass from JSON: every field must be present, or have a default, and be of its declared type.
 
     Lists become tuples; whole numbers may stand for floats. NaN and infinity are refused.
 
@@ -185,19 +188,19 @@ def from_json(kind: type[_T], found: Mapping[str, Any]) -> _T:
 
 
 def fields_from_json(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass that are in JSON, each checked; some may be missing. Raises as `from_json`."""
+    """Return the fields of a dataclass that are in JSON, each checked; some may be missing. Raise as `from_json`."""
     hints = get_type_hints(kind)
-    if strange := set(found) - {one.name for one in fields(kind) if one.init}:
-        raise LookupError(f"it has a field {min(strange)!r}")
-    return {name: _as(hints[name], value, name) for name, value in found.items()}
+    if unknown := set(found) - {one.name for one in fields(kind) if one.init}:
+        raise LookupError(f"it has an unknown field {min(unknown)!r}")
+    return {name: _checked_value(hints[name], value, name) for name, value in found.items()}
 
 
-def _as(hint: Any, value: Any, name: str) -> Any:
+def _checked_value(hint: Any, value: Any, name: str) -> Any:
     origin, inner = get_origin(hint), get_args(hint)
     if origin is tuple and isinstance(value, list):
-        return tuple(_as(inner[0], one, name) for one in value)
+        return tuple(_checked_value(inner[0], one, name) for one in value)
     if origin is dict and isinstance(value, dict):
-        return {key: _as(inner[1], one, name) for key, one in value.items()}
+        return {key: _checked_value(inner[1], one, name) for key, one in value.items()}
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
         return from_json(hint, value)
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -215,11 +218,11 @@ def _parsed(path: Path, parse: Callable[[bytes], _T], data: bytes | None) -> _T 
     try:
         return parse(data)
     except MALFORMED as error:
-        why = error.what.rstrip(".") if isinstance(error, EdgeError) else str(error) or type(error).__name__
-        raise _damaged(path, why[:200]) from None
+        reason = error.what.rstrip(".") if isinstance(error, EdgeError) else str(error) or type(error).__name__
+        raise _damaged(path, reason[:200]) from None
 
 
-def _open_to_others(root: Path) -> list[Path]:
+def _accessible_to_others(root: Path) -> list[Path]:
     """Return everything in a folder that is not closed, the folder last, so that a crash does not hide open files."""
     if not root.is_dir() or root.is_symlink() or not root.stat().st_mode & 0o077:
         return []
@@ -233,5 +236,5 @@ def _why(error: OSError) -> str:
 
 def _damaged(path: Path, reason: str) -> StateDamaged:
     return StateDamaged(
-        f"{path} cannot be used: {reason}.", "Move it away; edgellm makes a new one where it can.", reason
+        f"{path} cannot be used: {reason}.", "Move it away; edgellm will create a new one if it can.", reason
     )

@@ -12,9 +12,9 @@ import grpc
 import grpc.aio
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, SESSION, run_there
+from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, SESSION, run_in_network_loop
 from edgellm.rpc.layers.codec import method
-from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.mesh_service import CARRY, HOLDS, WORK
@@ -63,7 +63,7 @@ def broken(server: Trust, client: Trust, address: Address, calls: Calls) -> tupl
     """Try every call with every set of rights; return how many, and which were answered or refused against the rule."""
 
     async def ask(some: frozenset[Right]) -> list[str]:
-        async with (await meet(address, client))[0] as channel:
+        async with (await connect_authenticated(address, client))[0] as channel:
             return [
                 f"{path} with {', '.join(sorted(some)) or 'no right'}: {'refused' if right in some else 'answered'}"
                 for path, kind, right in calls
@@ -74,5 +74,5 @@ def broken(server: Trust, client: Trust, address: Address, calls: Calls) -> tupl
     for some in SUBSETS:
         server.peers.revoke(client.identity.id, Right)
         server.peers.grant(client.identity.id, some)
-        wrong += run_there(ask(some)).result(120)
+        wrong += run_in_network_loop(ask(some)).result(120)
     return len(SUBSETS) * len(calls), wrong

@@ -139,7 +139,7 @@ class Throttled(Machine):
 
     @property
     def trust(self) -> Trust:
-        return Trust.here(self.home / "data" / "trust")
+        return Trust.load(self.home / "data" / "trust")
 
     @contextmanager
     def worker(self, *words: str) -> Iterator[list[str]]:
@@ -301,7 +301,7 @@ def _pair(machines: Sequence[Throttled]) -> None:
                 everything = frozenset(Right)
                 certificate = theirs.identity.certificate
                 trust.peers.add(Peer(other.spec.name, certificate, everything, everything, (), now, now))
-                trust.peers.saw(theirs.identity.id, _at(other), everything)
+                trust.peers.record_seen(theirs.identity.id, _at(other), everything)
 
 
 def _at(machine: Throttled) -> Any:

@@ -108,7 +108,7 @@ def _say(**what: object) -> None:
 def main() -> None:
     port, home, texts, devices, seed, pause = sys.argv[1:]
     pace = Pace(float(pause))
-    trust = Trust.here(Path(home) / "data" / "trust")
+    trust = Trust.load(Path(home) / "data" / "trust")
     with np.load(texts) as kept:
         work = [(kept[f"prompt{i}"], kept[f"text{i}"]) for i in range(len(kept.files) // 2)]
     with Model.load(resolve("edgellm-draft")) as model:

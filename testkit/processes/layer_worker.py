@@ -13,7 +13,7 @@ import signal
 from functools import partial
 from pathlib import Path
 
-from edgellm.mesh.device_profiler import figures_here
+from edgellm.mesh.device_profiler import measure_device
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server
 from edgellm.rpc.layers.service import layer_handlers
@@ -31,7 +31,7 @@ async def serve(address: Address, store: LayerStore, trust: Trust | None) -> Non
     server = new_server()
     guard = None if trust is None else AuthInterceptor(trust, print)
     watch = None if guard is None else asyncio.create_task(guard.watch())
-    measurer = partial(figures_here, folder=store.root)
+    measurer = partial(measure_device, folder=store.root)
     server.add_generic_rpc_handlers((layer_handlers(store, guard, print, measurer, trust),))
     if trust is not None and guard is not None:
         server.add_generic_rpc_handlers((welcome_handlers(trust, guard, []),))
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path)
     parser.add_argument("--limit", type=float, default=100.0, help="gigabytes")
     args = parser.parse_args()
-    trust = None if args.home is None else Trust.here(args.home / "data" / "trust")
+    trust = None if args.home is None else Trust.load(args.home / "data" / "trust")
     store = LayerStore(args.store, int(args.limit * 1e9))
     asyncio.run(serve(Address(args.host, args.port), store, trust))
 

@@ -31,7 +31,7 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import serve_verifier
-from edgellm.services.server.verification_service import Happened, ServerEvent
+from edgellm.services.server.verification_service import EventKind, ServerEvent
 from testkit import ROOT
 
 _SERVE = """
@@ -90,10 +90,10 @@ def acquaint(host: Path, devices: Sequence[Path]) -> list[Trust]:
 
     Return the devices' trust.
     """
-    here = Trust.here(host / "data" / "trust")
+    here = Trust.load(host / "data" / "trust")
     made = []
     for number, folder in enumerate(devices):
-        there = Trust.here(folder / "data" / "trust")
+        there = Trust.load(folder / "data" / "trust")
         there.peers.add(_as_peer(here.identity, "host"))
         here.peers.add(_as_peer(there.identity, f"device-{number}"))
         made.append(there)
@@ -161,7 +161,7 @@ def main() -> None:
 
     def heard(event: ServerEvent) -> None:
         nonlocal open_now
-        open_now += (event.what is Happened.CONNECTED) - (event.what is Happened.ENDED)
+        open_now += (event.what is EventKind.CONNECTED) - (event.what is EventKind.ENDED)
 
     server = serve_verifier(
         Path(model),

@@ -164,7 +164,7 @@ def test_gates_complete_in_the_shell(monkeypatch: pytest.MonkeyPatch, capsys: py
         (("-m", "../a/b"), 1, "There is no file"),
         (("-m", "a/b/c"), 2, "is not a model name"),
         (("--verifier", "127.0.0.1:9"), 1, "127.0.0.1:9"),
-        (("--verifier", "10.1.2.3:50151"), 1, "airing comes first"),
+        (("--verifier", "10.1.2.3:50151"), 1, "air the devices first"),
         (("--draft", "none", "--verifier", "none"), 2, "at least one"),
         (("--max-tokens", "0"), 2, "max_tokens is 0"),
         (("--temperature", "-1"), 2, "temperature is -1"),

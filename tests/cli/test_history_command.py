@@ -185,5 +185,5 @@ def test_keep_sets_the_greatest_age_of_everything(edge: Edge, kept: History, mon
     for wrong in ("90", "0d", "-1d", "9" * 9 + "y", "ever"):
         assert edge("history", "keep", wrong).code == 2
     monkeypatch.setenv("EDGELLM_HISTORY_KEEP", "soon")
-    assert "EDGELLM_HISTORY_KEEP: 'soon' is no age" in edge("chat", "Hello").err
+    assert "EDGELLM_HISTORY_KEEP: 'soon' is not an age" in edge("chat", "Hello").err
     assert "has no meaning" in edge("history", "show", "90d").err

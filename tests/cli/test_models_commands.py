@@ -26,7 +26,7 @@ def test_pull_tells_where_it_goes_on(edge: Edge, hub: Hub) -> None:
     hub.cut_after = [60_000, 0, 0, 0, 0, 0]
     failed = edge("pull", REPO)
     assert failed.code == 1
-    assert "pull it again to go on from there" in failed.err
+    assert "Pull it again to resume" in failed.err
     hub.cut_after = []
     assert "resuming at 60.0 kB" in edge("pull", REPO).err
 

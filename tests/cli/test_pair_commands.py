@@ -61,7 +61,7 @@ def shown(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any
 @pytest.fixture
 def phone() -> Trust:
     """A paired device called phone that is never there."""
-    there = Trust.here()
+    there = Trust.load()
     made = device(Path(os.environ["EDGELLM_HOME"]) / "phone")
     befriend(there, made, "verify files")
     there.peers.rename(made.identity.id, "phone")
@@ -92,8 +92,8 @@ def test_two_users_pair_with_and_without_an_address(
     assert there["name"] == "phone"
     assert (there["may_here"], there["may_there"]) == (["files", "verify"], [])
     assert (here.name, sorted(here.rights), sorted(here.granted)) == ("desk", [], ["files", "verify"])
-    assert there["short"] == Trust.here().identity.id.short
-    assert here.id == Trust.here(tmp_path / "desk" / "data" / "trust").identity.id
+    assert there["short"] == Trust.load().identity.id.short
+    assert here.id == Trust.load(tmp_path / "desk" / "data" / "trust").identity.id
 
 
 def test_a_wrong_code_ends_both_sides_with_an_error(
@@ -130,10 +130,10 @@ def test_the_screen_says_what_is_granted_and_what_follows(tmp_path: Path) -> Non
         (("7-lmap-otter",), 2, "Is it 'lamp'"),
         (("127.0.0.1:5",), 2, "The code is missing"),
         (("127.0.0.1:99999", "7-lamp-otter"), 2, "Port 99999"),
-        (("127.0.0.1:1", "7-lamp-otter"), 1, "No device waits at 127.0.0.1:1"),
+        (("127.0.0.1:1", "7-lamp-otter"), 1, "No device is waiting at 127.0.0.1:1"),
         (("--grant", "everything"), 2, "There is no right 'everything'"),
         (("--grant", ""), 2, "No right is given"),
-        (("--name", "\x1b[31m"), 2, "no name for a device"),
+        (("--name", "\x1b[31m"), 2, "not a valid device name"),
         (("--interface", "nothing0"), 2, "There is no interface 'nothing0'"),
     ],
 )
@@ -164,12 +164,12 @@ def test_an_empty_list_says_how_to_begin(edge: Edge) -> None:
 
 
 def test_the_list_says_what_there_is_to_know(edge: Edge, phone: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.LONGEST_LOOK", 0.0)
+    monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.MAX_BROWSE_SECONDS", 0.0)
     done = edge("peers")
     assert done.code == 0
     for word in ("phone", phone.identity.id.short, "files, verify", "just now"):
         assert word in done.out
-    assert "Nobody knows where phone is" in done.err
+    assert "No address of phone is known" in done.err
     row = edge("peers", "--json", "--no-ask").answer[0]
     assert (row["name"], row["short"], row["there"]) == ("phone", phone.identity.id.short, False)
     assert (row["may_here"], row["may_there"], row["round_trip_ms"]) == (["files", "verify"], [], None)
@@ -192,11 +192,11 @@ def test_rights_and_names_are_changed(edge: Edge, phone: Trust) -> None:
     ("words", "code", "says"),
     [
         (("rm",), 2, "needs a device"),
-        (("rm", "attic"), 1, "No paired device is called 'attic'. Paired are: phone"),
+        (("rm", "attic"), 1, "No paired device is called 'attic'. Paired devices: phone"),
         (("rm", "phone", "now"), 2, "takes no value"),
         (("grant", "phone"), 2, "needs a value"),
         (("grant", "phone", "fly"), 2, "There is no right 'fly'"),
-        (("rename", "phone", ""), 2, "no name for a device"),
+        (("rename", "phone", ""), 2, "not a valid device name"),
         (("list", "phone"), 2, "takes no device"),
     ],
 )

@@ -15,11 +15,11 @@ from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import open_channel, run_there
+from edgellm.rpc.channel import open_channel, run_in_network_loop
 from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, upload
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
-from edgellm.storage.layers.manifest import LayerPiece, Manifest, forget, known_pieces, manifest_of
+from edgellm.storage.layers.manifest import LayerPiece, Manifest, forget_hashes, known_pieces, manifest_of
 from edgellm.storage.layers.store import LayerStore
 from testkit.hostile.poisoned_layers import claimed, deadly, garbled
 from tests.cli.conftest import Done
@@ -34,7 +34,7 @@ class Home:
     """A worker, this user's device, which may bring layers and have them computed, and one that may only bring some."""
 
     def __init__(self, folder: Path, own: Path | None) -> None:
-        self.owner, self.other, self.worker_trust = Trust.here(), device(folder / "other"), device(folder / "desk")
+        self.owner, self.other, self.worker_trust = Trust.load(), device(folder / "other"), device(folder / "desk")
         befriend(self.worker_trust, self.owner, "files compute")
         befriend(self.worker_trust, self.other, "files")
         self.owner.peers.rename(self.worker_trust.identity.id, "desk")
@@ -56,14 +56,14 @@ class Home:
                 cut: Cut = lambda piece: iter([pieces[piece]])  # noqa: E731
                 await upload(channel, "desk", bad, places, cut, RateLimiter(), lambda _carried: None)
 
-        run_there(asyncio.wait_for(work(), 30)).result()
+        run_in_network_loop(asyncio.wait_for(work(), 30)).result()
 
 
 @contextmanager
 def home(folder: Path, own: Path | None = None) -> Iterator[Home]:
     made = Home(folder, own)
     with made.worker:
-        made.owner.peers.saw(made.worker_trust.identity.id, made.worker.address)
+        made.owner.peers.record_seen(made.worker_trust.identity.id, made.worker.address)
         yield made
 
 
@@ -101,7 +101,7 @@ def test_who_has_other_layers_refuses_and_the_coordinator_says_so(
         there.attack(manifest, bad, pieces)
         refused = written(edge)
         said = " ".join(refused.err.split())
-        assert "brought to this device are not those of the coordinator's own file" in said
+        assert "deployed to this device do not match the coordinator's file" in said
         assert "The layers are now on here 1-12" in said
         assert refused.out == written(edge, "here:1-12").out
         assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
@@ -115,11 +115,11 @@ def test_a_coordinator_that_does_not_know_its_hashes_yet_finds_them_out(
     manifest = layerwise(verifier_path)
     with home(tmp_path / "a") as there:
         assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
-        forget(manifest.fingerprint)
+        forget_hashes(manifest.fingerprint)
         assert written(edge).code == 0
         assert LayerRange(6, 12) in [piece.layers for piece in known_pieces(manifest.fingerprint)]
         there.owner.peers.remove(there.worker_trust.identity.id)
-    forget(manifest.fingerprint)
+    forget_hashes(manifest.fingerprint)
     monkeypatch.setattr("edgellm.mesh.layer_sources.pieces_of", None)
     with home(tmp_path / "b", verifier_path):
         assert written(edge).code == 0
@@ -130,7 +130,7 @@ def test_layers_that_an_earlier_version_brought_are_still_used(edge: Edge, verif
     manifest = layerwise(verifier_path)
     with home(tmp_path) as there:
         cut_singly(verifier_path, there.store, layers=LayerRange(6, 12))
-        forget(manifest.fingerprint)
+        forget_hashes(manifest.fingerprint)
         done = written(edge)
         assert (done.code, "lost" in done.err) == (0, False)
         assert done.out == written(edge, "here:1-12").out

@@ -141,8 +141,8 @@ def test_a_taken_port_is_told(edge: Edge) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("--host", "0.0.0.0"), 1, "airing comes first"),
-        (("--host", "192.168.1.2"), 1, "airing comes first"),
+        (("--host", "0.0.0.0"), 1, "air the devices first"),
+        (("--host", "192.168.1.2"), 1, "air the devices first"),
         (("--port", "70000"), 2, "70000"),
         (("-m", "none.gguf"), 1, "There is no file none.gguf"),
     ],

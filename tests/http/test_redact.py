@@ -30,11 +30,11 @@ PATHS = ("/", "/health", "/status", "/metrics", "/v1/models", "/openapi.json", "
 def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peer:
     """A paired device of this user, last seen at two addresses."""
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "own"))
-    here, there = Trust.here(), Trust.here(tmp_path / "there")
+    here, there = Trust.load(), Trust.load(tmp_path / "there")
     befriend(here, there)
     peer = here.peers.rename(there.identity.id, "Grandma's attic")
     for address in ("192.168.7.21:50151", "[fd00::7]:50151"):
-        here.peers.saw(peer.id, Address.parse(address))
+        here.peers.record_seen(peer.id, Address.parse(address))
     return here.peers.all()[0]
 
 
@@ -83,7 +83,7 @@ def test_with_the_key_they_are_named(talkative: LLM, peer: Peer) -> None:
 
 
 def test_a_status_may_become_longer_than_a_plan_may_be(own: LLM, peer: Peer) -> None:
-    Trust.here().peers.rename(peer.id, "x")
+    Trust.load().peers.rename(peer.id, "x")
     with HttpServer(HOME) as server:
         server.open(ServedModel(own, "edgellm-verifier"), PLAN.model_copy(update={"advice": "x " * 1000}))
         assert asker(server)("GET", "/status").json["plan"]["advice"] == "device 1 " * 1000

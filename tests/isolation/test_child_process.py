@@ -53,9 +53,9 @@ def test_what_a_library_prints_is_no_answer(child: ChildProcess) -> None:
     [
         (b"compute", Limits(0.2, 2**40, 2**10), "more than 0.2 s of the processor"),
         (b"take memory", Limits(60.0, 2**26, 2**10), "more than 64 MiB of memory"),
-        (b"run out of memory", LIMITS, "more memory than it may"),
-        (b"much", LIMITS, "it makes 16777217 bytes, and 1024 are allowed"),
-        (b"announce too much", LIMITS, "it makes 9223372036854775808 bytes"),
+        (b"run out of memory", LIMITS, "exceeds its memory limit"),
+        (b"much", LIMITS, "its answer has 16777217 bytes; 1024 are allowed"),
+        (b"announce too much", LIMITS, "its answer has 9223372036854775808 bytes"),
     ],
 )
 def test_limits_hold(child: ChildProcess, request_: bytes, limits: Limits, why: str) -> None:
@@ -67,7 +67,7 @@ def test_limits_hold(child: ChildProcess, request_: bytes, limits: Limits, why: 
 
 def test_a_child_that_only_waits_is_ended(child: ChildProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     assert child.ask(b"abc", LIMITS) == b"cba"
-    monkeypatch.setattr(child_process, "WAIT", 0.0)
+    monkeypatch.setattr(child_process, "GRACE_SECONDS", 0.0)
     with pytest.raises(LimitExceeded, match="it takes more than 1 s"):
         child.ask(b"sleep", Limits(0.1, 2**40, 2**10))
     assert not child.alive
@@ -75,7 +75,7 @@ def test_a_child_that_only_waits_is_ended(child: ChildProcess, monkeypatch: pyte
 
 @pytest.mark.parametrize(("request_", "why"), [(b"raise", "exit code 1"), (b"abort", "SIGABRT")])
 def test_what_ends_the_child_is_told(child: ChildProcess, request_: bytes, why: str) -> None:
-    with pytest.raises(ChildFailed, match=f"it ends its process with {why}"):
+    with pytest.raises(ChildFailed, match=f"its process ended with {why}"):
         child.ask(request_, LIMITS)
     assert not child.alive
 

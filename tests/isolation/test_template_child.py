@@ -129,7 +129,7 @@ def test_it_ends_by_itself_where_nobody_looks_after_it(child: ChildProcess) -> N
 @linux
 def test_memory_is_limited_before_it_is_taken(child: ChildProcess) -> None:
     ask(child, source="{{ ('a' * 2**27)|length }}")
-    with pytest.raises(LimitExceeded, match="more memory than it may"):
+    with pytest.raises(LimitExceeded, match="exceeds its memory limit"):
         ask(child, messages=[])
 
 

@@ -27,13 +27,13 @@ from edgellm.diagnostics.network import (
 from edgellm.diagnostics.run import examine
 from edgellm.engine.native import Features
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announced
+from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce
 from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import LINK
+from edgellm.rpc.versions import DEVICES_PROTOCOL
 from tests.rpc.doors import answering, run, serving
 from tests.rpc.strangers import befriend, device, known
 
@@ -45,7 +45,7 @@ VOCABULARY = "ab" * 32
 def me(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trust:
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
-    return Trust.here()
+    return Trust.load()
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def only(found: Iterator[Finding], topic: str) -> Finding:
     return one
 
 
-def hint(device: Trust, *addresses: Address, protocol: int = LINK) -> Hint:
+def hint(device: Trust, *addresses: Address, protocol: int = DEVICES_PROTOCOL) -> Hint:
     return Hint(device.identity.id.short, protocol, "0" * 16, addresses)
 
 
@@ -144,7 +144,7 @@ def test_a_machine_in_no_network_is_told() -> None:
 
 
 def test_silence_where_not_even_our_own_word_comes_back_is_a_firewall_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "announced", lambda *_: announced(ServiceKind.TEST, "", 1, []))  # says nothing
+    monkeypatch.setattr(network, "announce", lambda *_: announce(ServiceKind.TEST, "", 1, []))  # says nothing
     monkeypatch.setattr(network, "LISTEN_SECONDS", 0.2)
     monkeypatch.setattr(network, "_LONGEST_LISTEN", 0.2)
     heard = network.listen("0000-0000", ["127.0.0.1"])
@@ -154,7 +154,7 @@ def test_silence_where_not_even_our_own_word_comes_back_is_a_firewall_here(monke
 
 def test_where_nothing_can_be_announced_is_told() -> None:
     told = [one for one in examine_multicast(SILENCE, "0000-0000", ["192.0.2.99"]) if one.state is State.PROBLEM]
-    assert "Announcing on 192.0.2.99 fails" in told[0].what
+    assert "Announcements on 192.0.2.99 fail" in told[0].what
 
 
 def test_another_device_with_our_identity_is_told(me: Trust) -> None:
@@ -175,10 +175,10 @@ def test_a_device_that_is_there_is_fine(me: Trust, desk: Trust) -> None:
 
 async def there(me: Trust, desk: Trust, address: Address) -> None:
     """In a thread, as what is looked at runs in the network's loop, too."""
-    me.peers.saw(desk.identity.id, address)
+    me.peers.record_seen(desk.identity.id, address)
     quiet = await asyncio.to_thread(peers_of, me)
     heard = await asyncio.to_thread(peers_of, me, hint(desk, address))
-    old = await asyncio.to_thread(peers_of, me, hint(desk, address, protocol=LINK - 1))
+    old = await asyncio.to_thread(peers_of, me, hint(desk, address, protocol=DEVICES_PROTOCOL - 1))
     assert [one.topic for one in heard if one.state is State.OK] == ["peers", "vocabulary"]
     assert [one.topic for one in quiet if one.state is State.NOTE] == ["multicast"]
     assert "--peer" in quiet[0].next_step
@@ -192,8 +192,8 @@ async def there(me: Trust, desk: Trust, address: Address) -> None:
 
 def test_a_device_of_another_version_says_who_is_to_update(me: Trust, desk: Trust) -> None:
     async def work() -> None:
-        async with answering(desk, lambda reply: setattr(reply, "protocol", LINK + 1)) as address:
-            me.peers.saw(desk.identity.id, address)
+        async with answering(desk, lambda reply: setattr(reply, "protocol", DEVICES_PROTOCOL + 1)) as address:
+            me.peers.record_seen(desk.identity.id, address)
             (one,) = await asyncio.to_thread(peers_of, me)
             assert (one.topic, one.state) == ("versions", State.PROBLEM)
             assert "this device" in one.next_step
@@ -202,7 +202,7 @@ def test_a_device_of_another_version_says_who_is_to_update(me: Trust, desk: Trus
 
 
 def test_a_device_that_is_on_and_serves_nothing(me: Trust, desk: Trust) -> None:
-    me.peers.saw(desk.identity.id, Address("127.0.0.1", 1))
+    me.peers.record_seen(desk.identity.id, Address("127.0.0.1", 1))
     (one,) = peers_of(me)
     assert "desk is on, but nothing listens at 127.0.0.1:1" in one.what
     assert "edgellm serve" in one.next_step
@@ -214,7 +214,7 @@ def test_a_device_that_is_on_and_serves_nothing(me: Trust, desk: Trust) -> None:
 def test_a_device_of_which_there_is_no_sign(me: Trust, desk: Trust) -> None:
     (one,) = peers_of(me)
     assert one.state is State.PROBLEM
-    assert "Nobody knows where desk is" in one.what
+    assert "No address of desk is known" in one.what
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def sound(desk: Trust) -> PeerInfo:
         ({"clock_ahead": 7200.0}, "clock", "120 minutes ahead of"),
         ({"clock_ahead": -7200.0}, "clock", "120 minutes behind"),
         ({"version": "0.0.1"}, "versions", "desk runs edgellm 0.0.1"),
-        ({"rights": frozenset()}, "rights", "does not verify drafts"),
+        ({"rights": frozenset()}, "rights", "does not verify this device"),
         (
             {"offers": (OfferedModel("verifier", "other", 1, "00" * 32),)},
             "vocabulary",
@@ -252,4 +252,4 @@ def test_what_a_device_says_of_itself_is_judged(
 def test_an_address_that_was_given_is_tried(me: Trust, desk: Trust) -> None:
     found = list(network.examine_address(me, Address("127.0.0.1", 1), VOCABULARY))
     assert [one.state for one in found] == [State.PROBLEM]
-    assert Identity.here().id == me.identity.id
+    assert Identity.load().id == me.identity.id

@@ -24,7 +24,7 @@ from edgellm.spec.gates.features import JUDGED, NAMES
 from edgellm.spec.gates.profile import Profile, outdated
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, Conversations, typed_lines
-from edgellm.storage.chat_takeover import old_lines
+from edgellm.storage.chat_takeover import old_prompt_file
 from edgellm.storage.retention import set_max_age
 from edgellm.storage.state import write_state
 from tests.storage.chats import change
@@ -61,8 +61,8 @@ def _everything(profile: Profile) -> None:
     """One of each kind, all with the secret in it."""
     History().add(SECRET, SECRET)
     typed_lines().add(SECRET, "")
-    write_state(old_lines(), f"\n# 2026-01-01 00:00:00.000000\n+{SECRET}\n")
-    Conversations().keep(Conversation.new().said([("user", SECRET)]))
+    write_state(old_prompt_file(), f"\n# 2026-01-01 00:00:00.000000\n+{SECRET}\n")
+    Conversations().save(Conversation.new().with_turns([("user", SECRET)]))
     folder = data_dir() / "profiles"
     save_with_words(profile, folder / "words.json")
     replace(profile, origin="first replies").save(folder / "replies.json")
@@ -155,9 +155,11 @@ def test_an_old_line_goes_when_a_new_one_comes() -> None:
 
 
 def test_an_old_conversation_goes_when_another_one_is_kept() -> None:
-    Conversations().keep(replace(Conversation.new().said([("user", SECRET)]), when=datetime(2019, 1, 1, tzinfo=UTC)))
+    Conversations().save(
+        replace(Conversation.new().with_turns([("user", SECRET)]), when=datetime(2019, 1, 1, tzinfo=UTC))
+    )
     assert found(SECRET) == []
-    Conversations().keep(Conversation.new().said([("user", "new")]))
+    Conversations().save(Conversation.new().with_turns([("user", "new")]))
     assert len(Conversations().all()) == 1
 
 
@@ -178,14 +180,14 @@ def test_crash_logs_are_few() -> None:
 
 
 def test_lines_that_were_typed_before_are_taken_over_unless_the_history_is_off() -> None:
-    write_state(old_lines(), f"\n# 2026-01-01 00:00:00\n+two\n+lines\n\n# 2026-01-02 00:00:00\n+{SECRET}\n")
+    write_state(old_prompt_file(), f"\n# 2026-01-01 00:00:00\n+two\n+lines\n\n# 2026-01-02 00:00:00\n+{SECRET}\n")
     History().turn_off()
     assert typed_lines().recent() == []
-    assert old_lines().exists()
+    assert old_prompt_file().exists()
     assert typed_lines().facts().conversations == 0
     History().turn_on()
     assert [past.question for past in typed_lines().recent()] == ["two\nlines", SECRET]
-    assert not old_lines().exists()
+    assert not old_prompt_file().exists()
 
 
 def test_an_unusable_profile_is_set_aside(profile: Profile, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_an_older_verifier_is_not_asked_for_them(
     f32_pair: tuple[Path, Path], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def older(*arguments: Any) -> VerifierInfo:
-        return replace(await greet(*arguments), tells=False)
+        return replace(await greet(*arguments), reports_logprobs=False)
 
     monkeypatch.setattr("edgellm.services.client.connection.greet", older)
     with (

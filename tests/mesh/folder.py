@@ -75,7 +75,7 @@ def take(weights: WeightCache, model: str, first: int, stop: int | None = None) 
     """The first file of a stage with these layers, loaded."""
     found = weights.layers.open(model)
     assert found is not None
-    return weights.take(found.files(LayerRange(first, first + 1 if stop is None else stop))[0])
+    return weights.acquire(found.files(LayerRange(first, first + 1 if stop is None else stop))[0])
 
 
 def warm(weights: WeightCache, model: str) -> frozenset[int]:

@@ -89,7 +89,7 @@ def test_where_nobody_holds_what_is_lost_it_says_what_is_needed(verifier_cut: Cu
     session = home.verifier.open(GenerationState())
     home.asker(session)(PROMPT)
     home.devices["b"].lose()
-    with pytest.raises(MeshBroken, match=r"Layers 9-12 of .* are on no device that is left \(lost: b\)"):
+    with pytest.raises(MeshBroken, match=r"Layers 9-12 of .* are on no remaining device \(lost: b\)"):
         session.submit(PROMPT, NOTHING).result()
     home.devices["b"].lost = False  # it is back
     assert session.submit(PROMPT, NOTHING).result().accepted == 0
@@ -193,7 +193,7 @@ def test_who_finds_no_sequence_is_told_that_the_mesh_is_busy(home: Home, whole: 
     for session in (one, two):
         session.submit(PROMPT, NOTHING).result()
     assert not three.ready()
-    with pytest.raises(VerifierBusy, match="hold 2 replies at a time"):
+    with pytest.raises(VerifierBusy, match="hold at most 2 replies"):
         three.submit(PROMPT, NOTHING).result()
     one.close()
     assert three.ready()
@@ -270,7 +270,7 @@ def test_who_has_its_layers_loaded_keeps_them() -> None:
         ([StageShare("a", LayerRange(0, 4)), StageShare("b", LayerRange(5, 8))], "range 6-8 of b"),
         ([StageShare("a", LayerRange(0, 4))], "ends with layer 4"),
         ([StageShare("a", LayerRange(0, 4)), StageShare("x", LayerRange(4, 8))], "No device is called 'x'"),
-        ([StageShare("a", LayerRange(0, 4)), StageShare("a", LayerRange(4, 8))], "given two ranges"),
+        ([StageShare("a", LayerRange(0, 4)), StageShare("a", LayerRange(4, 8))], "has two ranges"),
         ([StageShare("b", LayerRange(3, 8))], "range 4-8 of b"),
     ],
 )

@@ -17,8 +17,8 @@ from edgellm.layer_range import LayerRange
 from edgellm.mesh import deploy as deploying
 from edgellm.mesh.deploy import DeployPart, DeployProgress, deploy
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import run_there
-from edgellm.rpc.discovery.workers import Worker, find_workers, worker_at, worker_there
+from edgellm.rpc.channel import run_in_network_loop
+from edgellm.rpc.discovery.workers import Worker, find_workers, local_worker, worker_at_address
 from edgellm.rpc.layers.codec import WINDOW
 from edgellm.rpc.layers.upload import RateLimiter
 from edgellm.rpc.trust.rights import Right
@@ -57,7 +57,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
             owner.peers.rename(trust.identity.id, name)
             stores[name] = LayerStore(tmp_path / name / "layers", PLENTY)
             addresses[name] = running.enter_context(device_taking(stores[name], trust))
-            owner.peers.saw(trust.identity.id, addresses[name])
+            owner.peers.record_seen(trust.identity.id, addresses[name])
         yield Home(owner, stores, addresses, LayerStore(tmp_path / "here", PLENTY))
 
 
@@ -196,7 +196,7 @@ def test_a_remembered_manifest_that_is_wrong_is_forgotten(
     home: Home, verifier_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgotten: list[str] = []
-    monkeypatch.setattr(deploying, "forget", forgotten.append)
+    monkeypatch.setattr(deploying, "forget_hashes", forgotten.append)
     monkeypatch.setattr(deploying, "cut_piece", lambda *_: iter([b"other bytes"]))
     (failed,) = deploy(
         ModelFile.open(verifier_path),
@@ -211,7 +211,7 @@ def test_a_remembered_manifest_that_is_wrong_is_forgotten(
 def test_a_worker_of_this_machine_needs_no_pairing(tmp_path: Path, verifier_path: Path, manifest: Manifest) -> None:
     store = LayerStore(tmp_path, PLENTY)
     with device_taking(store) as address:
-        worker = run_there(worker_at(address)).result(60)
+        worker = run_in_network_loop(local_worker(address)).result(60)
         (done,) = deploy(ModelFile.open(verifier_path), manifest, [DeployPart(worker, LayerRange(4, 6))])
         assert (done.error, done.sent) == (None, size(manifest, 4, 5))
         elsewhere = Worker("elsewhere", None, Address("192.0.2.1", 50151))
@@ -227,11 +227,11 @@ def test_workers_are_found_and_what_is_in_the_way_is_said(home: Home, tmp_path: 
     stranger = device(tmp_path / "verifier")
     befriend(stranger, home.owner, "verify")
     home.owner.peers.rename(stranger.identity.id, "attic")
-    assert "Nobody knows where attic is" in str(home.workers()["attic"].trouble)
+    assert "No address of attic is known" in str(home.workers()["attic"].error)
     with device_taking(LayerStore(tmp_path / "attic", PLENTY), stranger) as address:
-        home.owner.peers.saw(stranger.identity.id, Address("127.0.0.1", 1))
-        home.owner.peers.saw(stranger.identity.id, address)
-        assert "no right to files" in str(home.workers()["attic"].trouble)
+        home.owner.peers.record_seen(stranger.identity.id, Address("127.0.0.1", 1))
+        home.owner.peers.record_seen(stranger.identity.id, address)
+        assert "no right to files" in str(home.workers()["attic"].error)
 
 
 def test_the_rate_holds_for_all_lines_together(
@@ -258,15 +258,15 @@ def test_the_rate_holds_for_all_lines_together(
 
 
 def test_a_worker_at_an_address_is_the_paired_device_that_answers_there(home: Home, tmp_path: Path) -> None:
-    desk = worker_there(home.owner, "", home.addresses["desk"])
-    assert (desk.name, desk.trouble) == ("desk", None)
+    desk = worker_at_address(home.owner, "", home.addresses["desk"])
+    assert (desk.name, desk.error) == ("desk", None)
     assert desk.peer is not None
     assert desk.peer.id == home.owner.peers.find("desk").id
     assert Right.COMPUTE in desk.rights
-    assert worker_there(home.owner, "kitchen", home.addresses["desk"]).name == "kitchen"
-    gone = worker_there(home.owner, "", Address("127.0.0.1", 9))
+    assert worker_at_address(home.owner, "kitchen", home.addresses["desk"]).name == "kitchen"
+    gone = worker_at_address(home.owner, "", Address("127.0.0.1", 9))
     assert (gone.name, gone.address) == ("127.0.0.1:9", None)
-    assert gone.trouble is not None
+    assert gone.error is not None
     with device_taking(LayerStore(tmp_path / "plain", PLENTY)) as address:  # on this machine, without pairing
-        plain = worker_there(home.owner, "", address)
-        assert (plain.name, plain.peer, plain.trouble) == (str(address), None, None)
+        plain = worker_at_address(home.owner, "", address)
+        assert (plain.name, plain.peer, plain.error) == (str(address), None, None)

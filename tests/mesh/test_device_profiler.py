@@ -19,7 +19,7 @@ from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.errors import MeasureFailed
 from edgellm.mesh import device_profiler
-from edgellm.mesh.device_profiler import figures_here, free_memory
+from edgellm.mesh.device_profiler import free_memory, measure_device
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
 from edgellm.storage import device_speed
 from edgellm.storage.device_speed import cold_read
@@ -28,7 +28,7 @@ from testkit.random_gguf import Shape, write
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("edgellm.storage.device_speed.LEAST_SECONDS", 0.01)
+    monkeypatch.setattr("edgellm.storage.device_speed.MIN_SECONDS", 0.01)
     monkeypatch.setattr(timing, "ROWS", (1, 4))
     monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
@@ -42,54 +42,54 @@ def blocks(tmp_path: Path) -> Blocks:
 
 def test_it_is_measured_once_and_when_asked(blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     doing: list[str] = []
-    first = figures_here(blocks, doing=doing.append, folder=tmp_path / "layers", threads=1)
+    first = measure_device(blocks, on_progress=doing.append, folder=tmp_path / "layers", threads=1)
     assert first.reason == "never measured with such layers"
     assert (first.rows, first.block, first.layer, first.threads) == ((1, 4), blocks.key, blocks.layer, 1)
     assert first.disk > 0
     assert first.memory > 0
     assert doing[0] == "writing layers of random weights"
-    assert "reading them cold" in doing
+    assert "reading them from disk" in doing
     assert not list((tmp_path / "layers").glob("*.gguf"))
-    again = figures_here(blocks, threads=1)
+    again = measure_device(blocks, threads=1)
     assert replace(again, memory=0) == replace(first, memory=0)
-    assert figures_here(blocks, oldest=0.0, threads=1).reason == "asked for"
+    assert measure_device(blocks, max_age=0.0, threads=1).reason == "asked for"
     with monkeypatch.context() as patch:
         patch.setattr(device_profiler, "processor", lambda: "another")
-        assert figures_here(blocks, threads=1).reason.startswith("the processor was")
-    assert figures_here(blocks, threads=1).reason == "the processor was another"
+        assert measure_device(blocks, threads=1).reason.startswith("the processor was")
+    assert measure_device(blocks, threads=1).reason == "the processor was another"
     with monkeypatch.context() as patch:
-        patch.setattr(device_profiler, "program", lambda: "99")
-        assert figures_here(blocks, threads=1).reason.startswith("measured by edgellm")
-    assert figures_here(blocks, threads=1).reason == "measured by edgellm 99"
+        patch.setattr(device_profiler, "program_version", lambda: "99")
+        assert measure_device(blocks, threads=1).reason.startswith("measured by edgellm")
+    assert measure_device(blocks, threads=1).reason == "measured by edgellm 99"
     with monkeypatch.context() as patch:
         now = time.time()
         patch.setattr("edgellm.mesh.device_profiler.time.time", lambda: now + 40 * 86_400)
-        assert figures_here(blocks, threads=1).reason == "40 days old"
-    assert figures_here(blocks, threads=1).reason.endswith("days old")  # a clock that was set back
+        assert measure_device(blocks, threads=1).reason == "40 days old"
+    assert measure_device(blocks, threads=1).reason.endswith("days old")  # a clock that was set back
     (kept,) = (tmp_path / "home").rglob("figures/*.json")
     kept.write_text("{")
-    assert figures_here(blocks, threads=1).reason == "never measured with such layers"
+    assert measure_device(blocks, threads=1).reason == "never measured with such layers"
 
 
 def test_what_cannot_be_measured_is_said(blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MeasureFailed, match="Nothing can be measured in"):
-        figures_here(blocks, folder=tmp_path / "file", threads=1)
+        measure_device(blocks, folder=tmp_path / "file", threads=1)
     with pytest.raises(MeasureFailed, match="cannot be measured here"):
-        figures_here(replace(blocks, data=100), folder=tmp_path, threads=1)
+        measure_device(replace(blocks, data=100), folder=tmp_path, threads=1)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(device_profiler, "write_random", full)
     with pytest.raises(MeasureFailed, match="No space left"):
-        figures_here(blocks, folder=tmp_path, threads=1)
+        measure_device(blocks, folder=tmp_path, threads=1)
 
 
 def test_figures_that_are_none_are_not_believed(blocks: Blocks, tmp_path: Path) -> None:
     from edgellm.errors import ProtocolError
 
-    good = figures_here(blocks, folder=tmp_path, threads=1)
+    good = measure_device(blocks, folder=tmp_path, threads=1)
     bad: tuple[dict[str, Any], ...] = (
         {"rows": ()}, {"rows": (1,)}, {"seconds": (1.0, float("nan"))}, {"seconds": (0.0, 1.0)}, {"disk": 0.0},
         {"disk": float("inf")}, {"layer": 0}, {"memory": -1}, {"rows": (0, 1)},
@@ -107,13 +107,13 @@ def test_a_cold_read_drops_the_pages_first(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "posix_fadvise", lambda _handle, _at, _size, advice: dropped.append(advice), raising=False)
     monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
     monkeypatch.setattr(os, "POSIX_FADV_RANDOM", 1, raising=False)
-    monkeypatch.setattr(device_speed, "LEAST_SECONDS", 1e-9)
+    monkeypatch.setattr(device_speed, "MIN_SECONDS", 1e-9)
     speed, how = cold_read(path)
     assert speed > 0
     assert how.startswith("3 MB read")
     assert dropped == [os.POSIX_FADV_RANDOM, 4, 4]
-    monkeypatch.setattr(device_speed, "LEAST_SECONDS", 10.0)
-    monkeypatch.setattr(device_speed, "MOST_BYTES", 5 * 2**20)  # a small file is read again
+    monkeypatch.setattr(device_speed, "MIN_SECONDS", 10.0)
+    monkeypatch.setattr(device_speed, "MAX_BYTES", 5 * 2**20)  # a small file is read again
     assert cold_read(path)[1].startswith("5 MB read")
     assert len(dropped) == 7
 
@@ -121,7 +121,7 @@ def test_a_cold_read_drops_the_pages_first(tmp_path: Path, monkeypatch: pytest.M
 def test_memory_is_what_the_control_groups_leave(tmp_path: Path) -> None:
     free, reason = free_memory(tmp_path / "none", tmp_path)
     assert free > 0
-    assert "this machine" in reason
+    assert "free memory" in reason
     proc = tmp_path / "cgroup"
     old = tmp_path / "memory" / "user" / "box"
     old.mkdir(parents=True)
@@ -129,13 +129,13 @@ def test_memory_is_what_the_control_groups_leave(tmp_path: Path) -> None:
         (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
         (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
     proc.write_text("5:cpu:/\n4:memory:/user/box\n")
-    assert free_memory(proc, tmp_path) == (720_000, "what its control group leaves it, less a tenth")
+    assert free_memory(proc, tmp_path) == (720_000, "the free memory of its control group, less a tenth")
     new = tmp_path / "box"
     new.mkdir()
     (new / "memory.max").write_text("max\n")
     (new / "memory.current").write_text("5\n")
     proc.write_text("0::/box\n")
-    assert "this machine" in free_memory(proc, tmp_path)[1]
+    assert "free memory" in free_memory(proc, tmp_path)[1]
     (new / "memory.max").write_text("105\n")
     assert free_memory(proc, tmp_path)[0] == 90
 
@@ -144,25 +144,25 @@ def test_where_loading_is_slower_than_reading_that_is_what_counts(
     blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_profiler, "cold_read", lambda _path: (1e12, "all at once"))
-    found = figures_here(blocks, folder=tmp_path / "layers", threads=1)
+    found = measure_device(blocks, folder=tmp_path / "layers", threads=1)
     assert found.disk < 1e11
     assert found.disk_reason.startswith("all at once: 1000000 MB/s; 2 layers loaded")
     assert not list((tmp_path / "layers").glob("*.gguf"))
     monkeypatch.setattr(device_profiler, "cold_read", lambda _path: (1.0, "drop by drop"))
-    found = figures_here(blocks, oldest=0.0, folder=tmp_path / "layers", threads=1)
+    found = measure_device(blocks, max_age=0.0, folder=tmp_path / "layers", threads=1)
     assert (found.disk, found.disk_reason) == (1.0, "drop by drop")
 
 
 @pytest.mark.parametrize("factor", [300.0, 1.0 / 300.0])
 def test_a_kept_figure_that_no_device_can_have_is_measured_again(blocks: Blocks, tmp_path: Path, factor: float) -> None:
-    first = figures_here(blocks, folder=tmp_path, threads=1)
+    first = measure_device(blocks, folder=tmp_path, threads=1)
     (kept,) = (tmp_path / "home").rglob("figures/*.json")
     found = json.loads(kept.read_text())
     kept.write_text(
         json.dumps({**found, "waited": 0.0, "seconds": [found["seconds"][0], factor * found["seconds"][1]]})
     )
-    again = figures_here(blocks, folder=tmp_path, threads=1)
-    assert again.reason == "no device can have such times"
+    again = measure_device(blocks, folder=tmp_path, threads=1)
+    assert again.reason == "the times are not plausible for any device"
     assert again.seconds[1] < 20.0 * first.seconds[1]
 
 
@@ -186,7 +186,7 @@ def test_a_disk_that_has_rested_is_not_taken_for_a_faster_one(
     path = tmp_path / "file"
     with path.open("wb") as file:
         file.truncate(megabytes * 2**20)
-    monkeypatch.setattr(device_speed, "LEAST_SECONDS", 1.0)
+    monkeypatch.setattr(device_speed, "MIN_SECONDS", 1.0)
     monkeypatch.setattr(device_speed, "perf_counter", lambda: Rested.clock)
     monkeypatch.setattr(Path, "open", lambda self, *_, **__: Rested(self))
     assert 35e6 < cold_read(path)[0] < 42e6
@@ -202,6 +202,6 @@ def test_stalls_of_the_reader_do_not_move_the_speed_of_a_disk(tmp_path: Path, mo
         return now[0]
 
     monkeypatch.setattr(device_speed, "perf_counter", clock)
-    monkeypatch.setattr(device_speed, "LEAST_SECONDS", 1000.0)
-    monkeypatch.setattr(device_speed, "MOST_SECONDS", 1e9)
+    monkeypatch.setattr(device_speed, "MIN_SECONDS", 1000.0)
+    monkeypatch.setattr(device_speed, "MAX_SECONDS", 1e9)
     assert cold_read(path)[0] == pytest.approx(2**20 / 0.11)

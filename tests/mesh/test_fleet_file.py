@@ -50,20 +50,20 @@ def test_devices_links_and_a_model_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nonsense", "is no TOML"),
-        ("a = " + "[" * 100_000, "is no TOML"),
+        ("nonsense", "is not TOML"),
+        ("a = " + "[" * 100_000, "is not TOML"),
         ("", r"names no device. Write a \[\[device\]\] table"),
         ('[device]\nname = "a"\n', "device is not a list of tables"),
-        ("devices = 3\n" + DESKTOP, "has the key 'devices'. Known are device, link, model"),
+        ("devices = 3\n" + DESKTOP, "has an unknown key 'devices'. Known keys: device, link, model"),
         (DESKTOP.replace("tflops = 20\n", ""), r"\[\[device\]\] 1 \(desktop\): tflops is missing"),
         (DESKTOP.replace("= 2000", '= "fast"'), "disk_mb_s is 'fast'. Give a number above 0"),
         (DESKTOP.replace("= 2000", "= 0"), "disk_mb_s is 0. Give a number above 0"),
         (DESKTOP.replace("= 2000", "= nan"), "disk_mb_s is nan"),
         (DESKTOP.replace("= 2000", "= 1" + 400 * "0"), "disk_mb_s is 1000.*at most 1e[+]15"),
-        (DESKTOP.replace("= 2000", "= 1" + 5000 * "0"), "is no TOML"),
+        (DESKTOP.replace("= 2000", "= 1" + 5000 * "0"), "is not TOML"),
         (DESKTOP.replace("= 2000", "= true"), "disk_mb_s is True"),
-        (DESKTOP.replace("0.4", "40"), "util_a is 40. It is the share of the peak, at most 1"),
-        (DESKTOP.replace("memory_gb", "memory_mb"), "has the key 'memory_mb'"),
+        (DESKTOP.replace("0.4", "40"), "util_a is 40. It is the fraction of the peak, at most 1"),
+        (DESKTOP.replace("memory_gb", "memory_mb"), "has an unknown key 'memory_mb'"),
         (DESKTOP.replace('"desktop"', "7"), "name is 7"),
         (DESKTOP + DESKTOP, "two devices are named 'desktop'"),
         (DESKTOP + "latency_ms = -1\n", "latency_ms is -1. Give a number of 0 or more"),
@@ -84,7 +84,7 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
     with pytest.raises(FleetUnreadable, match="cannot be read"):
         read_fleet(tmp_path / "none.toml")
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(FleetUnreadable, match="is no TOML"):
+    with pytest.raises(FleetUnreadable, match="is not TOML"):
         read_fleet(tmp_path / "x.toml")
 
 

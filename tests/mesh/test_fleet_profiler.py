@@ -19,14 +19,14 @@ from edgellm.errors import VerifierUnreachable
 from edgellm.layer_range import HERE
 from edgellm.llm.mesh_timeline import disproved_figures
 from edgellm.mesh import fleet_profiler as surveying
-from edgellm.mesh.device_profiler import figures_here
-from edgellm.mesh.fleet_profiler import Survey, known_line, known_speed, survey
+from edgellm.mesh.device_profiler import measure_device
+from edgellm.mesh.fleet_profiler import Survey, stored_link, stored_speed, survey
 from edgellm.mesh.model_costs import model_costs
 from edgellm.rpc.discovery.workers import Worker, find_workers
 from edgellm.rpc.layers import bandwidth_probe
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.storage.device_speed import DOUBTFUL_OLDEST
+from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
 from edgellm.storage.layers.store import LayerStore
 from tests.rpc.layering import device_taking
 from tests.rpc.strangers import befriend, device
@@ -34,7 +34,7 @@ from tests.rpc.strangers import befriend, device
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("edgellm.storage.device_speed.LEAST_SECONDS", 0.01)
+    monkeypatch.setattr("edgellm.storage.device_speed.MIN_SECONDS", 0.01)
     monkeypatch.setattr(timing, "ROWS", (1, 4, 16))
     monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setattr(timing, "_ROUNDS", 1)
@@ -54,8 +54,8 @@ def owner(tmp_path: Path) -> Iterator[Trust]:
             befriend(worker, trust, "files compute")
             trust.peers.rename(worker.identity.id, name)
             store = LayerStore(tmp_path / name / "layers", 10**9)
-            address = running.enter_context(device_taking(store, worker, measurer=figures_here))
-            trust.peers.saw(worker.identity.id, address)
+            address = running.enter_context(device_taking(store, worker, measurer=measure_device))
+            trust.peers.record_seen(worker.identity.id, address)
         yield trust
 
 
@@ -72,7 +72,13 @@ def look(owner: Trust, blocks: Blocks, model: Path, fresh: bool = False) -> tupl
     heard: list[tuple[str, str]] = []
     shape = model_costs(ModelFile.open(model)).shape
     done = survey(
-        owner, found(owner), blocks, "verifier", shape, fresh=fresh, notify=lambda who, what: heard.append((who, what))
+        owner,
+        found(owner),
+        blocks,
+        "verifier",
+        shape,
+        remeasure=fresh,
+        notify=lambda who, what: heard.append((who, what)),
     )
     return done, heard
 
@@ -82,7 +88,7 @@ def test_the_home_is_measured_once_and_planned_for(owner: Trust, blocks: Blocks,
     assert list(first.speeds) == [HERE, "attic", "desk", "phone"]
     assert set(first.lines) == {(HERE, "attic"), (HERE, "desk"), (HERE, "phone"), ("desk", "phone")}
     assert first.left_out == ()
-    assert ("desk", "the line from here") in heard
+    assert ("desk", "measuring the connection from here") in heard
     assert all(kept.reason == "never measured" for kept in first.lines.values())
     fleet = first.fleet()
     assert [one.name for one in fleet.devices] == [HERE, "attic", "desk", "phone"]
@@ -99,19 +105,19 @@ def test_the_home_is_measured_once_and_planned_for(owner: Trust, blocks: Blocks,
 
     again, heard = look(owner, blocks, verifier_path)
     assert again.lines == first.lines
-    assert not [what for _, what in heard if what.startswith("the line from")]
+    assert not [what for _, what in heard if what.startswith("measuring the connection from")]
     assert not [what for _, what in heard if what.startswith("computing")]
     fresh, heard = look(owner, blocks, verifier_path, fresh=True)
     assert all(kept.reason == "asked for" for kept in fresh.lines.values())
     assert fresh.speeds["desk"].figures.reason == "asked for"
-    assert ("desk", "the line to phone") in heard
+    assert ("desk", "measuring the connection to phone") in heard
 
 
 def test_lines_that_are_too_old_are_measured_again(
     owner: Trust, blocks: Blocks, verifier_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look(owner, blocks, verifier_path)
-    monkeypatch.setattr(surveying, "LINE_OLDEST", -1.0)
+    monkeypatch.setattr(surveying, "MAX_LINK_AGE", -1.0)
     again, _ = look(owner, blocks, verifier_path)
     assert {kept.reason for ends, kept in again.lines.items()} == {"too old"}
 
@@ -120,20 +126,20 @@ def test_what_was_measured_is_known_later_and_of_damage_nothing(
     owner: Trust, blocks: Blocks, verifier_path: Path, tmp_path: Path
 ) -> None:
     worker = found(owner)[1]
-    assert known_speed(worker) is None
-    assert known_line(worker) is None
+    assert stored_speed(worker) is None
+    assert stored_link(worker) is None
     done, _ = look(owner, blocks, verifier_path)
-    speed, line = known_speed(worker), known_line(worker)
+    speed, line = stored_speed(worker), stored_link(worker)
     assert speed is not None
     assert speed.figures == done.speeds["desk"].figures
     assert speed.model == "verifier"
     assert speed.utilisation.peak > 0
     assert line == done.lines[HERE, "desk"]
-    assert known_speed(None) is not None
+    assert stored_speed(None) is not None
     for path in (tmp_path / "home").rglob("figures/*.json"):
         path.write_text("[{}]")
-    assert known_speed(worker) is None
-    assert known_line(worker) is None
+    assert stored_speed(worker) is None
+    assert stored_link(worker) is None
 
 
 def test_who_cannot_be_measured_is_left_out_and_it_is_said_why(
@@ -141,7 +147,7 @@ def test_who_cannot_be_measured_is_left_out_and_it_is_said_why(
 ) -> None:
     attic, desk, phone = found(owner)
     weak = Worker(phone.name, phone.peer, phone.address, phone.facts, frozenset({Right.FILES}))
-    gone = Worker("gone", None, trouble=VerifierUnreachable("Nobody is there.", "Switch it on."))
+    gone = Worker("gone", None, error=VerifierUnreachable("Nobody is there.", "Switch it on."))
     called_here = Worker(HERE, attic.peer, attic.address, attic.facts, attic.rights)
     shape = model_costs(ModelFile.open(verifier_path)).shape
     done = survey(owner, [desk, weak, gone, called_here], blocks, "verifier", shape)
@@ -170,7 +176,7 @@ def test_figures_that_a_reply_has_disproved_are_measured_again_once(
     assert [sentence.split(" took ")[0] for sentence in told] == ["desk: computing", "desk: network"]
     again, _ = look(owner, blocks, verifier_path)
     assert again.speeds["desk"].figures.reason == "asked for"
-    assert again.lines[HERE, "desk"].reason == "a reply took another time"
+    assert again.lines[HERE, "desk"].reason == "a reply took a different time"
     assert again.lines[HERE, "attic"] == first.lines[HERE, "attic"]
     assert again.speeds["attic"].figures.taken == first.speeds["attic"].figures.taken
     assert (
@@ -178,7 +184,7 @@ def test_figures_that_a_reply_has_disproved_are_measured_again_once(
     )  # it is the planner's model, then
     third, heard = look(owner, blocks, verifier_path)
     assert third.lines == again.lines
-    assert not [what for _, what in heard if what == "the line from here"]
+    assert not [what for _, what in heard if what == "measuring the connection from here"]
 
 
 def test_figures_of_a_busy_machine_are_doubtful_and_short_lived(
@@ -188,12 +194,12 @@ def test_figures_of_a_busy_machine_are_doubtful_and_short_lived(
     first, _ = look(owner, blocks, verifier_path)
     said = first.doubts()
     assert any(one.startswith("The figures of desk are doubtful: measured while the machine was") for one in said)
-    assert "The line from here to desk was measured while this machine was busy." in said
+    assert "The connection from here to desk was measured while this machine was busy." in said
     assert said[-1].startswith("Run again with --measure")
     monkeypatch.setattr(CpuWait, "share", lambda _self: 0.0)
     assert look(owner, blocks, verifier_path)[0].doubts() == said
     now = time.time()
-    monkeypatch.setattr("edgellm.mesh.device_profiler.time.time", lambda: now + DOUBTFUL_OLDEST + 60.0)
+    monkeypatch.setattr("edgellm.mesh.device_profiler.time.time", lambda: now + MAX_DOUBTFUL_AGE + 60.0)
     again, _ = look(owner, blocks, verifier_path)
     assert again.doubts() == []
     assert again.speeds["desk"].figures.reason.startswith("measured while the machine was busy")

@@ -165,7 +165,9 @@ def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_pa
     assert [record.work.stages for record in pipeline.records] == [2, 2]
     assert warm(cache, work.model) == set(range(12))
     pipeline.close()
-    with pytest.raises(LayersMissing, match=r"Layers 1-5 of .* begin and end elsewhere: 1-2, 3-4, 5-6"):
+    with pytest.raises(
+        LayersMissing, match=r"Layers 1-5 of .* do not match the boundaries of the pieces on this device: 1-2, 3-4, 5-6"
+    ):
         Stage(replace(work, layers=LayerRange(0, 5)), cache, lambda _: None)
 
 
@@ -262,9 +264,9 @@ def test_models_close_only_with_their_last_user(verifier_cut: Cut) -> None:
     model = verifier_cut.work.model
     one, other = take(cache, model, 3, 6), take(cache, model, 3)
     assert one is other
-    cache.give(one)
-    assert cache.tidy(everything=True) == 0
+    cache.give_back(one)
+    assert cache.evict_unused(everything=True) == 0
     assert isinstance(one, Model)
-    cache.give(other)
-    assert cache.tidy(everything=True) == 1
+    cache.give_back(other)
+    assert cache.evict_unused(everything=True) == 1
     assert cache.size == 0

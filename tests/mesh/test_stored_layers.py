@@ -27,17 +27,17 @@ def test_a_layer_that_is_loaded_stays(draft_path: Path, tmp_path: Path) -> None:
     assert found is not None
     assert (set(found.held), found.pieces) == ({2, 3, 4}, None)
     (file,) = found.files(LayerRange(3, 4))
-    loaded = weights.take(file)
+    loaded = weights.acquire(file)
     assert weights.warm(found) == {3}
     assert store.clean().in_use == 1
     assert (rest := source.open("0" * 64, pieces)) is not None
     assert rest.held == {3}
-    weights.give(loaded)
-    assert weights.tidy(everything=True) == 1
+    weights.give_back(loaded)
+    assert weights.evict_unused(everything=True) == 1
     assert store.clean().in_use == 0
     assert source.open("0" * 64, pieces) is None
     with pytest.raises(LayersMissing):
-        weights.take(file)
+        weights.acquire(file)
     assert weights.size == 0
 
 

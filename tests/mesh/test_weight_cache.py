@@ -16,7 +16,7 @@ from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import ModelLayers, SeveralSources, WholeModel, require
 from edgellm.mesh.weight_cache import WeightCache, overhead
 from edgellm.storage.layers import store as layer_store
-from edgellm.storage.layers.manifest import cut_piece, forget, pieces_of
+from edgellm.storage.layers.manifest import cut_piece, forget_hashes, pieces_of
 from edgellm.storage.layers.store import LayerStore
 from tests.mesh.folder import FolderLayers, reserve, take, warm
 from tests.mesh.household import Cut
@@ -35,11 +35,11 @@ def test_what_nobody_uses_goes_after_a_while(verifier_cut: Cut) -> None:
     clock, model = Clock(), verifier_cut.work.model
     cache = WeightCache(verifier_cut.layers, keep=60.0, clock=clock)
     first, _ = (take(cache, model, layer) for layer in (0, 1))
-    cache.give(first)
+    cache.give_back(first)
     clock.now = 59.0
-    assert cache.tidy() == 0
+    assert cache.evict_unused() == 0
     clock.now = 61.0
-    assert cache.tidy() == 1
+    assert cache.evict_unused() == 1
     assert warm(cache, model) == {1}
 
 
@@ -49,11 +49,11 @@ def test_room_is_made_by_what_was_used_longest_ago(verifier_cut: Cut) -> None:
     cache = WeightCache(layers, memory=3 * one, clock=clock)
     taken = {layer: take(cache, model, layer) for layer in (4, 5, 6)}
     for clock.now, layer in ((1.0, 6), (2.0, 4)):
-        cache.give(taken[layer])
+        cache.give_back(taken[layer])
     take(cache, model, 7)
     assert warm(cache, model) == {4, 5, 7}
     take(cache, model, 4)
-    with pytest.raises(MemoryShort, match=r"Loading layer 9 takes .* MB, and of"):
+    with pytest.raises(MemoryShort, match=r"Loading layer 9 takes .* MB; "):
         take(cache, model, 8)
     assert cache.size <= 3 * one
 
@@ -115,7 +115,7 @@ def test_small_layers_go_together_up_to_the_end_of_the_stage(
 
 def test_what_others_say_was_brought_costs_no_endless_reading(verifier_cut: Cut, tmp_path: Path) -> None:
     whole = WholeModel(ModelFile.open(verifier_cut.path), LayerStore(tmp_path, PLENTY))
-    forget(whole.model)
+    forget_hashes(whole.model)
     assert whole.own_pieces([LayerRange(12, 13), LayerRange(5, 5), LayerRange(-1, 3), LayerRange(9, 30)]) == ()
     every = [LayerRange(start, stop) for start in range(12) for stop in range(start + 1, 13)]
     found = whole.own_pieces(every)
@@ -134,7 +134,7 @@ def test_several_may_cut_the_same_piece_at_once(
         return cut_piece(model, layers)
 
     monkeypatch.setattr(layer_store, "cut_piece", counted)
-    forget(verifier_cut.work.model)
+    forget_hashes(verifier_cut.work.model)
     wholes = [WholeModel(ModelFile.open(verifier_cut.path), store) for _ in range(4)]
     threads = [
         threading.Thread(target=lambda whole=whole: found.extend(paths(whole, LayerRange(0, 6)))) for whole in wholes
@@ -152,13 +152,13 @@ def test_a_file_is_in_use_until_it_is_no_longer_loaded(verifier_cut: Cut, tmp_pa
     store, model, clock = LayerStore(tmp_path, PLENTY), verifier_cut.work.model, Clock()
     cache = WeightCache(WholeModel(ModelFile.open(verifier_cut.path), store), keep=60.0, clock=clock)
     first, second = take(cache, model, 0), take(cache, model, 1)
-    cache.give(first)
+    cache.give_back(first)
     assert store.clean().in_use == 2
     clock.now = 61.0
-    cache.tidy()
+    cache.evict_unused()
     assert (store.clean().in_use, len(store.pieces(model))) == (1, 1)
-    cache.give(second)
-    cache.tidy(everything=True)
+    cache.give_back(second)
+    cache.evict_unused(everything=True)
     assert (store.clean().in_use, store.size) == (0, 0)
 
 
@@ -180,14 +180,14 @@ def test_caches_and_batches_count_before_anything_is_loaded(verifier_cut: Cut) -
     assert wanted > costs_of(header).cache(4, work.context, work.sessions)
     reserve(WeightCache(layers, memory=weights + wanted), work)
     cache = WeightCache(layers, memory=weights + wanted - 1)
-    with pytest.raises(MemoryShort, match=r"Layers 3-6 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens; of"):
+    with pytest.raises(MemoryShort, match=r"Layers 3-6 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens; "):
         reserve(cache, work)
-    assert cache.left == weights + wanted - 1
+    assert cache.free_bytes == weights + wanted - 1
     reservation = reserve(cache, replace(work, sessions=1))
-    assert cache.left == weights + wanted - 1 - reservation.size
+    assert cache.free_bytes == weights + wanted - 1 - reservation.size
     reservation.close()
     reservation.close()
-    assert cache.left == weights + wanted - 1
+    assert cache.free_bytes == weights + wanted - 1
     assert reserve(WeightCache(layers), work).size == 0  # no limit
 
 

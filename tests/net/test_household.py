@@ -83,7 +83,7 @@ def test_a_worker_is_found_by_itself_and_computes_for_who_may(paired: tuple[Devi
         a.edge("peers", "grant", "phone", "compute")
         done = b.edge(*run)
         assert re.search(r"^desk +7-12 ", done, re.MULTILINE), done
-        assert "A device is lost" not in done
+        assert "A device was lost" not in done
     assert "Loading layers 7-12" in "".join(said)
 
 
@@ -114,6 +114,6 @@ def test_a_copied_identity_is_found_by_both(paired: tuple[Device, Device, Device
     copytree(a.home, copy.home)
     with copy.running(*SERVE, "10.77.0.2", until=UP):
         assert "10.77.0.2 announces the identity" in findings(a.doctor(), "identity", "problem")
-        assert "has the identity of this one" in a.edge("chat", "--peer", "10.77.0.2:50151", "Hello")
+        assert "has this device's identity" in a.edge("chat", "--peer", "10.77.0.2:50151", "Hello")
         with a.running(*SERVE, "10.77.0.1", until="announces the identity of this device"):
             pass

@@ -12,7 +12,7 @@ import pytest
 from edgellm.rpc.address import Address
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.versions import PAIRING
+from edgellm.rpc.versions import PAIRING_PROTOCOL
 from testkit.hostile import pairing_relay
 from testkit.hostile.pairing_relay import PAIR
 
@@ -56,7 +56,7 @@ class Talk:
         self.channel.close()
 
 
-def hello(identity: Identity, spake: bytes, protocol: int = PAIRING) -> pb.PairFrame:
+def hello(identity: Identity, spake: bytes, protocol: int = PAIRING_PROTOCOL) -> pb.PairFrame:
     return pb.PairFrame(hello=pb.PairHello(protocol=protocol, certificate=identity.certificate.der, spake=spake))
 
 

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import bind, new_server, run_there
+from edgellm.rpc.channel import bind, new_server, run_in_network_loop
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import auth_interceptor as guards
 from edgellm.rpc.trust import handshake as greetings
@@ -22,7 +22,7 @@ from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import LINK
+from edgellm.rpc.versions import DEVICES_PROTOCOL
 from tests.rpc.strangers import device
 
 OFFER = OfferedModel("verifier", "big", 123, "ab" * 32)
@@ -50,8 +50,8 @@ async def serving(trust: Trust, said: Said | None = None) -> AsyncIterator[Addre
     guard = AuthInterceptor(trust, (said if said is not None else []).append)
     watch = asyncio.create_task(guard.watch())
     methods = {
-        "Secret": grpc.unary_unary_rpc_method_handler(guard.over(secret, Right.VERIFY)),
-        "Stream": grpc.stream_stream_rpc_method_handler(guard.over(stream, Right.VERIFY)),
+        "Secret": grpc.unary_unary_rpc_method_handler(guard.wrap(secret, Right.VERIFY)),
+        "Stream": grpc.stream_stream_rpc_method_handler(guard.wrap(stream, Right.VERIFY)),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", methods),))
     server.add_generic_rpc_handlers((welcome_handlers(trust, guard, [OFFER]),))
@@ -87,7 +87,7 @@ async def code_of(channel: grpc.aio.Channel) -> grpc.StatusCode:
 
 
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run_there(work()).result(60)
+    run_in_network_loop(work()).result(60)
 
 
 def impostor(genuine: Trust, folder: Path, identity: Identity) -> Trust:
@@ -105,10 +105,10 @@ async def answering(
     """A server by mutual TLS whose welcome is not as it should be."""
 
     async def welcome(request: pb.WelcomeRequest, context: Any) -> pb.WelcomeReply:
-        client = guards.who(context)
+        client = guards.caller_id(context)
         mine = trust.identity.id
         reply = pb.WelcomeReply(
-            protocol=LINK,
+            protocol=DEVICES_PROTOCOL,
             device=mine.digest,
             signature=trust.identity.sign(greetings._statement(request.nonce, mine, client)),
         )

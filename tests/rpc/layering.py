@@ -11,7 +11,7 @@ import grpc.aio
 
 from edgellm.engine import ModelFile
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import bind, new_server, open_channel, run_there
+from edgellm.rpc.channel import bind, new_server, open_channel, run_in_network_loop
 from edgellm.rpc.layers.benchmark_service import Measurer
 from edgellm.rpc.layers.service import layer_handlers
 from edgellm.rpc.layers.upload import Cut, RateLimiter, UploadProgress, upload
@@ -56,11 +56,11 @@ def device_taking(
 ) -> Iterator[Address]:
     """`taking`, for a test outside the loop."""
     running = taking(store, trust, said, measurer)
-    address = run_there(running.__aenter__()).result(120)
+    address = run_in_network_loop(running.__aenter__()).result(120)
     try:
         yield address
     finally:
-        run_there(running.__aexit__(None, None, None)).result(120)
+        run_in_network_loop(running.__aexit__(None, None, None)).result(120)
 
 
 def cutter(model: Path, manifest: Manifest) -> Cut:

@@ -46,5 +46,5 @@ def test_loopback_is_allowed(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.20", "10.0.0.1", "8.8.8.8", "fe80::1", "desk.local"])
 def test_everything_else_needs_pairing_first(host: str) -> None:
-    with pytest.raises(PairingRequired, match="Pairing comes first"):
+    with pytest.raises(PairingRequired, match="Pair the devices first"):
         Address.of(host, 50151).require_loopback()

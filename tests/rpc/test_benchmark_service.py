@@ -15,7 +15,7 @@ from edgellm.errors import DeviceLost, EdgeError, MeasureFailed, NotPermitted, P
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
 from edgellm.rpc.layers import bandwidth_probe, benchmark_service
-from edgellm.rpc.layers.bandwidth_probe import LinkSpeed, ask_line, measure_line
+from edgellm.rpc.layers.bandwidth_probe import LinkSpeed, measure_link, request_link_measurement
 from edgellm.rpc.layers.benchmark_service import DeviceFigures, measure, read_figures, write_figures
 from edgellm.rpc.layers.codec import method
 from edgellm.rpc.protos import layers_pb2 as pb
@@ -59,7 +59,7 @@ def test_a_device_says_what_it_has_measured(store: LayerStore, monkeypatch: pyte
             assert await measure(channel, "desk", BLOCKS, 60.0) == FIGURES
             assert measurer.asked == [(BLOCKS, 60.0)]
             for bad in (replace(BLOCKS, header=b""), replace(BLOCKS, layers=0), replace(BLOCKS, width=2**21)):
-                with pytest.raises(EdgeError, match="nothing of that kind"):
+                with pytest.raises(EdgeError, match="layers to measure are invalid"):
                     await measure(channel, "desk", bad, 60.0)
             measurer.said = MeasureFailed("The disk is full.", "Make room there.")
             with pytest.raises(MeasureFailed, match=r"desk: The disk is full\. Make room there"):
@@ -96,7 +96,7 @@ def test_a_line_is_measured_both_ways(store: LayerStore, monkeypatch: pytest.Mon
         async with taking(store) as address:
             with Relay(address.port, Network(40.0, 0.02)) as relay:
                 async with open_channel(Address("127.0.0.1", relay.port)) as channel:
-                    line = await measure_line(channel, "desk")
+                    line = await measure_link(channel, "desk")
         assert line.round_trip >= 0.02
         for rate in (line.up, line.down):  # of thousands without the relay, and how exact depends on what else runs
             assert 1e6 < rate < 4e8
@@ -114,7 +114,7 @@ def test_more_than_can_be_wanted_is_refused(store: LayerStore) -> None:
                 response_deserializer=pb.FlowFrame.FromString,
             )()
             await call.write(pb.FlowFrame(want=2**40))
-            with pytest.raises(Exception, match="too many to measure"):
+            with pytest.raises(Exception, match="is too large"):
                 await call.read()
 
     run(work)
@@ -132,18 +132,20 @@ def test_a_device_measures_its_line_to_another_that_both_know(
     async def work() -> None:
         async with taking(store, desk) as at_desk, taking(store, phone) as at_phone:
             async with open_channel(at_desk, owner, desk.identity.id) as channel:
-                line = await ask_line(channel, "desk", phone.identity.id, at_phone)
+                line = await request_link_measurement(channel, "desk", phone.identity.id, at_phone)
                 assert line.up > 1e6
                 assert 0 < line.round_trip < 1
-                assert (await ask_line(channel, "desk", phone.identity.id, None)).up > 1e6  # where it was met before
+                assert (
+                    await request_link_measurement(channel, "desk", phone.identity.id, None)
+                ).up > 1e6  # where it was met before
                 with pytest.raises(MeasureFailed, match="not paired with this one"):
-                    await ask_line(channel, "desk", far.identity.id, None)
+                    await request_link_measurement(channel, "desk", far.identity.id, None)
                 phone.peers.remove(desk.identity.id)
                 with pytest.raises(MeasureFailed, match="cannot be measured from here"):
-                    await ask_line(channel, "desk", phone.identity.id, at_phone)
+                    await request_link_measurement(channel, "desk", phone.identity.id, at_phone)
             async with taking(store) as alone, open_channel(alone) as channel:
-                with pytest.raises(MeasureFailed, match="no connections to others"):
-                    await ask_line(channel, "alone", phone.identity.id, at_phone)
+                with pytest.raises(MeasureFailed, match="not paired with any other"):
+                    await request_link_measurement(channel, "alone", phone.identity.id, at_phone)
 
     run(work)
 
@@ -155,11 +157,11 @@ def test_only_who_may_have_it_compute_may_have_it_measured(store: LayerStore, tm
 
     async def work() -> None:
         async with taking(store, worker, measurer=measurer) as address, open_channel(address, reader) as channel:
-            for asked in (measure(channel, "desk", BLOCKS, 0.0), measure_line(channel, "desk")):
+            for asked in (measure(channel, "desk", BLOCKS, 0.0), measure_link(channel, "desk")):
                 with pytest.raises((NotPermitted, DeviceLost)):
                     await asked
             with pytest.raises(NotPermitted):
-                await ask_line(channel, "desk", reader.identity.id, None)
+                await request_link_measurement(channel, "desk", reader.identity.id, None)
         assert measurer.asked == []
 
     run(work)

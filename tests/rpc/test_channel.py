@@ -66,13 +66,13 @@ def test_two_verifiers_cannot_share_a_port() -> None:
 
 def test_grpc_alone_would_not_share_it_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """The port is taken between our question and gRPC's."""
-    monkeypatch.setattr("edgellm.rpc.channel.probe", lambda _address: None)
+    monkeypatch.setattr("edgellm.rpc.channel.check_bindable", lambda _address: None)
     test_two_verifiers_cannot_share_a_port()
 
 
 def test_an_address_of_another_machine_is_an_invalid_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Address, "require_loopback", lambda self: self)
-    with pytest.raises(InvalidOption, match="Nobody can listen"):
+    with pytest.raises(InvalidOption, match="This device cannot listen"):
         listen(Address.of("192.0.2.1", 0))
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import InvalidOption
-from edgellm.rpc.trust.device_id import SIGNS, DeviceID, parse_short
+from edgellm.rpc.trust.device_id import ALPHABET, DeviceID, parse_short
 
 ids = st.builds(DeviceID, st.binary(min_size=32, max_size=32))
 LOOK_ALIKES = {"1": "1iIlL", "0": "0oO", "8": "8bB"}
@@ -36,7 +36,7 @@ def test_case_grouping_and_look_alikes_do_not_matter(device: DeviceID, data: st.
 def test_any_single_wrong_sign_is_found(device: DeviceID, data: st.DataObject) -> None:
     for text, read in ((str(device), DeviceID.parse), (device.short, parse_short)):
         at = data.draw(st.sampled_from([index for index, sign in enumerate(text) if sign != "-"]))
-        wrong = data.draw(st.sampled_from(SIGNS.replace(text[at], "")))
+        wrong = data.draw(st.sampled_from(ALPHABET.replace(text[at], "")))
         with pytest.raises(InvalidOption, match="mistyped"):
             read(text[:at] + wrong + text[at + 1 :])
 
@@ -71,14 +71,14 @@ def test_every_text_means_another_device() -> None:
     """The last sign holds one bit only: the other four must not be free to choose."""
     text = str(DeviceID(bytes(32))).replace("-", "")
     head = text[:42]
-    for sign in SIGNS[1:16]:
+    for sign in ALPHABET[1:16]:
         part = "0" * 12 + sign
         total = 0
         for one in part:
-            total = (total ^ SIGNS.index(one)) << 1
+            total = (total ^ ALPHABET.index(one)) << 1
             total ^= 0b100101 if total & 32 else 0
-        with pytest.raises(InvalidOption, match="end"):
-            DeviceID.parse(head + part + SIGNS[total])
+        with pytest.raises(InvalidOption, match="last group"):
+            DeviceID.parse(head + part + ALPHABET[total])
 
 
 def test_a_digest_of_another_length_is_none() -> None:

@@ -19,11 +19,11 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import handshake as greetings
-from edgellm.rpc.trust.handshake import ask, meet
+from edgellm.rpc.trust.handshake import connect_authenticated, fetch_peer_info
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import LINK
+from edgellm.rpc.versions import DEVICES_PROTOCOL
 from tests.rpc.doors import (
     OFFER,
     answering,
@@ -39,7 +39,7 @@ def test_a_paired_device_is_let_in_and_told_what_it_may(host: Trust, guest: Trus
     async def work() -> None:
         async with serving(host) as address:
             assert await steal(open_channel(address, guest)) == b"the secret"
-            welcomed = await ask(address, guest)
+            welcomed = await fetch_peer_info(address, guest)
             assert welcomed.peer.id == host.identity.id
             assert (welcomed.rights, welcomed.offers) == (frozenset({Right.VERIFY}), (OFFER,))
             assert 0 < welcomed.seconds < 60
@@ -64,14 +64,14 @@ def test_a_server_that_a_paired_authority_has_signed_cannot_prove_who_it_is(
     async def honest() -> None:
         async with serving(rogue) as address:
             with pytest.raises(NotPaired, match="is not paired with this one"):
-                await meet(address, guest)
+                await connect_authenticated(address, guest)
 
     async def lying() -> None:
         """It names the ID of the one who has signed it; sign it can with its own key only."""
         claim = pb.WelcomeReply(device=trusted.id.digest)
         async with answering(rogue, lambda reply: reply.MergeFrom(claim)) as address:
             with pytest.raises(NotPaired, match="cannot prove it"):
-                await meet(address, guest)
+                await connect_authenticated(address, guest)
 
     run(honest)
     run(lying)
@@ -98,21 +98,23 @@ def test_a_paired_device_cannot_pass_for_another_by_passing_the_question_on(
 
             async with greeting(middle, passed_on) as between:
                 with pytest.raises(NotPaired, match="cannot prove it"):
-                    await meet(between, guest)
+                    await connect_authenticated(between, guest)
                 with pytest.raises(NotPaired, match="do not trust each other"):
-                    await meet(between, guest, host.identity.id)  # TLS is enough where one device is meant
+                    await connect_authenticated(
+                        between, guest, host.identity.id
+                    )  # TLS is enough where one device is meant
 
     run(work)
 
 
 def test_a_recorded_welcome_is_worth_nothing(host: Trust, guest: Trust) -> None:
-    old = pb.WelcomeReply(protocol=LINK, device=host.identity.id.digest)
+    old = pb.WelcomeReply(protocol=DEVICES_PROTOCOL, device=host.identity.id.digest)
     old.signature = host.identity.sign(greetings._statement(b"n" * 32, host.identity.id, guest.identity.id))
 
     async def work() -> None:
         async with answering(host, lambda _reply: None, old) as address:
             with pytest.raises(NotPaired, match="cannot prove it"):
-                await meet(address, guest)
+                await connect_authenticated(address, guest)
 
     run(work)
 
@@ -125,8 +127,8 @@ def test_another_paired_device_than_the_one_meant_is_refused(host: Trust, guest:
     async def work() -> None:
         async with serving(other) as address:
             channel = open_channel(address, guest)  # to any
-            with pytest.raises(NotPaired, match="another was meant"):
-                await greetings._welcome(channel, address, guest, host.identity.id, 5)
+            with pytest.raises(NotPaired, match="not the expected one"):
+                await greetings._call_welcome(channel, address, guest, host.identity.id, 5)
             await channel.close(None)
 
     run(work)
@@ -139,7 +141,7 @@ def test_another_version_says_which_side_is_too_old(
     async def work() -> None:
         async with answering(host, lambda reply: setattr(reply, "protocol", version)) as address:
             with pytest.raises(error, match=f"Update edgellm on {who} device"):
-                await meet(address, guest)
+                await connect_authenticated(address, guest)
 
     run(work)
 
@@ -149,8 +151,8 @@ def test_nobody_there_is_told_apart_from_nobody_trusted(guest: Trust) -> None:
         with socket.create_server(("127.0.0.1", 0)) as deaf:
             port = deaf.getsockname()[1]
             with pytest.raises(VerifierUnreachable, match="within"):
-                await meet(Address("127.0.0.1", port), guest, None, 0.3)
+                await connect_authenticated(Address("127.0.0.1", port), guest, None, 0.3)
         with pytest.raises(VerifierUnreachable, match="nothing listens"):
-            await meet(Address("127.0.0.1", port), guest)
+            await connect_authenticated(Address("127.0.0.1", port), guest)
 
     run(work)

@@ -15,18 +15,18 @@ from tests.rpc.strangers import certified
 
 
 def test_it_is_made_once_and_private(tmp_path: Path) -> None:
-    first, again = Identity.here(tmp_path / "trust"), Identity.here(tmp_path / "trust")
+    first, again = Identity.load(tmp_path / "trust"), Identity.load(tmp_path / "trust")
     path = tmp_path / "trust" / "identity.pem"
     assert first.id == again.id == pem_id(first.certificate.pem)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert Identity.here(tmp_path / "other").id != first.id
+    assert Identity.load(tmp_path / "other").id != first.id
 
 
 def test_one_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
-    Identity.here(tmp_path)
+    Identity.load(tmp_path)
     (tmp_path / "identity.pem").chmod(0o644)
-    Identity.here(tmp_path)
+    Identity.load(tmp_path)
     assert stat.S_IMODE((tmp_path / "identity.pem").stat().st_mode) == 0o600
 
 
@@ -41,28 +41,28 @@ def test_a_damaged_one_is_said_and_not_replaced(tmp_path: Path, kept: bytes) -> 
     path = tmp_path / "identity.pem"
     path.write_bytes(kept)
     with pytest.raises(TrustUnusable, match=r"identity\.pem is damaged"):
-        Identity.here(tmp_path)
+        Identity.load(tmp_path)
     assert path.read_bytes() == kept
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    Identity.here(tmp_path / "one")
+    Identity.load(tmp_path / "one")
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "identity.pem").symlink_to(tmp_path / "one" / "identity.pem")
     with pytest.raises(TrustUnusable, match="it is a link"):
-        Identity.here(tmp_path / "two")
+        Identity.load(tmp_path / "two")
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TrustUnusable, match="not a folder"):
-        Identity.here(tmp_path / "file")
+        Identity.load(tmp_path / "file")
 
 
 def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "identity.pem")
     with pytest.raises(TrustUnusable, match="not a plain file"):
-        Identity.here(tmp_path)
+        Identity.load(tmp_path)
 
 
 def test_signatures_are_of_one_device_and_one_message() -> None:
@@ -78,7 +78,7 @@ def test_signatures_are_of_one_device_and_one_message() -> None:
     ("how", "says"),
     [
         ({"ca": True}, "may sign other certificates"),
-        ({"issuer": Identity.new()}, "not signed by itself"),
+        ({"issuer": Identity.new()}, "not self-signed"),
         ({"curve": "P-384"}, "P-256"),
         ({"subject": "edgellm-of-another"}, "subject"),
         ({"constraints": False}, "damaged"),

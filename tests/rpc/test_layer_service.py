@@ -57,7 +57,7 @@ def test_layers_come_once_and_are_told_of(store: LayerStore, manifest: Manifest,
                     await clean(channel, "desk", "0" * 64)
                 assert await clean(channel, "desk", manifest.fingerprint) == (4, again.arrived, 0)
                 assert (await list_layers(channel, "desk")).models == ()
-        assert said[0] == f"3 pieces of {manifest.name} are here."
+        assert said[0] == f"3 pieces of {manifest.name} are complete."
 
     run(work)
 
@@ -103,7 +103,7 @@ def test_a_model_that_has_changed_meanwhile_is_noticed(store: LayerStore, manife
             with pytest.raises(LayersCorrupt, match="desk: The bytes that arrived are not layer 2"):
                 await bring(address, manifest, [1], other)
             assert store.arrived(manifest.pieces[1]) == 0
-            with pytest.raises(LayersCorrupt, match="no longer what it was"):
+            with pytest.raises(LayersCorrupt, match="has changed on this device"):
                 await bring(address, manifest, [1], lambda _piece: iter([b"short"]))
 
     run(work)
@@ -112,7 +112,7 @@ def test_a_model_that_has_changed_meanwhile_is_noticed(store: LayerStore, manife
 def test_a_store_without_room_says_so_before_anything_is_sent(tmp_path: Path, manifest: Manifest, cut: Cut) -> None:
     async def work() -> None:
         async with taking(LayerStore(tmp_path, 10**6)) as address:
-            with pytest.raises(StoreFull, match=r"desk: There is no room for 12 pieces .* limit of 0.00 GB"):
+            with pytest.raises(StoreFull, match=r"desk: 12 pieces .* limit of 0.00 GB"):
                 await bring(address, manifest, list(range(12)), cut)
 
     run(work)
@@ -176,7 +176,7 @@ def test_the_same_device_may_begin_again_and_another_one_need_not_wait(
             assert done.sent == manifest.pieces[11].size
             done, _ = await bring(address, manifest, list(range(12)), cut, owner)
             assert done.arrived == done.total
-            with pytest.raises(StoreBusy, match="another stream"):
+            with pytest.raises(StoreBusy, match="another upload"):
                 await slow
 
     run(work)
@@ -197,7 +197,7 @@ def test_who_serves_no_layers_says_so(tmp_path: Path, manifest: Manifest, host: 
 
     async def work() -> None:
         async with serving(host) as address:
-            with pytest.raises(ProtocolError, match="keeps no layers"):
+            with pytest.raises(ProtocolError, match="does not store layers"):
                 await bring(address, manifest, [1], cut, guest)
 
     run(work)

@@ -34,20 +34,26 @@ def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, manifest: Ma
     cases: list[tuple[list[pb.PutFrame | bytes], str]] = [
         ([portion(1, 0, b"x")], "INVALID_ARGUMENT The first frame is not Wanted"),
         ([wanted(good, 1, protocol=2)], "FAILED_PRECONDITION The other device speaks protocol version 2"),
-        ([wanted(good)], "INVALID_ARGUMENT There cannot be a wish"),
-        ([wanted(good, 2, 1)], "INVALID_ARGUMENT There cannot be a wish"),
-        ([wanted(good, 12)], "INVALID_ARGUMENT There cannot be a wish"),
-        ([wanted(strange, 1)], "INVALID_ARGUMENT There cannot be a piece of"),
-        ([wanted(escaping, 1)], "INVALID_ARGUMENT There cannot be a piece with the hash"),
-        ([b"\xff\xff\xff"], "INVALID_ARGUMENT A PutFrame is not what the contract describes"),
-        ([first, portion(2, 0, b"x")], "INVALID_ARGUMENT A portion of piece 2 at 0 arrives where 1 at 0 is due"),
-        ([first, portion(1, 5, b"x")], "INVALID_ARGUMENT A portion of piece 1 at 5"),
+        ([wanted(good)], "INVALID_ARGUMENT The list of wanted pieces is invalid"),
+        ([wanted(good, 2, 1)], "INVALID_ARGUMENT The list of wanted pieces is invalid"),
+        ([wanted(good, 12)], "INVALID_ARGUMENT The list of wanted pieces is invalid"),
+        ([wanted(strange, 1)], "INVALID_ARGUMENT The manifest is invalid: it has a piece of"),
+        ([wanted(escaping, 1)], "INVALID_ARGUMENT The manifest is invalid: it has a piece with the hash"),
+        ([b"\xff\xff\xff"], "INVALID_ARGUMENT A PutFrame cannot be parsed"),
+        (
+            [first, portion(2, 0, b"x")],
+            "INVALID_ARGUMENT Expected a portion of piece 1 at 0, but received piece 2",
+        ),
+        (
+            [first, portion(1, 5, b"x")],
+            "INVALID_ARGUMENT Expected a portion of piece 1 at 0, but received piece 1",
+        ),
         ([first, portion(1, 0, b"")], "INVALID_ARGUMENT A portion has 0 bytes"),
         ([first, portion(1, 0, bytes(2**20 + 1))], "INVALID_ARGUMENT A portion has 1048577 bytes"),
-        ([first, first], "INVALID_ARGUMENT A portion of piece 0 at 0"),
+        ([first, first], "INVALID_ARGUMENT Expected a portion of piece 1 at 0, but received piece 0"),
         ([first, portion(1, 0, bytes(manifest.pieces[1].size + 1))], "INVALID_ARGUMENT Layer 2 was announced with"),
         ([first, portion(1, 0, bytes(manifest.pieces[1].size))], "DATA_LOSS The bytes that arrived are not layer 2"),
-        ([first], "INVALID_ARGUMENT The stream ends before every piece is whole"),
+        ([first], "INVALID_ARGUMENT The upload ended before every piece was complete"),
     ]
 
     async def work() -> None:

@@ -17,7 +17,7 @@ from edgellm.rpc.layers import codec, service
 from edgellm.rpc.layers.codec import WINDOW
 from edgellm.rpc.layers.upload import Cut
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.storage.layers.incoming_piece import Partial
+from edgellm.storage.layers.incoming_piece import IncomingPiece
 from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.store import LayerStore
 from tests.rpc.doors import run
@@ -74,9 +74,9 @@ def test_who_gives_no_sign_of_life_is_lost(manifest: Manifest, cut: Cut, monkeyp
 
     async def work() -> None:
         async with silent(arrived=0) as (address, _frames):
-            with pytest.raises(DeviceLost, match="no sign of life"):
+            with pytest.raises(DeviceLost, match="stopped responding"):
                 await bring(address, manifest, [0], cut)
-        with pytest.raises(DeviceLost, match="gone"):
+        with pytest.raises(DeviceLost, match="was lost"):
             await bring(address, manifest, [0], cut)
 
     run(work)
@@ -86,13 +86,13 @@ def test_signs_of_life_are_given_while_the_disk_is_read(
     store: LayerStore, manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a sender that waits a shorter time than the device needs does not give up."""
-    finish = Partial.finish
+    finish = IncomingPiece.finish
 
-    def slow(self: Partial) -> Path:
+    def slow(self: IncomingPiece) -> Path:
         time.sleep(3.0)
         return finish(self)
 
-    monkeypatch.setattr(Partial, "finish", slow)
+    monkeypatch.setattr(IncomingPiece, "finish", slow)
     monkeypatch.setattr(service, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr("edgellm.rpc.layers.upload.REPLY_SECONDS", 2.0)
 

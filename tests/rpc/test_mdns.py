@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 from zeroconf import IPVersion, ServiceInfo, Zeroconf
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announced, browse, code_number, hint_of, new_instance
+from edgellm.rpc.discovery.mdns import (
+    Hint,
+    ServiceKind,
+    announce,
+    browse,
+    code_number,
+    new_instance,
+    parse_announcement,
+)
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.versions import LINK
+from edgellm.rpc.versions import DEVICES_PROTOCOL
 
 HERE = ["127.0.0.1"]
 
@@ -30,33 +38,33 @@ def found(kind: ServiceKind, short: str, seconds: float = 10.0) -> Hint | None:
 
 def test_a_device_is_found_where_it_listens(short: str) -> None:
     instance = new_instance()
-    with announced(ServiceKind.DEVICE, short, 50151, HERE, instance) as begun:
+    with announce(ServiceKind.DEVICE, short, 50151, HERE, instance) as begun:
         assert begun
         hint = found(ServiceKind.DEVICE, short)
-        assert hint == Hint(short, LINK, instance, (Address("127.0.0.1", 50151),))
+        assert hint == Hint(short, DEVICES_PROTOCOL, instance, (Address("127.0.0.1", 50151),))
         assert hint.own
 
 
 def test_the_two_kinds_are_kept_apart(short: str) -> None:
-    with announced(ServiceKind.DEVICE, short, 50151, HERE):
+    with announce(ServiceKind.DEVICE, short, 50151, HERE):
         assert found(ServiceKind.PAIRING, short, 1.0) is None
 
 
 def test_nothing_else_is_announced(short: str) -> None:
     instance = new_instance()
-    with announced(ServiceKind.DEVICE, short, 50151, HERE, instance):
+    with announce(ServiceKind.DEVICE, short, 50151, HERE, instance):
         assert found(ServiceKind.DEVICE, short)
         zeroconf = Zeroconf(interfaces=HERE, ip_version=IPVersion.V4Only)
         info = zeroconf.get_service_info(ServiceKind.DEVICE.value, f"{instance}.{ServiceKind.DEVICE.value}")
         zeroconf.close()
     assert info is not None
-    assert info.properties == {b"id": short.encode(), b"v": str(LINK).encode(), b"i": instance.encode()}
+    assert info.properties == {b"id": short.encode(), b"v": str(DEVICES_PROTOCOL).encode(), b"i": instance.encode()}
     assert (info.server, info.port) == (f"edgellm-{instance}.local.", 50151)
 
 
 def test_the_number_of_a_code_follows_from_what_is_announced_anyway(short: str) -> None:
     instance = new_instance()
-    with announced(ServiceKind.PAIRING, short, 50150, HERE, instance):
+    with announce(ServiceKind.PAIRING, short, 50150, HERE, instance):
         hint = found(ServiceKind.PAIRING, short)
         assert hint is not None
         assert 1 <= hint.number == code_number(instance) <= 99
@@ -71,7 +79,7 @@ def said(properties: dict[str, str | bytes | None], host: str = "10.0.0.7", port
         properties=properties,
         parsed_addresses=[host],
     )
-    return hint_of(info, local=False)
+    return parse_announcement(info, local=False)
 
 
 SOUND: dict[str, str | bytes | None] = {"id": "0000-0000", "v": "1", "i": "00000000000000ff"}
@@ -124,7 +132,7 @@ def test_a_name_that_is_not_resolved_at_once_is_asked_for_again(short: str, monk
         return ask(self, kind, name, patience) if len(tries) > 2 else None
 
     monkeypatch.setattr(Zeroconf, "get_service_info", late)
-    with announced(ServiceKind.PAIRING, short, 50150, HERE):
+    with announce(ServiceKind.PAIRING, short, 50150, HERE):
         assert found(ServiceKind.PAIRING, short, 60.0)
     assert tries == sorted(set(tries))
 
@@ -137,11 +145,11 @@ def test_what_is_not_found_quickly_is_looked_for_longer(short: str) -> None:
         def waiting(elapsed: float) -> None:
             waited.append(elapsed)
             if len(waited) == 2:
-                later.enter_context(announced(ServiceKind.DEVICE, short, 50151, HERE))
+                later.enter_context(announce(ServiceKind.DEVICE, short, 50151, HERE))
 
         hints = browse(
-            ServiceKind.DEVICE, HERE, 0.1, lambda found: any(hint.short == short for hint in found), longest=60.0,
-            waiting=waiting,
+            ServiceKind.DEVICE, HERE, 0.1, lambda found: any(hint.short == short for hint in found), max_seconds=60.0,
+            on_wait=waiting,
         )  # fmt: skip
     assert short in [hint.short for hint in hints]
     assert len(waited) >= 2
@@ -149,13 +157,13 @@ def test_what_is_not_found_quickly_is_looked_for_longer(short: str) -> None:
 
 
 def test_what_was_found_in_part_is_looked_for_no_longer_than_usual(short: str) -> None:
-    with announced(ServiceKind.DEVICE, short, 50151, HERE):
+    with announce(ServiceKind.DEVICE, short, 50151, HERE):
         assert found(ServiceKind.DEVICE, short)
-        hints = browse(ServiceKind.DEVICE, HERE, 0.2, longest=600.0, some=lambda found: bool(found))
+        hints = browse(ServiceKind.DEVICE, HERE, 0.2, max_seconds=600.0, minimum=lambda found: bool(found))
     assert hints
 
 
 def test_without_an_interface_nothing_is_found_and_nothing_fails(short: str) -> None:
-    with announced(ServiceKind.DEVICE, short, 1, []) as begun:
+    with announce(ServiceKind.DEVICE, short, 1, []) as begun:
         assert not begun
     assert browse(ServiceKind.DEVICE, [], 5.0) == []

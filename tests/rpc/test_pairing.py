@@ -13,18 +13,18 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import pairing
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.pairing import About, Code, Exchange, Window, join
+from edgellm.rpc.trust.pairing import Code, Exchange, Introduction, PairingWindow, join
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import PAIRING
+from edgellm.rpc.versions import PAIRING_PROTOCOL
 from tests.rpc.between import Relay, Talk, hello
 from tests.rpc.strangers import certified, device, known
 
 CODE = Code(7, ("lamp", "otter"))
 WRONG = Code(7, ("lamp", "owl"))
 VERIFY = frozenset({Right.VERIFY})
-ABOUT_DESK = About("desk", VERIFY, (Address("10.0.0.2", 50151),))
-ABOUT_PHONE = About("phone", frozenset({Right.FILES}), (Address("10.0.0.3", 50151),))
+ABOUT_DESK = Introduction("desk", VERIFY, (Address("10.0.0.2", 50151),))
+ABOUT_PHONE = Introduction("phone", frozenset({Right.FILES}), (Address("10.0.0.3", 50151),))
 
 
 @pytest.fixture
@@ -38,13 +38,13 @@ def phone(tmp_path: Path) -> Trust:
 
 
 @pytest.fixture
-def window(desk: Trust) -> Iterator[Window]:
-    with Window(desk, CODE, ABOUT_DESK) as opened:
+def window(desk: Trust) -> Iterator[PairingWindow]:
+    with PairingWindow(desk, CODE, ABOUT_DESK) as opened:
         yield opened
 
 
 @pytest.fixture
-def at(window: Window) -> Address:
+def at(window: PairingWindow) -> Address:
     return window.open(["127.0.0.1"], 0)[0]
 
 
@@ -52,7 +52,7 @@ def nobody_was_paired(*devices: Trust) -> bool:
     return all(not one.peers.all() for one in devices)
 
 
-def test_both_know_each_other_afterwards(window: Window, at: Address, desk: Trust, phone: Trust) -> None:
+def test_both_know_each_other_afterwards(window: PairingWindow, at: Address, desk: Trust, phone: Trust) -> None:
     there = join(at, CODE, phone, ABOUT_PHONE)
     here = window.wait(60)
     assert (there.id, here.id) == (desk.identity.id, phone.identity.id)
@@ -63,7 +63,7 @@ def test_both_know_each_other_afterwards(window: Window, at: Address, desk: Trus
 
 
 def test_a_wrong_code_pairs_nobody_and_closes_the_window(
-    window: Window, at: Address, desk: Trust, phone: Trust
+    window: PairingWindow, at: Address, desk: Trust, phone: Trust
 ) -> None:
     with pytest.raises(PairingFailed, match="code is wrong"):
         join(at, WRONG, phone, ABOUT_PHONE)
@@ -72,7 +72,9 @@ def test_a_wrong_code_pairs_nobody_and_closes_the_window(
     assert nobody_was_paired(desk, phone)
 
 
-def test_a_second_guess_is_refused_even_if_it_is_right(window: Window, at: Address, desk: Trust, phone: Trust) -> None:
+def test_a_second_guess_is_refused_even_if_it_is_right(
+    window: PairingWindow, at: Address, desk: Trust, phone: Trust
+) -> None:
     with pytest.raises(PairingFailed):
         join(at, WRONG, phone, ABOUT_PHONE)
     with pytest.raises(PairingFailed, match="window is closed"):
@@ -80,7 +82,7 @@ def test_a_second_guess_is_refused_even_if_it_is_right(window: Window, at: Addre
     assert nobody_was_paired(desk, phone)
 
 
-def test_two_guesses_at_once_are_one_too_many(window: Window, at: Address, desk: Trust, phone: Trust) -> None:
+def test_two_guesses_at_once_are_one_too_many(window: PairingWindow, at: Address, desk: Trust, phone: Trust) -> None:
     """Whoever has begun has used the guess up, also if he never says what he guessed."""
     first = Talk(at)
     first.say(hello(Identity.new(), Exchange("A", WRONG, Identity.new()).spake))
@@ -88,12 +90,12 @@ def test_two_guesses_at_once_are_one_too_many(window: Window, at: Address, desk:
     with pytest.raises(PairingFailed, match="window is closed"):
         join(at, CODE, phone, ABOUT_PHONE)
     first.close()
-    with pytest.raises(PairingFailed, match="left in the middle"):
+    with pytest.raises(PairingFailed, match="disconnected during pairing"):
         window.wait(60)
     assert nobody_was_paired(desk, phone)
 
 
-def test_a_window_admits_one_device(window: Window, at: Address, phone: Trust, tmp_path: Path) -> None:
+def test_a_window_admits_one_device(window: PairingWindow, at: Address, phone: Trust, tmp_path: Path) -> None:
     join(at, CODE, phone, ABOUT_PHONE)
     late = device(tmp_path / "late")
     with pytest.raises(PairingFailed, match="window is closed"):
@@ -102,9 +104,9 @@ def test_a_window_admits_one_device(window: Window, at: Address, phone: Trust, t
 
 
 def test_after_its_time_the_right_code_is_refused(desk: Trust, phone: Trust) -> None:
-    with Window(desk, CODE, ABOUT_DESK, seconds=0.05) as window:
+    with PairingWindow(desk, CODE, ABOUT_DESK, seconds=0.05) as window:
         at = window.open(["127.0.0.1"], 0)[0]
-        with pytest.raises(PairingFailed, match="Nobody came"):
+        with pytest.raises(PairingFailed, match="No device joined"):
             window.wait(60)
         with pytest.raises(PairingFailed, match="window is closed"):
             join(at, CODE, phone, ABOUT_PHONE)
@@ -115,7 +117,10 @@ def test_after_its_time_the_right_code_is_refused(desk: Trust, phone: Trust) -> 
 def test_a_recorded_pairing_cannot_be_played_again(desk: Trust, phone: Trust, same_window: bool) -> None:
     """Not even where the same code is shown again."""
     record: list[bytes] = []
-    with Window(desk, CODE, ABOUT_DESK) as window, Relay(window.open(["127.0.0.1"], 0)[0], up=record.append) as between:
+    with (
+        PairingWindow(desk, CODE, ABOUT_DESK) as window,
+        Relay(window.open(["127.0.0.1"], 0)[0], up=record.append) as between,
+    ):
         join(between, CODE, phone, ABOUT_PHONE)
         window.wait(60)
         assert len(record) == 3
@@ -123,7 +128,7 @@ def test_a_recorded_pairing_cannot_be_played_again(desk: Trust, phone: Trust, sa
         if same_window:
             replay(between, list(record), "FAILED_PRECONDITION")
     if not same_window:
-        with Window(desk, CODE, ABOUT_DESK) as again:
+        with PairingWindow(desk, CODE, ABOUT_DESK) as again:
             replay(again.open(["127.0.0.1"], 0)[0], record, "PERMISSION_DENIED")
             with pytest.raises(PairingFailed):
                 again.wait(60)
@@ -140,7 +145,7 @@ def replay(at: Address, record: list[bytes], refused: str) -> None:
 
 
 def test_a_man_in_the_middle_with_certificates_of_his_own_pairs_nobody(
-    window: Window, at: Address, desk: Trust, phone: Trust
+    window: PairingWindow, at: Address, desk: Trust, phone: Trust
 ) -> None:
     """He passes on SPAKE2's messages as they are, and gives each side his certificate for the other's."""
     mallory = Identity.new()
@@ -150,9 +155,9 @@ def test_a_man_in_the_middle_with_certificates_of_his_own_pairs_nobody(
             frame.hello.certificate = mallory.certificate.der
 
     with Relay(at, swap) as between:
-        with pytest.raises(PairingFailed, match="somebody in between"):
+        with pytest.raises(PairingFailed, match="tampered with"):
             join(between, CODE, phone, ABOUT_PHONE)
-        with pytest.raises(PairingFailed, match="somebody in between"):
+        with pytest.raises(PairingFailed, match="tampered with"):
             window.wait(60)
     assert nobody_was_paired(desk, phone)
 
@@ -164,7 +169,7 @@ def test_another_devices_certificate_cannot_be_paired_without_its_key(
     tablet = device(tmp_path / "tablet")
     thief = device(tmp_path / "thief", Identity(Identity.new().key, tablet.identity.certificate))
     shows, types = (thief, phone) if shows_the_code else (desk, thief)
-    with Window(shows, CODE, ABOUT_DESK) as window:
+    with PairingWindow(shows, CODE, ABOUT_DESK) as window:
         at = window.open(["127.0.0.1"], 0)[0]
         with pytest.raises(PairingFailed) as joined:
             join(at, CODE, types, ABOUT_PHONE)
@@ -175,13 +180,13 @@ def test_another_devices_certificate_cannot_be_paired_without_its_key(
 
 
 def test_an_entry_that_exists_is_not_changed_without_its_key(
-    window: Window, at: Address, desk: Trust, tmp_path: Path
+    window: PairingWindow, at: Address, desk: Trust, tmp_path: Path
 ) -> None:
     tablet = device(tmp_path / "tablet")
     entry = desk.peers.add(known(tablet, "tablet", ""))
     thief = device(tmp_path / "thief", Identity(Identity.new().key, tablet.identity.certificate))
     with pytest.raises(PairingFailed, match="does not hold the key"):
-        join(at, CODE, thief, About("evil", frozenset(Right), ()))
+        join(at, CODE, thief, Introduction("evil", frozenset(Right), ()))
     assert desk.peers.all() == [entry]
 
 
@@ -203,7 +208,7 @@ def test_whatever_is_changed_on_the_way_pairs_nobody(desk: Trust, phone: Trust, 
                 frame.done.mac = bytes(32)
 
     with (
-        Window(desk, CODE, ABOUT_DESK) as window,
+        PairingWindow(desk, CODE, ABOUT_DESK) as window,
         Relay(window.open(["127.0.0.1"], 0)[0], spoil) as between,
     ):
         with pytest.raises(PairingFailed):
@@ -216,7 +221,7 @@ def test_whatever_is_changed_on_the_way_pairs_nobody(desk: Trust, phone: Trust, 
 def test_nothing_private_travels_in_the_clear(desk: Trust, phone: Trust) -> None:
     record: list[bytes] = []
     with (
-        Window(desk, CODE, ABOUT_DESK) as window,
+        PairingWindow(desk, CODE, ABOUT_DESK) as window,
         Relay(
             window.open(["127.0.0.1"], 0)[0], change=lambda frame: record.append(frame.SerializeToString())
         ) as between,
@@ -231,20 +236,20 @@ def test_nothing_private_travels_in_the_clear(desk: Trust, phone: Trust) -> None
 @pytest.mark.parametrize(
     ("frame", "says"),
     [
-        (b"\xff\xff", "contract"),
-        (pb.PairFrame(), "'hello' was to come"),
-        (pb.PairFrame(done=pb.PairDone()), "'hello' was to come"),
-        (hello(Identity.new(), b"", PAIRING + 1), "Update edgellm on this device"),
-        (hello(Identity.new(), b"", PAIRING - 1), "Update edgellm on the other device"),
+        (b"\xff\xff", "cannot be parsed"),
+        (pb.PairFrame(), "Expected a frame 'hello'"),
+        (pb.PairFrame(done=pb.PairDone()), "Expected a frame 'hello'"),
+        (hello(Identity.new(), b"", PAIRING_PROTOCOL + 1), "Update edgellm on this device"),
+        (hello(Identity.new(), b"", PAIRING_PROTOCOL - 1), "Update edgellm on the other device"),
         (hello(certified(ca=True), b"A" + bytes(32)), "may sign other certificates"),
         (hello(Identity.new(), b""), "SPAKE2"),
         (hello(Identity.new(), b"A" + b"\xff" * 32), "SPAKE2"),
         (hello(Identity.new(), b"B" + bytes(32)), "SPAKE2"),
-        (None, "left in the middle"),
+        (None, "disconnected during pairing"),
     ],
 )
 def test_what_is_no_first_word_costs_no_guess(
-    window: Window, at: Address, phone: Trust, frame: pb.PairFrame | bytes | None, says: str
+    window: PairingWindow, at: Address, phone: Trust, frame: pb.PairFrame | bytes | None, says: str
 ) -> None:
     talk = Talk(at)
     talk.say(frame)
@@ -253,14 +258,14 @@ def test_what_is_no_first_word_costs_no_guess(
     window.wait(60)
 
 
-def test_a_frame_that_is_too_large_is_not_read(window: Window, at: Address, phone: Trust) -> None:
+def test_a_frame_that_is_too_large_is_not_read(window: PairingWindow, at: Address, phone: Trust) -> None:
     talk = Talk(at)
     talk.say(b"x" * 2**17)
     assert talk.refused().startswith("RESOURCE_EXHAUSTED")
     join(at, CODE, phone, ABOUT_PHONE)
 
 
-def test_whoever_dawdles_is_shown_the_door(window: Window, at: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_dawdles_is_shown_the_door(window: PairingWindow, at: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairing, "STEP_SECONDS", 0.2)
     talk = Talk(at)
     assert talk.refused().startswith("DEADLINE_EXCEEDED")
@@ -274,7 +279,7 @@ def test_whoever_dawdles_is_shown_the_door(window: Window, at: Address, monkeypa
         window.wait(60)
 
 
-def test_meeting_oneself_is_explained(window: Window, at: Address, desk: Trust, tmp_path: Path) -> None:
+def test_meeting_oneself_is_explained(window: PairingWindow, at: Address, desk: Trust, tmp_path: Path) -> None:
     copy = device(tmp_path / "copy", desk.identity)
     with pytest.raises(EdgeError, match="itself"):
         join(at, CODE, copy, ABOUT_PHONE)
@@ -296,24 +301,24 @@ def own(frame: pb.PairFrame, identity: Identity) -> None:
 def test_a_newer_device_behind_the_window_is_said(at: Address, phone: Trust) -> None:
     def newer(frame: pb.PairFrame) -> None:
         if frame.hello.spake.startswith(b"B"):
-            frame.hello.protocol = PAIRING + 1
+            frame.hello.protocol = PAIRING_PROTOCOL + 1
 
     with Relay(at, newer) as between, pytest.raises(PeerTooNew, match="Update edgellm on this"):
         join(between, CODE, phone, ABOUT_PHONE)
 
 
 def test_nobody_there_is_said(phone: Trust) -> None:
-    with pytest.raises(VerifierUnreachable, match="No device waits"):
+    with pytest.raises(VerifierUnreachable, match="No device is waiting"):
         join(Address("127.0.0.1", 1), CODE, phone, ABOUT_PHONE)
 
 
 def test_it_listens_at_every_address_at_one_port(desk: Trust) -> None:
-    with Window(desk, CODE, ABOUT_DESK) as window:
+    with PairingWindow(desk, CODE, ABOUT_DESK) as window:
         hosts = ["127.0.0.1", "127.0.0.2" if sys.platform == "linux" else "::1"]  # elsewhere loopback has no second one
         bound = window.open(hosts, 0)
         assert [address.host for address in bound] == hosts
         assert len({address.port for address in bound}) == 1
-        with Window(desk, CODE, ABOUT_DESK) as second:
+        with PairingWindow(desk, CODE, ABOUT_DESK) as second:
             assert second.open(["127.0.0.1"], bound[0].port) != bound[:1]  # another one, as that is taken
-    with Window(desk, CODE, ABOUT_DESK) as window, pytest.raises(InvalidOption):
+    with PairingWindow(desk, CODE, ABOUT_DESK) as window, pytest.raises(InvalidOption):
         window.open(["192.0.2.77"], 0)

@@ -58,7 +58,7 @@ def test_it_is_read_as_people_type_it(code: Code, case: object, between: str) ->
         ("7-lamp-otter-otter", "7-lamp-otter"),
         ("7-lmap-otter", "Is it 'lamp'"),
         ("7-la-otter", "'la' is not a word"),
-        ("7-lamp-xxxxxx", "'xxxxxx' is not a word of any code. Look"),
+        ("7-lamp-xxxxxx", "'xxxxxx' is not a word of any code. Compare"),
     ],
 )
 def test_a_typing_error_is_found_before_it_costs_the_guess(text: str, says: str) -> None:

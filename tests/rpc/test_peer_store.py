@@ -13,7 +13,7 @@ from edgellm.errors import InvalidOption, NotPaired, TrustUnusable
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer, Peers, shown_name
+from edgellm.rpc.trust.peer_store import Peer, Peers, printable_name
 from edgellm.rpc.trust.rights import Right, read_rights
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -85,7 +85,7 @@ def test_names_can_be_changed_to_what_is_a_name(peers: Peers) -> None:
 def test_being_seen_does_not_bring_a_removed_one_back(peers: Peers, tmp_path: Path) -> None:
     desk = peers.add(peer())
     Peers(tmp_path).remove(desk.id)
-    peers.saw(desk.id, Address("10.0.0.9", 1))
+    peers.record_seen(desk.id, Address("10.0.0.9", 1))
     assert peers.all() == []
 
 
@@ -101,14 +101,14 @@ def test_being_seen_does_not_bring_one_back_that_is_removed_at_that_moment(
         return found
 
     monkeypatch.setattr(Peers, "get", removed_behind)
-    peers.saw(desk.id, Address("10.0.0.9", 1))
+    peers.record_seen(desk.id, Address("10.0.0.9", 1))
     assert peers.all() == []
 
 
 def test_where_it_was_seen_comes_first_and_the_oldest_goes(peers: Peers) -> None:
     desk = peers.add(peer())
     for port in range(1, 12):
-        peers.saw(desk.id, Address("10.0.0.9", port), frozenset({Right.FILES}))
+        peers.record_seen(desk.id, Address("10.0.0.9", port), frozenset({Right.FILES}))
     seen = peers.find("desk")
     assert [address.port for address in seen.addresses] == [11, 10, 9, 8, 7, 6, 5, 4]
     assert seen.granted == {Right.FILES}
@@ -117,9 +117,9 @@ def test_where_it_was_seen_comes_first_and_the_oldest_goes(peers: Peers) -> None
 
 def test_the_file_is_not_written_for_every_call(peers: Peers) -> None:
     desk = peers.add(peer())
-    peers.saw(desk.id)
+    peers.record_seen(desk.id)
     before = peers.path.stat().st_ino, peers.path.stat().st_mtime_ns
-    peers.saw(desk.id)
+    peers.record_seen(desk.id)
     assert (peers.path.stat().st_ino, peers.path.stat().st_mtime_ns) == before
 
 
@@ -143,5 +143,5 @@ def test_the_certificate_counts_and_not_the_id_beside_it(peers: Peers) -> None:
 
 def test_what_others_call_themselves_cannot_command_the_terminal() -> None:
     device = Identity.new().id
-    assert shown_name("\x1b[2Jdesk\n" + "x" * 99, device) == "[2Jdesk" + "x" * 33
-    assert shown_name("\n", device) == device.short
+    assert printable_name("\x1b[2Jdesk\n" + "x" * 99, device) == "[2Jdesk" + "x" * 33
+    assert printable_name("\n", device) == device.short

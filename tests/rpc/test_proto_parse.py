@@ -6,20 +6,20 @@ import pytest
 
 from edgellm.errors import ProtocolError
 from edgellm.rpc.protos import trust_pb2 as pb
-from edgellm.rpc.versions import parsed
+from edgellm.rpc.versions import parse_message
 
 
 def test_a_message_arrives() -> None:
-    assert parsed(pb.PairDone, pb.PairDone(mac=b"x").SerializeToString()).mac == b"x"
+    assert parse_message(pb.PairDone, pb.PairDone(mac=b"x").SerializeToString()).mac == b"x"
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05x", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"])
 def test_what_is_no_message_is_one_error(data: bytes) -> None:
-    with pytest.raises(ProtocolError, match="PairDone is not what the contract describes"):
-        parsed(pb.PairDone, data)
+    with pytest.raises(ProtocolError, match="PairDone cannot be parsed"):
+        parse_message(pb.PairDone, data)
 
 
 def test_a_message_beyond_its_size_is_not_parsed() -> None:
     data = pb.PairDone(mac=b"x" * 100).SerializeToString()
     with pytest.raises(ProtocolError, match="102 bytes; 50 are allowed"):
-        parsed(pb.PairDone, data, 50)
+        parse_message(pb.PairDone, data, 50)

@@ -18,7 +18,7 @@ from edgellm.errors import (
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server, open_channel
 from edgellm.rpc.trust import auth_interceptor as guards
-from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.identity import SERVER_NAME, Identity
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
@@ -83,7 +83,7 @@ def test_a_wrong_certificate_is_refused_in_the_handshake(host: Trust, guest: Tru
         async with serving(host) as address:
             assert await code_of(open_channel(address, stranger)) is grpc.StatusCode.UNAVAILABLE
             with pytest.raises(NotPaired, match="do not trust each other"):
-                await meet(address, stranger)
+                await connect_authenticated(address, stranger)
 
     run(work)
 
@@ -100,7 +100,7 @@ def test_a_wrong_certificate_is_refused_behind_the_handshake_too(
         async with serving(host) as address:
             assert await code_of(open_channel(address, stranger)) is grpc.StatusCode.PERMISSION_DENIED
             with pytest.raises(NotPermitted, match="is not paired"):
-                await meet(address, stranger)
+                await connect_authenticated(address, stranger)
 
     run(work)
 
@@ -135,13 +135,13 @@ def test_what_a_paired_authority_has_signed_is_refused_by_its_fingerprint(tmp_pa
 def test_a_revoked_device_is_refused_at_once(host: Trust, guest: Trust) -> None:
     async def work() -> None:
         async with serving(host) as address:
-            channel, _ = await meet(address, guest)
+            channel, _ = await connect_authenticated(address, guest)
             assert await ask_for(channel, SECRET) == b"the secret"
             host.peers.remove(guest.identity.id)
             assert await code_of(channel) is grpc.StatusCode.PERMISSION_DENIED  # on the open connection
             assert await code_of(open_channel(address, guest)) is grpc.StatusCode.UNAVAILABLE  # on a new one
             with pytest.raises(NotPaired):
-                await meet(address, guest)
+                await connect_authenticated(address, guest)
 
     run(work)
 
@@ -151,7 +151,7 @@ def test_revocation_ends_streams_that_are_open(host: Trust, guest: Trust, how: s
     async def work() -> None:
         said: Said = []
         async with serving(host, said) as address:
-            channel, _ = await meet(address, guest)
+            channel, _ = await connect_authenticated(address, guest)
             call = open_stream(channel)
             assert await call.read() == b"hello"
             if how == "removed":
@@ -175,11 +175,11 @@ def test_a_stream_of_another_device_goes_on(host: Trust, guest: Trust, tmp_path:
 
     async def work() -> None:
         async with serving(host) as address:
-            channel, _ = await meet(address, other)
+            channel, _ = await connect_authenticated(address, other)
             call = open_stream(channel)
             await call.read()
             host.peers.remove(guest.identity.id)
-            await asyncio.sleep(3 * guards.GLANCE)
+            await asyncio.sleep(3 * guards.RECHECK_SECONDS)
             await call.write(b"?")
             assert await call.read() == b"more"
             await channel.close(None)
@@ -194,7 +194,7 @@ def test_a_right_that_was_not_granted_is_not_had(host: Trust, tmp_path: Path, ri
 
     async def work() -> None:
         async with serving(host) as address:
-            channel, welcomed = await meet(address, guest)
+            channel, welcomed = await connect_authenticated(address, guest)
             assert welcomed.rights == frozenset(rights.split())
             assert await code_of(channel) is grpc.StatusCode.PERMISSION_DENIED
             host.peers.grant(guest.identity.id, [Right.VERIFY])
@@ -215,12 +215,12 @@ def test_a_copied_identity_is_found_out_and_explained_on_both_sides(
             assert "itself" in said[0]  # it calls from this machine
             monkeypatch.setattr(guards, "own_hosts", lambda: frozenset({"10.9.9.9"}))
             with pytest.raises(NotPermitted, match="files were copied"):
-                await meet(address, copy)
+                await connect_authenticated(address, copy)
         async with answering(copy, lambda _reply: None) as address:
             guest.peers.remove(host.identity.id)
             host.peers.grant(guest.identity.id, [Right.VERIFY])
             with pytest.raises(IdentityClash, match="files were copied"):
-                await meet(address, host)
+                await connect_authenticated(address, host)
 
     run(work)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import run_there
-from edgellm.rpc.discovery.interfaces import listening
+from edgellm.rpc.channel import run_in_network_loop
+from edgellm.rpc.discovery.interfaces import first_listening
 
 
 def test_of_several_addresses_the_one_that_answers_is_taken() -> None:
@@ -14,5 +14,5 @@ def test_of_several_addresses_the_one_that_answers_is_taken() -> None:
         closed = Address("127.0.0.1", gone.getsockname()[1])
         gone.close()
         open_one = Address("127.0.0.1", here.getsockname()[1])
-        assert run_there(listening([closed, open_one])).result() == open_one
-        assert run_there(listening([closed])).result() == closed
+        assert run_in_network_loop(first_listening([closed, open_one])).result() == open_one
+        assert run_in_network_loop(first_listening([closed])).result() == closed

@@ -12,10 +12,10 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.errors import VerifierBusy
-from edgellm.rpc.channel import LONGEST_BUSY_MS, SESSION
+from edgellm.rpc.channel import MAX_BUSY_MS, SESSION
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
-from edgellm.services.server.verification_service import Happened, ServerEvent
+from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
@@ -53,7 +53,7 @@ class Deaf:
         self.call.cancel()
 
 
-def eventually(what: Happened, events: list[ServerEvent]) -> str:
+def eventually(what: EventKind, events: list[ServerEvent]) -> str:
     """The first event of that kind, once it is there."""
     end = time.monotonic() + 120
     while time.monotonic() < end:
@@ -67,7 +67,7 @@ def eventually(what: Happened, events: list[ServerEvent]) -> str:
 def test_a_device_that_does_not_read_is_dropped_and_nobody_else_notices(
     exact: Model, events: list[ServerEvent], prompt: Ids, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.services.server.verification_service.TAKE_SECONDS", 0.3)
+    monkeypatch.setattr("edgellm.services.server.verification_service.READ_TIMEOUT_SECONDS", 0.3)
     narrow = [("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0)]  # takes 64 bytes without being read
     with (
         VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, on_event=events.append) as server,
@@ -77,7 +77,7 @@ def test_a_device_that_does_not_read_is_dropped_and_nobody_else_notices(
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         session = remote.open(GenerationState())
         assert session.submit(prompt, Chunk(), extra=3).result().tokens.tolist() == alone(prompt, 4)
-        assert "has not read its stream for 0.3 seconds" in eventually(Happened.REFUSED, events)
+        assert "has not read its stream for 0.3 seconds" in eventually(EventKind.REFUSED, events)
         done = server.counters.verdicts
         assert session.submit(prompt, Chunk(), extra=3).result().tokens.tolist() == alone(prompt, 4)
         assert server.counters.verdicts == done + 1  # nothing more is computed for the other
@@ -101,7 +101,7 @@ def test_a_wait_is_estimated_from_answers_of_late() -> None:
     assert pace.seconds(8) == pytest.approx(0.8, rel=0.05)
 
 
-@pytest.mark.parametrize(("estimate", "told"), [(0.3211, 322), (0.0, 50), (1e9, LONGEST_BUSY_MS)])
+@pytest.mark.parametrize(("estimate", "told"), [(0.3211, 322), (0.0, 50), (1e9, MAX_BUSY_MS)])
 def test_a_full_verifier_tells_how_long_it_will_be_busy(
     exact: Model, prompt: Ids, monkeypatch: pytest.MonkeyPatch, estimate: float, told: int
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_device_goes_on_alone_and_asks_again_after_the_time_it_was_told(
         while not server.counters.batches > batches + 3:
             time.sleep(0.001)
         began = time.monotonic()
-        with pytest.raises(VerifierBusy, match=r"asks again in about 0\.4 seconds"):
+        with pytest.raises(VerifierBusy, match=r"tries again in about 0\.4 seconds"):
             session.submit(np.concatenate((long, token)), Chunk()).result()
         assert not session.ready()
         while not session.ready():

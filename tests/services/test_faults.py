@@ -16,7 +16,7 @@ import pytest
 
 from edgellm.engine import Model, Vocabulary
 from edgellm.errors import VerifierLost, VerifierSlow, VerifierUnavailable
-from edgellm.rpc.channel import run_there
+from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemotePending, RemoteSession, RemoteVerifier
@@ -69,7 +69,7 @@ def test_a_verifier_that_says_nothing_is_lost(vocabulary: Vocabulary) -> None:
         return iter(())
 
     with asking(vocabulary, script) as session:
-        assert "no sign of life" in lost(session)
+        assert "stopped responding" in lost(session)
         assert not session.ready() or eventually(session.ready)
 
 
@@ -90,9 +90,9 @@ def test_a_device_that_is_late_itself_does_not_blame_the_verifier(vocabulary: Vo
 
     with asking(vocabulary, script, replace(QUICK, stall=60.0)) as session:
         pending = session.submit(TEXT, Chunk())
-        run_there(hog(pending)).result(120)
+        run_in_network_loop(hog(pending)).result(120)
         assert settled == [False]
-        with pytest.raises(VerifierLost, match="no sign of life"):
+        with pytest.raises(VerifierLost, match="stopped responding"):
             pending.result()
 
 
@@ -118,7 +118,7 @@ def test_a_verifier_whose_worker_stands_still_is_lost(vocabulary: Vocabulary) ->
             time.sleep(0.05)
 
     with asking(vocabulary, script) as session:
-        assert "computed nothing" in lost(session)
+        assert "made no progress" in lost(session)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -126,8 +126,8 @@ def test_a_verifier_that_works_for_ever_is_waited_for_no_longer_than_its_work_ta
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:
     """Whether it was fast before, or never answered."""
-    monkeypatch.setattr("edgellm.services.client.patience.FIRST_SECONDS", 0.2)
-    monkeypatch.setattr("edgellm.services.client.patience.UNKNOWN_PASS", 0.01)
+    monkeypatch.setattr("edgellm.services.client.connection.FIRST_SECONDS", 0.2)
+    monkeypatch.setattr("edgellm.services.client.connection.UNKNOWN_PASS", 0.01)
 
     def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
         for ask in rounds:
@@ -172,7 +172,7 @@ def test_nonsense_is_a_lost_verifier_and_not_a_crash(vocabulary: Vocabulary, fra
             yield frame if len(served) == 1 else verdict(ask.round, 5)
 
     with asking(vocabulary, script) as session:
-        assert "breaks the contract" in lost(session)
+        assert "violates the protocol" in lost(session)
         assert not session.ready()  # it is not asked again at once
         assert eventually(session.ready)
         assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
@@ -279,7 +279,7 @@ def test_a_verifier_that_shuts_down_is_not_asked_any_more(vocabulary: Vocabulary
         assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
         assert eventually(lambda: not session.ready())
         lost(session)
-        assert "away" in lost(session)
+        assert "not reachable" in lost(session)
 
 
 def test_a_verifier_that_ends_the_session_early_is_lost(vocabulary: Vocabulary) -> None:

@@ -30,7 +30,7 @@ def test_a_verifier_that_does_not_even_say_hello(vocabulary: Vocabulary) -> None
     """Something accepts the connection and never speaks."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         began = time.monotonic()
-        with pytest.raises(VerifierUnreachable, match="does not answer within"):
+        with pytest.raises(VerifierUnreachable, match="No answer from"):
             RemoteVerifier(f"127.0.0.1:{deaf.getsockname()[1]}", vocabulary, timing=Timing(hello=0.3))
         assert time.monotonic() - began < 60
 

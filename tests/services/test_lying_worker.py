@@ -25,14 +25,14 @@ __all__ = ["verifier_cut", "whole"]
 @pytest.mark.parametrize(
     ("lie", "last", "says"),
     [
-        ("rows of NaN", False, "16 positions have 16 rows, or rows with NaN"),
-        ("fewer rows", False, "16 positions have 15 rows"),
-        ("another number", False, "was never sent that way"),
-        ("nothing", False, "no answer has come in time"),
-        ("works for ever", False, "no answer has come in time"),
-        ("never loads", True, "no answer has come in time"),
-        ("a token out of range", True, "breaks the contract"),
-        ("rows for an answer", True, "was never sent that way"),
+        ("rows of NaN", False, "16 rows for 16 positions, or NaN"),
+        ("fewer rows", False, "15 rows for 16 positions"),
+        ("another number", False, "was not sent to that stage"),
+        ("nothing", False, "it has not answered in time"),
+        ("works for ever", False, "it has not answered in time"),
+        ("never loads", True, "it has not answered in time"),
+        ("a token out of range", True, "violates the protocol"),
+        ("rows for an answer", True, "was not sent to that stage"),
     ],
 )
 def test_the_others_take_over_from_one_that_lies(

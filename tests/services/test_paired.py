@@ -27,7 +27,7 @@ from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteSession, RemoteVerifier
 from edgellm.services.client.verifier_selection import choose_verifier, trust_for
 from edgellm.services.server.servers import VerifierServer
-from edgellm.services.server.verification_service import Happened, ServerEvent
+from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Ids
 from tests.rpc.strangers import befriend, device
@@ -90,7 +90,7 @@ def test_what_the_verifier_revokes_ends_in_the_middle_of_a_reply(
     with pytest.raises(VerifierLost, match="refuses"):
         go_on(session, prompt)
     assert not session.ready()
-    assert any(event.what is Happened.REFUSED for event in told)
+    assert any(event.what is EventKind.REFUSED for event in told)
     with pytest.raises(NotPaired if end == "removed" else NotPermitted):
         RemoteVerifier(server.address, server.model.vocabulary, trust=guest)
 
@@ -134,7 +134,7 @@ def test_another_version_of_the_welcome_is_said(
     server: VerifierServer, guest: Trust, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "edgellm.rpc.trust.handshake.check_version", lambda theirs, ours, who: check_version(theirs, ours + 1, who)
+        "edgellm.rpc.trust.handshake.check_version", lambda theirs, ours, name: check_version(theirs, ours + 1, name)
     )
     with pytest.raises(ProtocolError, match="Update edgellm on the other device"):
         RemoteVerifier(server.address, server.model.vocabulary, trust=guest)
@@ -156,7 +156,7 @@ def test_the_best_paired_verifier_is_chosen_and_it_is_said_why(
     ):
         names = {peer.id: peer.name for peer in guest.peers.all()}
         for trust, address in ((host, server.address), (small, other.address)):
-            guest.peers.saw(trust.identity.id, address)
+            guest.peers.record_seen(trust.identity.id, address)
         guest.peers.rename(host.identity.id, "desk")
         guest.peers.rename(small.identity.id, "lounge")
         assert len(names) == 2
@@ -167,12 +167,12 @@ def test_the_best_paired_verifier_is_chosen_and_it_is_said_why(
         assert chosen(guest, fingerprint, str(other.address), "desk").startswith("desk")
         small.peers.revoke(guest.identity.id, [Right.VERIFY])
         assert "lounge has not granted this device the right to verify" in chosen(guest, fingerprint)
-    assert "lounge cannot be reached (Nobody answers" in chosen(guest, fingerprint)
+    assert "lounge cannot be reached (No answer from" in chosen(guest, fingerprint)
     gone = str(other.address)
-    assert f"{gone} cannot be reached (Nobody answers" in chosen(guest, fingerprint, gone, "desk")
+    assert f"{gone} cannot be reached (No answer from" in chosen(guest, fingerprint, gone, "desk")
     with pytest.raises(VerifierUnreachable, match="nothing listens at that port"):
         chosen(guest, fingerprint, gone)
-    with pytest.raises(VerifierUnreachable, match=r"desk serves .* whose vocabulary is another one"):
+    with pytest.raises(VerifierUnreachable, match=r"desk serves .* which has a different vocabulary"):
         chosen(guest, "00" * 32)
     with pytest.raises(NotPaired, match="attic"):
         chosen(guest, fingerprint, "attic")
@@ -198,7 +198,7 @@ def test_tls_is_used_wherever_it_must_be(tmp_path: Path, monkeypatch: pytest.Mon
     trust = trust_for(Address("10.0.0.2", 50151))
     assert trust is not None
     befriend(trust, device(tmp_path / "other"))
-    trust.peers.saw(trust.peers.all()[0].id, met)
+    trust.peers.record_seen(trust.peers.all()[0].id, met)
     assert trust_for(here) is None
     assert trust_for(met) is not None
     trust.peers.path.write_text("damaged")

@@ -128,7 +128,7 @@ def test_what_of_a_copied_chunk_is_plausible_arrives(marks: list[bool]) -> None:
 def test_a_verifier_need_not_say_what_is_plausible() -> None:
     ask = request(7, 0, array([1]), Chunk(ids=array([0] * 9), retrieved=True), 0)
     assert read_verdict(pb.Verdict(round=7, tokens=[1]), ask, VOCABULARY).plausible is None
-    with pytest.raises(ProtocolError, match="says of 8 which"):
+    with pytest.raises(ProtocolError, match="plausibility bits for 8"):
         read_verdict(pb.Verdict(round=7, tokens=[1], plausible=b"a"), ask, VOCABULARY)
 
 

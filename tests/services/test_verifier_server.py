@@ -29,7 +29,7 @@ from edgellm.errors import (
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer, serve_verifier
-from edgellm.services.server.verification_service import Happened, ServerEvent
+from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
@@ -51,7 +51,7 @@ def own(exact: Model, events: list[ServerEvent]) -> Iterator[VerifierServer]:
         yield server
 
 
-def wait_for(what: Happened, events: list[ServerEvent]) -> None:
+def wait_for(what: EventKind, events: list[ServerEvent]) -> None:
     end = time.monotonic() + 120
     while what not in [event.what for event in events]:
         assert time.monotonic() < end, events
@@ -70,7 +70,7 @@ def test_stopping_finishes_what_is_in_flight(
     own.request_stop(grace=300)
     assert pending.result().tokens.tolist() == alone(prompt, 151)
     assert own.wait(60)  # the idle session does not keep it
-    assert [event.what for event in events][-1] is Happened.STOPPED
+    assert [event.what for event in events][-1] is EventKind.STOPPED
     for session in (busy, idle):
         with pytest.raises(VerifierLost):
             session.submit(prompt, Chunk()).result()
@@ -106,7 +106,7 @@ def test_a_second_wish_forces_the_end(own: VerifierServer, events: list[ServerEv
     while not own.counters.batches > 3:
         time.sleep(0.001)
     own.request_stop(grace=60)
-    wait_for(Happened.STOPPING, events)
+    wait_for(EventKind.STOPPING, events)
     own.request_stop(grace=0)
     with pytest.raises(VerifierLost):
         pending.result()
@@ -132,7 +132,7 @@ def test_nothing_new_is_taken_while_stopping(own: VerifierServer, events: list[S
     while not own.counters.batches > 3:
         time.sleep(0.001)
     own.request_stop()
-    wait_for(Happened.STOPPING, events)
+    wait_for(EventKind.STOPPING, events)
     with pytest.raises(VerifierLost):
         late.submit(prompt, Chunk()).result()
     assert len(pending.result().tokens) == 151
@@ -169,7 +169,7 @@ def test_a_taken_port_is_said_before_a_model_is_loaded(own: VerifierServer, tmp_
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.20"])
 def test_any_other_bind_needs_pairing_first(exact: Model, tmp_path: Path, host: str) -> None:
-    with pytest.raises(PairingRequired, match="Pairing comes first"):
+    with pytest.raises(PairingRequired, match="Pair the devices first"):
         serve_verifier(tmp_path / "nothing.gguf", host=host)
     with pytest.raises(PairingRequired):
         VerifierServer(exact, Address.of(host, 50151))
@@ -202,12 +202,12 @@ def test_events_tell_what_happened_and_never_what_was_said(
     session = remote.open(GenerationState())
     session.submit(prompt, Chunk()).result()
     session.close()
-    wait_for(Happened.ENDED, events)
+    wait_for(EventKind.ENDED, events)
     remote.close()
     own.stop()
     kinds = [event.what for event in events]
     assert kinds == [
-        Happened.LISTENING, Happened.CONNECTED, Happened.ENDED, Happened.STOPPING, Happened.STOPPED,
+        EventKind.LISTENING, EventKind.CONNECTED, EventKind.ENDED, EventKind.STOPPING, EventKind.STOPPED,
     ]  # fmt: skip
     assert str(own.address) in events[0].text
     assert not any("mug" in event.text for event in events)

@@ -25,7 +25,7 @@ from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import open_channel, run_there
+from edgellm.rpc.channel import open_channel, run_in_network_loop
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
@@ -57,7 +57,7 @@ def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
         assert member.capability("0" * 64).holds == frozenset()
         mesh = Mesh([member], [StageShare("a", LayerRange(0, 12))], verifier_cut.work)
         session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
-        with pytest.raises(MeshBroken, match=r"Layers 5-12 of .* are on no device that is left"):
+        with pytest.raises(MeshBroken, match=r"Layers 5-12 of .* are on no remaining device"):
             session.submit(PROMPT, NOTHING).result()
         mesh.close()
 
@@ -126,7 +126,7 @@ def test_who_says_nothing_is_lost(workers: list[WorkerServer], verifier_cut: Cut
     mesh = Mesh(members, even(verifier_cut.work, ["dead", "a"]), verifier_cut.work, notify=told.append)
     session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
-    assert "dead: it gives no sign of life" in told[0]
+    assert "dead: it has stopped responding" in told[0]
     mesh.close()
     dead.close()
 
@@ -149,7 +149,7 @@ def frames(address: Address, *orders: pb.Order | bytes) -> str:
         finally:
             await channel.close(None)
 
-    return run_there(talk()).result()
+    return run_in_network_loop(talk()).result()
 
 
 def test_what_breaks_the_contract_is_refused(workers: list[WorkerServer], verifier_cut: Cut) -> None:
@@ -162,13 +162,13 @@ def test_what_breaks_the_contract_is_refused(workers: list[WorkerServer], verifi
         return pb.Order(prepare=prepare)
 
     cases: list[tuple[pb.Order | bytes, str]] = [
-        (b"\xff\xff", "not what the contract describes"),
-        (pb.Order(tell=pb.Tell()), "something else than Prepare"),
-        (changed(protocol=9), "version 9 of the mesh"),
+        (b"\xff\xff", "cannot be parsed"),
+        (pb.Order(tell=pb.Tell()), "first order is not Prepare"),
+        (changed(protocol=9), "mesh version 9"),
         (changed(version="0.0.1"), "llama-cpp-python 0.0.1"),
-        (changed(model=b"x"), "without a model"),
-        (changed(last=12), "Layers 0 to 12 of 12"),
-        (changed(n_vocab=0), "measures cannot be meant"),
+        (changed(model=b"x"), "has no model"),
+        (changed(last=12), "layers 0 to 12 of 12"),
+        (changed(n_vocab=0), "dimensions are invalid"),
         (changed(sessions=1000), "1000 sessions"),
         (changed(sessions=64, context=2**20), "64 sessions of 1048576 positions"),
         (changed(model=bytes(32)), "are not on this device"),
@@ -240,7 +240,7 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
         work = StageSpec(fingerprint(verifier_path), "v", LayerRange(0, 12), 12, 192, n_vocab, 2**20, 1)
         pipeline = Pipeline([(RemoteDevice(Endpoint("a", worker.address)).stage_host(), work)])
         future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
-        with pytest.raises(DeviceLost, match=r"of 1048576 tokens; of 100 MB for layers"):
+        with pytest.raises(DeviceLost, match=r"of 1048576 tokens; 0 MB of the 100 MB for layers"):
             future.result(30)
         pipeline.close()
     finally:
@@ -259,8 +259,8 @@ def test_a_stage_does_not_dial_where_the_next_device_is_not_known_to_be(
     with socket.create_server(("127.0.0.1", 0)) as door:
         door.setblocking(False)
         prepare = pb.Prepare(next=f"127.0.0.1:{door.getsockname()[1]}", next_device=guest.identity.id.digest)
-        assert not run_there(met(lambda: mesh_service.StageForwarder(prepare, host, near=False))).result(30)
+        assert not run_in_network_loop(met(lambda: mesh_service.StageForwarder(prepare, host, local=False))).result(30)
         with pytest.raises(BlockingIOError):
             door.accept()
-        assert not run_there(met(lambda: mesh_service.StageForwarder(prepare, host, near=True))).result(30)
+        assert not run_in_network_loop(met(lambda: mesh_service.StageForwarder(prepare, host, local=True))).result(30)
         door.accept()[0].close()

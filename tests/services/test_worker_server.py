@@ -142,7 +142,7 @@ def test_a_worker_that_stops_is_replaced(workers: list[WorkerServer], verifier_c
         assert int(token[0]) == own[at]
         text = np.append(text, token).astype(np.int32)
     assert [share.name for share in verifier.mesh.shares] == ["a", "c"]
-    assert "b: nobody answers, or no longer" in told[0]
+    assert "b: it does not answer, or no longer does" in told[0]
     verifier.close()
 
 
@@ -248,6 +248,6 @@ def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> N
         others.close()
         assert cache.gave.wait(60)
         until = time.monotonic() + 120
-        while cache.left < weights + wanted and time.monotonic() < until:
+        while cache.free_bytes < weights + wanted and time.monotonic() < until:
             time.sleep(0.01)
-        assert cache.left == weights + wanted
+        assert cache.free_bytes == weights + wanted

@@ -22,7 +22,7 @@ from edgellm.errors import HistoryUnusable
 from edgellm.places import data_dir, state_dir
 from edgellm.storage import ChatEntry, History, chat_takeover, private_database
 from edgellm.storage.chat_log import Conversations, typed_lines
-from edgellm.storage.chat_takeover import old_lines
+from edgellm.storage.chat_takeover import old_prompt_file
 from edgellm.storage.retention import set_max_age
 from tests.storage.chats import change, database
 
@@ -104,7 +104,7 @@ READERS: list[Callable[[], object]] = [
 def test_whatever_is_used_first_takes_over_everything(first: Callable[[], object]) -> None:
     put_replies()
     put_typed()
-    put(old_lines(), b"\n# 2026-01-01\n+two\n+lines\n\n# 2026-01-02\n+one\n")
+    put(old_prompt_file(), b"\n# 2026-01-01\n+two\n+lines\n\n# 2026-01-02\n+one\n")
     put_conversation("00000001", "Where?", "There.", when=NOW - timedelta(hours=1))
     put_conversation("00000002", "Why?")
     for lock in ("history", "conversations"):
@@ -138,7 +138,7 @@ def interrupted(home: Path, operation: str) -> list[dict[str, Any]]:
 def test_nothing_is_lost_or_doubled_wherever_the_process_is_killed(tmp_path: Path) -> None:
     put_replies(b"".join(line(*said) for said in SAID[:3]) + b"half a li\n" + line(*SAID[3]))
     put_typed()
-    put(old_lines(), b"\n# 2026-01-01\n+typed long ago\n")
+    put(old_prompt_file(), b"\n# 2026-01-01\n+typed long ago\n")
     put_conversation("00000001", "Where?", "There.")
     put_conversation("00000002", "Why?")
     put(data_dir() / "conversations" / "00000003.json", b"{")
@@ -184,7 +184,7 @@ def test_a_surrogate_in_the_file_does_not_come_out_of_it() -> None:
 
 
 def test_a_file_that_is_far_too_large_is_read_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_takeover, "MOST_BYTES", 4096)
+    monkeypatch.setattr(chat_takeover, "MAX_BYTES", 4096)
     path = put_replies(b"".join(line(f"question {number}", "reply") for number in range(200)))
     found = said()
     assert 30 < len(found) < 60
@@ -223,7 +223,7 @@ def test_what_is_too_old_is_neither_read_nor_kept() -> None:
     old = NOW - timedelta(days=400)
     put_replies(line("a secret", when=old) + line("young"))
     put_conversation("00000001", "a secret", when=old)
-    path = put(old_lines(), b"+a secret\n")
+    path = put(old_prompt_file(), b"+a secret\n")
     os.utime(path, (old.timestamp(),) * 2)
     assert said() == [("young", "")]
     assert (Conversations().all(), typed_lines().recent()) == ([], [])
@@ -237,14 +237,14 @@ def test_what_is_too_old_is_neither_read_nor_kept() -> None:
 
 def test_while_the_history_is_off_nothing_of_it_is_read() -> None:
     put_replies()
-    put(old_lines(), b"+typed\n")
+    put(old_prompt_file(), b"+typed\n")
     before = files()
     History().turn_off()
     assert History().recent() == []
     History().add("q", "r")
     assert set(before) == {*files()} - {"data/history/off"}
     assert History().facts().conversations == 4
-    assert old_lines().exists()
+    assert old_prompt_file().exists()
     History().turn_on()
     assert said() == SAID
     assert [entry.question for entry in typed_lines().recent()] == ["typed"]
@@ -278,7 +278,7 @@ def test_what_an_older_version_added_after_an_interruption_is_taken_over_alone()
 
 
 def test_while_an_older_version_writes_its_files_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_database, "PATIENCE", 0)
+    monkeypatch.setattr(private_database, "LOCK_SECONDS", 0)
     History().add("q", "r")
     for lock in (data_dir() / "history" / "lock", put(data_dir() / "conversations" / "lock", b"")):
         path = put_replies()

@@ -30,15 +30,15 @@ def begun(*texts: str, ago: float = 0.0) -> Conversation:
 def test_what_is_kept_is_found_again_by_the_user_alone(store: Conversations) -> None:
     old, new = begun("Where?", "There.", ago=60), begun("Ein Glas\n\nWhere is é?", "Here\ud800.")
     for one in (new, old):
-        store.keep(one)
+        store.save(one)
     assert [one.id for one in store.all()] == [new.id, old.id]
     assert store.latest().turns[1] == ("assistant", "Here?.")
     assert store.latest().title == "Where is é?"
     assert store.find(old.id[:5]) == old
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
-    longer = old.said([*old.turns, ("user", "Why?"), ("assistant", "So.")])
-    store.keep(longer)
+    longer = old.with_turns([*old.turns, ("user", "Why?"), ("assistant", "So.")])
+    store.save(longer)
     assert [one.id for one in store.all()] == [old.id, new.id]
     store.remove(longer)
     assert [one.id for one in store.all()] == [new.id]
@@ -51,7 +51,7 @@ def test_one_that_is_not_there_or_not_alone_is_told(store: Conversations) -> Non
         with pytest.raises(InvalidOption):
             call()
     for number in range(20):
-        store.keep(begun(str(number)))
+        store.save(begun(str(number)))
     first = store.all()[0].id[0]
     shared = [one for one in store.all() if one.id.startswith(first)]
     if len(shared) > 1:
@@ -60,19 +60,19 @@ def test_one_that_is_not_there_or_not_alone_is_told(store: Conversations) -> Non
 
 
 def test_the_oldest_go_and_too_long_a_one_is_not_kept(store: Conversations, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_log, "MOST_CONVERSATIONS", 3)
+    monkeypatch.setattr(chat_log, "MAX_CONVERSATIONS", 3)
     kept = [begun(str(number), ago=100 - number) for number in range(5)]
     for one in kept:
-        store.keep(one)
+        store.save(one)
     assert [one.id for one in store.all()] == [one.id for one in reversed(kept[2:])]
-    with pytest.raises(HistoryUnusable, match="can be kept"):
-        store.keep(kept[4].said([("user", "a" * 2**20)]))
+    with pytest.raises(HistoryUnusable, match="can be stored"):
+        store.save(kept[4].with_turns([("user", "a" * 2**20)]))
     assert store.latest() == kept[4]
 
 
 @pytest.mark.parametrize("turns", ["", "{", "[]x", "3", "[" * 9999, '[["god", "?"]]', "[[1]]", b"\xff"])
 def test_what_is_no_conversation_is_passed_over(store: Conversations, turns: object) -> None:
-    store.keep(begun("Where?"))
+    store.save(begun("Where?"))
     when = int(datetime.now(UTC).timestamp() * 1e6)
     change(store, "INSERT INTO conversation VALUES ('00000000', ?, ?)", when, turns)
     change(store, "INSERT INTO conversation VALUES ('\x1b[2J', ?, '[]')", when)
@@ -87,7 +87,7 @@ def test_what_an_earlier_version_left_unreadable_goes_when_all_goes(store: Conve
     (beside / "00000000.json").write_bytes(data)
     (beside / "00000000.json.new").write_bytes(data)
     (beside / "notes.json").write_text("mine")
-    store.keep(begun("Where?"))
+    store.save(begun("Where?"))
     assert len(store.all()) == 1
     assert (beside / "00000000.json").read_bytes() == data
     assert store.clear() == 2
@@ -99,7 +99,7 @@ def test_a_link_is_not_followed(store: Conversations, tmp_path: Path) -> None:
     beside.mkdir()
     (beside / "00000000.json").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").write_text('{"when": "2020-01-01T00:00:00+00:00", "turns": []}')
-    store.keep(begun("Where?"))
+    store.save(begun("Where?"))
     assert [one.title for one in store.all()] == ["Where?"]
     assert store.clear() == 2
     assert "turns" in (tmp_path / "elsewhere").read_text()
@@ -113,7 +113,7 @@ def test_a_conversation_that_was_removed_leaves_no_trace(store: Conversations) -
         one = begun(f"<{number:05}>" * rng.choice([5, 30, 150, 900]))
         if marks and rng.random() < 0.6:
             one = replace(one, id=rng.choice(list(marks)))
-        store.keep(one)
+        store.save(one)
         marks[one.id] = f"<{number:05}>"
     for one in store.all():
         if rng.random() < 0.7:

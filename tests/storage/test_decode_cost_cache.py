@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from edgellm.storage.device_speed import DOUBTFUL_OLDEST, OLDEST, KeptCurve, keep_curve, read_curve
+from edgellm.storage.device_speed import MAX_AGE, MAX_DOUBTFUL_AGE, StoredCurve, read_curve, write_curve
 
-KEPT = KeptCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, (0.25, 0.5), time.time(), 0.0, "a chip")
+KEPT = StoredCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, (0.25, 0.5), time.time(), 0.0, "a chip")
 
 
 def test_what_was_kept_is_read(tmp_path: Path) -> None:
     path = tmp_path / "new" / "curve.json"
-    keep_curve(path, KEPT)
+    write_curve(path, KEPT)
     assert read_curve(path, "a chip") == KEPT
     assert read_curve(path, "another chip") is None
 
@@ -33,8 +33,8 @@ def test_what_was_kept_is_read(tmp_path: Path) -> None:
         {"seconds": [300 * 0.5, 0.75, 1.25]},
         {"change": 300 * 0.125},
         {"taken": time.time() + 3600.0},
-        {"taken": time.time() - OLDEST - 1.0},
-        {"taken": time.time() - DOUBTFUL_OLDEST - 1.0, "waited": 0.5},
+        {"taken": time.time() - MAX_AGE - 1.0},
+        {"taken": time.time() - MAX_DOUBTFUL_AGE - 1.0, "waited": 0.5},
     ],
 )
 def test_a_curve_that_no_device_can_have_or_that_is_too_old_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ def test_a_curve_that_no_device_can_have_or_that_is_too_old_is_none(tmp_path: Pa
 
 def test_a_doubtful_curve_is_used_for_a_while(tmp_path: Path) -> None:
     path = tmp_path / "curve.json"
-    keep_curve(path, replace(KEPT, taken=time.time(), waited=0.5))
+    write_curve(path, replace(KEPT, taken=time.time(), waited=0.5))
     kept = read_curve(path, "a chip")
     assert kept is not None
     assert kept.doubtful
@@ -82,4 +82,4 @@ def test_a_damaged_curve_is_none(tmp_path: Path, text: str) -> None:
 
 def test_where_it_cannot_be_kept_nothing_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    keep_curve(tmp_path / "file" / "curve.json", KEPT)
+    write_curve(tmp_path / "file" / "curve.json", KEPT)

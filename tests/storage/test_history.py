@@ -76,7 +76,7 @@ def test_the_limit_counts_bytes_and_keeps_the_newest(history: History) -> None:
 
 
 def test_it_stays_bounded_and_the_oldest_go(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_log, "MOST_BYTES", 4096)
+    monkeypatch.setattr(chat_log, "MAX_BYTES", 4096)
     sizes = []
     for number in range(200):
         history.add(f"question {number}", "reply")
@@ -91,7 +91,7 @@ def test_it_stays_bounded_and_the_oldest_go(history: History, monkeypatch: pytes
 
 @pytest.mark.parametrize("text", ["a" * 10_000, "\0" * 3000, "ü" * 5000, "\0" * 500 + "a" * 10_000])
 def test_of_a_text_too_long_the_beginning_is_kept(history: History, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(chat_log, "MOST_BYTES", 4096)
+    monkeypatch.setattr(chat_log, "MAX_BYTES", 4096)
     for _ in range(3):
         history.add(text, text)
         assert history.facts().size <= 4096
@@ -104,7 +104,7 @@ def test_of_a_text_too_long_the_beginning_is_kept(history: History, monkeypatch:
 def test_a_history_that_is_far_too_large_is_shortened(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(200):
         history.add(f"question {number}", "reply")
-    monkeypatch.setattr(chat_log, "MOST_BYTES", 4096)
+    monkeypatch.setattr(chat_log, "MAX_BYTES", 4096)
     history.add("new", "r")
     assert history.facts().size <= 2048
     found = said(history)
@@ -175,7 +175,7 @@ def test_off_asks_nobody(history: History, monkeypatch: pytest.MonkeyPatch) -> N
     history.turn_on()
     history.add("before", "r")
     history.turn_off()
-    monkeypatch.setattr(private_database, "PATIENCE", 0)
+    monkeypatch.setattr(private_database, "LOCK_SECONDS", 0)
     with closing(database(history)) as db:
         db.execute("BEGIN EXCLUSIVE")
         history.add("q", "r")

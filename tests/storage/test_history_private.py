@@ -63,7 +63,7 @@ def test_the_write_ahead_log_is_private_too(history: History, monkeypatch: pytes
 
 
 def test_a_shortened_database_is_private_too(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_log, "MOST_BYTES", 2048)
+    monkeypatch.setattr(chat_log, "MAX_BYTES", 2048)
     with umask(0):
         for number in range(40):
             history.add(f"question {number}", "r")
@@ -96,7 +96,7 @@ def test_a_link_in_a_files_place_is_refused(
     history.folder.mkdir(parents=True, exist_ok=True)
     (tmp_path / "mine.txt").write_text("mine")
     history.path.with_name(f"{history.path.name}{end}").symlink_to(tmp_path / "mine.txt")
-    with pytest.raises(HistoryUnusable, match="is a link, and"):
+    with pytest.raises(HistoryUnusable, match="is a link, but"):
         use(history)
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
@@ -118,7 +118,7 @@ def test_a_link_made_in_between_is_refused(
         return connect(*args, **more)
 
     monkeypatch.setattr(sqlite3, "connect", late)
-    with pytest.raises(HistoryUnusable, match="is a link, and"):
+    with pytest.raises(HistoryUnusable, match="is a link, but"):
         use(history)
     assert other.path.read_bytes() == before
     assert {path.name for path in other.folder.iterdir()} == {"chats.lock", "chats.sqlite3"}

@@ -106,7 +106,7 @@ def test_a_newer_version_is_left_alone(history: History) -> None:
     change(history, "PRAGMA user_version = 2")
     before = history.path.read_bytes()
     for use in (history.recent, history.facts, history.clear, lambda: history.add("q", "r")):
-        with pytest.raises(HistoryUnusable, match="has version 2, and this edgellm reads 1"):
+        with pytest.raises(HistoryUnusable, match="has version 2, but this edgellm reads version 1"):
             use()
     assert history.path.read_bytes() == before
 
@@ -121,7 +121,7 @@ def test_a_damaged_row_is_passed_over(history: History, monkeypatch: pytest.Monk
     change(history, f"UPDATE entry SET {change_row} WHERE id = 2")
     assert [past.question for past in history.recent()] == ["before", "after"]
     assert history.facts().conversations in (2, 3)
-    monkeypatch.setattr(chat_log, "MOST_BYTES", 280)
+    monkeypatch.setattr(chat_log, "MAX_BYTES", 280)
     history.add("new", "r")
     assert said(history) == [("after", "r"), ("new", "r")]
     history.clear()
@@ -194,7 +194,7 @@ def test_processes_that_add_read_and_remove_do_not_disturb_each_other(history: H
         "replies, typed, talks = History(folder), History(folder, 'typed'), Conversations(folder)\n"
         "for number in range(20):\n"
         "    replies.add(f'{name} {number}', 'r' * 3000); typed.add(f'{name} {number}', '')\n"
-        "    talks.keep(talk := Conversation.new().said([('user', f'{name} {number}')]))\n"
+        "    talks.save(talk := Conversation.new().with_turns([('user', f'{name} {number}')]))\n"
         "    assert f'{name} {number}' in [past.question for past in replies.recent()]\n"
         "    if number % 2: talks.remove(talk)\n"
         "    assert number % 2 == 0 or talk not in talks.all()\n"
@@ -237,7 +237,7 @@ def test_a_process_that_is_killed_loses_nothing_that_was_kept(history: History) 
 
 def test_while_another_process_writes_nobody_else_does(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     history.add("q", "r")
-    monkeypatch.setattr(private_database, "PATIENCE", 0)
+    monkeypatch.setattr(private_database, "LOCK_SECONDS", 0)
     with closing(database(history)) as db:
         db.execute("BEGIN IMMEDIATE")
         for use in (lambda: history.add("q", "r"), history.clear, history.expire):
@@ -252,7 +252,7 @@ def test_while_another_process_reads_it_is_told_that_traces_may_be_left(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history.add("a secret", "r")
-    monkeypatch.setattr(private_database, "PATIENCE", 0)
+    monkeypatch.setattr(private_database, "LOCK_SECONDS", 0)
     with closing(database(history)) as db:
         db.execute("BEGIN")
         assert db.execute("SELECT COUNT(*) FROM entry").fetchone() == (1,)
@@ -265,7 +265,7 @@ def test_while_another_process_reads_it_is_told_that_traces_may_be_left(
 
 def test_only_one_process_makes_the_database(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     history.folder.mkdir(parents=True)
-    monkeypatch.setattr(private_database, "PATIENCE", 0)
+    monkeypatch.setattr(private_database, "LOCK_SECONDS", 0)
     with FileLock(history.folder / "chats.lock"), pytest.raises(HistoryUnusable, match="in use by another process"):
         history.add("q", "r")
     assert not history.path.exists()
@@ -301,7 +301,7 @@ def test_a_disk_too_full_to_shorten_leaves_what_was_there(
 ) -> None:
     history.add("before", "r" * 1000)
     request.getfixturevalue("full")
-    monkeypatch.setattr(chat_log, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(chat_log, "MAX_BYTES", 10_000)
     with pytest.raises(HistoryUnusable, match="the disk is full"):
         history.add("r" * 10_000, "r" * 10_000)
     assert said(history) == [("before", "r" * 1000)]

@@ -19,11 +19,11 @@ from edgellm.errors import DiskFull, InvalidOption, LayersMissing, LayersRefused
 from edgellm.layer_range import LayerRange
 from edgellm.storage.layers import store as layers
 from edgellm.storage.layers.manifest import (
-    PIECES_MOST,
+    MAX_PIECES,
     LayerPiece,
     Manifest,
     cut_piece,
-    forget,
+    forget_hashes,
     grid,
     known_pieces,
     manifest_of,
@@ -70,7 +70,7 @@ def test_hashes_are_remembered_until_they_are_forgotten(
         assert pieces_of(ModelFile.open(draft_path), [LayerRange(3, 4)]).pieces == manifest.pieces[3:4]
         with pytest.raises(TypeError):
             pieces_of(ModelFile.open(draft_path), [LayerRange(3, 5)])
-        forget(manifest.fingerprint)
+        forget_hashes(manifest.fingerprint)
         with pytest.raises(TypeError):
             layerwise(draft_path)
     shares: list[float] = []
@@ -154,7 +154,7 @@ def test_what_has_arrived_is_gone_on_with(draft_path: Path, store: LayerStore, m
         ("a byte is wrong", "SHA-256 differs"),
         ("more than announced", "more arrive"),
         ("no model", "is not a model"),
-        ("two layers for one", "a model of 2 layers"),
+        ("two layers for one", "layer 2 has 2 layers"),
     ],
 )
 def test_what_is_not_what_was_announced_is_never_whole(
@@ -221,7 +221,7 @@ def test_room_is_set_aside_for_what_is_arriving(draft_path: Path, manifest: Mani
     store = LayerStore(tmp_path / "small", 2 * one)
     with store.receiving(manifest, manifest.pieces[1:3]):
         assert store.size == 2 * one
-        with pytest.raises(LayersRefused, match="already"):
+        with pytest.raises(LayersRefused, match="by another process"):
             cut_singly(draft_path, store, layers=LayerRange(3, 4))
     cut_singly(draft_path, store, layers=LayerRange(3, 4))  # nobody goes on with the others: the oldest goes
     assert store.size == 2 * one
@@ -249,7 +249,9 @@ def test_a_full_disk_is_said_before_and_in_the_middle(
         with pytest.raises(DiskFull, match="is full"):
             partial.append(data[500:])
     assert store.arrived(piece) == 500
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(10**12, 10**12, layers.SPARE))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(10**12, 10**12, layers.RESERVED_BYTES)
+    )
     with pytest.raises(DiskFull, match="too full"):
         cut_singly(draft_path, store, layers=piece.layers)
     assert store.arrived(piece) == 500
@@ -307,7 +309,7 @@ def test_manifests_that_cannot_be_meant_are_refused(manifest: Manifest) -> None:
         {"fingerprint": "../../etc"}, {"fingerprint": "A" * 64}, {"name": ""}, {"name": "a\x1b[2J"},
         {"name": "x" * 201}, {"architecture": "../x"}, {"layers": 7}, {"layers": "many"}, {"pieces": [pieces[0]] * 2},
         {"pieces": pieces[::-1]}, {"pieces": []}, {"pieces": 5},
-        {"pieces": [pieces[0] | {"sha256": f"{at:064x}"} for at in range(PIECES_MOST + 1)]},
+        {"pieces": [pieces[0] | {"sha256": f"{at:064x}"} for at in range(MAX_PIECES + 1)]},
     )  # fmt: skip
     for changes in lies:
         wrong(manifest, **changes)

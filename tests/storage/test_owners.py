@@ -16,7 +16,7 @@ from edgellm.errors import LayersMissing, LayersRefused, StoreBusy, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.storage.layers import store as layers
 from edgellm.storage.layers.manifest import LayerPiece, Manifest, pieces_of
-from edgellm.storage.layers.owners import MODELS_MOST, Owners
+from edgellm.storage.layers.owners import MAX_MODELS, Owners
 from edgellm.storage.layers.store import LayerStore
 from tests.storage.pieces import bytes_of, layerwise
 
@@ -134,7 +134,7 @@ def test_room_is_made_at_nobody_elses_cost(draft_path: Path, manifest: Manifest,
     put(store, draft_path, manifest, manifest.pieces[2], X)
     put(store, draft_path, manifest, manifest.pieces[3], X)  # in the place of its own
     assert [store.find(piece) is not None for piece in manifest.pieces[1:4]] == [True, False, True]
-    with pytest.raises(StoreFull, match="brought by others"), store.receiving(manifest, manifest.pieces[2:4], X):
+    with pytest.raises(StoreFull, match="belong to other devices"), store.receiving(manifest, manifest.pieces[2:4], X):
         pass
     assert store.find(manifest.pieces[1]) is not None
     long_ago = time.time() - layers.UNUSED_SECONDS - 1.0
@@ -158,11 +158,11 @@ def test_what_arrives_from_one_is_not_added_to_by_another(
 
 
 def test_a_device_brings_layers_of_so_many_models_at_most(store: LayerStore, manifest: Manifest) -> None:
-    for number in range(MODELS_MOST):
+    for number in range(MAX_MODELS):
         one = poisoned(replace(manifest, fingerprint=f"{number:064x}"), manifest.pieces[1])
         with store.receiving(one, one.pieces[1:2], X):
             pass
-    with pytest.raises(StoreFull, match=f"of {MODELS_MOST} models"), store.receiving(manifest, manifest.pieces[:1], X):
+    with pytest.raises(StoreFull, match=f"of {MAX_MODELS} models"), store.receiving(manifest, manifest.pieces[:1], X):
         pass
     with store.receiving(manifest, manifest.pieces[:1], Y):
         pass

@@ -20,7 +20,7 @@ from edgellm.storage.state import (
     private_folder,
     read_json,
     read_json_lines,
-    read_plain,
+    read_state,
     read_toml,
     set_aside,
     write_state,
@@ -76,8 +76,8 @@ def test_what_is_damaged_is_one_error_and_stays(tmp_path: Path, damage: str, mon
 
 def test_what_is_not_there_is_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert read_plain(tmp_path / "none") is None
-    assert read_plain(tmp_path / "file" / "none") is None
+    assert read_state(tmp_path / "none") is None
+    assert read_state(tmp_path / "file" / "none") is None
     assert read_json(tmp_path / "none", list) is None
     assert read_toml(tmp_path / "none") is None
 
@@ -123,7 +123,7 @@ def test_what_was_open_to_others_is_closed(own_home: Path, tmp_path: Path) -> No
         for path in (folder, folder / "inner"):
             path.chmod(0o777)
         (folder / "inner" / "file").chmod(0o666)
-    assert read_plain(data_dir() / "inner" / "file") == b"{}"
+    assert read_state(data_dir() / "inner" / "file") == b"{}"
     assert stat.S_IMODE((data_dir() / "inner" / "file").stat().st_mode) == 0o600
     close_to_others()
     assert modes(own_home) == {"600", "700"}

@@ -155,7 +155,7 @@ def _remember(name: str, folder: Path) -> None:
     """Puts a device with a hostile name on the list of paired ones, past every check on names."""
     now = datetime.now(UTC).replace(microsecond=0)
     rights = frozenset(Right)
-    certificate = Identity.here(folder).certificate
+    certificate = Identity.load(folder).certificate
     Peers().add(Peer(name, certificate, rights, rights, (Address("127.0.0.1", 9),), now, now))
 
 

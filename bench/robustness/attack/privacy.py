@@ -131,7 +131,7 @@ def _set_back(home: Path) -> None:
 
 def _paired(home: Path, other: Path) -> list[str]:
     """Pair the device at `home` with another one; return everything that tells that one."""
-    here, there = Trust.here(home / "data" / "trust"), Trust.here(other / "data" / "trust")
+    here, there = Trust.load(home / "data" / "trust"), Trust.load(other / "data" / "trust")
     now, rights = datetime.now(UTC).replace(microsecond=0), frozenset({Right.VERIFY})
     addresses = (Address.parse("192.168.77.21:50151"), Address.parse("[fd00:7::9]:50151"))
     for trust, name, certificate in (

@@ -20,8 +20,8 @@ from edgellm.layer_range import HERE
 from edgellm.llm import LLM
 from edgellm.llm.mesh_timeline import disproved_figures
 from edgellm.llm.ngram_runtime import measure_curve
-from edgellm.mesh.fleet_profiler import Survey, keep_lines, read_lines, survey
-from edgellm.mesh.home_workers import seek
+from edgellm.mesh.fleet_profiler import Survey, read_links, store_links, survey
+from edgellm.mesh.home_workers import discover_workers
 from edgellm.mesh.layer_sources import StoredLayers, WholeModel
 from edgellm.mesh.model_costs import model_costs
 from edgellm.mesh.weight_cache import WeightCache
@@ -107,7 +107,7 @@ def spoil_figures() -> Iterator[str]:
         os.environ["EDGELLM_HOME"] = folder
 
         def look() -> Survey:
-            return survey(Trust.here(), (), blocks, planned.name, planned.shape)
+            return survey(Trust.load(), (), blocks, planned.name, planned.shape)
 
         home = look()
         good = home.speeds[HERE].figures
@@ -139,10 +139,10 @@ def spoil_lines() -> Iterator[str]:
         store = LayerStore(Path(folder) / "layers", 10**9)
         cache = WeightCache(WholeModel(file, store))
         with WorkerServer(cache, Address("127.0.0.1", 0), threads=1, stored=StoredLayers(store)) as running:
-            workers = seek((), [("desk", running.address)])
+            workers = discover_workers((), [("desk", running.address)])
 
             def look() -> Survey:
-                return survey(Trust.here(), workers, blocks, planned.name, planned.shape)
+                return survey(Trust.load(), workers, blocks, planned.name, planned.shape)
 
             home, half = look(), planned.shape.layers // 2
             good = home.lines[HERE, "desk"].line
@@ -154,12 +154,12 @@ def spoil_lines() -> Iterator[str]:
 
             real = reply(home)
             for sign, factor in (("x", FACTOR), ("/", 1.0 / FACTOR)):
-                lines = read_lines()
+                lines = read_links()
                 spoiled = LinkSpeed(factor * good.round_trip, good.up / factor, good.down / factor)
                 older = {
                     ends: replace(kept, line=spoiled, waited=0.0, taken=kept.taken - 5) for ends, kept in lines.items()
                 }
-                keep_lines(older)
+                store_links(older)
                 disproved_figures(real, reply(look()), {"desk": workers[0]})
                 found = look().lines[HERE, "desk"].line
                 off = max(abs(log(a / b)) for a, b in ((found.up, good.up), (found.round_trip, good.round_trip)))

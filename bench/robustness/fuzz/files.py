@@ -17,7 +17,7 @@ from bench.robustness.fuzz.target import Outcome, Target, label
 from edgellm.engine.gguf.reader import check_gguf
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.mdns import ServiceKind, hint_of
+from edgellm.rpc.discovery.mdns import ServiceKind, parse_announcement
 from edgellm.rpc.trust.device_id import DeviceID, parse_short
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.pairing import Code
@@ -119,7 +119,7 @@ def targets(folder: Path) -> list[Target]:
             ServiceKind.DEVICE.value, f"x.{ServiceKind.DEVICE.value}", port=50151, parsed_addresses=["10.0.0.2"],
             properties=dict(part[:250].partition(b"=")[::2] for part in data.split(b"\0")),
         )  # fmt: skip
-        if hint_of(info, local=False) is None:
+        if parse_announcement(info, local=False) is None:
             raise InvalidOption("It is not one of ours.", "Ignore it.")
 
     rows = _peers_file(folder, trust)
@@ -145,11 +145,11 @@ def targets(folder: Path) -> list[Target]:
 
 def _peers_file(folder: Path, trust: Trust) -> bytes:
     from edgellm.rpc.protos import trust_pb2 as pb
-    from edgellm.rpc.trust.pairing import introduced
+    from edgellm.rpc.trust.pairing import read_introduction
     from edgellm.rpc.trust.rights import Right
 
     words = pb.Introduction(name="desk", rights=["verify"], addresses=["10.0.0.2:1"]).SerializeToString()
-    trust.peers.add(introduced(Identity.new().certificate, words, frozenset(Right), "10.0.0.2"))
+    trust.peers.add(read_introduction(Identity.new().certificate, words, frozenset(Right), "10.0.0.2"))
     return (folder / "there" / "peers.json").read_bytes()
 
 

@@ -23,7 +23,7 @@ from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
 from edgellm.rpc.layers.benchmark_service import read_blocks, read_figures
 from edgellm.rpc.layers.codec import read_manifest, read_places
 from edgellm.rpc.protos import layers_pb2, mesh_pb2
-from edgellm.rpc.versions import parsed
+from edgellm.rpc.versions import parse_message
 from edgellm.services.mesh_codec import (
     read_event,
     read_micro_batch,
@@ -44,7 +44,7 @@ _ROWS = np.linspace(-3, 3, 4 * WORK.n_embd, dtype=np.float32).reshape(4, -1)
 
 def _order(data: bytes) -> None:
     """As the worker's service does it, and its stage behind it."""
-    order = parsed(mesh_pb2.Order, data)
+    order = parse_message(mesh_pb2.Order, data)
     kind = order.WhichOneof("order")
     if kind == "prepare":
         read_work(order.prepare)
@@ -58,7 +58,7 @@ def _order(data: bytes) -> None:
 def _report(data: bytes) -> None:
     """As the coordinator does it, which has asked for logits with its micro-batch."""
     event = read_event(
-        parsed(mesh_pb2.Report, data), WORK, {NUMBER: VerifyRequest(0, GREEDY, 8, NO_IDS, _CHUNK, logits=True)}
+        parse_message(mesh_pb2.Report, data), WORK, {NUMBER: VerifyRequest(0, GREEDY, 8, NO_IDS, _CHUNK, logits=True)}
     )
     if isinstance(event, StageAnswer) and (
         event.logits is None or event.logits.shape != (len(_CHUNK) + 1, WORK.n_vocab)
@@ -68,20 +68,20 @@ def _report(data: bytes) -> None:
 
 def _put(data: bytes) -> None:
     """As the store of layers does it."""
-    frame = parsed(layers_pb2.PutFrame, data)
+    frame = parse_message(layers_pb2.PutFrame, data)
     if frame.WhichOneof("frame") != "wanted":
         raise ProtocolError("The first frame is not Wanted.", "Say what is wanted.")
     read_places(frame.wanted.pieces, read_manifest(frame.wanted.recipe))
 
 
 def _figures(data: bytes) -> None:
-    reply = parsed(layers_pb2.MeasureReply, data)
+    reply = parse_message(layers_pb2.MeasureReply, data)
     if reply.WhichOneof("reply") == "figures":
         read_figures(reply.figures)
 
 
 def _line(data: bytes) -> None:
-    reply = parsed(layers_pb2.LineReply, data)
+    reply = parse_message(layers_pb2.LineReply, data)
     LinkSpeed(reply.round_trip, reply.up, reply.down)
 
 
@@ -111,6 +111,6 @@ def targets() -> list[Target]:
         Target("mesh reports", reports, _report, 80_000),
         Target("layers", [wanted], _put, 40_000),
         Target("figures", [layers_pb2.MeasureReply(figures=figures)], _figures, 20_000),
-        Target("measuring", [asked], lambda data: read_blocks(parsed(layers_pb2.MeasureRequest, data)), 20_000),
+        Target("measuring", [asked], lambda data: read_blocks(parse_message(layers_pb2.MeasureRequest, data)), 20_000),
         Target("lines", [line], _line, 20_000),
     ]

@@ -22,16 +22,15 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import trust_pb2 as trust_pb
 from edgellm.rpc.trust.handshake import LABEL, read_welcome
 from edgellm.rpc.trust.identity import Certificate, Identity
-from edgellm.rpc.trust.pairing import Code, Exchange, introduced
+from edgellm.rpc.trust.pairing import Code, Exchange, read_introduction
 from edgellm.rpc.trust.peer_store import Peers
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import LINK, PAIRING, check_version, parsed
-from edgellm.services.client.connection import Timing
-from edgellm.services.client.patience import VerdictDeadline
+from edgellm.rpc.versions import DEVICES_PROTOCOL, PAIRING_PROTOCOL, check_version, parse_message
+from edgellm.services.client.connection import Timing, VerdictDeadline
 from edgellm.services.client.verifier_client import RemotePending, Stream
 from edgellm.services.handshake import greet
-from edgellm.services.server.verification_service import Service
+from edgellm.services.server.verification_service import VerificationService
 from edgellm.services.verification_codec import write_open, write_verdict, write_verify
 from edgellm.spec.sampling import rounded
 from edgellm.spec.types import GREEDY, Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
@@ -135,15 +134,15 @@ class _Session:
 
     def __init__(self, *openings: bytes) -> None:
         self._openings = cycle(openings)
-        self._service: Service | None = None
+        self._service: VerificationService | None = None
         self._task: asyncio.Task[None] | None = None
         self._line = _Line()
 
     async def feed(self, data: bytes) -> None:
         if self._service is None:
-            self._service = Service(
+            self._service = VerificationService(
                 cast(Any, _Worker(random.Random(0))), vocabulary=VOCABULARY, model="big", model_hash="",
-                context=CONTEXT, max_waiting=128, tell=lambda _event: None,
+                context=CONTEXT, max_waiting=128, notify=lambda _event: None,
             )  # fmt: skip
         if self._task is None:
             self._line = _Line()
@@ -184,7 +183,7 @@ class _Device:
 
     loop_lost = loop_pause
 
-    def loop_proved(self) -> None:
+    def loop_answered(self) -> None:
         pass
 
     async def feed(self, data: bytes) -> None:
@@ -228,7 +227,7 @@ def _paired(folder: Path) -> tuple[Trust, Identity]:
     """This device, and one that it knows."""
     own, other = Trust(Identity.new(), Peers(folder)), Identity.new()
     words = trust_pb.Introduction(name="desk", rights=["verify"], addresses=["10.0.0.2:1"])
-    own.peers.add(introduced(other.certificate, words.SerializeToString(), frozenset(Right), "10.0.0.2"))
+    own.peers.add(read_introduction(other.certificate, words.SerializeToString(), frozenset(Right), "10.0.0.2"))
     return own, other
 
 
@@ -271,21 +270,21 @@ def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
     nonce = bytes(32)
     offer = trust_pb.Offer(role="verifier", model="big", size=5, vocabulary=bytes(32))
     welcome = trust_pb.WelcomeReply(
-        protocol=LINK, device=other.id.digest, version="1", rights=["verify", "files"], models=[offer], time=1,
-        signature=other.sign(LABEL + nonce + other.id.digest + own.identity.id.digest),
+        protocol=DEVICES_PROTOCOL, device=other.id.digest, version="1", rights=["verify", "files"], models=[offer],
+        time=1, signature=other.sign(LABEL + nonce + other.id.digest + own.identity.id.digest),
     )  # fmt: skip
     spake = Exchange("A", Code(7, ("lamp", "otter")), other).spake
     first = trust_pb.PairFrame(
-        hello=trust_pb.PairHello(protocol=PAIRING, certificate=other.certificate.der, spake=spake)
+        hello=trust_pb.PairHello(protocol=PAIRING_PROTOCOL, certificate=other.certificate.der, spake=spake)
     )
     words = trust_pb.Introduction(
         name="desk", rights=["verify"], addresses=["10.0.0.2:50151", "[fe80::1]:5"], version="1"
     )
 
     def window(data: bytes) -> None:
-        said = parsed(trust_pb.PairFrame, data)
+        said = parse_message(trust_pb.PairFrame, data)
         if said.WhichOneof("frame") == "hello":
-            check_version(said.hello.protocol, PAIRING, "the other device")
+            check_version(said.hello.protocol, PAIRING_PROTOCOL, "the other device")
             Certificate.of(said.hello.certificate)
 
     def exchange(data: bytes) -> None:
@@ -314,7 +313,7 @@ def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
         Target(
             "introduction",
             [words],
-            lambda data: introduced(other.certificate, data, frozenset(Right), "10.0.0.2"),
+            lambda data: read_introduction(other.certificate, data, frozenset(Right), "10.0.0.2"),
             60_000,
         ),
         Target("certificate", [other.certificate.der, own.identity.certificate.der], Certificate.of, 60_000),

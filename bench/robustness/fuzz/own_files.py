@@ -24,7 +24,7 @@ from edgellm.engine import ModelFile
 from edgellm.errors import InvalidOption
 from edgellm.http.mesh_status import read_plan
 from edgellm.mesh.fleet_file import read_fleet
-from edgellm.mesh.fleet_profiler import doubt, known_speed, read_doubts, read_lines
+from edgellm.mesh.fleet_profiler import doubt, read_doubts, read_links, stored_speed
 from edgellm.rpc.trust.identity import Identity
 from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.spec.gates.profile import Profile
@@ -130,13 +130,13 @@ def _targets(home: Path) -> list[Target]:
         ("old conversations", "data/conversations/00000001.json", _read_old, 15_000),
         ("profile", "data/profiles/*.json", lambda path: Profile.load(path, own=True), 20_000),
         ("first replies", "data/profiles/*.first.jsonl", lambda path: OnlineProfiler().load(path), 15_000),
-        ("identity", "data/trust/identity.pem", lambda _path: Identity.here(), 2_000),
+        ("identity", "data/trust/identity.pem", lambda _path: Identity.load(), 2_000),
         ("cost curve", "cache/curves/*.json", lambda path: read_curve(path, "a processor"), 15_000),
         ("fingerprints", "cache/fingerprints.json", lambda _path: quick_fingerprint(draft), 5_000),
         ("recipe", "cache/recipes/*.json", lambda _path: manifest_of(ModelFile.open(draft)), 5_000),
         ("owners", "cache/layers/models/*/*.json", lambda _path: LayerStore().models(), 10_000),
-        ("device figures", "cache/figures/device-*.json", lambda _path: known_speed(None), 10_000),
-        ("line figures", "cache/figures/lines.json", lambda _path: read_lines(), 10_000),
+        ("device figures", "cache/figures/device-*.json", lambda _path: stored_speed(None), 10_000),
+        ("line figures", "cache/figures/lines.json", lambda _path: read_links(), 10_000),
         ("doubts", "cache/figures/doubts.json", lambda _path: read_doubts(), 5_000),
         ("plan", "plan.json", read_plan, 10_000),
         ("fleet", "fleet.toml", read_fleet, 10_000),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from edgellm.rpc.address import Address
     from edgellm.rpc.discovery.mdns import Hint
-    from edgellm.rpc.trust.pairing import About, Code
+    from edgellm.rpc.trust.pairing import Code, Introduction
     from edgellm.rpc.trust.peer_store import Peer
     from edgellm.rpc.trust.rights import Right, Rights
     from edgellm.rpc.trust.trust import Trust
@@ -120,7 +120,7 @@ def pair(
 ) -> None:  # fmt: skip
     from edgellm.rpc.channel import DEFAULT_PORT
     from edgellm.rpc.discovery.interfaces import chosen_hosts
-    from edgellm.rpc.trust.pairing import About
+    from edgellm.rpc.trust.pairing import Introduction
     from edgellm.rpc.trust.peer_store import checked_name
     from edgellm.rpc.trust.trust import Trust
 
@@ -128,8 +128,8 @@ def pair(
     own_name = checked_name(platform.node()[:40] or "a device" if name is None else name)
     place, code = _address_and_code(words or [])
     hosts = chosen_hosts(interface or ())
-    about = About(own_name, rights, tuple(_listening(hosts, DEFAULT_PORT)))
-    trust = Trust.here()
+    about = Introduction(own_name, rights, tuple(_listening(hosts, DEFAULT_PORT)))
+    trust = Trust.load()
     peer = _wait(trust, about, hosts, port, as_json) if code is None else _join(trust, about, hosts, place, code)
     if as_json:
         emit(json.dumps(_row(peer)))
@@ -159,10 +159,10 @@ def _listening(hosts: Sequence[str], port: int) -> list[Address]:
     return [Address(host, port) for host in hosts]
 
 
-def _wait(trust: Trust, about: About, hosts: Sequence[str], port: int, as_json: bool) -> Peer:
+def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as_json: bool) -> Peer:
     """Show a code, and wait until a device has tried it or it has expired."""
-    from edgellm.rpc.discovery.mdns import ServiceKind, announced, code_number, new_instance
-    from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Code, Window
+    from edgellm.rpc.discovery.mdns import ServiceKind, announce, code_number, new_instance
+    from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Code, PairingWindow
 
     if not hosts:
         raise PairingFailed(
@@ -170,9 +170,9 @@ def _wait(trust: Trust, about: About, hosts: Sequence[str], port: int, as_json: 
         )
     instance = new_instance()
     code = Code.new(code_number(instance))
-    with Window(trust, code, about, WINDOW_SECONDS) as window:
+    with PairingWindow(trust, code, about, WINDOW_SECONDS) as window:
         places = window.open(hosts, port)
-        with announced(ServiceKind.PAIRING, trust.identity.id.short, places[0].port, hosts, instance):
+        with announce(ServiceKind.PAIRING, trust.identity.id.short, places[0].port, hosts, instance):
             if as_json:
                 emit(json.dumps({"code": str(code), "addresses": [str(place) for place in places],
                                  "seconds": WINDOW_SECONDS, "grants": sorted(about.rights)}))  # fmt: skip
@@ -192,7 +192,7 @@ def _print_code(code: Code, places: Sequence[Address], rights: Rights) -> None:
     say("The code is valid for two minutes and one guess. Ctrl-C cancels it.", style="dim")
 
 
-def _join(trust: Trust, about: About, hosts: Sequence[str], place: Address | None, code: Code) -> Peer:
+def _join(trust: Trust, about: Introduction, hosts: Sequence[str], place: Address | None, code: Code) -> Peer:
     from edgellm.rpc.trust.pairing import join
 
     return join(place or _find(code, hosts), code, trust, about)
@@ -200,8 +200,8 @@ def _join(trust: Trust, about: About, hosts: Sequence[str], place: Address | Non
 
 def _find(code: Code, hosts: Sequence[str]) -> Address:
     """Return the address of the device that announces a code with this number."""
-    from edgellm.rpc.channel import run_there
-    from edgellm.rpc.discovery.interfaces import listening
+    from edgellm.rpc.channel import run_in_network_loop
+    from edgellm.rpc.discovery.interfaces import first_listening
     from edgellm.rpc.discovery.mdns import ServiceKind, browse
 
     say("looking for the device that shows this code ...", style="dim")
@@ -217,8 +217,8 @@ def _find(code: Code, hosts: Sequence[str]) -> Address:
         hosts,
         SEARCH_SECONDS,
         lambda found: bool(matching(found)),
-        longest=LONGEST_SEARCH,
-        waiting=waiting,
+        max_seconds=LONGEST_SEARCH,
+        on_wait=waiting,
     )
     matches = matching(hints)
     if len({hint.short for hint in matches}) > 1:
@@ -232,7 +232,7 @@ def _find(code: Code, hosts: Sequence[str]) -> Address:
             f"No device with the code {code} was found{others}.",
             f"Add the address that it shows: edgellm pair HOST:PORT {code}",
         )
-    return run_there(listening(matches[0].addresses)).result()
+    return run_in_network_loop(first_listening(matches[0].addresses)).result()
 
 
 def _print_peer(peer: Peer) -> None:

@@ -97,12 +97,12 @@ def _change(store: Peers, action: PeerAction, device: str | None, value: str | N
 
 def _list(store: Peers, interface: list[str] | None, ask: bool, as_json: bool) -> None:
     from edgellm.rpc.discovery.interfaces import chosen_hosts
-    from edgellm.rpc.discovery.peer_probe import ProbeResult, roll_call
+    from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_peers
     from edgellm.rpc.trust.trust import Trust
 
     known = store.all()
     if ask and known:
-        answers = roll_call(Trust.here(), known, chosen_hosts(interface or ()))
+        answers = probe_peers(Trust.load(), known, chosen_hosts(interface or ()))
     else:
         answers = [ProbeResult(peer, None, None, False) for peer in known]
     if as_json:
@@ -112,8 +112,8 @@ def _list(store: Peers, interface: list[str] | None, ask: bool, as_json: bool) -
     else:
         out().print(_table(answers, ask))
         for answer in answers:
-            if answer.trouble is not None:
-                say(f"{answer.peer.name}: {answer.trouble}", style="dim")
+            if answer.error is not None:
+                say(f"{answer.peer.name}: {answer.error}", style="dim")
 
 
 def _table(answers: list[ProbeResult], asked: bool) -> Table:
@@ -121,7 +121,7 @@ def _table(answers: list[ProbeResult], asked: bool) -> Table:
     for title in ("name", "id", "may here", "may there", "address", "last seen", "round trip", "offers", "version"):
         table.add_column(title, overflow="fold", justify="right" if title == "round trip" else "left")
     for answer in answers:
-        peer, welcomed = answer.peer, answer.welcomed
+        peer, welcomed = answer.peer, answer.info
         address = welcomed.address if welcomed is not None else next(iter(peer.addresses), None)
         last_seen = "now" if welcomed is not None else format_age((datetime.now(UTC) - peer.seen).total_seconds())
         table.add_row(
@@ -141,7 +141,7 @@ def _table(answers: list[ProbeResult], asked: bool) -> Table:
 
 
 def _row(answer: ProbeResult) -> dict[str, Any]:
-    peer, welcomed = answer.peer, answer.welcomed
+    peer, welcomed = answer.peer, answer.info
     return {
         "name": peer.name,
         "id": str(peer.id),
@@ -159,7 +159,7 @@ def _row(answer: ProbeResult) -> dict[str, Any]:
             {"role": one.role, "model": one.model, "size": one.size, "vocabulary": one.vocabulary}
             for one in (welcomed.offers if welcomed is not None else ())
         ],
-        "trouble": str(answer.trouble) if answer.trouble is not None else None,
+        "trouble": str(answer.error) if answer.error is not None else None,
     }
 
 

@@ -66,7 +66,7 @@ def hosts_of(server: Listener, interface: list[str] | None) -> list[str]:
 @contextmanager
 def announcing(server: Listener, interface: list[str] | None) -> Iterator[None]:
     """Announce a server that other machines can reach, and warn of a device that has the identity of this one."""
-    from edgellm.rpc.discovery.mdns import ServiceKind, announced, copies
+    from edgellm.rpc.discovery.mdns import ServiceKind, announce, find_copies
 
     trust, address = server.trust, server.address
     if trust is None or address.loopback:
@@ -76,10 +76,10 @@ def announcing(server: Listener, interface: list[str] | None) -> Iterator[None]:
     short = trust.identity.id.short
 
     def warn_of_copies() -> None:
-        for copy in copies(short, hosts):
+        for copy in find_copies(short, hosts):
             say(f"{copy.addresses[0].host} announces the identity of this device, {copy.short}. Run: edgellm doctor")
 
-    with announced(ServiceKind.DEVICE, short, address.port, hosts) as begun:
+    with announce(ServiceKind.DEVICE, short, address.port, hosts) as begun:
         if begun:
             say(f"announced as {short} on {', '.join(hosts)}", style="dim")
             threading.Thread(target=warn_of_copies, daemon=True).start()
@@ -117,7 +117,7 @@ def serve_worker(
     from edgellm.storage.layers.store import LayerStore
 
     address = Address.of(host, port)
-    trust = None if address.loopback and not paired_only else Trust.here()
+    trust = None if address.loopback and not paired_only else Trust.load()
     layer_store = LayerStore(limit=None if store is None else int(store * 1e9))
     stored = StoredLayers(layer_store)
     own = () if model is None else (WholeModel(model, layer_store),)

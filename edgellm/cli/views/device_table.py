@@ -15,7 +15,7 @@ from edgellm.cli.views.console import err, format_age, is_terminal, one_line, sa
 if TYPE_CHECKING:
     from edgellm.engine import ModelFile
     from edgellm.errors import EdgeError
-    from edgellm.mesh.fleet_profiler import KeptLine, MeasuredSpeed, Survey
+    from edgellm.mesh.fleet_profiler import MeasuredLink, MeasuredSpeed, Survey
     from edgellm.rpc.discovery.workers import Worker
 
 _QUIET_SECONDS = 1.0  # before progress is printed
@@ -28,20 +28,20 @@ def survey_home(model: ModelFile, interface: Sequence[str] | None, fresh: bool, 
 
 def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:
     """Return the workers among the paired devices, and those at the addresses `peers`, [NAME=]HOST:PORT."""
-    from edgellm.mesh.home_workers import read_place, seek
+    from edgellm.mesh.home_workers import discover_workers, parse_peer
     from edgellm.rpc.discovery.interfaces import chosen_hosts
 
-    places = [read_place(peer) for peer in peers]
+    places = [parse_peer(peer) for peer in peers]
     with progress("looking for devices"):
-        return seek(chosen_hosts(interface or ()), places)
+        return discover_workers(chosen_hosts(interface or ()), places)
 
 
 def survey_workers(model: ModelFile, workers: Sequence[Worker], fresh: bool) -> Survey:
     """Measure what this device and `workers` can do with a model, if unknown or `fresh`; print which are left out."""
-    from edgellm.mesh.home_workers import look
+    from edgellm.mesh.home_workers import measure_workers
 
     with progress("asking the devices") as update:
-        found = look(model, workers, fresh, lambda device, activity: update(f"{device}: {activity}"))
+        found = measure_workers(model, workers, fresh, lambda device, activity: update(f"{device}: {activity}"))
     print_left_out(found.left_out)
     for sentence in found.doubts():
         say(sentence, style="yellow")
@@ -111,14 +111,12 @@ def row_of(
     name: str,
     worker: Worker | None,
     speed: MeasuredSpeed | None,
-    line: KeptLine | None,
+    line: MeasuredLink | None,
     held: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the facts of a device for a script; without a `worker`, of this device."""
     peer = None if worker is None else worker.peer
-    there = (
-        None if worker is None else sorted(worker.rights if worker.trouble is None else getattr(peer, "granted", ()))
-    )
+    there = None if worker is None else sorted(worker.rights if worker.error is None else getattr(peer, "granted", ()))
     return {
         "name": name,
         "id": None if peer is None else str(peer.id),
@@ -126,7 +124,7 @@ def row_of(
         "may_here": None if peer is None else sorted(peer.rights),
         "may_there": there,
         "address": None if worker is None or worker.address is None else str(worker.address),
-        "trouble": None if worker is None or worker.trouble is None else str(worker.trouble),
+        "trouble": None if worker is None or worker.error is None else str(worker.error),
         "speed": None if speed is None else _speed(speed),
         "line": None if line is None else {
             "round_trip_ms": round(1e3 * line.line.round_trip, 3), "up_mbps": round(line.line.up / 1e6, 1),

@@ -1,4 +1,4 @@
-"""The network interfaces of this device, and whether a port is reachable."""
+"""The network interfaces of this device, and probes of TCP ports."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class Interface:
 
 def interfaces() -> list[Interface]:
     """Return the interfaces that are up and have an IPv4 address."""
-    up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     found = []
     for name, addresses in sorted(psutil.net_if_addrs().items()):
         hosts = tuple(address.address for address in addresses if address.family == socket.AF_INET)
         if name in up and hosts:
-            found.append(Interface(name, hosts, *_judged(name, hosts)))
+            found.append(Interface(name, hosts, *_choice(name, hosts)))
     return found
 
 
 def own_hosts() -> frozenset[str]:
     """Return every address of this machine, IPv4 and IPv6."""
-    found = {address.address.partition("%")[0] for listed in psutil.net_if_addrs().values() for address in listed}
+    found = {address.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for address in addresses}
     return frozenset(found)
 
 
@@ -64,60 +64,60 @@ def chosen_hosts(names: Sequence[str] = ()) -> list[str]:
     known = interfaces()
     names = names or [name.strip() for name in os.environ.get("EDGELLM_INTERFACE", "").split(",") if name.strip()]
     if not names:
-        return [host for one in known if one.chosen for host in one.hosts]
+        return [host for interface in known if interface.chosen for host in interface.hosts]
     hosts: list[str] = []
     for name in names:
-        found = [host for one in known for host in one.hosts if name in (one.name, host)]
+        found = [host for interface in known for host in interface.hosts if name in (interface.name, host)]
         if not found:
-            there = ", ".join(one.name for one in known) or "none"
-            raise InvalidOption(f"There is no interface {name!r} with an IPv4 address.", f"There are: {there}.")
+            available = ", ".join(interface.name for interface in known) or "none"
+            raise InvalidOption(f"There is no interface {name!r} with an IPv4 address.", f"Available: {available}.")
         hosts += found
     return hosts
 
 
-def _judged(name: str, hosts: tuple[str, ...]) -> tuple[bool, str]:
+def _choice(name: str, hosts: tuple[str, ...]) -> tuple[bool, str]:
     if all(ip_address(host).is_loopback for host in hosts):
         return False, "this machine only"
     if _VIRTUAL.match(name):
         return False, "a bridge or tunnel of this machine"
     if not all(ip_address(host).is_private for host in hosts):
         return False, "a public address"
-    return True, "leads to the home's devices"
+    return True, "reaches the home's devices"
 
 
 T = TypeVar("T")
-PATIENCE = 3.0
+RETRY_FACTOR = 3.0
 
 
-class Reach(StrEnum):
+class PortState(StrEnum):
     """The outcome of connecting to a TCP port."""
 
     OPEN = "open"
-    REFUSED = "refused"  # the machine is there, but nothing listens
+    REFUSED = "refused"  # the machine is up, but nothing listens
     SILENT = "silent"  # no answer: off, elsewhere, or behind a firewall
     UNKNOWN = "unknown"  # no such name, or no route
 
 
-async def reach(address: Address, seconds: float = 1.0) -> Reach:
-    """Connect and hang up, and return the outcome."""
+async def probe_port(address: Address, seconds: float = 1.0) -> PortState:
+    """Return the outcome of connecting to a port; the connection is closed at once."""
     try:
         async with asyncio.timeout(seconds):
             _reader, writer = await asyncio.open_connection(address.host, address.port)
     except TimeoutError:
-        return Reach.SILENT
+        return PortState.SILENT
     except ConnectionRefusedError:
-        return Reach.REFUSED
+        return PortState.REFUSED
     except socket.gaierror:
-        return Reach.UNKNOWN
+        return PortState.UNKNOWN
     except OSError:
-        return Reach.UNKNOWN
+        return PortState.UNKNOWN
     writer.transport.abort()
-    return Reach.OPEN
+    return PortState.OPEN
 
 
-async def answered(ask: Callable[[float], Awaitable[T]], address: Address, seconds: float) -> T:
+async def call_with_retry(ask: Callable[[float], Awaitable[T]], address: Address, seconds: float) -> T:
     """Return the result of `ask`, a call with a deadline in seconds. If there is none within `seconds`, but something
-    listens at `address`, as on a busy machine, try a second time with `PATIENCE` times the deadline.
+    listens at `address`, as on a busy machine, try a second time with `RETRY_FACTOR` times the deadline.
 
     Raises:
         grpc.aio.AioRpcError: the error of `ask`; DEADLINE_EXCEEDED if no answer came in time.
@@ -125,14 +125,16 @@ async def answered(ask: Callable[[float], Awaitable[T]], address: Address, secon
     try:
         return await ask(seconds)
     except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or await reach(address) is not Reach.OPEN:
+        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or await probe_port(address) is not PortState.OPEN:
             raise
-    return await ask(PATIENCE * seconds)
+    return await ask(RETRY_FACTOR * seconds)
 
 
-async def listening(addresses: Sequence[Address], seconds: float = 1.0) -> Address:
+async def first_listening(addresses: Sequence[Address], seconds: float = 1.0) -> Address:
     """Return the first of a device's addresses at which something listens, as not all of its networks may be reachable
     from here; return the first address if nothing listens at any.
     """
-    found = await asyncio.gather(*(reach(address, seconds) for address in addresses))
-    return next((address for address, what in zip(addresses, found, strict=True) if what is Reach.OPEN), addresses[0])
+    states = await asyncio.gather(*(probe_port(address, seconds) for address in addresses))
+    return next(
+        (address for address, state in zip(addresses, states, strict=True) if state is PortState.OPEN), addresses[0]
+    )

@@ -1,4 +1,4 @@
-"""Finding devices on the home network by multicast DNS. Announcements are only hints: trust comes from TLS.
+"""Discovery of devices on the home network by multicast DNS. Announcements are only hints: trust comes from TLS.
 
 An announcement holds the device's short ID, its port, the version of the contract, and a fresh random number. It holds
 no name, no model, and nothing about requests.
@@ -24,13 +24,13 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.interfaces import own_hosts
 from edgellm.rpc.trust.device_id import parse_short
 from edgellm.rpc.trust.pairing import NUMBERS
-from edgellm.rpc.versions import LINK
+from edgellm.rpc.versions import DEVICES_PROTOCOL
 
-_ADDRESSES_MOST = 8
-_ASK_MS = 800  # for the first try to resolve a name; each further try takes twice as long
-_PAUSE = 0.1  # seconds between two tries
+_MAX_ADDRESSES = 8
+_RESOLVE_MS = 800  # for the first try to resolve a name; each further try takes twice as long
+_RETRY_SECONDS = 0.1  # between two tries
 COPY_SECONDS = 15.0
-_ASKED_MOST = 64  # names resolved in one search; flooding the network with more gains nothing
+_MAX_RESOLVED = 64  # names resolved in one search; flooding the network with more gains nothing
 
 
 class ServiceKind(StrEnum):
@@ -61,7 +61,7 @@ class Hint:
         return any(address.host in own_hosts() for address in self.addresses)
 
 
-Enough: TypeAlias = Callable[[Sequence[Hint]], bool]
+HintPredicate: TypeAlias = Callable[[Sequence[Hint]], bool]
 
 
 def new_instance() -> str:
@@ -75,7 +75,7 @@ def code_number(instance: str) -> int:
 
 
 @contextmanager
-def announced(
+def announce(
     kind: ServiceKind, short: str, port: int, hosts: Sequence[str], instance: str | None = None
 ) -> Iterator[bool]:
     """Announce this device at the IPv4 addresses `hosts` while the `with` lasts; yield whether that succeeded."""
@@ -84,20 +84,20 @@ def announced(
         kind.value,
         f"{instance}.{kind.value}",
         port=port,
-        properties={"id": short, "v": str(LINK), "i": instance},
+        properties={"id": short, "v": str(DEVICES_PROTOCOL), "i": instance},
         server=f"edgellm-{instance}.local.",
         parsed_addresses=list(hosts),
     )
     with _multicast(hosts) as zeroconf:
-        begun = False
+        registered = False
         if zeroconf is not None:
             with suppress(Error, OSError):
                 zeroconf.register_service(info, cooperating_responders=True)  # a random name is unique
-                begun = True
+                registered = True
         try:
-            yield begun
+            yield registered
         finally:
-            if begun and zeroconf is not None:
+            if registered and zeroconf is not None:
                 with suppress(Error, OSError):
                     zeroconf.unregister_service(info)
 
@@ -106,75 +106,75 @@ def browse(
     kind: ServiceKind,
     hosts: Sequence[str],
     seconds: float,
-    enough: Enough = lambda _found: False,
+    enough: HintPredicate = lambda _found: False,
     *,
-    longest: float = 0.0,
-    some: Enough | None = None,
-    waiting: Callable[[float], None] = lambda _elapsed: None,
+    max_seconds: float = 0.0,
+    minimum: HintPredicate | None = None,
+    on_wait: Callable[[float], None] = lambda _elapsed: None,
 ) -> list[Hint]:
-    """Return the announcements heard within `seconds` on the interfaces with the addresses `hosts`, including this
+    """Return the announcements received within `seconds` on the interfaces with the addresses `hosts`, including this
     device's own; return at once when `enough` accepts what was found.
 
-    A slow machine, here or there, answers late. So if after `seconds` not even `some` (by default `enough`) accepts
-    what was found, the search goes on until it does, for up to `longest` seconds in all. `waiting` is then called with
-    the seconds that have passed, at growing intervals.
+    A slow machine, here or there, answers late. So if after `seconds` not even `minimum` (by default `enough`) accepts
+    what was found, the search goes on until it does, for up to `max_seconds` in all. `on_wait` is then called with the
+    seconds that have passed, at growing intervals.
     """
-    some = some or enough
+    minimum = minimum or enough
     found: dict[str, Hint] = {}
-    asked: set[str] = set()
-    news = threading.Condition()
-    over = threading.Event()
+    resolving: set[str] = set()
+    changed = threading.Condition()
+    closed = threading.Event()
 
-    def heard(zeroconf: Zeroconf, service_type: str, name: str, **_: Any) -> None:
+    def on_service(zeroconf: Zeroconf, service_type: str, name: str, **_: Any) -> None:
         """Resolve a new name in a thread of its own: this runs in zeroconf's loop, which must not block."""
-        if len(asked) < _ASKED_MOST and name not in asked:
-            asked.add(name)
-            threading.Thread(target=look, args=(zeroconf, service_type, name), daemon=True).start()
+        if len(resolving) < _MAX_RESOLVED and name not in resolving:
+            resolving.add(name)
+            threading.Thread(target=resolve, args=(zeroconf, service_type, name), daemon=True).start()
 
-    def look(zeroconf: Zeroconf, service_type: str, name: str) -> None:
-        info, patience = None, _ASK_MS
-        while info is None and not over.wait(0.0 if patience == _ASK_MS else _PAUSE):
+    def resolve(zeroconf: Zeroconf, service_type: str, name: str) -> None:
+        info, timeout_ms = None, _RESOLVE_MS
+        while info is None and not closed.wait(0.0 if timeout_ms == _RESOLVE_MS else _RETRY_SECONDS):
             with suppress(Error, OSError, RuntimeError):  # the search may have ended meanwhile
-                info = zeroconf.get_service_info(service_type, name, patience)
-            patience *= 2
-        hint = None if info is None else hint_of(info, local)
+                info = zeroconf.get_service_info(service_type, name, timeout_ms)
+            timeout_ms *= 2
+        hint = None if info is None else parse_announcement(info, local)
         if hint is not None:
-            with news:
+            with changed:
                 found[name] = hint
-                news.notify_all()
+                changed.notify_all()
 
     local = all(ip_address(host).is_loopback for host in hosts)
     with _multicast(hosts) as zeroconf:
         if zeroconf is None:
             return []
-        browser = ServiceBrowser(zeroconf, kind.value, handlers=[heard])
+        browser = ServiceBrowser(zeroconf, kind.value, handlers=[on_service])
         try:
-            with news:
-                began, until = time.monotonic(), seconds
+            with changed:
+                began, next_check = time.monotonic(), seconds
                 while not enough(list(found.values())):
                     elapsed = time.monotonic() - began
-                    if elapsed >= seconds and (elapsed >= longest or some(list(found.values()))):
+                    if elapsed >= seconds and (elapsed >= max_seconds or minimum(list(found.values()))):
                         break
-                    if elapsed >= until:
-                        waiting(elapsed)
-                        until = min(2 * until, longest)
-                    news.wait(until - elapsed)
+                    if elapsed >= next_check:
+                        on_wait(elapsed)
+                        next_check = min(2 * next_check, max_seconds)
+                    changed.wait(next_check - elapsed)
         finally:
-            over.set()
+            closed.set()
             with suppress(Error, OSError, RuntimeError):
                 browser.cancel()
-    with news:
+    with changed:
         return sorted(found.values(), key=lambda hint: (hint.short, hint.instance))
 
 
-def copies(short: str, hosts: Sequence[str], seconds: float = COPY_SECONDS) -> list[Hint]:
+def find_copies(short: str, hosts: Sequence[str], seconds: float = COPY_SECONDS) -> list[Hint]:
     """Return the announcements of this device's ID from other machines: they mean that its files were copied. Takes all
     of `seconds` if there are none."""
 
-    def copied(found: Sequence[Hint]) -> list[Hint]:
+    def foreign(found: Sequence[Hint]) -> list[Hint]:
         return [hint for hint in found if hint.short == short and not hint.own]
 
-    return copied(browse(ServiceKind.DEVICE, hosts, seconds, lambda found: bool(copied(found))))
+    return foreign(browse(ServiceKind.DEVICE, hosts, seconds, lambda found: bool(foreign(found))))
 
 
 @contextmanager
@@ -191,23 +191,25 @@ def _multicast(hosts: Sequence[str]) -> Iterator[Zeroconf | None]:
             zeroconf.close()
 
 
-def hint_of(info: ServiceInfo, local: bool) -> Hint | None:
+def parse_announcement(info: ServiceInfo, local: bool) -> Hint | None:
     """Return the content of an announcement, or None if it is not valid. Anyone can send one, so loopback addresses are
     believed only if the search is on loopback alone (`local`); then no others are."""
-    words = {key: value for key, value in (info.properties or {}).items() if value is not None and len(value) <= 32}
+    properties = {
+        key: value for key, value in (info.properties or {}).items() if value is not None and len(value) <= 32
+    }
     try:
-        short = parse_short(words[b"id"].decode())
-        protocol = int(words[b"v"].decode()[:4])
-        instance = words[b"i"].decode()
+        short = parse_short(properties[b"id"].decode())
+        protocol = int(properties[b"v"].decode()[:4])
+        instance = properties[b"i"].decode()
         int(instance, 16)
-        hosts = [host for host in info.parsed_addresses(IPVersion.V4Only) if _somewhere(host, local)]
-        addresses = tuple(Address.of(host, info.port or 0) for host in hosts[:_ADDRESSES_MOST])
+        hosts = [host for host in info.parsed_addresses(IPVersion.V4Only) if _is_usable_host(host, local)]
+        addresses = tuple(Address.of(host, info.port or 0) for host in hosts[:_MAX_ADDRESSES])
     except (KeyError, ValueError, InvalidOption, EdgeError):
         return None
     return Hint(short, protocol, instance, addresses) if addresses and info.port and len(instance) == 16 else None
 
 
-def _somewhere(host: str, local: bool) -> bool:
+def _is_usable_host(host: str, local: bool) -> bool:
     found = ip_address(host)
     return not (found.is_multicast or found.is_unspecified) and found.is_loopback == local
 

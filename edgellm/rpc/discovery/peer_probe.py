@@ -1,4 +1,4 @@
-"""Finding out which paired devices are reachable now and what they offer; all are asked at once."""
+"""Probes of paired devices: which are reachable, and which models they offer."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 from edgellm.errors import EdgeError, NotPaired, VerifierUnreachable
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import run_there
-from edgellm.rpc.discovery.mdns import Enough, Hint, ServiceKind, browse
-from edgellm.rpc.trust.handshake import PeerInfo, ask
+from edgellm.rpc.channel import run_in_network_loop
+from edgellm.rpc.discovery.mdns import Hint, HintPredicate, ServiceKind, browse
+from edgellm.rpc.trust.handshake import PeerInfo, fetch_peer_info
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.trust import Trust
 
-LOOK_SECONDS = 1.5  # for announcements; most come within a tenth of that
-LONGEST_LOOK = 6.0  # seconds, if nobody was found by then: busy machines answer late
-ASK_SECONDS = 2.0
+BROWSE_SECONDS = 1.5  # for announcements; most come within a tenth of that
+MAX_BROWSE_SECONDS = 6.0  # if no device was found by then: busy machines answer late
+PROBE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,83 +24,86 @@ class ProbeResult:
     """A paired device, and its greeting or the error that prevents it. `announced`: it was found by multicast."""
 
     peer: Peer
-    welcomed: PeerInfo | None
-    trouble: EdgeError | None
+    info: PeerInfo | None
+    error: EdgeError | None
     announced: bool
 
 
-def roll_call(
+def probe_peers(
     trust: Trust,
     peers: Sequence[Peer],
     hosts: Sequence[str],
     hints: Sequence[Hint] | None = None,
-    seconds: float = ASK_SECONDS,
+    seconds: float = PROBE_SECONDS,
 ) -> list[ProbeResult]:
-    """Ask all `peers` at the addresses where they were last seen, and those that do not answer at the addresses that
-    they announce: in `hints`, or else on the interfaces with the addresses `hosts`. Return the results in the order of
-    `peers`. Errors of a device are returned, not raised.
+    """Return the result of probing each of `peers`, in their order. Errors of a device are returned, not raised.
+
+    All are probed at once, at the addresses where they were last seen; those that do not answer are probed at the
+    addresses that they announce: in `hints`, or else on the interfaces with the addresses `hosts`.
     """
-    answers = run_there(_ask_all(trust, [(peer, peer.addresses) for peer in peers], seconds)).result()
-    missing = {answer.peer.id.short for answer in answers if answer.welcomed is None}
+    results = run_in_network_loop(_ask_all(trust, [(peer, peer.addresses) for peer in peers], seconds)).result()
+    missing = {result.peer.id.short for result in results if result.info is None}
     if not missing or not (hosts or hints):
-        return answers
+        return results
     if hints is None:
         hints = browse(
-            ServiceKind.DEVICE, hosts, LOOK_SECONDS, all_of(missing), longest=longest_look(len(missing), len(answers)),
-            some=any_of(missing),
+            ServiceKind.DEVICE, hosts, BROWSE_SECONDS, all_of(missing), minimum=any_of(missing),
+            max_seconds=max_browse_seconds(len(missing), len(results)),
         )  # fmt: skip
-    return [_with_hints(trust, answer, hints, seconds) for answer in answers]
+    return [_with_hints(trust, result, hints, seconds) for result in results]
 
 
-def all_of(shorts: Collection[str]) -> Enough:
+def all_of(shorts: Collection[str]) -> HintPredicate:
     """Return a predicate: each of these devices, by short ID, is among the hints."""
     return lambda found: {hint.short for hint in found} >= set(shorts)
 
 
-def any_of(shorts: Collection[str]) -> Enough:
+def any_of(shorts: Collection[str]) -> HintPredicate:
     """Return a predicate: at least one of these devices, by short ID, is among the hints."""
     return lambda found: any(hint.short in shorts for hint in found)
 
 
-def longest_look(missing: int, wanted: int) -> float:
+def max_browse_seconds(missing: int, wanted: int) -> float:
     """Return the longest time to search, in seconds: if some devices answer, the others are probably off."""
-    return LONGEST_LOOK if missing == wanted else LOOK_SECONDS
+    return MAX_BROWSE_SECONDS if missing == wanted else BROWSE_SECONDS
 
 
-def ask_at(trust: Trust, address: Address, seconds: float = ASK_SECONDS) -> PeerInfo:
-    """Ask whichever paired device is at an address. Raises the errors of `edgellm.rpc.trust.handshake.meet`."""
-    return run_there(ask(address, trust, None, seconds)).result()
+def probe_address(trust: Trust, address: Address, seconds: float = PROBE_SECONDS) -> PeerInfo:
+    """Return the greeting of the paired device at an address. Raise the errors of `connect_authenticated`."""
+    return run_in_network_loop(fetch_peer_info(address, trust, None, seconds)).result()
 
 
-def _with_hints(trust: Trust, answer: ProbeResult, hints: Iterable[Hint], seconds: float) -> ProbeResult:
-    """Ask the device again at its announced addresses that were not tried yet."""
-    heard = [place for hint in hints if hint.short == answer.peer.id.short for place in hint.addresses]
-    places = [place for place in heard if place not in answer.peer.addresses]
-    again = run_there(_ask(trust, answer.peer, places, seconds)).result() if places else answer
-    return replace(again, announced=bool(heard))
+def _with_hints(trust: Trust, result: ProbeResult, hints: Iterable[Hint], seconds: float) -> ProbeResult:
+    """Return the result of probing a device at the announced addresses that were not tried yet."""
+    announced = [place for hint in hints if hint.short == result.peer.id.short for place in hint.addresses]
+    new = [place for place in announced if place not in result.peer.addresses]
+    result = run_in_network_loop(_ask(trust, result.peer, new, seconds)).result() if new else result
+    return replace(result, announced=bool(announced))
 
 
-async def _ask_all(trust: Trust, whom: Sequence[tuple[Peer, Sequence[Address]]], seconds: float) -> list[ProbeResult]:
-    return list(await asyncio.gather(*(_ask(trust, peer, places, seconds) for peer, places in whom)))
+async def _ask_all(
+    trust: Trust, targets: Sequence[tuple[Peer, Sequence[Address]]], seconds: float
+) -> list[ProbeResult]:
+    return list(await asyncio.gather(*(_ask(trust, peer, addresses, seconds) for peer, addresses in targets)))
 
 
-async def _ask(trust: Trust, peer: Peer, places: Sequence[Address], seconds: float) -> ProbeResult:
-    """Ask at all addresses at once and take the first answer."""
-    trouble: EdgeError | None = None
-    tasks = [asyncio.create_task(ask(place, trust, peer.id, seconds)) for place in places]
+async def _ask(trust: Trust, peer: Peer, addresses: Sequence[Address], seconds: float) -> ProbeResult:
+    """Return the first answer from any of the addresses, all probed at once."""
+    failure: EdgeError | None = None
+    tasks = [asyncio.create_task(fetch_peer_info(address, trust, peer.id, seconds)) for address in addresses]
     try:
-        for next_one in asyncio.as_completed(tasks):
+        for completed in asyncio.as_completed(tasks):
             try:
-                welcomed = await next_one
+                info = await completed
             except EdgeError as error:
                 # a refusal says more than no answer
-                trouble = error if trouble is None or isinstance(trouble, VerifierUnreachable) else trouble
+                failure = error if failure is None or isinstance(failure, VerifierUnreachable) else failure
             else:
-                return ProbeResult(peer, welcomed, None, False)
+                return ProbeResult(peer, info, None, False)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    if trouble is None:
-        trouble = NotPaired(f"Nobody knows where {peer.name} is.", "Give its address with --peer HOST:PORT.")
-    return ProbeResult(peer, None, trouble, False)
+    if failure is None:
+        failure = NotPaired(f"No address of {peer.name} is known.", "Give its address with --peer HOST:PORT.")
+    return ProbeResult(peer, None, failure, False)

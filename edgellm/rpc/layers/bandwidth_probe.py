@@ -1,4 +1,4 @@
-"""Measuring the bandwidth between two devices, both ways, and the round-trip time."""
+"""Measurement of the bandwidth between two devices, both ways, and of the round-trip time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import grpc
 import grpc.aio
 
 from edgellm.engine.timing import lower_quartile
-from edgellm.errors import DeviceLost, ProtocolError
+from edgellm.errors import SAME_VERSION, DeviceLost, ProtocolError
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers.codec import PROTOCOL, REPLY_SECONDS, error_from_status, method
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import Context
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.versions import parsed
+from edgellm.rpc.versions import parse_message
 
 SECONDS = 0.8  # for each way, about
 _FRAME = 2**16
@@ -32,7 +32,7 @@ _ROUNDS = 5
 class LinkSpeed:
     """The connection from one device to another: round trip in seconds, bits/s there (`up`) and back (`down`).
 
-    Raise ProtocolError for numbers that cannot have been measured.
+    Raises ProtocolError for numbers that cannot have been measured.
     """
 
     round_trip: float
@@ -44,25 +44,27 @@ class LinkSpeed:
             raise ProtocolError("The device sent an invalid bandwidth measurement.", "Measure it again.")
 
 
-async def answer_flow(_frames: Any, stream: Context) -> None:
+async def serve_measurement(_frames: Any, stream: Context) -> None:
     """Serve a measurement on the device's side: count received bytes, report the count, and send bytes on request."""
-    arrived, first, last = 0, 0.0, 0.0
+    received, first, last = 0, 0.0, 0.0
     while isinstance(data := await stream.read(), bytes):
-        frame = parsed(pb.FlowFrame, data)
+        frame = parse_message(pb.FlowFrame, data)
         if frame.data:
             last = time.perf_counter()
             first = first or last
-            arrived += len(frame.data)
+            received += len(frame.data)
         elif frame.want:
             if frame.want > _SENT_MOST:
-                raise ProtocolError(f"{frame.want} bytes are too many to measure a line.", "Ask for fewer.")
+                raise ProtocolError(
+                    f"A measurement of {frame.want} bytes is too large.", f"Ask for at most {_SENT_MOST}."
+                )
             for size in _sizes(frame.want):
                 await stream.write(pb.FlowFrame(data=bytes(size)))
         else:
-            await stream.write(pb.FlowFrame(come=arrived, seconds=last - first))
+            await stream.write(pb.FlowFrame(come=received, seconds=last - first))
 
 
-async def measure_line(channel: grpc.aio.Channel, who: str) -> LinkSpeed:
+async def measure_link(channel: grpc.aio.Channel, name: str) -> LinkSpeed:
     """Measure the connection from this device to the other end of `channel`; this takes some seconds.
 
     The burst that a network lets through after a pause is left out: each way is measured only after a first part of
@@ -80,11 +82,13 @@ async def measure_line(channel: grpc.aio.Channel, who: str) -> LinkSpeed:
             up, down = await _rates(call)
             return LinkSpeed(lower_quartile(round_trips), up, down)
     except grpc.aio.AioRpcError as error:
-        raise error_from_status(error.code(), error.details(), who) from None
+        raise error_from_status(error.code(), error.details(), name) from None
     except asyncio.InvalidStateError:
-        raise error_from_status(await call.code(), await call.details(), who) from None
+        raise error_from_status(await call.code(), await call.details(), name) from None
     except TimeoutError:
-        raise DeviceLost(f"The line to {who} is too slow to be measured.", "Try nearer to the access point.") from None
+        raise DeviceLost(
+            f"The connection to {name} is too slow to measure.", "Move the device closer to the access point."
+        ) from None
     finally:
         call.cancel()
 
@@ -105,15 +109,15 @@ async def _ask(call: Any) -> tuple[int, float]:
 
 async def _rates(call: Any) -> tuple[float, float]:
     """Return the bits/s there and back, measured in turns; the lower quartile of the times counts."""
-    there, back = _round_size(*await _send(call, _FIRST)), _round_size(*await _receive(call, _FIRST))
+    up_size, down_size = _round_size(*await _send(call, _FIRST)), _round_size(*await _receive(call, _FIRST))
     up: list[float] = []
     down: list[float] = []
     until = time.perf_counter() + 2.0 * SECONDS
     while not up or (len(up) < _ROUNDS and time.perf_counter() < until):
-        before = await _send(call, there // 4)
-        after = await _send(call, there)
+        before = await _send(call, up_size // 4)
+        after = await _send(call, up_size)
         up.append(max(after[1] - before[1], 1e-9) / max(8 * (after[0] - before[0]), 1))
-        size, taken = await _receive(call, back)
+        size, taken = await _receive(call, down_size)
         down.append(max(taken, 1e-9) / (8 * size))
     return 1.0 / lower_quartile(up), 1.0 / lower_quartile(down)
 
@@ -126,15 +130,15 @@ async def _send(call: Any, size: int) -> tuple[int, float]:
 
 async def _receive(call: Any, size: int) -> tuple[int, float]:
     await call.write(pb.FlowFrame(want=size))
-    arrived, first = 0, 0.0
-    marks = []
-    while arrived < size:
-        arrived += len((await _read(call)).data)
+    received, first = 0, 0.0
+    times = []
+    while received < size:
+        received += len((await _read(call)).data)
         now = time.perf_counter()
         first = first or now
-        marks.append((arrived, now - first))
-    first_part = next(mark for mark in marks if mark[0] >= size // 5)
-    return marks[-1][0] - first_part[0], marks[-1][1] - first_part[1]
+        times.append((received, now - first))
+    warmup = next(entry for entry in times if entry[0] >= size // 5)
+    return times[-1][0] - warmup[0], times[-1][1] - warmup[1]
 
 
 def _round_size(size: int, taken: float) -> int:
@@ -149,21 +153,23 @@ def _sizes(size: int) -> list[int]:
 async def _read(call: Any) -> pb.FlowFrame:
     reply = await call.read()
     if not isinstance(reply, pb.FlowFrame):
-        raise ProtocolError("The other device ends the measurement.", "Run the same version on both sides.")
+        raise ProtocolError("The other device has ended the measurement early.", SAME_VERSION)
     return reply
 
 
-async def ask_line(channel: grpc.aio.Channel, who: str, device: DeviceID, address: Address | None) -> LinkSpeed:
+async def request_link_measurement(
+    channel: grpc.aio.Channel, name: str, device: DeviceID, address: Address | None
+) -> LinkSpeed:
     """Have a device measure its connection to another one.
 
     Raises:
-        MeasureFailed: it cannot; most often, the two are not paired.
-        NotPermitted, ProtocolError, DeviceLost: as for `measure_line`.
+        MeasureFailed: it cannot; usually because the two are not paired.
+        NotPermitted, ProtocolError, DeviceLost: as for `measure_link`.
     """
     call = channel.unary_unary(method("Line"), pb.LineRequest.SerializeToString, pb.LineReply.FromString)
-    asked = pb.LineRequest(protocol=PROTOCOL, device=device.digest, address=str(address or ""))
+    request = pb.LineRequest(protocol=PROTOCOL, device=device.digest, address=str(address or ""))
     try:
-        reply: pb.LineReply = await call(asked, timeout=REPLY_SECONDS)
+        reply: pb.LineReply = await call(request, timeout=REPLY_SECONDS)
     except grpc.aio.AioRpcError as error:
-        raise error_from_status(error.code(), error.details(), who) from None
+        raise error_from_status(error.code(), error.details(), name) from None
     return LinkSpeed(reply.round_trip, reply.up, reply.down)

@@ -1,4 +1,4 @@
-"""The figures of a device, and the service that measures them for another."""
+"""The measurements of a device, and the service that takes them for another device."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ import grpc.aio
 
 from edgellm.engine.gguf.synthetic_layers import HEADER_MOST, Blocks
 from edgellm.engine.timing import BUSY, is_plausible
-from edgellm.errors import EdgeError, MeasureFailed, ProtocolError
-from edgellm.rpc.discovery.peer_probe import LOOK_SECONDS
-from edgellm.rpc.layers.bandwidth_probe import answer_flow, measure_line
+from edgellm.errors import SAME_VERSION, EdgeError, MeasureFailed, ProtocolError
+from edgellm.rpc.dialing import (
+    FAILED_SECONDS,
+    announced_addresses,
+    dialable_addresses,
+    is_local_caller,
+    uniform_failure,
+)
+from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS
+from edgellm.rpc.layers.bandwidth_probe import measure_link, serve_measurement
 from edgellm.rpc.layers.codec import BEAT_SECONDS, PROTOCOL, details, error_from_status, method, status
-from edgellm.rpc.lines import FAILED_SECONDS, alike, announced_places, on_this_machine, places_of
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
@@ -71,7 +77,7 @@ class DeviceFigures:
         """Why these figures are doubtful; empty if they are not."""
         if self.waited > BUSY:
             return f"measured while the machine was busy ({self.waited:.0%} of the time was waiting for a processor)"
-        return "" if is_plausible(self.rows, self.seconds) else "no device can have such times"
+        return "" if is_plausible(self.rows, self.seconds) else "the times are not plausible for any device"
 
 
 def write_figures(figures: DeviceFigures) -> pb.Figures:
@@ -84,7 +90,7 @@ def write_figures(figures: DeviceFigures) -> pb.Figures:
 
 
 def read_figures(message: pb.Figures) -> DeviceFigures:
-    """Convert figures from their message. Raise ProtocolError for numbers that cannot have been measured."""
+    """Return the figures in a message. Raise ProtocolError for numbers that cannot have been measured."""
     return DeviceFigures(
         message.taken, message.reason[:200], message.block.hex()[:64], tuple(message.rows), tuple(message.seconds),
         message.layer, message.disk, message.disk_reason[:200], message.memory, message.memory_reason[:200],
@@ -92,33 +98,35 @@ def read_figures(message: pb.Figures) -> DeviceFigures:
     )  # fmt: skip
 
 
-def read_blocks(asked: pb.MeasureRequest) -> Blocks:
-    """Convert the layers of a request. Raise ProtocolError for values that cannot be valid."""
-    if not (0 < len(asked.header) <= HEADER_MOST and 0 < asked.layers <= 512 and 0 < asked.width <= 2**20):
-        raise ProtocolError("There is nothing of that kind to measure.", "Run the same version on both sides.")
-    return Blocks(asked.header, asked.data, asked.layers, asked.width)
+def read_blocks(request: pb.MeasureRequest) -> Blocks:
+    """Return the layers of a request. Raise ProtocolError for values that cannot be valid."""
+    if not (0 < len(request.header) <= HEADER_MOST and 0 < request.layers <= 512 and 0 < request.width <= 2**20):
+        raise ProtocolError(
+            f"The layers to measure are invalid: {request.layers} of width {request.width}.", SAME_VERSION
+        )
+    return Blocks(request.header, request.data, request.layers, request.width)
 
 
-async def measure(channel: grpc.aio.Channel, who: str, blocks: Blocks, oldest: float) -> DeviceFigures:
-    """Have a device measure itself; figures that are at most `oldest` seconds old are good enough.
+async def measure(channel: grpc.aio.Channel, name: str, blocks: Blocks, max_age: float) -> DeviceFigures:
+    """Return a device's measurements, taken now unless it has some that are at most `max_age` seconds old.
 
     Raises:
         NotPermitted: this device has no right to compute there.
         MeasureFailed: the device cannot be measured.
         ProtocolError, DeviceLost: the device does not know this call, or is gone.
     """
-    asked = pb.MeasureRequest(
+    request = pb.MeasureRequest(
         protocol=PROTOCOL, header=blocks.header, data=blocks.data, layers=blocks.layers, width=blocks.width,
-        oldest=oldest,
+        oldest=max_age,
     )  # fmt: skip
-    line: Any = channel.unary_stream(method("Measure"), pb.MeasureRequest.SerializeToString, pb.MeasureReply.FromString)
+    call: Any = channel.unary_stream(method("Measure"), pb.MeasureRequest.SerializeToString, pb.MeasureReply.FromString)
     try:
-        async for reply in line(asked, timeout=MEASURE_SECONDS):
+        async for reply in call(request, timeout=MEASURE_SECONDS):
             if reply.WhichOneof("reply") == "figures":
                 return read_figures(reply.figures)
     except grpc.aio.AioRpcError as error:
-        raise error_from_status(error.code(), error.details(), who) from None
-    raise ProtocolError(f"{who} has measured itself without sending the result.", "Measure it again.")
+        raise error_from_status(error.code(), error.details(), name) from None
+    raise ProtocolError(f"{name} has finished its measurement without sending the result.", "Measure it again.")
 
 
 Measurer = Callable[[Blocks, float, Callable[[str], None]], DeviceFigures]
@@ -137,17 +145,19 @@ class MeasureService:
         trust: Trust | None,
     ) -> None:
         self._guard, self._notify, self._measurer, self._trust = guard, notify, measurer, trust
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     def methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         def guarded(method: Method) -> Any:
-            return answered(method, self._guard, Right.COMPUTE, self._notify)
+            return with_error_status(method, self._guard, Right.COMPUTE, self._notify)
 
         return {
             "Measure": grpc.unary_stream_rpc_method_handler(
                 guarded(self.measure), pb.MeasureRequest.FromString, pb.MeasureReply.SerializeToString
             ),
-            "Flow": grpc.stream_stream_rpc_method_handler(guarded(answer_flow), None, pb.FlowFrame.SerializeToString),
+            "Flow": grpc.stream_stream_rpc_method_handler(
+                guarded(serve_measurement), None, pb.FlowFrame.SerializeToString
+            ),
             "Line": grpc.unary_unary_rpc_method_handler(
                 guarded(self.line), pb.LineRequest.FromString, pb.LineReply.SerializeToString
             ),
@@ -158,12 +168,12 @@ class MeasureService:
         check_version(request.protocol, PROTOCOL, "the other device")
         if self._measurer is None:
             raise MeasureFailed("This device does not measure itself.", "Start a worker: edgellm serve --role worker")
-        blocks, doing = read_blocks(request), ["waiting for another measurement"]
-        async with self._one:
-            work = asyncio.ensure_future(asyncio.to_thread(self._measurer, blocks, request.oldest, doing.append))
+        blocks, progress = read_blocks(request), ["waiting for another measurement"]
+        async with self._lock:
+            work = asyncio.ensure_future(asyncio.to_thread(self._measurer, blocks, request.oldest, progress.append))
             try:
                 while not (await asyncio.wait({work}, timeout=BEAT_SECONDS))[0]:
-                    await stream.write(pb.MeasureReply(doing=doing[-1]))
+                    await stream.write(pb.MeasureReply(doing=progress[-1]))
             finally:
                 if not work.done():
                     await asyncio.wait({work})
@@ -173,40 +183,45 @@ class MeasureService:
         """Measure the connection from here to another device that is paired with this one."""
         check_version(request.protocol, PROTOCOL, "the other device")
         if self._trust is None:
-            raise MeasureFailed("This device has no connections to others.", "Pair them first.")
+            raise MeasureFailed("This device is not paired with any other.", "Pair the devices first: edgellm pair")
         if len(request.device) != 32:
-            raise ProtocolError(f"A device ID has {len(request.device)} bytes.", "Run the same version on both sides.")
+            raise ProtocolError(f"A device ID has {len(request.device)} bytes.", SAME_VERSION)
         device = DeviceID(bytes(request.device))
         peer = self._trust.peers.get(device)
         if peer is None:
             raise MeasureFailed(
-                f"The device {device.short} is not paired with this one.", "Pair the two, to have them talk directly."
+                f"The device {device.short} is not paired with this one.",
+                "Pair the two devices, so that they can connect directly.",
             )
-        near = on_this_machine(context)
-        failed = MeasureFailed(f"{peer.name} cannot be measured from here.", "Is it on, and do the two still trust?")
-        async with alike(near, [EdgeError, TimeoutError, grpc.aio.AioRpcError], failed):
+        local = is_local_caller(context)
+        failure = MeasureFailed(
+            f"{peer.name} cannot be measured from here.", "Check that it is on, and that the two are still paired."
+        )
+        async with uniform_failure(local, [EdgeError, TimeoutError, grpc.aio.AioRpcError], failure):
             async with asyncio.timeout(FAILED_SECONDS):
-                channel = await _connect(self._trust, peer, request.address, near)
+                channel = await _connect(self._trust, peer, request.address, local)
             async with channel:
-                line = await measure_line(channel, peer.name)
+                line = await measure_link(channel, peer.name)
         return pb.LineReply(round_trip=line.round_trip, up=line.up, down=line.down)
 
 
-async def _connect(trust: Trust, peer: Peer, asked: str, near: bool) -> grpc.aio.Channel:
-    """Open a channel to a paired device, at an address that is known or announced. Raise an EdgeError."""
-    addresses = places_of(peer, asked, near)
-    if not any(asked == str(address) for address in addresses) and not near:
-        addresses += await asyncio.to_thread(announced_places, peer, LOOK_SECONDS)
-    failure: EdgeError = MeasureFailed(f"Nobody knows where {peer.name} is.", "Pair the two again.")
+async def _connect(trust: Trust, peer: Peer, requested: str, local: bool) -> grpc.aio.Channel:
+    """Return an open channel to a paired device, at a known or announced address. Raise EdgeError if none answers."""
+    addresses = dialable_addresses(peer, requested, local)
+    if not any(requested == str(address) for address in addresses) and not local:
+        addresses += await asyncio.to_thread(announced_addresses, peer, BROWSE_SECONDS)
+    failure: EdgeError = MeasureFailed(f"No address of {peer.name} is known.", "Pair the two devices again.")
     for address in dict.fromkeys(addresses):
         try:
-            return (await meet(address, trust, peer.id))[0]
+            return (await connect_authenticated(address, trust, peer.id))[0]
         except EdgeError as error:
             failure = error
     raise failure
 
 
-def answered(method: Method, guard: AuthInterceptor | None, right: Right, notify: Callable[[str], None]) -> Any:
+def with_error_status(
+    method: Method, guard: AuthInterceptor | None, right: Right, notify: Callable[[str], None]
+) -> Any:
     """Wrap `method`: callers need this right if there is a `guard`, and an EdgeError ends the call with its message."""
 
     async def answering(request: Any, context: Context) -> Any:
@@ -216,4 +231,4 @@ def answered(method: Method, guard: AuthInterceptor | None, right: Right, notify
             notify(error.what)
             await context.abort(status(error), details(error))
 
-    return answering if guard is None else guard.over(answering, right)
+    return answering if guard is None else guard.wrap(answering, right)

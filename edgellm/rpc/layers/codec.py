@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import grpc
 
 from edgellm.errors import (
+    SAME_VERSION,
     DeviceLost,
     DiskFull,
     EdgeError,
@@ -22,14 +23,14 @@ from edgellm.errors import (
     StoreFull,
 )
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.storage.layers.manifest import PIECES_MOST, LayerPiece, Manifest
+from edgellm.storage.layers.manifest import MAX_PIECES, LayerPiece, Manifest
 
 PROTOCOL = 1
 WINDOW = 2**20  # most bytes in flight, unacknowledged
 FRAME = 2**18  # bytes of a portion that this side sends
-PORTION_MOST = 2**20
-SILENT_SECONDS = 60.0  # how long the device waits for a portion
-REPLY_SECONDS = 30.0  # how long the sender waits for a sign of life
+MAX_PORTION = 2**20
+SILENT_SECONDS = 60.0  # for which the device waits for a portion
+REPLY_SECONDS = 30.0  # for which the sender waits for a reply or a heartbeat
 BEAT_SECONDS = 1.0
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Layers"]
@@ -46,9 +47,9 @@ def write_pieces(pieces: Iterable[LayerPiece]) -> list[pb.Piece]:
 
 
 def read_pieces(messages: Sequence[pb.Piece]) -> tuple[LayerPiece, ...]:
-    """Convert pieces from their messages. Raise LayersRefused for values that cannot be valid."""
-    if len(messages) > PIECES_MOST:
-        raise LayersRefused(f"{len(messages)} pieces of one model are more than {PIECES_MOST}.", _UPDATE)
+    """Return the pieces in these messages. Raise LayersRefused for values that cannot be valid."""
+    if len(messages) > MAX_PIECES:
+        raise LayersRefused(f"A model has {len(messages)} pieces; {MAX_PIECES} are allowed.", SAME_VERSION)
     return tuple(LayerPiece(one.first, one.last, one.size, one.sha256.hex()) for one in messages)
 
 
@@ -60,20 +61,20 @@ def write_manifest(manifest: Manifest) -> pb.Recipe:
 
 
 def read_manifest(message: pb.Recipe) -> Manifest:
-    """Convert a manifest from its message. Raise LayersRefused for values that cannot be valid."""
+    """Return the manifest in a message. Raise LayersRefused for values that cannot be valid."""
     pieces = read_pieces(message.pieces)
     return Manifest(message.fingerprint.hex(), message.name, message.architecture, message.layers, pieces)
 
 
-def read_places(places: Sequence[int], manifest: Manifest) -> list[int]:
-    """Return the places of the wanted pieces in a manifest, checked.
+def read_places(indices: Sequence[int], manifest: Manifest) -> list[int]:
+    """Return the indices of the wanted pieces in a manifest, checked.
 
     Raises:
         ProtocolError: there are no such pieces, none are named, or they are not in order.
     """
-    found = list(places)
+    found = list(indices)
     if not found or found != sorted(set(found)) or found[-1] >= len(manifest.pieces):
-        raise ProtocolError(f"There cannot be a wish for the pieces {found[:20]}.", _UPDATE)
+        raise ProtocolError(f"The list of wanted pieces is invalid: {found[:20]}.", SAME_VERSION)
     return found
 
 
@@ -86,27 +87,30 @@ def details(error: EdgeError) -> str:
     return f"{error.what}\n{error.next_step}"
 
 
-def error_from_status(code: grpc.StatusCode, text: str | None, who: str) -> EdgeError:
-    """Return the error that the other side, `who`, gave as the status of a call, or that it is gone."""
+def error_from_status(code: grpc.StatusCode, text: str | None, name: str) -> EdgeError:
+    """Return the error that the other side, `name`, gave as the status of a call, or that it is gone."""
     what, _, step = (text or "").partition("\n")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return ProtocolError(f"{who} keeps no layers.", "Start a worker there: edgellm serve --role worker")
+        return ProtocolError(f"{name} does not store layers.", "Start a worker there: edgellm serve --role worker")
     if code is grpc.StatusCode.PERMISSION_DENIED:
-        return NotPermitted(f"{who} refuses: {what}", step or "Ask its owner.")
-    for kind, its in _ERRORS:
-        if its is code:
-            return kind(f"{who}: {what}", step or "See what is said there.")
-    return DeviceLost(f"{who} is gone ({code.name.lower()}: {text}).", "What has arrived there is kept: try again.")
+        return NotPermitted(f"{name} refuses: {what}", step or "Ask the device's owner for the right.")
+    for kind, status_code in _ERRORS:
+        if status_code is code:
+            return kind(f"{name}: {what}", step or "Check the messages on that device.")
+    return DeviceLost(
+        f"The connection to {name} was lost ({code.name.lower()}: {text}).",
+        "Try again; what has arrived there is kept.",
+    )
 
 
 def refusal(error: EdgeError) -> pb.Refused:
     return pb.Refused(status=status(error).value[0], what=error.what, next_step=error.next_step)
 
 
-def error_from_refusal(said: pb.Refused, who: str) -> EdgeError:
-    """Return the error that the other side, `who`, sent in the middle of a call."""
-    code = next((code for code in grpc.StatusCode if code.value[0] == said.status), grpc.StatusCode.UNKNOWN)
-    return error_from_status(code, f"{said.what}\n{said.next_step}", who)
+def error_from_refusal(message: pb.Refused, name: str) -> EdgeError:
+    """Return the error that the other side, `name`, sent in the middle of a call."""
+    code = next((code for code in grpc.StatusCode if code.value[0] == message.status), grpc.StatusCode.UNKNOWN)
+    return error_from_status(code, f"{message.what}\n{message.next_step}", name)
 
 
 _STATUS: tuple[tuple[type[EdgeError], grpc.StatusCode], ...] = (
@@ -131,4 +135,3 @@ _ERRORS: tuple[tuple[type[EdgeError], grpc.StatusCode], ...] = (
     (LayersMissing, grpc.StatusCode.NOT_FOUND),
     (MeasureFailed, grpc.StatusCode.OUT_OF_RANGE),
 )
-_UPDATE = "Run the same version of edgellm on both sides."

@@ -1,4 +1,4 @@
-"""The device's side of `layers.proto`: it stores layers for others, lists them, and lets itself be measured."""
+"""The server of `layers.proto`: stores layers for other devices, lists them, and measures this device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, ParamSpec, TypeVar
 import grpc
 import grpc.aio
 
-from edgellm.errors import DeviceLost, EdgeError, ProtocolError, StoreBusy
-from edgellm.rpc.layers.benchmark_service import Measurer, MeasureService, answered
+from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError, StoreBusy
+from edgellm.rpc.layers.benchmark_service import Measurer, MeasureService, with_error_status
 from edgellm.rpc.layers.codec import (
     BEAT_SECONDS,
-    PORTION_MOST,
+    MAX_PORTION,
     PROTOCOL,
     SERVICE,
     SILENT_SECONDS,
@@ -24,11 +24,11 @@ from edgellm.rpc.layers.codec import (
     write_manifest,
 )
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, who
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, caller_id
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import check_version, parsed
-from edgellm.storage.layers.incoming_piece import Partial
+from edgellm.rpc.versions import check_version, parse_message
+from edgellm.storage.layers.incoming_piece import IncomingPiece
 from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.owners import OWN
 from edgellm.storage.layers.store import LayerStore
@@ -78,11 +78,11 @@ class LayerService:
         """Return the handlers by method name. Streams take bytes, which are parsed only behind the guard's check."""
 
         def guarded(method: Method) -> Any:
-            return answered(method, self._guard, Right.FILES, self._notify)
+            return with_error_status(method, self._guard, Right.FILES, self._notify)
 
         return {
             "Held": grpc.unary_unary_rpc_method_handler(
-                guarded(self.held), pb.HeldRequest.FromString, pb.HeldReply.SerializeToString
+                guarded(self.list_layers), pb.HeldRequest.FromString, pb.HeldReply.SerializeToString
             ),
             "Clean": grpc.unary_unary_rpc_method_handler(
                 guarded(self.clean), pb.CleanRequest.FromString, pb.CleanReply.SerializeToString
@@ -90,16 +90,16 @@ class LayerService:
             "Put": grpc.stream_stream_rpc_method_handler(guarded(self.put), None, pb.PutReply.SerializeToString),
         }
 
-    async def held(self, request: pb.HeldRequest, context: Context) -> pb.HeldReply:
-        """Reply with the layers that the caller brought."""
+    async def list_layers(self, request: pb.HeldRequest, context: Context) -> pb.HeldReply:
+        """Reply with the layers that the caller has uploaded."""
         check_version(request.protocol, PROTOCOL, "the other device")
-        return await asyncio.to_thread(self._held, self._owner(context))
+        return await asyncio.to_thread(self._list_layers, self._owner(context))
 
     def _owner(self, context: Context) -> str:
         """Return the owner under which the caller's pieces are stored; a caller sees and removes only its own."""
-        return OWN if self._guard is None else who(context).digest.hex()
+        return OWN if self._guard is None else caller_id(context).digest.hex()
 
-    def _held(self, owner: str) -> pb.HeldReply:
+    def _list_layers(self, owner: str) -> pb.HeldReply:
         reply = pb.HeldReply(protocol=PROTOCOL, limit=self._store.limit, size=self._store.size, free=self._store.free())
         for model in self._store.models(owner):
             whole = set(model.pieces)
@@ -112,10 +112,10 @@ class LayerService:
         return reply
 
     async def clean(self, request: pb.CleanRequest, context: Context) -> pb.CleanReply:
-        """Remove the pieces that the caller brought and that are not in use."""
+        """Remove the pieces that the caller has uploaded and that are not in use."""
         check_version(request.protocol, PROTOCOL, "the other device")
-        gone = await asyncio.to_thread(self._store.clean, request.fingerprint.hex() or None, self._owner(context))
-        return pb.CleanReply(pieces=gone.pieces, size=gone.size, in_use=gone.in_use)
+        removed = await asyncio.to_thread(self._store.clean, request.fingerprint.hex() or None, self._owner(context))
+        return pb.CleanReply(pieces=removed.pieces, size=removed.size, in_use=removed.in_use)
 
     async def put(self, _frames: Any, stream: Context) -> None:
         """Receive pieces, one after the other."""
@@ -140,47 +140,49 @@ class LayerService:
     async def _receive(self, stream: Context, upload: _Upload) -> None:
         first = await _next(stream, upload)
         if first.WhichOneof("frame") != "wanted":
-            raise ProtocolError("The first frame is not Wanted.", _UPDATE)
+            raise ProtocolError("The first frame is not Wanted.", SAME_VERSION)
         check_version(first.wanted.protocol, PROTOCOL, "the other device")
         manifest = read_manifest(first.wanted.recipe)
-        places = read_places(first.wanted.pieces, manifest)
-        pieces = [manifest.pieces[place] for place in places]
+        indices = read_places(first.wanted.pieces, manifest)
+        pieces = [manifest.pieces[index] for index in indices]
         with ExitStack() as held:
             receiving = await _in_thread(held.enter_context, self._store.receiving(manifest, pieces, upload.device))
-            there = [self._arrived(manifest, place, upload.device) for place in places]
-            await stream.write(pb.PutReply(there=pb.There(pieces=there)))
-            for place, arrived in zip(places, there, strict=True):
+            arrivals = [self._arrived(manifest, index, upload.device) for index in indices]
+            await stream.write(pb.PutReply(there=pb.There(pieces=arrivals)))
+            for index, arrived in zip(indices, arrivals, strict=True):
                 if not arrived.whole:
                     with ExitStack() as opened:
-                        piece = receiving.piece(manifest.pieces[place])
+                        piece = receiving.piece(manifest.pieces[index])
                         partial = await _with_heartbeats(stream, _in_thread(opened.enter_context, piece))
-                        await self._fill(stream, upload, place, partial)
-        self._notify(f"{len(places)} pieces of {manifest.name} are here.")
+                        await self._fill(stream, upload, index, partial)
+        self._notify(f"{len(indices)} pieces of {manifest.name} are complete.")
 
-    def _arrived(self, manifest: Manifest, place: int, owner: str) -> pb.Arrived:
-        piece = manifest.pieces[place]
+    def _arrived(self, manifest: Manifest, index: int, owner: str) -> pb.Arrived:
+        piece = manifest.pieces[index]
         return pb.Arrived(
-            piece=place, size=self._store.arrived(piece, owner), whole=self._store.find(piece) is not None
+            piece=index, size=self._store.arrived(piece, owner), whole=self._store.find(piece) is not None
         )
 
-    async def _fill(self, stream: Context, upload: _Upload, place: int, partial: Partial) -> None:
+    async def _fill(self, stream: Context, upload: _Upload, index: int, partial: IncomingPiece) -> None:
         """Receive portions of one piece, each starting where the last one ended, until the piece is whole."""
-        await stream.write(pb.PutReply(arrived=pb.Arrived(piece=place, size=partial.size)))
+        await stream.write(pb.PutReply(arrived=pb.Arrived(piece=index, size=partial.size)))
         while partial.size < partial.piece.size:
             frame = await _next(stream, upload)
             portion = frame.portion
-            if frame.WhichOneof("frame") != "portion" or portion.piece != place or portion.offset != partial.size:
+            if frame.WhichOneof("frame") != "portion" or portion.piece != index or portion.offset != partial.size:
                 raise ProtocolError(
-                    f"A portion of piece {portion.piece} at {portion.offset} arrives where {place} at {partial.size} is"
-                    " due.", _UPDATE
+                    f"Expected a portion of piece {index} at {partial.size}, but received piece {portion.piece} at"
+                    f" {portion.offset}.", SAME_VERSION
                 )  # fmt: skip
-            if not 0 < len(portion.data) <= PORTION_MOST:
-                raise ProtocolError(f"A portion has {len(portion.data)} bytes.", _UPDATE)
+            if not 0 < len(portion.data) <= MAX_PORTION:
+                raise ProtocolError(
+                    f"A portion has {len(portion.data)} bytes; {MAX_PORTION} are allowed.", SAME_VERSION
+                )
             await _in_thread(partial.append, portion.data)
             if partial.size < partial.piece.size:
-                await stream.write(pb.PutReply(arrived=pb.Arrived(piece=place, size=partial.size)))
+                await stream.write(pb.PutReply(arrived=pb.Arrived(piece=index, size=partial.size)))
         await _with_heartbeats(stream, _in_thread(partial.finish))
-        await stream.write(pb.PutReply(arrived=pb.Arrived(piece=place, size=partial.size, whole=True)))
+        await stream.write(pb.PutReply(arrived=pb.Arrived(piece=index, size=partial.size, whole=True)))
 
 
 async def _refuse(stream: Context, error: EdgeError) -> None:
@@ -206,21 +208,21 @@ async def _next(stream: Context, upload: _Upload) -> pb.PutFrame:
             {reading, upload.superseded}, timeout=SILENT_SECONDS, return_when=asyncio.FIRST_COMPLETED
         )
         if upload.superseded in done:
-            raise StoreBusy("The same device has opened another stream.", "Go on there.")
+            raise StoreBusy("The same device has opened another upload.", "Wait until that one has ended.")
         if not done:
-            raise DeviceLost(f"No portion has arrived for {SILENT_SECONDS:g} seconds.", "Begin again.")
+            raise DeviceLost(f"No portion has arrived for {SILENT_SECONDS:g} seconds.", "Start the upload again.")
         data = reading.result()
     finally:
         reading.cancel()
     if not isinstance(data, bytes):
-        raise ProtocolError("The stream ends before every piece is whole.", "Begin again.")
-    return parsed(pb.PutFrame, data)
+        raise ProtocolError("The upload ended before every piece was complete.", "Start the upload again.")
+    return parse_message(pb.PutFrame, data)
 
 
-async def _in_thread(work: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run slow work in a thread. If the call is cancelled meanwhile, wait for the work all the same, so that no file is
     closed under it."""
-    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **more))
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(task)
     finally:
@@ -238,6 +240,3 @@ async def _with_heartbeats(stream: Context, work: Awaitable[T]) -> T:
     finally:
         if not task.done():
             await asyncio.wait({task})
-
-
-_UPDATE = "Run the same version of edgellm on both sides."

@@ -1,4 +1,4 @@
-"""The sender's side of `layers.proto`: sends layers to a device, with a bounded number of unacknowledged bytes."""
+"""The client of `layers.proto`: uploads layers to a device, with a bounded number of unacknowledged bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from edgellm.errors import DeviceLost, EdgeError, LayersCorrupt, LayersRefused, ProtocolError
+from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, LayersCorrupt, LayersRefused, ProtocolError
 from edgellm.rpc.layers.codec import (
     FRAME,
     PROTOCOL,
@@ -33,7 +33,7 @@ Cut = Callable[[LayerPiece], Iterator[bytes | memoryview]]
 
 @dataclass(frozen=True, slots=True)
 class HeldLayers:
-    """A model's layers on a device: whole pieces, by their place in the manifest, and bytes of incomplete pieces."""
+    """A model's layers on a device: whole pieces, by their index in the manifest, and bytes of incomplete pieces."""
 
     manifest: Manifest
     pieces: tuple[int, ...]
@@ -74,51 +74,52 @@ class RateLimiter:
             await asyncio.sleep(self._free - size / self._rate - now)
 
 
-async def list_layers(channel: grpc.aio.Channel, who: str, seconds: float = REPLY_SECONDS) -> StoreFacts:
-    """Return what this device has brought to another one, and that one's room for more.
+async def list_layers(channel: grpc.aio.Channel, name: str, seconds: float = REPLY_SECONDS) -> StoreFacts:
+    """Return the layers that this device has uploaded to another one, and the limits of that device's store.
 
     Raises:
-        NotPermitted: the device refuses to say.
-        ProtocolError: the device keeps no layers, or speaks another version.
+        NotPermitted: this device lacks the right to files there.
+        ProtocolError: the device does not store layers, or speaks another version.
         DeviceLost: the device cannot be reached.
     """
     call = channel.unary_unary(method("Held"), pb.HeldRequest.SerializeToString, pb.HeldReply.FromString)
     try:
         reply: pb.HeldReply = await call(pb.HeldRequest(protocol=PROTOCOL), timeout=seconds)
     except grpc.aio.AioRpcError as error:
-        raise error_from_status(error.code(), error.details(), who) from None
-    check_version(reply.protocol, PROTOCOL, who)
+        raise error_from_status(error.code(), error.details(), name) from None
+    check_version(reply.protocol, PROTOCOL, name)
     models = []
-    for one in reply.models:
+    for model in reply.models:
         with suppress(LayersRefused):  # perhaps of another version: treat it as missing
-            manifest = read_manifest(one.recipe)
-            places = tuple(place for place in one.pieces if place < len(manifest.pieces))
-            models.append(HeldLayers(manifest, places, one.arriving, float(one.used)))
+            manifest = read_manifest(model.recipe)
+            pieces = tuple(index for index in model.pieces if index < len(manifest.pieces))
+            models.append(HeldLayers(manifest, pieces, model.arriving, float(model.used)))
     return StoreFacts(reply.limit, reply.size, reply.free, tuple(models))
 
 
-async def clean(channel: grpc.aio.Channel, who: str, fingerprint: str = "") -> tuple[int, int, int]:
-    """Have the device remove what is not in use, of the model with this `fingerprint` or of all. Return the number of
-    pieces and bytes removed, and of pieces that stayed. Raise as `list_layers`, and LayersMissing without the model."""
+async def clean(channel: grpc.aio.Channel, name: str, fingerprint: str = "") -> tuple[int, int, int]:
+    """Remove pieces that are not in use from a device, of the model with this `fingerprint` or of all. Return the
+    number of pieces and bytes removed, and of pieces in use. Raise as `list_layers`, and LayersMissing without the
+    model."""
     call = channel.unary_unary(method("Clean"), pb.CleanRequest.SerializeToString, pb.CleanReply.FromString)
-    asked = pb.CleanRequest(protocol=PROTOCOL, fingerprint=bytes.fromhex(fingerprint))
+    request = pb.CleanRequest(protocol=PROTOCOL, fingerprint=bytes.fromhex(fingerprint))
     try:
-        reply: pb.CleanReply = await call(asked, timeout=REPLY_SECONDS)
+        reply: pb.CleanReply = await call(request, timeout=REPLY_SECONDS)
     except grpc.aio.AioRpcError as error:
-        raise error_from_status(error.code(), error.details(), who) from None
+        raise error_from_status(error.code(), error.details(), name) from None
     return reply.pieces, reply.size, reply.in_use
 
 
 async def upload(
     channel: grpc.aio.Channel,
-    who: str,
+    name: str,
     manifest: Manifest,
     wanted: Sequence[int],
     cut: Cut,
     limiter: RateLimiter,
     notify: Callable[[UploadProgress], None],
 ) -> UploadProgress:
-    """Send those of the pieces `wanted`, by their place in the manifest, to a device that it lacks.
+    """Send a device those of the pieces `wanted` that it lacks; return the final progress. Pieces are given by index.
 
     `cut` yields the bytes of a piece, in a thread. `notify` is called with the progress, in the loop.
 
@@ -129,22 +130,22 @@ async def upload(
     """
     call_stream: Any = channel.stream_stream(method("Put"), pb.PutFrame.SerializeToString, pb.PutReply.FromString)
     call = call_stream()
-    stream = _UploadStream(call, who)
+    stream = _UploadStream(call, name)
     try:
         return await _Sender(stream, manifest, sorted(wanted), cut, limiter, notify).run()
     except TimeoutError:
-        raise DeviceLost(f"{who} gives no sign of life.", "What has arrived there is kept: try again.") from None
+        raise DeviceLost(f"{name} has stopped responding.", "Try again; what has arrived there is kept.") from None
     finally:
         stream.reader.cancel()
         call.cancel()
 
 
 class _UploadStream:
-    """Both directions of a stream. It is read all the time, because gRPC gives no reason to a side that writes to a
-    stream which its peer has ended."""
+    """Both directions of a stream. It is read continuously, because gRPC reports no reason when a write fails on a
+    stream that the peer has ended."""
 
-    def __init__(self, call: Any, who: str) -> None:
-        self._call, self._who = call, who
+    def __init__(self, call: Any, name: str) -> None:
+        self._call, self._name = call, name
         self._replies: asyncio.Queue[pb.PutReply | EdgeError | None] = asyncio.Queue()
         self.reader = asyncio.create_task(self._read_replies())
 
@@ -156,7 +157,7 @@ class _UploadStream:
                     return
             self._replies.put_nowait(None)
         except grpc.aio.AioRpcError as error:
-            self._replies.put_nowait(error_from_status(error.code(), error.details(), self._who))
+            self._replies.put_nowait(error_from_status(error.code(), error.details(), self._name))
 
     @property
     def has_reply(self) -> bool:
@@ -170,7 +171,7 @@ class _UploadStream:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while await self.receive() is not None:  # raises the device's reason, if it gave one
                 pass
-            raise DeviceLost(f"{self._who} has closed the connection.", "Try again.") from None
+            raise DeviceLost(f"{self._name} has closed the connection.", "Try again.") from None
 
     async def receive(self) -> pb.PutReply | None:
         """Return the next reply that is not a heartbeat; None at the end. Raise the device's error."""
@@ -181,7 +182,7 @@ class _UploadStream:
                 raise reply
             kind = None if reply is None else reply.WhichOneof("reply")
             if reply is not None and kind == "refused":
-                raise error_from_refusal(reply.refused, self._who)
+                raise error_from_refusal(reply.refused, self._name)
             if kind != "checking":
                 return reply
 
@@ -202,51 +203,51 @@ class _Sender:
         self._sent = 0
 
     async def run(self) -> UploadProgress:
-        asked = pb.Wanted(protocol=PROTOCOL, recipe=write_manifest(self._manifest), pieces=self._wanted)
-        await self._stream.send(pb.PutFrame(wanted=asked))
+        request = pb.Wanted(protocol=PROTOCOL, recipe=write_manifest(self._manifest), pieces=self._wanted)
+        await self._stream.send(pb.PutFrame(wanted=request))
         first = await self._stream.receive()
         if first is None or first.WhichOneof("reply") != "there":
-            raise ProtocolError("The device does not say what it has.", _UPDATE)
+            raise ProtocolError("The device has not sent the list of pieces that it has.", SAME_VERSION)
         whole = set()
         for one in first.there.pieces:
             self._acknowledged[one.piece] = one.size
             whole |= {one.piece} if one.whole else set()
         self._notify(self._progress())
-        for place in self._wanted:
-            if place not in whole:
-                await self._piece(place)
+        for index in self._wanted:
+            if index not in whole:
+                await self._piece(index)
         while await self._stream.receive() is not None:
             pass
         return self._progress()
 
-    async def _piece(self, place: int) -> None:
+    async def _piece(self, index: int) -> None:
         """Send a piece from where the device's copy ends, until the device confirms that its hash is right."""
-        piece, arrived = self._manifest.pieces[place], await self._arrived(place)
+        piece, arrived = self._manifest.pieces[index], await self._arrived(index)
         offset = arrived.size
         blocks = _blocks(self._cut(piece), offset)
         while not arrived.whole:
             if offset < piece.size and offset - arrived.size + FRAME <= WINDOW and not self._stream.has_reply:
                 block = await asyncio.to_thread(next, blocks, b"")
                 if not block or offset + len(block) > piece.size:
-                    raise LayersCorrupt(f"{str(piece).capitalize()} is no longer what it was.", _CHANGED)
+                    raise LayersCorrupt(f"{str(piece).capitalize()} has changed on this device.", _CHANGED)
                 await self._limiter.take(len(block))
-                await self._stream.send(pb.PutFrame(portion=pb.Portion(piece=place, offset=offset, data=block)))
+                await self._stream.send(pb.PutFrame(portion=pb.Portion(piece=index, offset=offset, data=block)))
                 offset += len(block)
                 self._sent += len(block)
                 self._notify(self._progress())
             else:
-                arrived = await self._arrived(place)
+                arrived = await self._arrived(index)
 
-    async def _arrived(self, place: int) -> pb.Arrived:
+    async def _arrived(self, index: int) -> pb.Arrived:
         reply = await self._stream.receive()
-        if reply is None or reply.WhichOneof("reply") != "arrived" or reply.arrived.piece != place:
-            raise ProtocolError("The device acknowledges what was not sent.", _UPDATE)
-        self._acknowledged[place] = reply.arrived.size
+        if reply is None or reply.WhichOneof("reply") != "arrived" or reply.arrived.piece != index:
+            raise ProtocolError("The device acknowledged a piece that was not sent.", SAME_VERSION)
+        self._acknowledged[index] = reply.arrived.size
         self._notify(self._progress())
         return reply.arrived
 
     def _progress(self) -> UploadProgress:
-        total = sum(self._manifest.pieces[place].size for place in self._wanted)
+        total = sum(self._manifest.pieces[index].size for index in self._wanted)
         return UploadProgress(sum(self._acknowledged.values()), total, self._sent)
 
 
@@ -264,5 +265,4 @@ def _blocks(portions: Iterator[bytes | memoryview], skip: int) -> Iterator[bytes
         yield bytes(buffer)
 
 
-_UPDATE = "Run the same version of edgellm on both sides."
-_CHANGED = "The model's file has changed: deploy it again."
+_CHANGED = "Deploy the model again: its file has changed."

@@ -1,4 +1,4 @@
-"""Makes the Python code of the contract: `python -m edgellm.rpc.protos.generate` (needs the `dev` extra)."""
+"""Generates the Python code of the contract: `python -m edgellm.rpc.protos.generate` (needs the `dev` extra)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def generate(out: Path) -> list[Path]:
-    """Writes each `edgellm/rpc/protos/NAME_pb2.py` and its stub `.pyi` below the folder `out`; returns their paths.
+    """Write each `edgellm/rpc/protos/NAME_pb2.py` and its stub `.pyi` below the folder `out`; return their paths.
 
     Raises:
         RuntimeError: the contract does not compile; protoc has said why on stderr.

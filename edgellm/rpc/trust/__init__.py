@@ -1,1 +1,1 @@
-"""Who may ask: identities, pairing, paired devices and their rights, mutual TLS."""
+"""Trust between devices: identities, pairing, paired devices and their rights, mutual TLS."""

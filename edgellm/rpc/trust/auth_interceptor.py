@@ -22,11 +22,11 @@ from edgellm.rpc.trust.trust import Trust
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Method: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 
-GLANCE = 0.25  # seconds between two looks at the list of paired devices while calls are open
+RECHECK_SECONDS = 0.25  # seconds between two checks of open calls against the list of paired devices
 
 
 @dataclass(slots=True, eq=False)
-class _Open:
+class _OpenCall:
     """A call that is under way."""
 
     task: asyncio.Task[Any]
@@ -36,26 +36,26 @@ class _Open:
 
 
 class AuthInterceptor:
-    """Stands before the methods of a service. Lives in one event loop."""
+    """Checks the callers of a service's methods. Runs in one event loop."""
 
-    def __init__(self, trust: Trust, tell: Callable[[str], None]) -> None:
-        """Create the guard; `tell` is called with a line for every refused call."""
+    def __init__(self, trust: Trust, notify: Callable[[str], None]) -> None:
+        """Set up the checks; `notify` is called with a line for every refused call."""
         self._trust = trust
-        self._tell = tell
-        self._open: set[_Open] = set()
+        self._notify = notify
+        self._open: set[_OpenCall] = set()
 
-    def over(self, method: Method, right: Right | None = None) -> Method:
-        """Wrap `method`, so that only paired devices with this right may call it; None: every paired device."""
+    def wrap(self, method: Method, right: Right | None = None) -> Method:
+        """Return `method`, restricted to paired devices with this right, or to all paired devices without `right`."""
 
         async def guarded(request: Any, context: Context) -> Any:
             task = asyncio.current_task()
             try:
-                peer = self.check(who(context), right, caller(context))
+                peer = self.check(caller_id(context), right, caller_host(context))
             except EdgeError as error:
                 await self._refuse(error, context)
             if task is None:
-                raise NotPaired("A call that nobody runs.", "Ask again.")
-            call = _Open(task, peer.id, right)
+                raise NotPaired("The call has no task.", "Try again.")
+            call = _OpenCall(task, peer.id, right)
             self._open.add(call)
             try:
                 return await method(request, context)
@@ -79,21 +79,21 @@ class AuthInterceptor:
             TrustUnusable: the list of paired devices cannot be read, so no device is trusted.
         """
         if device == self._trust.identity.id:
-            raise own_identity(device, host)
+            raise identity_clash(device, host)
         peer = self._trust.peers.get(device)
         if peer is None:
-            raise NotPaired(f"The device {device.short} is not paired with this one.", "Pair them: edgellm pair")
+            raise NotPaired(f"The device {device.short} is not paired with this one.", "Pair the devices: edgellm pair")
         if right is not None and right not in peer.rights:
             raise NotPermitted(
                 f"{peer.name} ({device.short}) has no right to {right} here.",
-                f"Grant it on the device that refuses: edgellm peers grant {device.short} {right}",
+                f"Grant it on this device: edgellm peers grant {device.short} {right}",
             )
         return peer
 
     async def watch(self) -> None:
         """End the calls of devices that are no longer trusted, until this is cancelled."""
         while True:
-            await asyncio.sleep(GLANCE)
+            await asyncio.sleep(RECHECK_SECONDS)
             for call in list(self._open):
                 if call.refused is None:
                     try:
@@ -103,12 +103,12 @@ class AuthInterceptor:
                         call.task.cancel()
 
     async def _refuse(self, error: EdgeError, context: Context) -> NoReturn:
-        self._tell(f"Refused {caller(context) or 'somebody'}: {error.what}")
+        self._notify(f"Refused {caller_host(context) or 'an unknown caller'}: {error.what}")
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         raise error  # abort does not return
 
 
-def who(context: Context) -> DeviceID:
+def caller_id(context: Context) -> DeviceID:
     """Return the device ID of the caller's client certificate, whose key the caller has proved to hold.
 
     Raises:
@@ -116,26 +116,26 @@ def who(context: Context) -> DeviceID:
     """
     shown = b"".join((context.auth_context() or {}).get("x509_pem_cert", ()))
     if not shown:
-        raise NotPaired("The caller has shown no certificate.", "Use mutual TLS.")
+        raise NotPaired("The caller has shown no certificate.", "Connect with mutual TLS.")
     return pem_id(shown)
 
 
-def caller(context: Context) -> str:
+def caller_host(context: Context) -> str:
     """Return the host of the caller, or an empty string if it is unknown."""
     _kind, _, rest = unquote(context.peer()).partition(":")
     return rest.rpartition(":")[0].strip("[]")
 
 
-def own_identity(device: DeviceID, host: str) -> IdentityClash:
+def identity_clash(device: DeviceID, host: str) -> IdentityClash:
     """Return the error for meeting this device's own identity at `host`."""
     if host in own_hosts():
         return IdentityClash(
-            f"This is the device {device.short} itself, asking itself.",
-            "On one machine use 127.0.0.1, without pairing.",
+            f"The device {device.short} has connected to itself.",
+            "On one machine, use 127.0.0.1 without pairing.",
         )
     return IdentityClash(
-        f"The device at {host or 'the other end'} has the identity of this one, {device.short}: files were copied.",
-        f"On the one that has the copy remove {_IDENTITY}, and pair it anew.",
+        f"The device at {host or 'the other end'} has this device's identity, {device.short}: its files were copied.",
+        f"On the device with the copy, remove {_IDENTITY}, and pair it again.",
     )
 
 

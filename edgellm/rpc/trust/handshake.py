@@ -1,4 +1,4 @@
-"""The first words over mutual TLS: which device is this, and what may be done there?"""
+"""The handshake over mutual TLS: each side's identity, and the rights of the client."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from edgellm.errors import EdgeError, NotPaired, NotPermitted, ProtocolError, VerifierUnreachable
+from edgellm.errors import SAME_VERSION, EdgeError, NotPaired, NotPermitted, ProtocolError, VerifierUnreachable
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO_SECONDS, open_channel
-from edgellm.rpc.discovery.interfaces import Reach, answered, reach
+from edgellm.rpc.discovery.interfaces import PortState, call_with_retry, probe_port
 from edgellm.rpc.protos import trust_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, own_identity, who
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, caller_id, identity_clash
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Rights, read_rights
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import LINK, SMALL, check_version, parsed, program
+from edgellm.rpc.versions import DEVICES_PROTOCOL, MAX_GREETING, check_version, parse_message, program_version
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Devices"]
 _WELCOME = f"/{_SERVICE.full_name}/Welcome"
 _NONCE = 32  # bytes
-_OFFERS_MOST = 16
+_MAX_OFFERS = 16
 LABEL = b"edgellm welcome 1\0"
 
 
@@ -43,8 +43,8 @@ class OfferedModel:
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """A device that has proved who it is. `rights` is what this device may do there; `seconds` is how long a word there
-    and back takes; its clock is `clock_ahead` seconds ahead of ours."""
+    """A device that has proved its identity. `rights`: the rights of this device there; `seconds`: the round trip of a
+    call; `clock_ahead`: by how many seconds its clock is ahead of this device's."""
 
     peer: Peer
     address: Address
@@ -59,85 +59,89 @@ def welcome_handlers(
     trust: Trust, guard: AuthInterceptor, offers: Sequence[OfferedModel]
 ) -> grpc.GenericRpcHandler[Any, Any]:
     """Return the server's side, for `add_generic_rpc_handlers`."""
-    told = [
+    models = [
         pb.Offer(role=one.role, model=one.model, size=one.size, vocabulary=bytes.fromhex(one.vocabulary))
         for one in offers
     ]
 
     async def welcome(data: bytes, context: Context) -> pb.WelcomeReply:
         try:
-            request = parsed(pb.WelcomeRequest, data, SMALL)
+            request = parse_message(pb.WelcomeRequest, data, MAX_GREETING)
             if len(request.nonce) != _NONCE:
                 raise ProtocolError(f"The nonce has {len(request.nonce)} bytes.", f"Send {_NONCE}.")
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.what)
             raise  # abort does not return
-        client = who(context)
+        client = caller_id(context)
         peer = guard.check(client, None)
-        await asyncio.to_thread(trust.peers.saw, client)
-        mine = trust.identity.id
+        await asyncio.to_thread(trust.peers.record_seen, client)
+        own_id = trust.identity.id
         return pb.WelcomeReply(
-            protocol=LINK,
-            device=mine.digest,
-            signature=trust.identity.sign(_statement(request.nonce, mine, client)),
-            version=program(),
+            protocol=DEVICES_PROTOCOL,
+            device=own_id.digest,
+            signature=trust.identity.sign(_statement(request.nonce, own_id, client)),
+            version=program_version(),
             rights=sorted(peer.rights),
-            models=told,
+            models=models,
             time=int(time.time()),
         )
 
-    method = grpc.unary_unary_rpc_method_handler(guard.over(welcome), None, pb.WelcomeReply.SerializeToString)
+    method = grpc.unary_unary_rpc_method_handler(guard.wrap(welcome), None, pb.WelcomeReply.SerializeToString)
     return grpc.method_handlers_generic_handler(_SERVICE.full_name, {"Welcome": method})
 
 
-async def meet(
+async def connect_authenticated(
     address: Address, trust: Trust, device: DeviceID | None = None, seconds: float = HELLO_SECONDS
 ) -> tuple[grpc.aio.Channel, PeerInfo]:
-    """Connect to a paired device, or to the given `device` only; the caller closes the channel.
+    """Return a channel to a paired device, or only to the given `device`, and its greeting; the caller closes it.
 
     Raises:
         PairingRequired: no device is paired.
         NotPaired: the answering device is not paired, is not `device`, or does not trust this one.
         IdentityClash: the other side has this device's own identity.
         PeerTooOld, PeerTooNew, ProtocolError: the other side speaks another version or protocol.
-        VerifierUnreachable: nobody answers.
+        VerifierUnreachable: there is no answer.
     """
     channel = open_channel(address, trust, device)
     try:
-        welcomed = await _welcome(channel, address, trust, device, seconds)
+        info = await _call_welcome(channel, address, trust, device, seconds)
     except BaseException as error:
         await channel.close(None)
         if isinstance(error, grpc.aio.AioRpcError):
-            raise await _explained(error, address, seconds) from None
+            raise await _error_from_status(error, address, seconds) from None
         raise
-    await asyncio.to_thread(trust.peers.saw, welcomed.peer.id, address, welcomed.rights)
-    return channel, welcomed
+    await asyncio.to_thread(trust.peers.record_seen, info.peer.id, address, info.rights)
+    return channel, info
 
 
-async def ask(address: Address, trust: Trust, device: DeviceID | None = None, seconds: float = 2.0) -> PeerInfo:
-    """Meet a device for its greeting only; the result's `seconds` are those of a second call, once connected."""
-    channel, _first = await meet(address, trust, device, seconds)
+async def fetch_peer_info(
+    address: Address, trust: Trust, device: DeviceID | None = None, seconds: float = 2.0
+) -> PeerInfo:
+    """Return a device's greeting; its `seconds` are those of a second call, over the open connection."""
+    channel, _first = await connect_authenticated(address, trust, device, seconds)
     try:
-        return await _welcome(channel, address, trust, device, seconds)
+        return await _call_welcome(channel, address, trust, device, seconds)
     except grpc.aio.AioRpcError as error:
-        raise await _explained(error, address, seconds) from None
+        raise await _error_from_status(error, address, seconds) from None
     finally:
         await channel.close(None)
 
 
-async def _welcome(
+async def _call_welcome(
     channel: grpc.aio.Channel, address: Address, trust: Trust, expected: DeviceID | None, seconds: float
 ) -> PeerInfo:
     nonce = os.urandom(_NONCE)
     call = channel.unary_unary(_WELCOME, pb.WelcomeRequest.SerializeToString, bytes)
 
-    async def once(deadline: float) -> tuple[bytes, float]:
+    async def attempt(deadline: float) -> tuple[bytes, float]:
         began = time.monotonic()
-        data = await call(pb.WelcomeRequest(protocol=LINK, nonce=nonce, version=program()), timeout=deadline)
+        data = await call(
+            pb.WelcomeRequest(protocol=DEVICES_PROTOCOL, nonce=nonce, version=program_version()), timeout=deadline
+        )
         return data, time.monotonic() - began
 
-    data, took = await answered(once, address, seconds)
-    return read_welcome(data, nonce, trust, expected, address, took)
+    data, elapsed = await call_with_retry(attempt, address, seconds)
+    return read_welcome(data, nonce, trust, expected, address, elapsed)
 
 
 def read_welcome(
@@ -145,41 +149,43 @@ def read_welcome(
 ) -> PeerInfo:
     """Return a server's greeting, which took `took` seconds, checked to come from a paired device.
 
-    Raises: the errors of `meet` for a device that answers.
+    Raises the errors of `connect_authenticated` for a device that answers.
     """
-    reply = parsed(pb.WelcomeReply, data, SMALL)
-    check_version(reply.protocol, LINK, "the other device")
-    peer = _proved(reply, nonce, trust, expected, address)
+    reply = parse_message(pb.WelcomeReply, data, MAX_GREETING)
+    check_version(reply.protocol, DEVICES_PROTOCOL, "the other device")
+    peer = _verified_peer(reply, nonce, trust, expected, address)
     offers = tuple(
         OfferedModel(one.role[:40], one.model[:200], one.size, one.vocabulary.hex()[:64])
-        for one in reply.models[:_OFFERS_MOST]
+        for one in reply.models[:_MAX_OFFERS]
     )
     ahead = reply.time - time.time()
     return PeerInfo(peer, address, reply.version[:40], read_rights(reply.rights), offers, took, ahead)
 
 
-def _proved(reply: pb.WelcomeReply, nonce: bytes, trust: Trust, expected: DeviceID | None, address: Address) -> Peer:
-    """Return the paired device that the server is, proved by its fingerprint and a signature with its key.
+def _verified_peer(
+    reply: pb.WelcomeReply, nonce: bytes, trust: Trust, expected: DeviceID | None, address: Address
+) -> Peer:
+    """Return the server as a paired device, proved by its fingerprint and a signature with its key.
 
-    The signature holds this device's ID as the server has seen it in TLS: a paired device that passes the question on
-    to another one, to be taken for it, gets an answer that names the wrong client.
+    The signature covers this device's ID as the server has seen it in TLS: a paired device that relays the request to
+    another one, to impersonate it, gets an answer that names the wrong client.
     """
     if len(reply.device) != 32:
-        raise ProtocolError(f"A device ID has {len(reply.device)} bytes.", "Run the same version on both sides.")
-    device, mine = DeviceID(reply.device), trust.identity.id
-    if device == mine:
-        raise own_identity(device, address.host)
+        raise ProtocolError(f"A device ID has {len(reply.device)} bytes.", SAME_VERSION)
+    device, own_id = DeviceID(reply.device), trust.identity.id
+    if device == own_id:
+        raise identity_clash(device, address.host)
     peer = trust.peers.get(device)
     if peer is None:
         raise NotPaired(f"The device {device.short} at {address} is not paired with this one.", _PAIR)
     if expected is not None and device != expected:
         raise NotPaired(
-            f"At {address} answers {peer.name} ({device.short}), and another was meant.", "Check the address."
+            f"The device at {address} is {peer.name} ({device.short}), not the expected one.", "Check the address."
         )
-    if not peer.certificate.signed(reply.signature, _statement(nonce, device, mine)):
+    if not peer.certificate.signed(reply.signature, _statement(nonce, device, own_id)):
         raise NotPaired(
-            f"What answers at {address} says that it is {peer.name}, and cannot prove it.",
-            "Somebody may be in between: trust nothing there until you know who.",
+            f"The device at {address} claims to be {peer.name}, but cannot prove it.",
+            "The connection may be intercepted: do not use this address until you know the reason.",
         )
     return peer
 
@@ -188,25 +194,25 @@ def _statement(nonce: bytes, server: DeviceID, client: DeviceID) -> bytes:
     return LABEL + nonce + server.digest + client.digest
 
 
-async def _explained(error: grpc.aio.AioRpcError, address: Address, seconds: float) -> EdgeError:
+async def _error_from_status(error: grpc.aio.AioRpcError, address: Address, seconds: float) -> EdgeError:
     """Return the error for a failed call. gRPC does not report a failed handshake as such, so probe the port."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.PERMISSION_DENIED:
-        return NotPermitted(f"The device at {address} refuses.", details or "Ask its owner.")
+        return NotPermitted(f"The device at {address} refuses.", details or "Ask the device's owner for the right.")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return ProtocolError(f"What answers at {address} is not edgellm, or is too old.", "Update edgellm there.")
+        return ProtocolError(f"The server at {address} is not edgellm, or is too old.", "Update edgellm there.")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return VerifierUnreachable(f"Nobody answers at {address} within {seconds:g} seconds.", _DOCTOR)
-    found = await reach(address)
-    if found is Reach.OPEN:
-        return NotPaired(f"What listens at {address} and this device do not trust each other, or no longer.", _PAIR)
-    return VerifierUnreachable(_NOBODY[found].format(address), _DOCTOR)
+        return VerifierUnreachable(f"No answer from {address} within {seconds:g} seconds.", _DOCTOR)
+    found = await probe_port(address)
+    if found is PortState.OPEN:
+        return NotPaired(f"The server at {address} and this device do not trust each other, or no longer do.", _PAIR)
+    return VerifierUnreachable(_NO_ANSWER[found].format(address), _DOCTOR)
 
 
-_PAIR = "Run `edgellm pair` on one of the two, and on the other what it shows."
-_DOCTOR = "Is it on, and does it serve? `edgellm doctor` looks for what is in the way."
-_NOBODY = {
-    Reach.REFUSED: "Nobody answers at {}: the machine is there, and nothing listens at that port.",
-    Reach.SILENT: "Nobody answers at {}: no sign of the machine, or a firewall swallows what is sent.",
-    Reach.UNKNOWN: "Nobody answers at {}: there is no way to that address from here.",
+_PAIR = "Run `edgellm pair` on one of the two, and the command that it shows on the other."
+_DOCTOR = "Check that it is on and serves; `edgellm doctor` looks for the cause."
+_NO_ANSWER = {
+    PortState.REFUSED: "No answer from {}: the machine is up, but nothing listens at that port.",
+    PortState.SILENT: "No answer from {}: the machine is off, or a firewall drops the packets.",
+    PortState.UNKNOWN: "No answer from {}: there is no route to that address.",
 }

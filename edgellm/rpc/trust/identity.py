@@ -1,7 +1,7 @@
-"""The identity of this device: a P-256 key and a certificate that it has signed itself, in a file for the user alone.
+"""The identity of this device: a P-256 key and a self-signed certificate, in a file that only the user can read.
 
-It is not the device's identity: a browser that is told to trust it is told nothing about pairing.
-"""
+The web server has a certificate of its own (`web_certificate`), so that a browser's trust in it means nothing for
+pairing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from edgellm.errors import NotPaired, TrustUnusable
 from edgellm.places import data_dir
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.storage.private_files import locked, read_private, write_private
+from edgellm.storage.private_files import lock_folder, read_private, write_private
 
 DAYS = 397  # not all browsers accept longer ones
 _RENEW = timedelta(days=30)
@@ -37,15 +37,17 @@ def web_certificate(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
         TrustUnusable: they cannot be read or written.
     """
     certificate, private = folder / "certificate.pem", folder / "certificate-key.pem"
-    with locked(folder):
-        if not _fits(read_private(certificate), hosts) or not _is_key(read_private(private), read_private(certificate)):
-            made, key = _made(hosts)
+    with lock_folder(folder):
+        if not _is_usable(read_private(certificate), hosts) or not _is_key(
+            read_private(private), read_private(certificate)
+        ):
+            pem, key = _new_web_certificate(hosts)
             write_private(private, key)
-            write_private(certificate, made)
+            write_private(certificate, pem)
     return certificate, private
 
 
-def _fits(pem: bytes | None, hosts: Sequence[str]) -> bool:
+def _is_usable(pem: bytes | None, hosts: Sequence[str]) -> bool:
     if pem is None:
         return False
     try:
@@ -53,8 +55,8 @@ def _fits(pem: bytes | None, hosts: Sequence[str]) -> bool:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
         return False
-    lasts = found.not_valid_after_utc - datetime.now(UTC) > _RENEW
-    return lasts and {_name(host) for host in hosts} <= set(names)
+    current = found.not_valid_after_utc - datetime.now(UTC) > _RENEW
+    return current and {_general_name(host) for host in hosts} <= set(names)
 
 
 def _is_key(pem: bytes | None, certificate: bytes | None) -> bool:
@@ -65,7 +67,7 @@ def _is_key(pem: bytes | None, certificate: bytes | None) -> bool:
         return False
 
 
-def _made(hosts: Sequence[str]) -> tuple[bytes, bytes]:
+def _new_web_certificate(hosts: Sequence[str]) -> tuple[bytes, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edgellm HTTP")])
     now = datetime.now(UTC)
@@ -77,7 +79,9 @@ def _made(hosts: Sequence[str]) -> tuple[bytes, bytes]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))  # clocks differ
         .not_valid_after(now + timedelta(days=DAYS - 1))
-        .add_extension(x509.SubjectAlternativeName([_name(host) for host in dict.fromkeys(hosts)]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys(hosts)]), critical=False
+        )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -87,14 +91,14 @@ def _made(hosts: Sequence[str]) -> tuple[bytes, bytes]:
     return certificate.public_bytes(_PEM), private
 
 
-def _name(host: str) -> x509.GeneralName:
+def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-SERVER_NAME = "edgellm"  # in every certificate: TLS asks for a name, and the device's own is nobody's business
+SERVER_NAME = "edgellm"  # in every certificate: TLS needs a name, and the device's own stays private
 
 _ECDSA = ec.ECDSA(hashes.SHA256())
 _DER = serialization.Encoding.DER
@@ -113,7 +117,7 @@ class Certificate:
 
     @classmethod
     def of(cls, der: bytes) -> Self:
-        """Accept only a certificate that signs nothing but itself: anything signed by a certificate authority among the
+        """Return the certificate if it signs nothing but itself: anything signed by a certificate authority among the
         paired devices would pass TLS, and a copied subject would hide another device's certificate.
 
         Raises:
@@ -125,18 +129,18 @@ class Certificate:
             constraints = found.extensions.get_extension_for_class(x509.BasicConstraints).value
             found.verify_directly_issued_by(found)
         except Exception as error:  # noqa: BLE001 - the library has an error of its own for every oddity
-            raise _odd(f"it is damaged or not signed by itself ({type(error).__name__})") from None
+            raise _rejected(f"it is damaged or not self-signed ({type(error).__name__})") from None
         if constraints.ca:
-            raise _odd("it may sign other certificates")
+            raise _rejected("it may sign other certificates")
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-            raise _odd("its key is not on the curve P-256")
+            raise _rejected("its key is not on the curve P-256")
         if found.subject != _subject(key):
-            raise _odd("its subject does not follow from its key")
+            raise _rejected("its subject does not follow from its key")
         return cls(der)
 
     @classmethod
     def of_pem(cls, pem: bytes) -> Self:
-        """Do the same as `of` from PEM, with the same errors."""
+        """Return the certificate in PEM; see `of`."""
         return cls.of(_to_der(pem))
 
     @property
@@ -166,7 +170,7 @@ class Identity:
 
     @classmethod
     def new(cls) -> Self:
-        """Create an identity for a new device."""
+        """Return an identity for a new device."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _subject(key.public_key())
         usage = dict.fromkeys(_USAGES, False) | {"digital_signature": True}
@@ -186,7 +190,7 @@ class Identity:
         return cls(key, Certificate(certificate.public_bytes(_DER)))
 
     @classmethod
-    def here(cls, folder: Path | None = None) -> Self:
+    def load(cls, folder: Path | None = None) -> Self:
         """Return this device's identity; create it at the first call.
 
         Raises:
@@ -194,12 +198,12 @@ class Identity:
         """
         folder = folder or trust_folder()
         path = folder / "identity.pem"
-        with locked(folder):
-            if (kept := read_private(path)) is not None:
-                return cls._read(kept, path)
-            made = cls.new()
-            write_private(path, made.key_pem + made.certificate.pem)
-            return made
+        with lock_folder(folder):
+            if (stored := read_private(path)) is not None:
+                return cls._read(stored, path)
+            identity = cls.new()
+            write_private(path, identity.key_pem + identity.certificate.pem)
+            return identity
 
     @classmethod
     def _read(cls, pem: bytes, path: Path) -> Self:
@@ -208,13 +212,13 @@ class Identity:
             certificate = Certificate.of_pem(pem)
             public = x509.load_der_x509_certificate(certificate.der).public_key()
             if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public:
-                raise ValueError("key and certificate do not belong together")
+                raise ValueError("key and certificate do not match")
         except (ValueError, TypeError, UnsupportedAlgorithm, NotPaired) as error:
             raise TrustUnusable(
                 f"The identity of this device in {path} is damaged: {getattr(error, 'what', error)}.".replace(
                     "..", "."
                 ),
-                "Move the file away: a new one will be made, and every device must be paired again.",
+                "Move the file away: a new one will be created, and every device must be paired again.",
             ) from None
         return cls(key, certificate)
 
@@ -244,7 +248,7 @@ def _to_der(pem: bytes) -> bytes:
     try:
         return x509.load_pem_x509_certificate(pem).public_bytes(_DER)
     except Exception:  # noqa: BLE001 - as above
-        raise _odd("it is damaged") from None
+        raise _rejected("it is damaged") from None
 
 
 def _subject(key: ec.EllipticCurvePublicKey) -> x509.Name:
@@ -254,8 +258,10 @@ def _subject(key: ec.EllipticCurvePublicKey) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _odd(what: str) -> NotPaired:
-    return NotPaired(f"The other device's certificate is not one of edgellm's: {what}.", "Pair with edgellm itself.")
+def _rejected(what: str) -> NotPaired:
+    return NotPaired(
+        f"The other device's certificate was not made by edgellm: {what}.", "Pair with a device that runs edgellm."
+    )
 
 
 _USAGES = (

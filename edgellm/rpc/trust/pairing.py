@@ -1,11 +1,11 @@
-"""Pairing: a window that one device opens for two minutes and one guess, and the other device that comes through it.
+"""Pairing: one device opens a window for two minutes and one guess, and another device joins with the code.
 
-The password-authenticated key exchange is bound to both certificates: it takes their fingerprints for the identities of
-its two sides, and what each side proves afterwards covers the certificates as it has seen them. Somebody in the middle
-who puts in a certificate of his own leaves the two sides with different keys.
+The password-authenticated key exchange is bound to both certificates: their fingerprints are the identities of its two
+sides, and each side's confirmation covers the certificates as it has seen them. An attacker in the middle who
+substitutes a certificate leaves the two sides with different keys.
 
-Knowing the code is not owning a certificate: certificates are public. Each side therefore also signs the transcript
-with its certificate's private key, so that nobody pairs, or renames, a device whose key they do not hold.
+Certificates are public, so knowing the code does not prove ownership of one. Each side therefore also signs the
+transcript with its certificate's private key, so that an attacker cannot pair, or rename, a device without its key.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from spake2 import SPAKE2_A, SPAKE2_B
 
 from edgellm.errors import (
+    SAME_VERSION,
     EdgeError,
     IdentityClash,
     InvalidOption,
@@ -39,14 +40,14 @@ from edgellm.errors import (
     VerifierUnreachable,
 )
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import bind_pairing, new_pairing_server, open_pairing_channel, run_there
+from edgellm.rpc.channel import bind_pairing, new_pairing_server, open_pairing_channel, run_in_network_loop
 from edgellm.rpc.protos import trust_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import Context, caller, own_identity
+from edgellm.rpc.trust.auth_interceptor import Context, caller_host, identity_clash
 from edgellm.rpc.trust.identity import Certificate, Identity
-from edgellm.rpc.trust.peer_store import ADDRESSES_MOST, Peer, shown_name
+from edgellm.rpc.trust.peer_store import MAX_ADDRESSES, Peer, printable_name
 from edgellm.rpc.trust.rights import Rights, read_rights
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import PAIRING, check_version, parsed, program
+from edgellm.rpc.versions import PAIRING_PROTOCOL, check_version, parse_message, program_version
 
 NUMBERS = 99
 
@@ -94,7 +95,7 @@ class Code:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a code as people type it: any case, spaces for dashes, three letters or more of each word.
+        """Return the code in text as people type it: any case, spaces for dashes, three letters or more of each word.
 
         A wrong word is found here, before it costs the only guess.
 
@@ -102,8 +103,8 @@ class Code:
             InvalidOption: the text is not a code; may suggest the word that was meant.
         """
         number, *words = text.lower().replace("-", " ").replace("_", " ").split() or [""]
-        counts = number.isascii() and number.isdigit() and len(number) <= 3 and 1 <= int(number) <= NUMBERS
-        if not counts or len(words) != 2:
+        valid_number = number.isascii() and number.isdigit() and len(number) <= 3 and 1 <= int(number) <= NUMBERS
+        if not valid_number or len(words) != 2:
             raise InvalidOption(f"{text!r} is not a pairing code.", "A code is a number and two words: 7-lamp-otter.")
         return cls(int(number), (_word(words[0]), _word(words[1])))
 
@@ -116,7 +117,7 @@ def _word(typed: str) -> str:
         return found[0]
     near = difflib.get_close_matches(typed, WORDS, n=1, cutoff=0.5)
     hint = f" Is it {near[0]!r}?" if near else ""
-    raise InvalidOption(f"{typed!r} is not a word of any code.{hint}", "Look at the other screen again.")
+    raise InvalidOption(f"{typed!r} is not a word of any code.{hint}", "Compare it with the other screen.")
 
 
 _LABEL = b"edgellm pairing 2"
@@ -126,7 +127,7 @@ _KEY = 32  # bytes
 
 
 class Exchange:
-    """One side of one try: `spake` goes out, `agree` takes the other's, then each checks what the other confirms.
+    """One side of one exchange: send `spake`, pass the other side's to `agree`, then check each other's confirmation.
 
     Side A is the device on which the code is typed; it confirms first, so that a guess costs the window.
     """
@@ -147,13 +148,13 @@ class Exchange:
             PairingFailed: the other side's message is not a SPAKE2 message.
         """
         self._other = other
-        mine, theirs = (self._own.certificate, self.spake), (other, spake)
-        (cert_a, spake_a), (cert_b, spake_b) = (mine, theirs) if self._side == "A" else (theirs, mine)
+        own, received = (self._own.certificate, self.spake), (other, spake)
+        (cert_a, spake_a), (cert_b, spake_b) = (own, received) if self._side == "A" else (received, own)
         self._spake.idA, self._spake.idB = cert_a.id.digest, cert_b.id.digest
         try:
             shared = self._spake.finish(spake)
         except Exception as error:  # noqa: BLE001 - whatever the library says of a stranger's bytes
-            raise PairingFailed(f"The other side sent no SPAKE2 message ({type(error).__name__}).", _AGAIN) from None
+            raise PairingFailed(f"The other side sent no SPAKE2 message ({type(error).__name__}).", _NEW_CODE) from None
         parts = (_LABEL, cert_a.der, cert_b.der, spake_a, spake_b)
         self._transcript = hashlib.sha256(b"".join(len(part).to_bytes(4, "little") + part for part in parts)).digest()
         keys = HKDF(hashes.SHA256(), 4 * _KEY, None, self._transcript).derive(shared)
@@ -200,11 +201,11 @@ class Exchange:
         return hmac.digest(self._mac[side], self._transcript + words, "sha256")
 
 
-_AGAIN = "Run `edgellm pair` again for a new code."
-_WRONG = ("The code is wrong, or somebody in between has changed what was said; nothing was paired.", _AGAIN)
+_NEW_CODE = "Run `edgellm pair` again for a new code."
+_WRONG = ("The code is wrong, or the connection was tampered with; nothing was paired.", _NEW_CODE)
 _NOT_ITS_OWN = (
     "The other device knows the code, but does not hold the key of the certificate it shows; nothing was paired.",
-    "Somebody may be posing as another device. Pair only with a device in front of you, with a new code.",
+    "It may be impersonating another device. Pair only with a device in front of you, with a new code.",
 )
 
 
@@ -217,8 +218,8 @@ _PAIR = f"/{_SERVICE.full_name}/Pair"
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """What a device tells the one it pairs with: its name, what the other may do here, and where it serves."""
+class Introduction:
+    """A device's description for the one it pairs with: name, rights of the other here, addresses of its server."""
 
     name: str
     rights: Rights
@@ -229,16 +230,16 @@ class About:
             name=self.name,
             rights=sorted(self.rights),
             addresses=[str(address) for address in self.addresses],
-            version=program(),
+            version=program_version(),
         )
         return words.SerializeToString()
 
 
-class Window:
+class PairingWindow:
     """The side that shows the code. The first device has the only guess; then, or after a timeout, it closes."""
 
-    def __init__(self, trust: Trust, code: Code, about: About, seconds: float = WINDOW_SECONDS) -> None:
-        self._trust, self._code, self._about, self._seconds = trust, code, about, seconds
+    def __init__(self, trust: Trust, code: Code, introduction: Introduction, seconds: float = WINDOW_SECONDS) -> None:
+        self._trust, self._code, self._introduction, self._seconds = trust, code, introduction, seconds
         self._server: grpc.aio.Server | None = None
         self._taken = False  # the guess, by whomever
         self._over: Future[Peer] = Future()
@@ -251,22 +252,22 @@ class Window:
             InvalidOption: this machine does not have one of the addresses.
             PortTaken: the port that was chosen is taken at another of the addresses.
         """
-        return run_there(self._open(hosts, port)).result()
+        return run_in_network_loop(self._open(hosts, port)).result()
 
     def wait(self, seconds: float | None = None) -> Peer:
-        """Wait for the paired device, which is then on the list of paired devices. Raises TimeoutError after `seconds`.
+        """Return the paired device, once it is on the list of paired devices. Raise TimeoutError after `seconds`.
 
         Raises:
-            PairingFailed: nobody came in time, or the guess was wrong.
+            PairingFailed: no device joined in time, or the guess was wrong.
             TrustUnusable: the list cannot be written.
         """
         return self._over.result(seconds)
 
     def close(self) -> None:
         """Close the window."""
-        self._end(PairingFailed("The window was closed before another device came.", _AGAIN))
+        self._end(PairingFailed("Pairing was cancelled before another device joined.", _NEW_CODE))
         if self._server is not None:
-            run_there(self._server.stop(1.0)).result()
+            run_in_network_loop(self._server.stop(1.0)).result()
 
     def __enter__(self) -> Self:
         return self
@@ -282,7 +283,7 @@ class Window:
         )
         addresses = bind_pairing(self._server, hosts, port)
         await self._server.start()
-        late = PairingFailed(f"Nobody came within {self._seconds:g} seconds.", _AGAIN)
+        late = PairingFailed(f"No device joined within {self._seconds:g} seconds.", _NEW_CODE)
         asyncio.get_running_loop().call_later(self._seconds, self._time_is_up, late)
         return addresses
 
@@ -305,23 +306,23 @@ class Window:
             async with asyncio.timeout(STEP_SECONDS):
                 peer = await self._exchange(exchange, certificate, stream)
         except (EdgeError, TimeoutError) as error:
-            failed = PairingFailed("The other device did not finish in time.", _AGAIN)
+            failed = PairingFailed("The other device did not finish in time.", _NEW_CODE)
             self._end(error if isinstance(error, EdgeError) else failed)
             await _refuse(stream, error)
         except BaseException:
-            self._end(PairingFailed("The other device left in the middle.", _AGAIN))
+            self._end(PairingFailed("The other device disconnected during pairing.", _NEW_CODE))
             raise
         if not self._over.done():
             self._over.set_result(peer)
 
     def _admitted(self, hello: pb.PairHello, stream: Context) -> tuple[Exchange, Certificate]:
         """Check the first frame, and use up the only guess if it is in order."""
-        check_version(hello.protocol, PAIRING, "the other device")
+        check_version(hello.protocol, PAIRING_PROTOCOL, "the other device")
         certificate = Certificate.of(hello.certificate)
         if certificate.id == self._trust.identity.id:
-            raise own_identity(certificate.id, caller(stream))
+            raise identity_clash(certificate.id, caller_host(stream))
         if self._taken:
-            raise ProtocolError("The window is closed: it takes one guess, and two minutes.", _AGAIN)
+            raise ProtocolError("The pairing window is closed: it allows one guess within two minutes.", _NEW_CODE)
         exchange = Exchange("B", self._code, self._trust.identity)
         exchange.agree(certificate, hello.spake)
         self._taken = True
@@ -330,67 +331,69 @@ class Window:
     async def _exchange(self, exchange: Exchange, certificate: Certificate, stream: Context) -> Peer:
         own = self._trust.identity.certificate.der
         await _write(stream, pb.PairFrame(hello=_hello(own, exchange.spake)))
-        said = await _read(stream, "confirm")
-        words = exchange.check(said.mac, said.sealed, said.signature)
-        peer = introduced(certificate, words, self._about.rights, caller(stream))
-        await _write(stream, _confirm(exchange, self._about))
+        confirmation = await _read(stream, "confirm")
+        words = exchange.check(confirmation.mac, confirmation.sealed, confirmation.signature)
+        peer = read_introduction(certificate, words, self._introduction.rights, caller_host(stream))
+        await _write(stream, _confirm(exchange, self._introduction))
         exchange.check_done((await _read(stream, "done")).mac)
         return await asyncio.to_thread(self._trust.peers.add, peer)
 
 
-def join(address: Address, code: Code, trust: Trust, about: About, seconds: float = 2 * STEP_SECONDS) -> Peer:
-    """Pair with the device whose window is at `address`, and put it on the list of paired devices.
+def join(
+    address: Address, code: Code, trust: Trust, introduction: Introduction, seconds: float = 2 * STEP_SECONDS
+) -> Peer:
+    """Pair with the device whose window is at `address`; return it, now on the list of paired devices.
 
     Raises:
-        PairingFailed: a wrong code, no window, or somebody in between; nothing was changed here.
+        PairingFailed: a wrong code, no window, or a tampered connection; nothing was changed here.
         IdentityClash: the other device has the identity of this one.
-        PeerTooOld, PeerTooNew: says which of the two.
-        VerifierUnreachable: nobody answers.
+        PeerTooOld, PeerTooNew: the other device speaks another version.
+        VerifierUnreachable: there is no answer.
         TrustUnusable: the list of paired devices cannot be written.
     """
-    return run_there(_join(address, code, trust, about, seconds)).result()
+    return run_in_network_loop(_join(address, code, trust, introduction, seconds)).result()
 
 
-async def _join(address: Address, code: Code, trust: Trust, about: About, seconds: float) -> Peer:
+async def _join(address: Address, code: Code, trust: Trust, introduction: Introduction, seconds: float) -> Peer:
     async with open_pairing_channel(address) as channel:
         call = channel.stream_stream(_PAIR, bytes, bytes)(timeout=seconds)  # type: ignore[call-arg]  # written to
         try:
-            peer = await _through(call, code, trust, about, address)
+            peer = await _run_exchange(call, code, trust, introduction, address)
             await call.done_writing()
             if isinstance(await call.read(), bytes):
-                raise ProtocolError("The other device says more than it should.", _UPDATE)
+                raise ProtocolError("The other device sent a frame after the last one.", SAME_VERSION)
         except grpc.aio.AioRpcError as error:
             raise _why(error, address) from None
         except asyncio.InvalidStateError:  # ended between two frames
-            raise PairingFailed("The other device left in the middle.", _AGAIN) from None
+            raise PairingFailed("The other device disconnected during pairing.", _NEW_CODE) from None
         finally:
             call.cancel()
     return await asyncio.to_thread(trust.peers.add, peer)
 
 
-async def _through(call: Any, code: Code, trust: Trust, about: About, address: Address) -> Peer:
+async def _run_exchange(call: Any, code: Code, trust: Trust, introduction: Introduction, address: Address) -> Peer:
     exchange = Exchange("A", code, trust.identity)
     await _write(call, pb.PairFrame(hello=_hello(trust.identity.certificate.der, exchange.spake)))
     hello = await _read(call, "hello")
-    check_version(hello.protocol, PAIRING, "the other device")
+    check_version(hello.protocol, PAIRING_PROTOCOL, "the other device")
     certificate = Certificate.of(hello.certificate)
     if certificate.id == trust.identity.id:
-        raise own_identity(certificate.id, address.host)
+        raise identity_clash(certificate.id, address.host)
     exchange.agree(certificate, hello.spake)
-    await _write(call, _confirm(exchange, about))
-    said = await _read(call, "confirm")
-    words = exchange.check(said.mac, said.sealed, said.signature)
-    peer = introduced(certificate, words, about.rights, address.host)
+    await _write(call, _confirm(exchange, introduction))
+    confirmation = await _read(call, "confirm")
+    words = exchange.check(confirmation.mac, confirmation.sealed, confirmation.signature)
+    peer = read_introduction(certificate, words, introduction.rights, address.host)
     await _write(call, pb.PairFrame(done=pb.PairDone(mac=exchange.done())))
     return peer
 
 
 def _hello(certificate: bytes, spake: bytes) -> pb.PairHello:
-    return pb.PairHello(protocol=PAIRING, certificate=certificate, spake=spake)
+    return pb.PairHello(protocol=PAIRING_PROTOCOL, certificate=certificate, spake=spake)
 
 
-def _confirm(exchange: Exchange, about: About) -> pb.PairFrame:
-    mac, sealed, signature = exchange.confirm(about.to_bytes())
+def _confirm(exchange: Exchange, introduction: Introduction) -> pb.PairFrame:
+    mac, sealed, signature = exchange.confirm(introduction.to_bytes())
     return pb.PairFrame(confirm=pb.PairConfirm(mac=mac, sealed=sealed, signature=signature))
 
 
@@ -402,36 +405,36 @@ async def _read(stream: Any, kind: str) -> Any:
     """Return the next frame, which must be of this kind."""
     data = await stream.read()
     if not isinstance(data, bytes):
-        raise PairingFailed("The other device left in the middle.", _AGAIN)
-    frame = parsed(pb.PairFrame, data)
+        raise PairingFailed("The other device disconnected during pairing.", _NEW_CODE)
+    frame = parse_message(pb.PairFrame, data)
     if frame.WhichOneof("frame") != kind:
-        raise ProtocolError(f"{kind!r} was to come, and {frame.WhichOneof('frame')!r} came.", _UPDATE)
+        raise ProtocolError(f"Expected a frame {kind!r}, but received {frame.WhichOneof('frame')!r}.", SAME_VERSION)
     return getattr(frame, kind)
 
 
-def introduced(certificate: Certificate, words: bytes, rights: Rights, host: str) -> Peer:
+def read_introduction(certificate: Certificate, words: bytes, rights: Rights, host: str) -> Peer:
     """Return the device as it goes on the list: seen at `host`, described by its own `words`.
 
     Raises:
         ProtocolError: the words are not an Introduction.
     """
-    said = parsed(pb.Introduction, words)
-    told = []
-    for text in said.addresses[:ADDRESSES_MOST]:
+    introduction = parse_message(pb.Introduction, words)
+    addresses = []
+    for text in introduction.addresses[:MAX_ADDRESSES]:
         try:
-            told.append(Address.parse(text))
+            addresses.append(Address.parse(text))
         except EdgeError:
             continue
-    seen = [Address(host, told[0].port)] if told and host else []
-    # what listens on loopback is anybody's of this machine, until the device was met there
-    addresses = [address for address in dict.fromkeys([*seen, *told]) if not address.loopback]
+    seen = [Address(host, addresses[0].port)] if addresses and host else []
+    # any program of this machine may listen on loopback, so such addresses count only once the device was seen there
+    addresses = [address for address in dict.fromkeys([*seen, *addresses]) if not address.loopback]
     now = datetime.now(UTC).replace(microsecond=0)
     return Peer(
-        name=shown_name(said.name, certificate.id),
+        name=printable_name(introduction.name, certificate.id),
         certificate=certificate,
         rights=rights,
-        granted=read_rights(said.rights),
-        addresses=tuple(addresses)[:ADDRESSES_MOST],
+        granted=read_rights(introduction.rights),
+        addresses=tuple(addresses)[:MAX_ADDRESSES],
         paired=now,
         seen=now,
     )
@@ -445,7 +448,7 @@ async def _refuse(stream: Context, error: EdgeError | TimeoutError) -> NoReturn:
         code = grpc.StatusCode.INVALID_ARGUMENT
     elif isinstance(error, TimeoutError):
         code = grpc.StatusCode.DEADLINE_EXCEEDED
-    await stream.abort(code, str(error) or "Too late.")
+    await stream.abort(code, str(error) or "The deadline has passed.")
     raise error  # abort does not return
 
 
@@ -456,14 +459,12 @@ def _why(error: grpc.aio.AioRpcError, address: Address) -> EdgeError:
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.INVALID_ARGUMENT,
     ):
-        return PairingFailed(f"The device at {address} refuses.", details or _AGAIN)
+        return PairingFailed(f"The device at {address} refuses.", details or _NEW_CODE)
     if code is grpc.StatusCode.UNAVAILABLE:
         return VerifierUnreachable(
-            f"No device waits at {address} to be paired.", "Run `edgellm pair` there, and copy what it shows."
+            f"No device is waiting at {address} to be paired.",
+            "Run `edgellm pair` there, and copy the command that it shows.",
         )
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return PairingFailed(f"What answers at {address} pairs with nobody.", "Check the port on the other screen.")
-    return PairingFailed(f"The device at {address} did not finish: {details or code.name}.", _AGAIN)
-
-
-_UPDATE = "Run the same version of edgellm on both sides."
+        return PairingFailed(f"The server at {address} does not pair devices.", "Check the port on the other screen.")
+    return PairingFailed(f"The device at {address} did not finish: {details or code.name}.", _NEW_CODE)

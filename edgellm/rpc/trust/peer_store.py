@@ -1,4 +1,4 @@
-"""The paired devices, what each of them may do here, and where it was last seen."""
+"""The list of paired devices, with the rights of each here and the addresses where it was last seen."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.trust.device_id import DeviceID, parse_short
 from edgellm.rpc.trust.identity import Certificate, trust_folder
 from edgellm.rpc.trust.rights import Right, Rights, read_rights
-from edgellm.storage.private_files import locked, read_private, write_private
+from edgellm.storage.private_files import lock_folder, read_private, write_private
 
-NAME_MOST = 40  # characters
-ADDRESSES_MOST = 8  # for each device, the newest first
+MAX_NAME = 40  # characters
+MAX_ADDRESSES = 8  # for each device, the newest first
 _SEEN_AGAIN = timedelta(minutes=1)  # the list is not written more often for that alone
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A paired device. `rights` is what it may do here, `granted` what this device may do there, as it was last told.
+    """A paired device. `rights` is what it may do here, `granted` what this device may do there, as of the last
+    handshake.
 
     `paired` and `seen` are UTC, to the second; the newest address comes first.
     """
@@ -47,7 +48,7 @@ class Peer:
 class Peers:
     """The list in `folder`, which any number of processes may use: each reads it again when another has changed it.
 
-    Every method raises `TrustUnusable` where the file cannot be read or written, or is damaged. Then nobody is trusted.
+    Every method raises `TrustUnusable` if the file cannot be read or written, or is damaged. Then no device is trusted.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -83,7 +84,7 @@ class Peers:
         names = ", ".join(peer.name for peer in peers)
         if found:
             raise NotPaired(f"{text!r} is the short ID of several devices.", f"Use a name: {names}.")
-        known = f"Paired are: {names}." if names else "Pair one with: edgellm pair"
+        known = f"Paired devices: {names}." if names else "Pair one with: edgellm pair"
         raise NotPaired(f"No paired device is called {text!r}.", known)
 
     def add(self, peer: Peer) -> Peer:
@@ -91,7 +92,7 @@ class Peers:
 
         def added(known: dict[DeviceID, Peer]) -> Peer:
             others = {other.name.casefold() for other in known.values() if other.id != peer.id}
-            known[peer.id] = replace(peer, name=_free(peer.name, others))
+            known[peer.id] = replace(peer, name=_unique_name(peer.name, others))
             return known[peer.id]
 
         return self._change(added)
@@ -102,14 +103,14 @@ class Peers:
         Raises:
             NotPaired: it is not on the list.
         """
-        self._change(lambda known: known.pop(_there(known, device).id))
+        self._change(lambda known: known.pop(_require(known, device).id))
 
     def rename(self, device: DeviceID, name: str) -> Peer:
         """Rename a device. Raises NotPaired if it is not on the list, InvalidOption if the name is bad or taken."""
         wanted = checked_name(name)
 
         def renamed(known: dict[DeviceID, Peer]) -> Peer:
-            peer = _there(known, device)
+            peer = _require(known, device)
             if wanted.casefold() in {other.name.casefold() for other in known.values() if other.id != device}:
                 raise InvalidOption(f"Another device is called {wanted!r}.", "Choose another name.")
             known[device] = replace(peer, name=wanted)
@@ -125,37 +126,37 @@ class Peers:
         """Revoke rights of a device here, also during a call. Raises NotPaired as `grant` does."""
         return self._edit(device, lambda peer: replace(peer, rights=peer.rights - frozenset(rights)))
 
-    def saw(self, device: DeviceID, address: Address | None = None, granted: Rights | None = None) -> None:
+    def record_seen(self, device: DeviceID, address: Address | None = None, granted: Rights | None = None) -> None:
         """Record that the device was seen now, the `address` at which it listens, and the rights that it has `granted`.
         Ignore an unknown device, and errors of the file."""
         now = _now()
 
-        def newer(peer: Peer) -> Peer:
+        def updated(peer: Peer) -> Peer:
             addresses = peer.addresses
             if address is not None:
-                addresses = (address, *(old for old in addresses if old != address))[:ADDRESSES_MOST]
-            told = peer.granted if granted is None else granted
-            return replace(peer, seen=now, addresses=addresses, granted=told)
+                addresses = (address, *(old for old in addresses if old != address))[:MAX_ADDRESSES]
+            known_rights = peer.granted if granted is None else granted
+            return replace(peer, seen=now, addresses=addresses, granted=known_rights)
 
         with suppress(EdgeError):
             peer = self.get(device)
             if peer is None:
                 return
-            later = newer(peer)
-            known = later.addresses == peer.addresses and later.granted == peer.granted
+            new = updated(peer)
+            known = new.addresses == peer.addresses and new.granted == peer.granted
             if not known or abs(now - peer.seen) >= _SEEN_AGAIN:
-                self._edit(device, newer)
+                self._edit(device, updated)
 
     def _edit(self, device: DeviceID, change: Callable[[Peer], Peer]) -> Peer:
         def edited(known: dict[DeviceID, Peer]) -> Peer:
-            known[device] = change(_there(known, device))
+            known[device] = change(_require(known, device))
             return known[device]
 
         return self._change(edited)
 
     def _change(self, change: Callable[[dict[DeviceID, Peer]], Peer]) -> Peer:
         """Read, change and write the list under a lock across processes."""
-        with locked(self.path.parent):
+        with lock_folder(self.path.parent):
             known = dict(self._read())
             peer = change(known)
             rows = [_row(peer) for peer in known.values()]
@@ -184,29 +185,29 @@ def checked_name(name: str) -> str:
         InvalidOption: it is not.
     """
     name = name.strip()
-    if not name or len(name) > NAME_MOST or not name.isprintable():
-        raise InvalidOption(f"{name[:60]!r} is no name for a device.", f"Give 1 to {NAME_MOST} printable characters.")
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise InvalidOption(f"{name[:60]!r} is not a valid device name.", f"Give 1 to {MAX_NAME} printable characters.")
     return name
 
 
-def shown_name(told: str, device: DeviceID) -> str:
+def printable_name(name: str, device: DeviceID) -> str:
     """Return the printable part of a device's own name, or its short ID if nothing is left."""
-    name = "".join(sign for sign in told if sign.isprintable()).strip()[:NAME_MOST].strip()
-    return name or device.short
+    printable = "".join(char for char in name if char.isprintable()).strip()[:MAX_NAME].strip()
+    return printable or device.short
 
 
-def _there(known: dict[DeviceID, Peer], device: DeviceID) -> Peer:
+def _require(known: dict[DeviceID, Peer], device: DeviceID) -> Peer:
     if device not in known:
-        raise NotPaired(f"The device {device.short} is not paired.", "See who is: edgellm peers")
+        raise NotPaired(f"The device {device.short} is not paired.", "List the paired devices: edgellm peers")
     return known[device]
 
 
-def _free(name: str, taken: set[str]) -> str:
-    number, free = 2, name
-    while free.casefold() in taken:
-        free = f"{name[: NAME_MOST - 4]}-{number}"
+def _unique_name(name: str, taken: set[str]) -> str:
+    number, candidate = 2, name
+    while candidate.casefold() in taken:
+        candidate = f"{name[: MAX_NAME - 4]}-{number}"
         number += 1
-    return free
+    return candidate
 
 
 def _row(peer: Peer) -> dict[str, Any]:
@@ -227,8 +228,8 @@ def _peers(data: bytes, path: Path) -> dict[DeviceID, Peer]:
         peers = [_peer(row) for row in json.loads(data)["peers"]]
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, EdgeError) as error:
         raise TrustUnusable(
-            f"The list of paired devices in {path} is damaged: {error}",
-            "Move the file away, and pair the devices again; until then none of them is trusted.",
+            f"The list of paired devices in {path} is damaged: {error}.",
+            "Move the file away, and pair the devices again; until then no device is trusted.",
         ) from None
     return {peer.id: peer for peer in peers}
 
@@ -239,7 +240,7 @@ def _peer(row: dict[str, Any]) -> Peer:
         certificate=Certificate.of_pem(row["certificate"].encode()),
         rights=read_rights(row["rights"]),
         granted=read_rights(row["granted"]),
-        addresses=tuple(Address.parse(text) for text in row["addresses"])[:ADDRESSES_MOST],
+        addresses=tuple(Address.parse(text) for text in row["addresses"])[:MAX_ADDRESSES],
         paired=_utc(row["paired"]),
         seen=_utc(row["seen"]),
     )
@@ -248,7 +249,7 @@ def _peer(row: dict[str, Any]) -> Peer:
 def _utc(text: str) -> datetime:
     time = datetime.fromisoformat(text)
     if time.tzinfo is None:
-        raise ValueError(f"{text} is a time without a zone")
+        raise ValueError(f"the time {text} has no time zone")
     return time
 
 

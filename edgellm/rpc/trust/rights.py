@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Right(StrEnum):
-    """What a paired device may do here."""
+    """A right of a paired device on this device."""
 
     VERIFY = "verify"
     COMPUTE = "compute"
@@ -17,7 +17,7 @@ class Right(StrEnum):
 Rights = frozenset[Right]
 
 
-def read_rights(words: Iterable[str]) -> Rights:
+def read_rights(names: Iterable[str]) -> Rights:
     """Return the rights with these names; names of a later version are ignored."""
-    said = set(words)
-    return frozenset(right for right in Right if right in said)
+    names = set(names)
+    return frozenset(right for right in Right if right in names)

@@ -1,9 +1,8 @@
-"""This device among those it trusts, and the TLS that follows from that.
+"""This device's identity and its paired devices, and the TLS credentials that follow from them.
 
 gRPC checks a certificate against the paired ones, which are its only roots. That alone is not relied on: the server
-looks at the fingerprint of what the client has shown for every call (`auth_interceptor`), and as gRPC does not let a
-client see the server's certificate, the server proves with a signature which device it is (`handshake`).
-"""
+checks the fingerprint of the client's certificate for every call (`auth_interceptor`), and as gRPC does not let a
+client see the server's certificate, the server proves its identity with a signature (`handshake`)."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.peer_store import Peer, Peers
 
-_SETTLE = 0.1  # seconds in which connections that have begun are done with the list that will be replaced
+_SETTLE_SECONDS = 0.1  # for connections that have begun to finish with the configuration that is replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +30,9 @@ class Trust:
     peers: Peers
 
     @classmethod
-    def here(cls, folder: Path | None = None) -> Self:
-        """Return the trust of this user on this machine; create an identity at the first call. Raises TrustUnusable."""
-        return cls(Identity.here(folder), Peers(folder))
+    def load(cls, folder: Path | None = None) -> Self:
+        """Return the trust of this user on this machine; create an identity at the first call. Raise TrustUnusable."""
+        return cls(Identity.load(folder), Peers(folder))
 
     def require_peers(self) -> list[Peer]:
         """Return the paired devices, at least one.
@@ -44,8 +43,8 @@ class Trust:
         peers = self.peers.all()
         if not peers:
             raise PairingRequired(
-                "No device is paired with this one, and a stranger is neither asked nor answered.",
-                "Pairing comes first: run `edgellm pair` here, and what it shows on the other device.",
+                "No device is paired with this one, and only paired devices may connect.",
+                "Pair the devices first: run `edgellm pair` here, and the command that it shows on the other device.",
             )
         return peers
 
@@ -57,21 +56,21 @@ class Trust:
         gets a configuration only when the list has changed, and after a pause much longer than their microseconds of
         use.
         """
-        told = self._roots()
+        sent = self._roots()
 
-        def news() -> grpc.ServerCertificateConfiguration | None:
-            nonlocal told
+        def changed_configuration() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal sent
             roots = self._roots()
-            if roots == told:
+            if roots == sent:
                 return None
-            sleep(_SETTLE)
-            told = roots
+            sleep(_SETTLE_SECONDS)
+            sent = roots
             return self._configuration(roots)
 
-        return grpc.dynamic_ssl_server_credentials(self._configuration(told), news, True)  # type: ignore[arg-type]
+        return grpc.dynamic_ssl_server_credentials(self._configuration(sent), changed_configuration, True)  # type: ignore[arg-type]
 
     def channel_credentials(self, device: DeviceID | None) -> grpc.ChannelCredentials:
-        """Return credentials for mutual TLS with one paired device, or with any, which then must prove who it is."""
+        """Return credentials for mutual TLS with one paired device, or with any, which must then prove its identity."""
         peer = None if device is None else self.peers.get(device)
         pem = self.identity.certificate.pem
         return grpc.ssl_channel_credentials(

@@ -17,14 +17,64 @@ import grpc.aio
 from edgellm.engine import Vocabulary
 from edgellm.errors import EdgeError, NotPermitted, TrustUnusable, VerifierUnreachable
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, open_channel, run_there
-from edgellm.rpc.discovery.interfaces import answered
-from edgellm.rpc.trust.auth_interceptor import GLANCE
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, open_channel, run_in_network_loop
+from edgellm.rpc.discovery.interfaces import call_with_retry
+from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.client.patience import VerdictDeadline
 from edgellm.services.handshake import VerifierInfo, greet
+
+SLACK_FACTOR = 5.0  # a verdict may take this many times its expected time
+FIRST_SECONDS = 25.0
+MAX_SECONDS = 600.0
+UNKNOWN_PASS = 1.0  # seconds, until one was measured
+SLOWEST_PASS = 6.0  # slower measurements are not believed
+SLOWEST_TOKEN = 0.05  # of a long prompt: no token takes longer than a pass, and none longer than that
+FEW_TOKENS = 32  # up to this number, tokens hardly prolong a pass
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictWork:
+    """The work of a verdict for the verifier: reading `unseen` tokens, and up to `passes` passes of its model."""
+
+    unseen: int
+    passes: int
+
+
+class VerdictDeadline:
+    """A time limit for one verdict, from the fastest so far. Belongs to a connection and its thread.
+
+    A limit from typical times would follow a verifier that slows down gradually. After a verdict that missed its limit,
+    the next limit is twice as long, up to four times, until one arrives: a verifier that has become slower for good is
+    used again.
+    """
+
+    def __init__(self, minimum: float) -> None:
+        """Start without a measurement; no limit is below `minimum` seconds."""
+        self._minimum = minimum
+        self._pass: float | None = None  # seconds of a pass with few tokens
+        self._missed = 0
+
+    def record(self, work: VerdictWork, seconds: float) -> None:
+        """Record that a verdict took `seconds`."""
+        self._missed = 0
+        if work.unseen <= FEW_TOKENS:
+            known = SLOWEST_PASS if self._pass is None else self._pass
+            self._pass = min(known, seconds / work.passes)
+
+    def record_miss(self) -> None:
+        """Record that a verdict did not arrive within the limit."""
+        self._missed = min(self._missed + 1, 2)
+
+    def limit(self, work: VerdictWork) -> float:
+        """Return the seconds after which the device continues alone."""
+        pass_seconds = UNKNOWN_PASS if self._pass is None else self._pass
+        expected = work.passes * pass_seconds + max(0, work.unseen - FEW_TOKENS) * min(pass_seconds, SLOWEST_TOKEN)
+        seconds = max(self._minimum, SLACK_FACTOR * expected) * (1 << self._missed)
+        if self._pass is None:  # its model may still have to come from its disk
+            seconds += FIRST_SECONDS
+        return min(seconds, MAX_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +111,9 @@ class Connection:
         """Connect; with `trust`, by mutual TLS to a paired device, or to the given `device` only.
 
         Raises:
-            PairingRequired: the address leaves this machine, and there is no `trust`, or nobody is paired.
+            PairingRequired: the address leaves this machine, and there is no `trust`, or no device is paired.
             NotPaired, NotPermitted, IdentityClash: it is not a device that trusts this one, and is trusted.
-            VerifierUnreachable: nobody answers.
+            VerifierUnreachable: there is no answer.
             VocabularyMismatch, ProtocolError: somebody does, but the two do not fit.
         """
         self.address = address if trust is not None else address.require_loopback()
@@ -80,7 +130,7 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
         first: Future[VerifierInfo] = Future()
-        self._life = run_there(self._live(first))
+        self._task = run_in_network_loop(self._live(first))
         try:
             self.peer = first.result()
         except BaseException:
@@ -93,10 +143,10 @@ class Connection:
 
     def alive(self) -> bool:
         """Return whether the connection is not closed yet."""
-        return not self._life.done()
+        return not self._task.done()
 
     def post(self, call: Callable[..., None], *arguments: Any) -> bool:
-        """Make a call in the loop's thread; return False if the connection is closed."""
+        """Schedule a call in the loop's thread; return False if the connection is closed."""
         if not self.alive():
             return False
         network_loop().call_soon_threadsafe(call, *arguments)
@@ -105,7 +155,7 @@ class Connection:
     def close(self) -> None:
         """End every stream, and return when all have ended."""
         if self.post(self._closing.set):
-            self._life.result()
+            self._task.result()
 
     def loop_channel(self) -> grpc.aio.Channel | None:
         """Return the channel for new streams; None while the verifier is away."""
@@ -120,18 +170,18 @@ class Connection:
     def loop_lost(self, channel: grpc.aio.Channel) -> None:
         """Reconnect after a loss; close `channel` after a grace in which other sessions may get their verdicts."""
         if channel is self._channel:
-            _log.warning("the verifier at %s is gone", self.address)
+            _log.warning("lost the connection to the verifier at %s", self.address)
             self._up, self._channel = False, None
-            self.loop_task(channel.close(_LAST_WORDS))
+            self.loop_task(channel.close(_CLOSE_GRACE_SECONDS))
             self.loop_task(self._reconnect())
 
     def loop_pause(self, seconds: float | None = None) -> None:
         """Pause requests after a refusal for `seconds`, or by default for longer with each refusal."""
-        # wait a little longer than told, at random, so that not all devices come back at once
+        # wait a little longer than requested, at random, so that not all devices come back at once
         wait = self._backoff() if seconds is None else seconds * self._jitter.uniform(1.0, 1.25)
-        self._not_before = max(self._not_before, monotonic() + wait)  # several sessions may have been told
+        self._not_before = max(self._not_before, monotonic() + wait)  # several sessions may have received a delay
 
-    def loop_proved(self) -> None:
+    def loop_answered(self) -> None:
         """Reset the backoff, as the verifier has answered."""
         self._failures = 0
 
@@ -152,14 +202,14 @@ class Connection:
         if self._trust is None:
             channel = open_channel(self.address)
         else:
-            channel, welcomed = await meet(self.address, self._trust, self._device, self.timing.hello)
+            channel, welcomed = await connect_authenticated(self.address, self._trust, self._device, self.timing.hello)
             self._device = welcomed.peer.id  # when it comes back, it must be the same
 
         def greeted(deadline: float) -> Coroutine[Any, Any, VerifierInfo]:
             return greet(channel, self._vocabulary, deadline, str(self.address))
 
         try:
-            peer = await answered(greeted, self.address, self.timing.hello)
+            peer = await call_with_retry(greeted, self.address, self.timing.hello)
         except BaseException as error:
             await channel.close(None)
             if isinstance(error, grpc.aio.AioRpcError):
@@ -173,9 +223,9 @@ class Connection:
         return peer
 
     async def _watch_trust(self, channel: grpc.aio.Channel, trust: Trust, device: DeviceID) -> None:
-        """Hang up on a verifier that is no longer a paired device here."""
+        """Disconnect from a verifier that is no longer paired with this device."""
         while channel is self._channel:
-            await asyncio.sleep(GLANCE)
+            await asyncio.sleep(RECHECK_SECONDS)
             try:
                 trusted = trust.peers.get(device) is not None
             except TrustUnusable:
@@ -191,13 +241,15 @@ class Connection:
 
     def _unreachable(self, error: grpc.aio.AioRpcError) -> EdgeError:
         if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-            return NotPermitted(f"The verifier at {self.address} refuses.", error.details() or "Ask its owner.")
+            return NotPermitted(
+                f"The verifier at {self.address} refuses.", error.details() or "Ask the device's owner for the right."
+            )
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            what = f"What answers at {self.address} is not a verifier."
+            what = f"The server at {self.address} is not a verifier."
         elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            what = f"The verifier at {self.address} does not answer within {self.timing.hello:g} seconds."
+            what = f"No answer from the verifier at {self.address} within {self.timing.hello:g} seconds."
         else:
-            what = f"Nobody answers at {self.address}."
+            what = f"No answer from {self.address}."
         return VerifierUnreachable(
             what, f"Start one there with `edgellm serve --role verifier --port {self.address.port}`."
         )
@@ -217,4 +269,4 @@ class Connection:
 
 
 _log = logging.getLogger(__name__)
-_LAST_WORDS = 10.0  # seconds
+_CLOSE_GRACE_SECONDS = 10.0  # seconds

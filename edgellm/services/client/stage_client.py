@@ -12,20 +12,20 @@ from time import monotonic
 import grpc
 import grpc.aio
 
-from edgellm.errors import DeviceLost, EdgeError, LayersRefused, ProtocolError
+from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, LayersRefused, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
 from edgellm.mesh.pipeline import Post, StageHost
 from edgellm.mesh.placement import DeviceCapability
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, open_channel, run_there
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, open_channel, run_in_network_loop
 from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.protos.layers_pb2 import Piece
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import parsed
+from edgellm.rpc.versions import parse_message
 from edgellm.services.mesh_codec import ENGINE, MESH, lost, read_event, write_micro_batch, write_work
 from edgellm.services.server.mesh_service import HOLDS, WORK
 from edgellm.storage.layers.manifest import LayerPiece
@@ -55,7 +55,7 @@ class Endpoint:
     async def connect(self) -> grpc.aio.Channel:
         if self.trust is None:
             return open_channel(self.address)
-        return (await meet(self.address, self.trust, self.device, HELLO_SECONDS))[0]
+        return (await connect_authenticated(self.address, self.trust, self.device, HELLO_SECONDS))[0]
 
 
 OwnPieces = Callable[[Collection[LayerRange]], Sequence[LayerPiece]]
@@ -72,19 +72,20 @@ class RemoteDevice:
     ) -> None:  # fmt: skip
         """Set up the device. `direct`: its stage may send rows to the next device itself, if that can be reached.
         `known`: the known costs of its layers. A layer with its cache takes `layer_bytes` of memory, and each stage
-        `stage_bytes` more. Pieces that were brought to the worker count if they are among the `own` pieces."""
+        `stage_bytes` more. Pieces that were deployed to the worker count if they are among the `own` pieces."""
         self.endpoint, self._timeouts, self._direct = endpoint, timeouts or Timeouts(), direct
         self.name = endpoint.name
         self._known = known or DeviceCapability(endpoint.name, frozenset())
         self._layer_bytes, self._stage_bytes, self._own = layer_bytes, stage_bytes, own
 
     def capability(self, model: str) -> DeviceCapability:
-        """Ask what the worker holds. Raise DeviceLost if it does not answer, and the errors of `meet`."""
+        """Return the worker's capability. Raise DeviceLost if it does not answer, and the errors of
+        `connect_authenticated`."""
         known = self._own(())
-        reply = run_there(self._holds(model, known)).result()
+        reply = run_in_network_loop(self._holds(model, known)).result()
         layers = {piece.layers for piece in _read(reply.brought)} - {piece.layers for piece in known}
         if layers:  # their hashes come from this device's own file: only pieces of that very file are used
-            reply = run_there(self._holds(model, self._own(layers))).result()
+            reply = run_in_network_loop(self._holds(model, self._own(layers))).result()
         return self._capability(reply)
 
     def stage_host(self) -> RemoteStageHost:
@@ -108,12 +109,13 @@ class RemoteDevice:
                 await channel.close(None)
         if reply.protocol != MESH:
             raise ProtocolError(
-                f"{self.name} speaks version {reply.protocol} of the mesh, and this device version {MESH}.", _UPDATE
+                f"{self.name} speaks mesh version {reply.protocol}, but this device speaks version {MESH}.",
+                SAME_VERSION,
             )
         if reply.version != ENGINE:
             raise ProtocolError(
-                f"{self.name} computes with llama-cpp-python {reply.version[:40]}, and this device with {ENGINE}.",
-                "Install the same version on both.",
+                f"{self.name} has llama-cpp-python {reply.version[:40]}, but this device has {ENGINE}.",
+                "Install the same version on both devices.",
             )
         return reply
 
@@ -154,7 +156,7 @@ class RemoteStageHost:
         if self._direct and isinstance(after, RemoteStageHost) and after.reached_from(self.endpoint):
             prepare.next, prepare.next_stage = str(after.endpoint.address), after.stage
             prepare.next_device = b"" if after.endpoint.device is None else after.endpoint.device.digest
-        run_there(self._live(pb.Order(prepare=prepare).SerializeToString(), work, post))
+        run_in_network_loop(self._live(pb.Order(prepare=prepare).SerializeToString(), work, post))
 
     def reached_from(self, endpoint: Endpoint) -> bool:
         """Return whether a worker at `endpoint` may reach this one by the coordinator's address and protocol."""
@@ -187,7 +189,7 @@ class RemoteStageHost:
         self._orders.put_nowait(order)
 
     async def _live(self, prepare: bytes, work: StageSpec, post: Post) -> None:
-        lost_stage = StageLost(lost("the line to it is closed."))
+        lost_stage = StageLost(lost("the connection to it is closed."))
         channel = None
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -200,12 +202,12 @@ class RemoteStageHost:
             for task in done:
                 task.result()
         except TimeoutError:
-            lost_stage = StageLost(lost(f"nobody answers at {self.endpoint.address}."))
+            lost_stage = StageLost(lost(f"no answer from {self.endpoint.address}."))
         except grpc.aio.AioRpcError as error:
             blamed = error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED)
             lost_stage = StageLost(lost(explained(error)), blamed)
         except ProtocolError as error:
-            lost_stage = StageLost(lost(f"it breaks the contract: {error}"))
+            lost_stage = StageLost(lost(f"it violates the protocol: {error}"))
         except EdgeError as error:
             lost_stage = StageLost(error)
         finally:
@@ -231,7 +233,7 @@ class RemoteStageHost:
         self, call: grpc.aio.StreamStreamCall[bytes, bytes], work: StageSpec, post: Callable[..., None]
     ) -> None:
         while isinstance(data := await call.read(), bytes):
-            report = parsed(pb.Report, data)
+            report = parse_message(pb.Report, data)
             self._silent_beats = 0
             if report.WhichOneof("report") == "working":
                 self._progress(report)
@@ -260,9 +262,11 @@ class RemoteStageHost:
             if monotonic() - began < 2 * timeouts.beat:  # else this process was late, and not the worker silent
                 self._silent_beats += 1
             if self._silent_beats > timeouts.silent_beats:
-                raise DeviceLost("it gives no sign of life.", "Is it asleep, or out of reach?")
+                raise DeviceLost("it has stopped responding.", "Check that it is awake and reachable.")
             if monotonic() - self._progressed > timeouts.stall:
-                raise DeviceLost(f"it has got no further for {timeouts.stall:g} seconds.", "Is it overloaded?")
+                raise DeviceLost(
+                    f"it has made no progress for {timeouts.stall:g} seconds.", "Check whether it is overloaded."
+                )
 
 
 def _read(pieces: Sequence[Piece]) -> Sequence[LayerPiece]:
@@ -271,14 +275,13 @@ def _read(pieces: Sequence[Piece]) -> Sequence[LayerPiece]:
     return ()
 
 
-_UPDATE = "Install the same version of edgellm on both."
 _WAITING = pb.Order(waiting=pb.Waiting()).SerializeToString()
 
 
 def explained(error: grpc.aio.AioRpcError) -> str:
     """Return gRPC's error as a text for people."""
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return "what answers there is no worker (edgellm serve --role worker starts one)."
+        return "the server there is not a worker (start one with edgellm serve --role worker)."
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return "nobody answers, or no longer."
+        return "it does not answer, or no longer does."
     return error.details() or error.code().name

@@ -15,15 +15,14 @@ import grpc.aio
 import numpy as np
 
 from edgellm.engine import Vocabulary, common_prefix
-from edgellm.errors import EdgeError, ProtocolError, VerifierBusy, VerifierLost, VerifierSlow
+from edgellm.errors import SAME_VERSION, EdgeError, ProtocolError, VerifierBusy, VerifierLost, VerifierSlow
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import LONGEST_BUSY_MS, SESSION
+from edgellm.rpc.channel import MAX_BUSY_MS, SESSION
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import parsed
-from edgellm.services.client.connection import Connection, Timing
-from edgellm.services.client.patience import VerdictWork
+from edgellm.rpc.versions import parse_message
+from edgellm.services.client.connection import Connection, Timing, VerdictWork
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
 from edgellm.spec.guarded_session import wait_for_result
 from edgellm.spec.protocols import Verifier, VerifierSession
@@ -40,8 +39,8 @@ class RemotePending:
     def __init__(
         self, request: VerifyRequest, alive: Callable[[], bool], should_stop: Callable[[], bool] | None = None
     ) -> None:
-        """`request` has all tokens in its prefix. `alive` tells whether anybody is left who could settle it;
-        `should_stop` is polled."""
+        """`request` has all tokens in its prefix. `alive` returns whether the connection can still settle it,
+        `should_stop` whether the reply was stopped."""
         self._alive, self._should_stop = alive, should_stop
         self.asked = request
         self.position = len(request.prefix)  # number of these tokens that the other end is taken to hold
@@ -53,7 +52,7 @@ class RemotePending:
         return self._future.done()
 
     def result(self) -> Verdict:
-        """See `Pending.result`. Raises Stopped where nobody wants it any more."""
+        """See `Pending.result`. Raise Stopped if the reply was stopped."""
         return wait_for_result(self._future, self._given_up)
 
     def _given_up(self) -> bool:
@@ -75,7 +74,7 @@ class RemotePending:
 
     @property
     def work(self) -> VerdictWork:
-        """The verifier's work for this verdict."""
+        """The amount of work of the verifier for this verdict."""
         return VerdictWork(len(self.asked.prefix) - self.position + len(self.asked.draft), 1 + self.asked.extra)
 
     def settle(self, verdict: Verdict) -> None:
@@ -121,7 +120,7 @@ class Stream:
         if self._call is None:
             self._channel = self._connection.loop_channel()
             if self._channel is None:
-                pending.fail(lost("The verifier is away."))
+                pending.fail(lost("The verifier is not reachable."))
                 return
             self._call = self._channel.stream_stream(SESSION, bytes, bytes)()  # type: ignore[call-arg]  # written to
             self._connection.loop_task(self._read(self._call))
@@ -138,10 +137,10 @@ class Stream:
         self._connection.loop_task(self._write(self._call, frames))
 
     def end(self) -> None:
-        """Cancel the stream, as the reply is over or has given it up."""
+        """Cancel the stream: the reply has ended or has given it up."""
         if self._call is not None:
             self._call.cancel()
-        self._fail(lost("The reply is over."))
+        self._fail(lost("The reply has ended."))
 
     async def _write(self, call: _Call, frames: list[bytes]) -> None:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader finds the stream ended, and why
@@ -160,38 +159,38 @@ class Stream:
         except ProtocolError as error:
             call.cancel()
             self._connection.loop_pause()
-            self._fail(lost(f"The verifier breaks the contract: {error}"))
+            self._fail(lost(f"The verifier violates the protocol: {error}"))
         finally:
             self.over = True
             self._fail(lost("The connection to the verifier is closed."))
 
     def _take(self, call: _Call, data: bytes) -> None:
         """Handle one frame."""
-        frame = parsed(pb.VerifierFrame, data)
+        frame = parse_message(pb.VerifierFrame, data)
         kind = frame.WhichOneof("frame")
         if kind == "draining":
             self._lost("is shutting down")
             return
         pending = self._pending
         if kind is None or pending is None or getattr(frame, kind).round != pending.asked.round:
-            raise ProtocolError("A frame answers nothing that was asked.", "Run the same version on both sides.")
+            raise ProtocolError("The verifier sent an answer without a request.", SAME_VERSION)
         self._silent = 0
         pending.bytes_down += len(data)
         if kind == "verdict":
             verdict = read_verdict(frame.verdict, pending.asked, self._vocabulary)
             self._pending = None
-            self._connection.loop_proved()
+            self._connection.loop_answered()
             work = VerdictWork(pending.work.unseen, len(verdict.tokens))
-            self._connection.patience.came(work, monotonic() - self._asked)
+            self._connection.patience.record(work, monotonic() - self._asked)
             pending.settle(verdict)
         elif kind == "need_prefix":
             if frame.need_prefix.position >= pending.position:
-                raise ProtocolError("The verifier asks for tokens that it has.", "Run the same version on both sides.")
+                raise ProtocolError("The verifier asks for tokens that it already has.", SAME_VERSION)
             self._connection.loop_task(self._write(call, [pending.request(frame.need_prefix.position)]))
         elif kind == "busy":
-            wait = min(frame.busy.retry_ms, LONGEST_BUSY_MS) / 1e3
+            wait = min(frame.busy.retry_ms, MAX_BUSY_MS) / 1e3
             self._connection.loop_pause(wait)
-            again = f"The device goes on alone and asks again in about {wait:g} seconds."
+            again = f"This device continues alone and tries again in about {wait:g} seconds."
             self._fail(VerifierBusy("The verifier is busy.", again, wait))
         elif frame.working.step != self._step:
             self._step, self._moved = frame.working.step, monotonic()
@@ -202,7 +201,7 @@ class Stream:
             self._connection.loop_pause()
             self._fail(lost(f"The verifier refuses: {why}"))
         else:
-            self._lost(f"is gone ({why})")
+            self._lost(f"was lost ({why})")
 
     def _lost(self, reason: str) -> None:
         if self._channel is not None:
@@ -234,9 +233,9 @@ class Stream:
         self._waited += 1
         limit = self._connection.patience.limit(pending.work)
         if self._silent >= timing.silent_beats:
-            self._hangs("gives no sign of life")
+            self._hangs("has stopped responding")
         elif monotonic() - self._moved > timing.stall:
-            self._hangs(f"has computed nothing for {timing.stall:g} seconds")
+            self._hangs(f"has made no progress for {timing.stall:g} seconds")
         elif self._waited * timing.beat > limit:
             self._gives_up(limit)
         else:
@@ -245,11 +244,11 @@ class Stream:
     def _gives_up(self, limit: float) -> None:
         """Give up a verdict that is too slow; the verifier is asked again later, over the same connection."""
         self._connection.loop_pause()
-        self._connection.patience.missed()
+        self._connection.patience.record_miss()
         self._fail(
             VerifierSlow(
-                f"The verifier has not answered within {limit:.1f} seconds, many times what it needs for that.",
-                "The device goes on alone and asks again by itself; is the verifier overloaded?",
+                f"The verifier has not answered within {limit:.1f} seconds, many times the expected time.",
+                "This device continues alone and tries again by itself; check whether the verifier is overloaded.",
             )
         )
         if self._call is not None:
@@ -263,7 +262,9 @@ class Stream:
 
 def lost(what: str) -> VerifierLost:
     """Return the error for a verdict that will not come."""
-    return VerifierLost(what, "The device goes on alone and tries again by itself; is the verifier still running?")
+    return VerifierLost(
+        what, "This device continues alone and tries again by itself; check that the verifier is running."
+    )
 
 
 _REFUSALS = frozenset(
@@ -295,9 +296,9 @@ class RemoteVerifier(Verifier):
 
         Raises:
             InvalidOption: not an address.
-            PairingRequired: the address leaves this machine, and there is no `trust`, or nobody is paired.
+            PairingRequired: the address leaves this machine, and there is no `trust`, or no device is paired.
             NotPaired, NotPermitted, IdentityClash: it is not a device that trusts this one, and is trusted.
-            VerifierUnreachable: nobody answers within two seconds.
+            VerifierUnreachable: there is no answer within two seconds.
             VocabularyMismatch: the two vocabularies differ; names the first differing token.
             ProtocolError: the other side has another version.
         """
@@ -315,7 +316,7 @@ class RemoteVerifier(Verifier):
 
     @property
     def model_hash(self) -> str:
-        """The SHA-256 of the verifier's model file in hex; empty if the verifier does not tell."""
+        """The SHA-256 of the verifier's model file in hex; empty if the verifier does not report it."""
         return self._connection.peer.model_hash
 
     def up(self) -> bool:
@@ -325,10 +326,10 @@ class RemoteVerifier(Verifier):
     @property
     def reports_logprobs(self) -> bool:
         """See `Verifier.reports_logprobs`: older verifiers do not."""
-        return self._connection.peer.tells
+        return self._connection.peer.reports_logprobs
 
     def open(self, state: GenerationState) -> RemoteSession:
-        """See `Verifier.open`. Where the verifier is away by now, the session is not ready, and will be."""
+        """See `Verifier.open`. If the verifier is not reachable now, the session becomes ready when it is."""
         return RemoteSession(self._connection, self._vocabulary, state)
 
     def close(self) -> None:

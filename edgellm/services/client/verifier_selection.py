@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgellm.errors import EdgeError, InvalidOption, TrustUnusable, VerifierUnreachable
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.interfaces import chosen_hosts
-from edgellm.rpc.discovery.peer_probe import ProbeResult, ask_at, roll_call
+from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
 from edgellm.rpc.trust.peer_store import Peer, Peers
@@ -38,61 +38,61 @@ def choose_verifier(
         VerifierUnreachable: none of them can be used; says why each cannot. Of a single address, what `meet` raises.
     """
     trust.require_peers()
-    answers: list[ProbeResult] = []
-    unfit: list[str] = []
+    results: list[ProbeResult] = []
+    unsuitable: list[str] = []
     peers: list[Peer] = [] if named else trust.peers.all()
     for name in named:
         if (address := _address(name)) is None:
             peers.append(trust.peers.find(name))
             continue
         try:
-            welcomed = ask_at(trust, address)
+            info = probe_address(trust, address)
         except EdgeError as error:
             if len(named) == 1:
                 raise
-            unfit.append(f"{name} cannot be reached ({error.what.rstrip('.')})")
+            unsuitable.append(f"{name} cannot be reached ({error.what.rstrip('.')})")
         else:
-            answers.append(ProbeResult(welcomed.peer, welcomed, None, False))
+            results.append(ProbeResult(info.peer, info, None, False))
     if peers:
-        answers += roll_call(trust, peers, chosen_hosts() if hosts is None else hosts)
-    fit: list[tuple[PeerInfo, OfferedModel]] = []
-    for answer in answers:
-        offer, why_not = _judged(answer, vocabulary)
-        if offer is not None and answer.welcomed is not None:
-            fit.append((answer.welcomed, offer))
+        results += probe_peers(trust, peers, chosen_hosts() if hosts is None else hosts)
+    suitable: list[tuple[PeerInfo, OfferedModel]] = []
+    for result in results:
+        offer, why_not = _classify(result, vocabulary)
+        if offer is not None and result.info is not None:
+            suitable.append((result.info, offer))
         else:
-            unfit.append(f"{answer.peer.name} {why_not}")
-    if not fit:
+            unsuitable.append(f"{result.peer.name} {why_not}")
+    if not suitable:
         raise VerifierUnreachable(
-            f"No paired device can verify: {'; '.join(unfit)}.",
-            "Start one there with `edgellm serve --role verifier --host ITS-ADDRESS`, or look with `edgellm doctor`.",
+            f"No paired device can verify: {'; '.join(unsuitable)}.",
+            "Start one there with `edgellm serve --role verifier --host ITS-ADDRESS`, or run `edgellm doctor`.",
         )
-    fit.sort(key=lambda one: (-one[1].size, one[0].seconds))
-    best, offer = fit[0]
-    others = [f"{welcomed.peer.name}: {_facts(welcomed, other)}" for welcomed, other in fit[1:]]
-    rest = "; ".join([*others, *unfit])
+    suitable.sort(key=lambda one: (-one[1].size, one[0].seconds))
+    best, offer = suitable[0]
+    others = [f"{info.peer.name}: {_facts(info, other)}" for info, other in suitable[1:]]
+    rest = "; ".join([*others, *unsuitable])
     reason = f"{best.peer.name} ({best.peer.id.short}) at {best.address} verifies: {_facts(best, offer)}."
     return Chosen(best.address, best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
 
 
-def _judged(answer: ProbeResult, vocabulary: str) -> tuple[OfferedModel | None, str]:
+def _classify(result: ProbeResult, vocabulary: str) -> tuple[OfferedModel | None, str]:
     """Return the best model that this device offers for the vocabulary, or the reason why there is none."""
-    if answer.welcomed is None:
-        what = answer.trouble.what if answer.trouble is not None else "does not answer"
-        return None, f"cannot be reached ({what.rstrip('.')})"
-    if Right.VERIFY not in answer.welcomed.rights:
+    if result.info is None:
+        reason = result.error.what if result.error is not None else "does not answer"
+        return None, f"cannot be reached ({reason.rstrip('.')})"
+    if Right.VERIFY not in result.info.rights:
         return None, "has not granted this device the right to verify"
-    offers = [offer for offer in answer.welcomed.offers if offer.role == "verifier"]
+    offers = [offer for offer in result.info.offers if offer.role == "verifier"]
     same = [offer for offer in offers if offer.vocabulary == vocabulary]
     if not offers:
         return None, "serves no verifier"
     if not same:
-        return None, f"serves {offers[0].model}, whose vocabulary is another one"
+        return None, f"serves {offers[0].model}, which has a different vocabulary"
     return max(same, key=lambda offer: offer.size), ""
 
 
-def _facts(welcomed: PeerInfo, offer: OfferedModel) -> str:
-    return f"{offer.model}, {offer.size / 1e6:,.1f} MB, {welcomed.seconds * 1e3:.1f} ms there and back"
+def _facts(info: PeerInfo, offer: OfferedModel) -> str:
+    return f"{offer.model}, {offer.size / 1e6:,.1f} MB, {info.seconds * 1e3:.1f} ms round trip"
 
 
 def _address(name: str) -> Address | None:
@@ -111,9 +111,9 @@ def trust_for(address: Address) -> Trust | None:
         TrustUnusable: it must be TLS, and the identity cannot be read.
     """
     if not address.loopback:
-        return Trust.here()
+        return Trust.load()
     try:
         met = any(address in peer.addresses for peer in Peers().all())
     except TrustUnusable:
         met = False
-    return Trust.here() if met else None
+    return Trust.load() if met else None

@@ -13,6 +13,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from edgellm.errors import (
+    SAME_VERSION,
     DeviceStuck,
     DiskFull,
     EdgeError,
@@ -28,16 +29,16 @@ from edgellm.mesh.messages import Event, Failed, Forward, StageLost, StageSpec
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, TAKE_SECONDS, open_channel
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, READ_TIMEOUT_SECONDS, open_channel
+from edgellm.rpc.dialing import dialable_addresses, is_local_caller, uniform_failure
 from edgellm.rpc.layers.codec import read_pieces, write_pieces
-from edgellm.rpc.lines import alike, on_this_machine, places_of
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import parsed
+from edgellm.rpc.versions import parse_message
 from edgellm.services.mesh_codec import (
     ENGINE,
     MESH,
@@ -47,7 +48,7 @@ from edgellm.services.mesh_codec import (
     write_micro_batch,
     write_working,
 )
-from edgellm.services.server.verification_service import Happened, ServerEvent
+from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.storage.layers.manifest import LayerPiece
 
 CONNECT_SECONDS = 15.0  # the next stage may have to be prepared first
@@ -61,9 +62,9 @@ class ForwardingFailed(EdgeError):
 class StageForwarder:
     """Sends micro-batches to the next stage, which `prepare` names. It connects in the background."""
 
-    def __init__(self, prepare: pb.Prepare, trust: Trust | None, near: bool) -> None:
-        """`near`: the coordinator is on this machine, so the next stage may be on loopback."""
-        self._prepare, self._trust, self._near = prepare, trust, near
+    def __init__(self, prepare: pb.Prepare, trust: Trust | None, local: bool) -> None:
+        """`local`: the coordinator is on this machine, so the next stage may be on loopback."""
+        self._prepare, self._trust, self._local = prepare, trust, local
         self._channel: grpc.aio.Channel | None = None
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
         self._connecting = asyncio.create_task(self._connect())
@@ -79,7 +80,7 @@ class StageForwarder:
                 await self._call.write(pb.Carried(parcel=batch).SerializeToString())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             raise ForwardingFailed(
-                f"The next stage at {self._prepare.next} is gone.", "Prepare the stage again."
+                f"The connection to the next stage at {self._prepare.next} was lost.", "Prepare the stage again."
             ) from None
 
     def close(self) -> None:
@@ -94,7 +95,10 @@ class StageForwarder:
         unreachable = ForwardingFailed("The next stage cannot be reached.", _INDIRECT)
         with suppress(EdgeError):
             address = self._address()
-            async with alike(self._near or self._trust is None, _ERRORS, unreachable), asyncio.timeout(CONNECT_SECONDS):
+            async with (
+                uniform_failure(self._local or self._trust is None, _ERRORS, unreachable),
+                asyncio.timeout(CONNECT_SECONDS),
+            ):
                 self._channel = await self._dial(address)
                 call = self._channel.stream_stream(_CARRY, bytes, bytes)()  # type: ignore[call-arg]  # written to
                 meeting = pb.Meeting(protocol=self._prepare.protocol, stage=self._prepare.next_stage)
@@ -119,16 +123,16 @@ class StageForwarder:
         if self._trust is None:
             return Address.parse(asked)
         peers = [peer for peer in self._trust.peers.all() if not device or peer.id.digest == device]
-        for address in (address for peer in peers for address in places_of(peer, asked, self._near)):
+        for address in (address for peer in peers for address in dialable_addresses(peer, asked, self._local)):
             if str(address) == asked:
                 return address
-        raise ForwardingFailed(f"No paired device is known to be at {asked}.", _INDIRECT)
+        raise ForwardingFailed(f"No paired device is known at {asked}.", _INDIRECT)
 
     async def _dial(self, address: Address) -> grpc.aio.Channel:
         if self._trust is None:
             return open_channel(address)
         device = DeviceID(self._prepare.next_device) if self._prepare.next_device else None
-        return (await meet(address, self._trust, device, HELLO_SECONDS))[0]
+        return (await connect_authenticated(address, self._trust, device, HELLO_SECONDS))[0]
 
 
 _INDIRECT = "The coordinator forwards micro-batches."
@@ -167,7 +171,7 @@ class WorkerService:
         stored: StoredLayers | None = None,
     ) -> None:
         """With a `guard`, answer only paired devices with the right to compute here. `stored` are those sources of the
-        `cache` that other devices brought."""
+        `cache` that other devices uploaded."""
         self._cache, self._threads, self._notify, self._stored = cache, threads, notify, stored
         self._trust, self._guard = trust, guard
         self._stages: dict[bytes, _ServedStage] = {}
@@ -187,7 +191,7 @@ class WorkerService:
         )
 
     def _guarded(self, method: Method) -> Any:
-        return method if self._guard is None else self._guard.over(method, Right.COMPUTE)
+        return method if self._guard is None else self._guard.wrap(method, Right.COMPUTE)
 
     async def holds(self, request: pb.HoldsRequest, context: Stream) -> pb.HoldsReply:
         """Reply with the layers of a model that are here."""
@@ -197,26 +201,25 @@ class WorkerService:
             await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
     def _holds(self, file: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:
-        reply = pb.HoldsReply(protocol=MESH, memory=self._cache.left, version=ENGINE)
+        reply = pb.HoldsReply(protocol=MESH, memory=self._cache.free_bytes, version=ENGINE)
         if (model := self._cache.layers.open(file, pieces)) is not None:
             reply.layers.extend(sorted(model.held))
             reply.warm.extend(sorted(self._cache.warm(model)))
             reply.begins.extend(piece.start for piece in model.pieces or ())
             reply.ends.extend(piece.last for piece in model.pieces or ())
         if self._cache.layers.open(file) is None:  # else the pieces are not needed
-            reply.brought.extend(write_pieces(sorted(self._brought(file))))
+            reply.brought.extend(write_pieces(sorted(self._uploaded_pieces(file))))
         return reply
 
-    def _brought(self, file: str) -> Collection[LayerPiece]:
+    def _uploaded_pieces(self, file: str) -> Collection[LayerPiece]:
         return () if self._stored is None else self._stored.store.pieces(file)
 
     def _check(self, work: StageSpec) -> None:
-        """Raise LayersMissing if layers of this model were brought, but not those of the coordinator's own file."""
-        if self._cache.layers.open(work.model, work.pieces) is None and self._brought(work.model):
+        """Raise LayersMissing if the model's deployed layers do not match the coordinator's file."""
+        if self._cache.layers.open(work.model, work.pieces) is None and self._uploaded_pieces(work.model):
             raise LayersMissing(
-                f"The layers of {work.name} that were brought to this device are not those of the coordinator's own"
-                " file.",
-                "Bring those: edgellm mesh deploy",
+                f"The layers of {work.name} that were deployed to this device do not match the coordinator's file.",
+                "Deploy the coordinator's layers: edgellm mesh deploy",
             )
 
     async def work(self, _orders: Any, stream: Stream) -> None:
@@ -224,13 +227,13 @@ class WorkerService:
         try:
             await self._stage(stream)
         except EdgeError as error:
-            self._notify(ServerEvent(Happened.FAILED, f"A stage has ended: {error.what}"))
+            self._notify(ServerEvent(EventKind.FAILED, f"A stage has ended: {error.what}"))
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
     async def _stage(self, stream: Stream) -> None:
         first = await _next(stream, pb.Order)
         if first is None or first.WhichOneof("order") != "prepare":
-            raise ProtocolError("A stage begins with something else than Prepare.", _UPDATE)
+            raise ProtocolError("The first order is not Prepare.", SAME_VERSION)
         prepare = first.prepare
         work = read_work(prepare)
         await asyncio.to_thread(self._check, work)
@@ -245,9 +248,9 @@ class WorkerService:
         stage = await self._new_stage(work, post)
         forwarder: StageForwarder | None = None
         try:
-            self._notify(ServerEvent(Happened.CONNECTED, f"Loading {what} for {stream.peer()}."))
+            self._notify(ServerEvent(EventKind.CONNECTED, f"Loading {what} for {stream.peer()}."))
             forwarder = (
-                StageForwarder(prepare, self._trust, on_this_machine(stream))
+                StageForwarder(prepare, self._trust, is_local_caller(stream))
                 if prepare.next and not work.ends
                 else None
             )
@@ -266,7 +269,7 @@ class WorkerService:
             closing = asyncio.ensure_future(asyncio.to_thread(stage.close))
             if forwarder is not None:
                 forwarder.close()
-            closing.add_done_callback(lambda _: self._notify(ServerEvent(Happened.ENDED, f"Done with {what}.")))
+            closing.add_done_callback(lambda _: self._notify(ServerEvent(EventKind.ENDED, f"Released {what}.")))
             await asyncio.shield(closing)
 
     async def _new_stage(self, work: StageSpec, post: Callable[[Event], None]) -> Stage:
@@ -283,7 +286,7 @@ class WorkerService:
         try:
             first = await _next(stream, pb.Carried)
             if first is None or first.WhichOneof("carried") != "meeting" or first.meeting.protocol != MESH:
-                raise ProtocolError("Micro-batches come without a Meeting.", _UPDATE)
+                raise ProtocolError("The first parcel is not a Meeting.", SAME_VERSION)
             served = await self._served(first.meeting.stage)
             await stream.write(pb.Met().SerializeToString())
             while (frame := await _next(stream, pb.Carried)) is not None:
@@ -297,13 +300,13 @@ class WorkerService:
             async with asyncio.timeout(MEET_SECONDS), self._changed:
                 await self._changed.wait_for(lambda: name in self._stages)
         except TimeoutError:
-            raise ProtocolError("No such stage was prepared here.", _UPDATE) from None
+            raise ProtocolError("No such stage is prepared on this device.", SAME_VERSION) from None
         return self._stages[name]
 
     @asynccontextmanager
     async def _registered(self, name: bytes, served: _ServedStage) -> AsyncIterator[None]:
         if name in self._stages:
-            raise ProtocolError("A stage is prepared twice.", _UPDATE)
+            raise ProtocolError("The stage was prepared twice.", SAME_VERSION)
         async with self._changed:
             self._stages[name] = served
             self._changed.notify_all()
@@ -322,7 +325,7 @@ class WorkerService:
             elif kind == "waiting":
                 stage.touch()
             else:
-                raise ProtocolError("A stage is prepared twice, or an order is empty.", _UPDATE)
+                raise ProtocolError("The stage was prepared twice, or an order is empty.", SAME_VERSION)
 
     async def _reports(
         self, stage: Stage, forwarder: StageForwarder | None, out: asyncio.Queue[Event | None], to: _ReportStream
@@ -342,7 +345,7 @@ class WorkerService:
             await to.write(write_working(stage.progress))
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if stage.idle > self._cache.keep:
-                raise StageIdle(f"Nothing was asked for {self._cache.keep:g} seconds.", "Prepare the stage again.")
+                raise StageIdle(f"There was no request for {self._cache.keep:g} seconds.", "Prepare the stage again.")
 
 
 def _close_abandoned(making: asyncio.Future[Stage]) -> None:
@@ -360,11 +363,11 @@ class _ReportStream:
     async def write(self, report: pb.Report) -> None:
         """Send a report. Raise DeviceStuck if the coordinator does not read it in time."""
         try:
-            async with self._one_at_a_time, asyncio.timeout(TAKE_SECONDS):
+            async with self._one_at_a_time, asyncio.timeout(READ_TIMEOUT_SECONDS):
                 self._writing = asyncio.ensure_future(self._stream.write(report.SerializeToString()))
                 await asyncio.shield(self._writing)
         except TimeoutError:
-            raise DeviceStuck("The coordinator does not read its stream.", "It may prepare another stage.") from None
+            raise DeviceStuck("The coordinator does not read its stream.", "Prepare another stage.") from None
 
     async def settle(self) -> None:
         """Wait for a write under way: gRPC does not end a stream while it writes its first message."""
@@ -403,7 +406,7 @@ async def _next(stream: Stream, kind: type[M]) -> M | None:
     data = await stream.read()
     if not isinstance(data, bytes):  # the end of the stream
         return None
-    return parsed(kind, data)
+    return parse_message(kind, data)
 
 
 _STATUS = {
@@ -417,4 +420,3 @@ _STATUS = {
     ForwardingFailed: grpc.StatusCode.ABORTED,
     EngineFailed: grpc.StatusCode.INTERNAL,
 }
-_UPDATE = "Run the same version of edgellm on both sides."

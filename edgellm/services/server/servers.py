@@ -16,17 +16,25 @@ import grpc.aio
 
 from edgellm.engine import Context, Model, head_pays
 from edgellm.errors import InvalidOption
-from edgellm.mesh.device_profiler import figures_here
+from edgellm.mesh.device_profiler import measure_device
 from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import DEFAULT_PORT, MAX_CHUNK, bind, network_loop, new_server, probe, run_there
+from edgellm.rpc.channel import (
+    DEFAULT_PORT,
+    MAX_CHUNK,
+    bind,
+    check_bindable,
+    network_loop,
+    new_server,
+    run_in_network_loop,
+)
 from edgellm.rpc.layers.service import layer_handlers
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.mesh_service import WorkerService
-from edgellm.services.server.verification_service import Happened, ServerEvent, Service
+from edgellm.services.server.verification_service import EventKind, ServerEvent, VerificationService
 from edgellm.spec.draft_length import CostCurve
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
@@ -47,24 +55,24 @@ class Listener:
         """
         self.address = address if trust is not None else address.require_loopback()
         self.trust = trust
-        self._life: Future[None] | None = None
-        self._up = threading.Event()  # listening, or failed to
-        self._trouble: BaseException | None = None
-        self._goodbyes: asyncio.Queue[float] = asyncio.Queue()
+        self._task: Future[None] | None = None
+        self._started = threading.Event()  # listening, or failed to
+        self._error: BaseException | None = None
+        self._stop_requests: asyncio.Queue[float] = asyncio.Queue()
 
     def start(self) -> Address:
         """Start to listen; return the address, with the real port if port 0 was asked for.
 
         Raises:
-            PairingRequired: with `trust`, nobody is paired.
+            PairingRequired: with `trust`, no device is paired.
             PortTaken: something else listens there.
             InvalidOption: this machine does not have the address, or does not give away the port.
         """
-        self._life = run_there(self._live())
-        self._up.wait()
-        if self._trouble is not None:
-            self._life.result()
-            raise self._trouble
+        self._task = run_in_network_loop(self._live())
+        self._started.wait()
+        if self._error is not None:
+            self._task.result()
+            raise self._error
         return self.address
 
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
@@ -72,12 +80,12 @@ class Listener:
 
         Nothing new is taken from now on. What is in flight is finished, for at most `grace` seconds; 0 cuts it off.
         """
-        if self._life is not None and not self._life.done():
-            network_loop().call_soon_threadsafe(self._goodbyes.put_nowait, grace)
+        if self._task is not None and not self._task.done():
+            network_loop().call_soon_threadsafe(self._stop_requests.put_nowait, grace)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the server has ended; return whether it has."""
-        return self._life is None or bool(wait_for([self._life], timeout).done)
+        return self._task is None or bool(wait_for([self._task], timeout).done)
 
     def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Stop, and return when everything is closed."""
@@ -98,28 +106,28 @@ class Listener:
         try:
             await self._serve()
         except Exception as error:  # noqa: BLE001 - whatever it is, `start` waits for it and raises it
-            self._trouble = error
+            self._error = error
         finally:
-            self._up.set()
+            self._started.set()
 
     async def _serve(self) -> None:
-        """Serve until a stop is requested; set `_up` once the server listens."""
+        """Serve until a stop is requested; set `_started` once the server listens."""
         raise NotImplementedError
 
-    async def _farewell(self, server: grpc.aio.Server, grace: float) -> None:
+    async def _shut_down(self, server: grpc.aio.Server, grace: float) -> None:
         """Stop the server; a further stop request may shorten the `grace`."""
         closing = asyncio.create_task(server.stop(grace))
         while grace > 0 and not closing.done():
-            hurry = asyncio.create_task(self._goodbyes.get())
-            await asyncio.wait({closing, hurry}, return_when=asyncio.FIRST_COMPLETED)
-            if not hurry.cancel():
-                grace = hurry.result()
+            shorten = asyncio.create_task(self._stop_requests.get())
+            await asyncio.wait({closing, shorten}, return_when=asyncio.FIRST_COMPLETED)
+            if not shorten.cancel():
+                grace = shorten.result()
                 if grace <= 0:
                     await server.stop(None)
         await closing
 
 
-_POSITIONS = 4096  # per session, where the model was trained for more and nobody asked for more
+_POSITIONS = 4096  # per session, if the model was trained for more and no more was requested
 
 
 class VerifierServer(Listener):
@@ -155,9 +163,9 @@ class VerifierServer(Listener):
         limits = limits or SchedulerLimits()
         self._max_waiting = _positive("max_waiting", max_waiting)
         self._model_hash = ""
-        with suppress(OSError):  # the file has gone since: devices are not told
+        with suppress(OSError):  # the file has been removed: it is not offered
             self._model_hash = fingerprint(model.path)
-        self._tell = on_event or (lambda _event: None)
+        self._notify = on_event or (lambda _event: None)
         # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         engine = Context(
@@ -187,14 +195,14 @@ class VerifierServer(Listener):
         server = new_server()
         guard = None if self.trust is None else AuthInterceptor(self.trust, self._refused)
         watch = None if guard is None else asyncio.create_task(guard.watch())
-        service = Service(
+        service = VerificationService(
             self._worker,
             vocabulary=self.model.vocabulary,
             model=self.model.name,
             model_hash=self._model_hash,
             context=self.context_length,
             max_waiting=self._max_waiting,
-            tell=self._tell,
+            notify=self._notify,
             guard=guard,
         )
         server.add_generic_rpc_handlers((service.handlers(),))
@@ -204,8 +212,8 @@ class VerifierServer(Listener):
             self.address = bind(server, self.address, self.trust)
             await server.start()
             self._worker.start()
-            self._tell(ServerEvent(Happened.LISTENING, f"{self.model.name} verifies at {self.address}."))
-            self._up.set()
+            self._notify(ServerEvent(EventKind.LISTENING, f"{self.model.name} verifies at {self.address}."))
+            self._started.set()
             await self._finish(server, service)
         finally:
             await server.stop(None)
@@ -217,15 +225,17 @@ class VerifierServer(Listener):
         return OfferedModel("verifier", self.model.name, self.model.size_bytes, self.model.vocabulary.fingerprint)
 
     def _refused(self, what: str) -> None:
-        self._tell(ServerEvent(Happened.REFUSED, what))
+        self._notify(ServerEvent(EventKind.REFUSED, what))
 
-    async def _finish(self, server: grpc.aio.Server, service: Service) -> None:
+    async def _finish(self, server: grpc.aio.Server, service: VerificationService) -> None:
         """Wait for a stop request, then for requests in flight; a later stop request may shorten that."""
-        grace = await self._goodbyes.get()
-        self._tell(ServerEvent(Happened.STOPPING, "The verifier finishes what is in flight, and takes nothing new."))
+        grace = await self._stop_requests.get()
+        self._notify(
+            ServerEvent(EventKind.STOPPING, "The verifier finishes running requests, and accepts no new ones.")
+        )
         service.drain()
-        await self._farewell(server, grace)
-        self._tell(ServerEvent(Happened.STOPPED, "The verifier has stopped."))
+        await self._shut_down(server, grace)
+        self._notify(ServerEvent(EventKind.STOPPED, "The verifier has stopped."))
 
 
 def serve_verifier(
@@ -248,15 +258,16 @@ def serve_verifier(
     Off loopback, and with `paired_only` everywhere, paired devices alone are answered, by mutual TLS.
 
     Raises:
-        PairingRequired, TrustUnusable, PortTaken, InvalidOption: nobody can or may listen there; said before the model
+        PairingRequired, TrustUnusable, PortTaken, InvalidOption: it is impossible to listen there; raised before the
+        model
             is loaded.
         ModelNotFound, ModelCorrupt, ModelUnsupported, EngineFailed: from loading.
     """
     address = Address.of(host, port)
-    trust = None if address.loopback and not paired_only else Trust.here()
+    trust = None if address.loopback and not paired_only else Trust.load()
     if trust is not None:
         trust.require_peers()
-    probe(address)
+    check_bindable(address)
     loaded = Model.load(model, gpu_layers=gpu_layers, progress=progress)
     curve = None if measure is None else measure(loaded)
     server = VerifierServer(
@@ -279,8 +290,8 @@ def _positions(model: Model, wanted: int | None) -> int:
         return min(model.n_ctx_train, _POSITIONS)
     if wanted > model.n_ctx_train:
         raise InvalidOption(
-            f"context is {wanted}, and {model.name} was trained for {model.n_ctx_train} tokens.",
-            "Give that many at most.",
+            f"The context is {wanted}, but {model.name} was trained for {model.n_ctx_train} tokens.",
+            f"Give at most {model.n_ctx_train}.",
         )
     return _positive("context", wanted)
 
@@ -308,8 +319,8 @@ class WorkerServer(Listener):
         trust: Trust | None = None,
         stored: StoredLayers | None = None,
     ) -> None:
-        """With `stored`, others may bring layers to its store, and have this device measured. `offers` are told to
-        paired devices. `on_event` is called from the loop's thread; it must not block.
+        """With `stored`, other devices may upload layers to its store, and have this device measured. `offers` are sent
+        to paired devices. `on_event` is called from the loop's thread; it must not block.
 
         Raises:
             PairingRequired: the address is not loopback, and there is no `trust`.
@@ -317,50 +328,50 @@ class WorkerServer(Listener):
         super().__init__(address, trust)
         self.cache = cache
         self._threads, self._offers = threads, offers
-        self._tell = on_event or (lambda _event: None)
+        self._notify = on_event or (lambda _event: None)
         self._stored = stored
 
     def close(self) -> None:
         """Release all weights."""
-        self.cache.tidy(everything=True)
+        self.cache.evict_unused(everything=True)
 
     async def _serve(self) -> None:
         server = new_server()
         guard = None if self.trust is None else AuthInterceptor(self.trust, self._refused)
-        tasks = [asyncio.create_task(self._tidy())]
+        tasks = [asyncio.create_task(self._evict_unused())]
         if guard is not None:
             tasks.append(asyncio.create_task(guard.watch()))
         service = WorkerService(
-            self.cache, threads=self._threads, notify=self._tell, trust=self.trust, guard=guard, stored=self._stored
+            self.cache, threads=self._threads, notify=self._notify, trust=self.trust, guard=guard, stored=self._stored
         )
         server.add_generic_rpc_handlers((service.handlers(),))
         if self._stored is not None:
-            measurer = partial(figures_here, folder=self._stored.store.root, threads=self._threads)
-            handlers = layer_handlers(self._stored.store, guard, self._brought, measurer, self.trust)
+            measurer = partial(measure_device, folder=self._stored.store.root, threads=self._threads)
+            handlers = layer_handlers(self._stored.store, guard, self._notify_upload, measurer, self.trust)
             server.add_generic_rpc_handlers((handlers,))
         if self.trust is not None and guard is not None:
             server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, self._offers),))
         try:
             self.address = bind(server, self.address, self.trust)
             await server.start()
-            self._tell(ServerEvent(Happened.LISTENING, f"Layers are computed at {self.address}."))
-            self._up.set()
-            await self._goodbyes.get()
-            self._tell(ServerEvent(Happened.STOPPING, "The worker stops; its coordinators go on without it."))
+            self._notify(ServerEvent(EventKind.LISTENING, f"Layers are computed at {self.address}."))
+            self._started.set()
+            await self._stop_requests.get()
+            self._notify(ServerEvent(EventKind.STOPPING, "The worker stops; its coordinators continue without it."))
         finally:
             await server.stop(0)  # a reply may go on for minutes; its coordinator can go on without this device
             for task in tasks:
                 task.cancel()
-            self._tell(ServerEvent(Happened.STOPPED, "The worker has stopped."))
+            self._notify(ServerEvent(EventKind.STOPPED, "The worker has stopped."))
 
     def _refused(self, what: str) -> None:
-        self._tell(ServerEvent(Happened.REFUSED, what))
+        self._notify(ServerEvent(EventKind.REFUSED, what))
 
-    def _brought(self, what: str) -> None:
-        self._tell(ServerEvent(Happened.CONNECTED, what))
+    def _notify_upload(self, what: str) -> None:
+        self._notify(ServerEvent(EventKind.CONNECTED, what))
 
-    async def _tidy(self) -> None:
+    async def _evict_unused(self) -> None:
         while True:
             await asyncio.sleep(_TIDY_SECONDS)
-            if gone := await asyncio.to_thread(self.cache.tidy):
-                self._tell(ServerEvent(Happened.ENDED, f"{gone} pieces of models that nobody used were given back."))
+            if evicted := await asyncio.to_thread(self.cache.evict_unused):
+                self._notify(ServerEvent(EventKind.ENDED, f"{evicted} unused pieces of models were unloaded."))

@@ -16,6 +16,7 @@ import grpc.aio
 
 from edgellm.engine import Vocabulary
 from edgellm.errors import (
+    SAME_VERSION,
     ContextFull,
     DeviceStuck,
     EdgeError,
@@ -24,11 +25,11 @@ from edgellm.errors import (
     ProtocolError,
     VocabularyMismatch,
 )
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, LONGEST_BUSY_MS, PROTOCOL, SERVICE, TAKE_SECONDS
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, PROTOCOL, READ_TIMEOUT_SECONDS, SERVICE
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method, who
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method, caller_id
 from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.versions import VOCABULARY, parsed
+from edgellm.rpc.versions import MAX_VOCABULARY, parse_message
 from edgellm.services.handshake import check_protocol, first_different_block
 from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict
 from edgellm.spec.types import Sampling
@@ -39,7 +40,7 @@ from edgellm.verifier.requests import Answer, MissingPrefix, Tenant, VerifyReque
 Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
 
-class Happened(StrEnum):
+class EventKind(StrEnum):
     """What a verifier tells those who run it."""
 
     LISTENING = "listening"
@@ -55,11 +56,11 @@ class Happened(StrEnum):
 class ServerEvent:
     """`what` happened, and a sentence for people. No prompt and no token is ever in it."""
 
-    what: Happened
+    what: EventKind
     text: str
 
 
-class Service:
+class VerificationService:
     """The three calls of the contract, over one worker. Lives in one event loop."""
 
     def __init__(
@@ -71,7 +72,7 @@ class Service:
         model_hash: str,
         context: int,
         max_waiting: int,
-        tell: Callable[[ServerEvent], None],
+        notify: Callable[[ServerEvent], None],
         guard: AuthInterceptor | None = None,
     ) -> None:
         """`model_hash` is hex, or empty. Beyond `max_waiting` requests at once, further requests are answered *busy*,
@@ -85,7 +86,7 @@ class Service:
         self._model, self._model_hash = model, bytes.fromhex(model_hash)
         self._bounds = RequestLimits(vocabulary.size, context)
         self._queue, self._pacing = Queue(max_waiting), Pacing()
-        self._tell = tell
+        self._notify = notify
         self._guard = guard
         self._numbers = count(1)
         self._draining = asyncio.get_running_loop().create_future()
@@ -106,7 +107,7 @@ class Service:
         )
 
     def _guarded(self, method: Method) -> Any:
-        return method if self._guard is None else self._guard.over(method, Right.VERIFY)
+        return method if self._guard is None else self._guard.wrap(method, Right.VERIFY)
 
     def drain(self) -> None:
         """Answer only requests received so far from now on, and tell every session."""
@@ -128,7 +129,7 @@ class Service:
     async def compare_vocabulary(self, request: bytes, context: Stream) -> pb.VocabularyBlock:
         """Reply with this side's tokens of the first block that differs."""
         try:
-            return first_different_block(self._vocabulary, parsed(pb.VocabularyHashes, request, VOCABULARY))
+            return first_different_block(self._vocabulary, parse_message(pb.VocabularyHashes, request, MAX_VOCABULARY))
         except ProtocolError as error:
             await context.abort(_STATUS[ProtocolError], error.what)
             raise  # abort does not return
@@ -136,44 +137,44 @@ class Service:
     async def session(self, _frames: Any, stream: Stream) -> None:
         """Serve one session, from Open to the end of the stream."""
         number = next(self._numbers)
-        self._tell(ServerEvent(Happened.CONNECTED, f"Session {number} from {stream.peer()} begins."))
+        self._notify(ServerEvent(EventKind.CONNECTED, f"Session {number} from {stream.peer()} begins."))
         try:
             await self._serve(number, self._tenant(stream), stream)
         except EdgeError as error:
             self._worker.end_session(number)  # before the goodbye, which a device that does not read never takes
-            self._tell(ServerEvent(_happened(error), f"Session {number} is closed: {error.what}"))
+            self._notify(ServerEvent(_event_kind(error), f"Session {number} is closed: {error.what}"))
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.what)
         finally:
             self._worker.end_session(number)
-            self._tell(ServerEvent(Happened.ENDED, f"Session {number} ends."))
+            self._notify(ServerEvent(EventKind.ENDED, f"Session {number} ends."))
 
     def _tenant(self, stream: Stream) -> Tenant:
         """Return the tenant of a stream: a paired device is one tenant over all its connections; on this machine each
         connection is one, and all may share cached prompts."""
         if self._guard is None:
             return Tenant(stream.peer())
-        device = who(stream).digest.hex()
+        device = caller_id(stream).digest.hex()
         return Tenant(device, cache_salt=device)
 
     async def _serve(self, number: int, tenant: Tenant, stream: Stream) -> None:
         sampling: Sampling | None = None
-        await self._hold(tenant)
+        await self._pause(tenant)
         last, again = 0, False  # the latest round, and whether it was answered with NeedPrefix
         while (frame := await self._next(stream)) is not None:
             if sampling is None:
                 sampling = self._opened(frame)
                 continue
             if frame.WhichOneof("frame") != "verify":
-                raise ProtocolError("A session is opened twice, or a frame is empty.", _UPDATE)
+                raise ProtocolError("The session was opened twice, or a frame is empty.", SAME_VERSION)
             request = read_verify(frame.verify, self._bounds, number, sampling, tenant)
             if request.round < last or (request.round == last and not again):
-                raise ProtocolError(f"Round {request.round} comes after round {last}.", _UPDATE)
+                raise ProtocolError(f"Round {request.round} was sent after round {last}.", SAME_VERSION)
             last, again = request.round, False
             if self._queue.full(tenant.device):
                 busy = pb.Busy(round=request.round, retry_ms=_milliseconds(self._worker.wait_seconds()))
-                _log.info("session %d is told to come back in %d ms", number, busy.retry_ms)
+                _log.info("session %d is asked to retry in %d ms", number, busy.retry_ms)
                 await _write(stream, pb.VerifierFrame(busy=busy))
-                await self._hold(tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
+                await self._pause(tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
                 continue
             answer = await self._answer(request, stream)
             if isinstance(answer, EdgeError):
@@ -182,7 +183,7 @@ class Service:
                 again = True
                 need = pb.NeedPrefix(round=request.round, position=answer.position)
                 await _write(stream, pb.VerifierFrame(need_prefix=need))
-                await self._hold(tenant)
+                await self._pause(tenant)
             else:
                 await _write(stream, write_verdict(request.round, answer))
                 took = 1e3 * answer.seconds
@@ -190,17 +191,19 @@ class Service:
         if self._draining.done():
             await _write(stream, pb.VerifierFrame(draining=pb.Draining()))
 
-    async def _hold(self, tenant: Tenant, seconds: float = 0.0) -> None:
+    async def _pause(self, tenant: Tenant, seconds: float = 0.0) -> None:
         """Read nothing for `seconds`, or longer if the device has asked in vain too often."""
         if (seconds := max(seconds, self._pacing.delay(tenant.device))) > 0.0:
             await asyncio.wait({self._draining}, timeout=seconds)
 
     def _opened(self, frame: pb.DeviceFrame) -> Sampling:
         if frame.WhichOneof("frame") != "open":
-            raise ProtocolError("A session begins with something else than Open.", _UPDATE)
+            raise ProtocolError("The first frame is not Open.", SAME_VERSION)
         check_protocol(frame.open.protocol, "the device")
         if frame.open.vocabulary != self._fingerprint:
-            raise VocabularyMismatch("The device has another vocabulary.", "Use models of one family on both sides.")
+            raise VocabularyMismatch(
+                "The device has a different vocabulary.", "Use models of one family on both sides."
+            )
         return read_sampling(frame.open.sampling)
 
     async def _answer(self, request: VerifyRequest, stream: Stream) -> Answer:
@@ -235,7 +238,7 @@ class Service:
             reading.cancel()
         if not isinstance(data, bytes):  # the end of the stream
             return None
-        return parsed(pb.DeviceFrame, data)
+        return parse_message(pb.DeviceFrame, data)
 
 
 def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
@@ -250,21 +253,21 @@ async def _write(stream: Stream, frame: pb.VerifierFrame) -> None:
         DeviceStuck: the device does not read, and so has no use for what would be computed for it.
     """
     try:
-        async with asyncio.timeout(TAKE_SECONDS):
+        async with asyncio.timeout(READ_TIMEOUT_SECONDS):
             await stream.write(frame.SerializeToString())
     except TimeoutError:
         raise DeviceStuck(
-            f"The device has not read its stream for {TAKE_SECONDS:g} seconds.", "It may open another session."
+            f"The device has not read its stream for {READ_TIMEOUT_SECONDS:g} seconds.", "Open another session."
         ) from None
 
 
 def _milliseconds(seconds: float) -> int:
     """Return a wait for a device in milliseconds, not so short that it would ask all the time."""
-    return max(_SHORTEST_BUSY_MS, min(math.ceil(seconds * 1e3), LONGEST_BUSY_MS))
+    return max(_SHORTEST_BUSY_MS, min(math.ceil(seconds * 1e3), MAX_BUSY_MS))
 
 
-def _happened(error: EdgeError) -> Happened:
-    return Happened.REFUSED if type(error) in _STATUS else Happened.FAILED
+def _event_kind(error: EdgeError) -> EventKind:
+    return EventKind.REFUSED if type(error) in _STATUS else EventKind.FAILED
 
 
 _STATUS = {
@@ -277,5 +280,6 @@ _STATUS = {
 }
 _log = logging.getLogger(__name__)
 _SHORTEST_BUSY_MS = 50
-_HELD_SECONDS = 1.0  # at most, for which a session that was told *busy* is not heard: the queue may be free sooner
-_UPDATE = "Run the same version of edgellm on both sides."
+_HELD_SECONDS = (
+    1.0  # at most, during which a session that was answered *busy* is not read: the queue may be free sooner
+)

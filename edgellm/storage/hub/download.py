@@ -19,15 +19,15 @@ from typing import Any, BinaryIO
 
 from edgellm.errors import DiskFull, PullFailed
 
-MOST_BYTES = 16 * 2**20
-MOST_SECONDS = 60.0
+MAX_LISTING_BYTES = 16 * 2**20
+MAX_LISTING_SECONDS = 60.0
 
 
 def read_listing(url: str, headers: Mapping[str, str], timeout: float) -> tuple[str, list[str]]:
     """Return the commit and the names of all files, except names that a terminal would not show as they are.
 
     Raises:
-        PullFailed: the answer is no such listing, is too long, or takes too long.
+        PullFailed: the answer is not such a listing, is too long, or takes too long.
         HfHubHTTPError, or another error of the hub's library for an answer with an error status.
     """
     answer = _parsed(url, _body(url, headers, timeout))
@@ -44,35 +44,35 @@ def raise_for_status(response: Any) -> None:
     if response.status_code >= 400:
         from huggingface_hub.utils import hf_raise_for_status
 
-        told = {name: value for name, value in response.headers.items() if name.lower() == "x-error-code"}
-        hf_raise_for_status(type(response)(response.status_code, headers=told, request=response.request))
+        error_headers = {name: value for name, value in response.headers.items() if name.lower() == "x-error-code"}
+        hf_raise_for_status(type(response)(response.status_code, headers=error_headers, request=response.request))
 
 
 def _body(url: str, headers: Mapping[str, str], timeout: float) -> bytes:
     from huggingface_hub.utils import get_session
 
-    until = time.monotonic() + MOST_SECONDS
+    until = time.monotonic() + MAX_LISTING_SECONDS
     body = bytearray()
     asked = {**headers, "Accept-Encoding": "identity"}
     with get_session().stream("GET", url, headers=asked, timeout=timeout) as response:
         raise_for_status(response)
         for block in response.iter_raw():
             body += block
-            if len(body) > MOST_BYTES:
-                raise _senseless(url, f"more than {MOST_BYTES >> 20} MiB")
+            if len(body) > MAX_LISTING_BYTES:
+                raise _invalid_answer(url, f"more than {MAX_LISTING_BYTES >> 20} MiB")
             if time.monotonic() > until:
-                raise PullFailed(f"{url} takes more than {MOST_SECONDS:.0f} s to answer.", "Try again later.")
+                raise PullFailed(f"{url} did not answer within {MAX_LISTING_SECONDS:.0f} s.", "Try again later.")
         packed = response.headers.get("Content-Encoding", "identity") != "identity"
     return _unpacked(url, bytes(body)) if packed else bytes(body)
 
 
 def _unpacked(url: str, body: bytes) -> bytes:
     try:
-        unpacked = zlib.decompressobj(wbits=47).decompress(body, MOST_BYTES + 1)
+        unpacked = zlib.decompressobj(wbits=47).decompress(body, MAX_LISTING_BYTES + 1)
     except zlib.error:
-        raise _senseless(url, "no JSON") from None
-    if len(unpacked) > MOST_BYTES:
-        raise _senseless(url, f"more than {MOST_BYTES >> 20} MiB")
+        raise _invalid_answer(url, "no JSON") from None
+    if len(unpacked) > MAX_LISTING_BYTES:
+        raise _invalid_answer(url, f"more than {MAX_LISTING_BYTES >> 20} MiB")
     return unpacked
 
 
@@ -82,12 +82,12 @@ def _parsed(url: str, body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        raise _senseless(url, "no JSON of a model")
+        raise _invalid_answer(url, "not the JSON of a model")
     return answer
 
 
-def _senseless(url: str, what: str) -> PullFailed:
-    return PullFailed(f"What {url} answers makes no sense: it is {what}.", "Check HF_ENDPOINT.")
+def _invalid_answer(url: str, what: str) -> PullFailed:
+    return PullFailed(f"The answer of {url} is invalid: it is {what}.", "Check HF_ENDPOINT.")
 
 
 ATTEMPTS = 5  # in a row without a single new byte
@@ -145,7 +145,9 @@ def download(
         ) from error
     if _SHA256.fullmatch(remote.etag) and _sha256(partial) != remote.etag:
         partial.unlink()
-        raise PullFailed("What arrived is not what the hub announced: its SHA-256 differs.", "Pull it again.")
+        raise PullFailed(
+            "The downloaded file is not the one that the hub announced: its SHA-256 differs.", "Pull it again."
+        )
 
 
 def _receive_all(
@@ -181,7 +183,7 @@ def _receive_all(
             if failures >= ATTEMPTS:
                 raise PullFailed(
                     f"The download stopped at {_mb(file.tell())} of {_mb(remote.size)}: {reason}.",
-                    "What has arrived is kept: pull it again to go on from there.",
+                    "Pull it again to resume: the downloaded part is kept.",
                 )
             time.sleep(min(2.0 ** (failures - 1), 8.0))
 
@@ -191,17 +193,19 @@ def _receive(remote: RemoteFile, headers: dict[str, str], file: BinaryIO) -> Ite
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
-    at = file.seek(0, os.SEEK_END)
-    asked = {**headers, "Accept-Encoding": "identity"}
-    if at:
-        asked["Range"] = f"bytes={at}-"
-    with get_session().stream("GET", remote.url, headers=asked, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT) as response:
+    offset = file.seek(0, os.SEEK_END)
+    request_headers = {**headers, "Accept-Encoding": "identity"}
+    if offset:
+        request_headers["Range"] = f"bytes={offset}-"
+    with get_session().stream(
+        "GET", remote.url, headers=request_headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
+    ) as response:
         raise_for_status(response)
-        if at and response.status_code != 206:  # the server sends everything again
-            at = _restart(file)
-        if (total := _announced(response.headers, at)) not in (None, remote.size):
+        if offset and response.status_code != 206:  # the server sends everything again
+            offset = _restart(file)
+        if (total := _announced(response.headers, offset)) not in (None, remote.size):
             raise PullFailed(
-                f"The server offers {total} bytes where {remote.size} were announced.",
+                f"The server offers {total} bytes, but {remote.size} were announced.",
                 "The file may have changed on the hub: pull it again.",
             )
         # Take blocks as they come: with a fixed size, a half-filled block would be lost with the connection.
@@ -217,28 +221,28 @@ def _restart(file: BinaryIO) -> int:
     return file.truncate()
 
 
-def _announced(headers: Mapping[str, str], at: int) -> int | None:
-    """Return the whole file's size as announced by an answer that begins at byte `at`; None where it does not say, and
-    -1 where it does not continue at `at`."""
-    if at:
+def _announced(headers: Mapping[str, str], offset: int) -> int | None:
+    """Return the whole file's size as announced by an answer that begins at byte `offset`; None where it does not say,
+    and -1 where it does not continue at `offset`."""
+    if offset:
         match = _RANGE.fullmatch(headers.get("Content-Range", ""))
-        return int(match[2]) if match and int(match[1]) == at else -1
+        return int(match[2]) if match and int(match[1]) == offset else -1
     length = headers.get("Content-Length", "")
     return int(length) if _SIZE.fullmatch(length) else None
 
 
 def _check_space(partial: Path, size: int) -> None:
-    here = partial.stat().st_size if partial.exists() else 0
-    if shutil.disk_usage(partial.parent).free < size - here:
+    received = partial.stat().st_size if partial.exists() else 0
+    if shutil.disk_usage(partial.parent).free < size - received:
         raise _disk_full(partial, size)
 
 
 def _disk_full(partial: Path, size: int) -> DiskFull:
-    here = partial.stat().st_size if partial.exists() else 0
+    received = partial.stat().st_size if partial.exists() else 0
     free = shutil.disk_usage(partial.parent).free
     return DiskFull(
-        f"The disk of {partial.parent} is too full: {_mb(size - here)} are still to come, {_mb(free)} are free.",
-        "Make room (`edgellm rm` removes models), then pull it again: what has arrived is kept.",
+        f"The disk of {partial.parent} is too full: {_mb(size - received)} are still needed, {_mb(free)} are free.",
+        "Free some space (`edgellm rm` removes models), then pull it again: the downloaded part is kept.",
     )
 
 

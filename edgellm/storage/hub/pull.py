@@ -1,7 +1,7 @@
-"""Fetching models from the hub into the standard Hugging Face cache.
+"""Downloads of models from the hub into the standard Hugging Face cache.
 
 `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN` and `HF_HUB_OFFLINE` mean what they mean everywhere. Files come
-over plain HTTP: current versions of huggingface_hub throw a partial download away, ours resumes it.
+over plain HTTP: current versions of huggingface_hub discard a partial download, but this one is resumed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _LIBRARY = "edgellm"
-_LONGEST_NAME, _LONGEST_PATH = 255, 1_024  # bytes
+_MAX_NAME, _MAX_PATH = 255, 1_024  # bytes
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """The file to fetch, and why this one. `path` is set where it is here already; `size` in bytes."""
+    """The file to fetch, and the reason for choosing it. `path` is set if it is already here; `size` in bytes."""
 
     name: HubName
     file: str
@@ -55,7 +55,7 @@ class DownloadPlan:
 
 @dataclass(frozen=True, slots=True)
 class PulledModel:
-    """A model that is here now: `plan` says which, `sent` how many bytes were fetched for it just now."""
+    """A model that is on this machine now. `plan`: the file; `sent`: the bytes downloaded by this call."""
 
     plan: DownloadPlan
     path: Path
@@ -63,37 +63,41 @@ class PulledModel:
 
 
 def pull(name: str, progress: Callable[[Transfer], None] = lambda _: None) -> PulledModel:
-    """Fetch `user/repo[:quant]`, unless it is here. Raises as `plan` and `fetch`."""
+    """Return the model `user/repo[:quant]`, downloaded unless it is on this machine. Raise as `plan` and `fetch`."""
     return fetch(plan(name), progress)
 
 
 def plan(name: str) -> DownloadPlan:
-    """Ask the hub what `name` means. Where the hub cannot be asked, fall back on the cache.
+    """Return the file that `name` means on the hub, or in the cache if the hub cannot be reached.
 
     Raises:
         InvalidOption: `name` is not a name of a model on the hub.
-        ModelNotFound, ModelUnsupported: nothing suitable is there; the message names what is.
-        PullFailed: the hub cannot be reached, or does not let us in.
+        ModelNotFound, ModelUnsupported: the hub has no suitable file; the message lists the files that it has.
+        PullFailed: the hub cannot be reached, or denies access.
     """
     hub_name = parse_hub_name(name)
     try:
         return _ask(hub_name)
     except PullFailed:
         with suppress(EdgeError):
-            here = find(hub_name)
+            cached = find(hub_name)
             return DownloadPlan(
-                hub_name, here.path.name, "it is here, and the hub cannot be asked", here.size, here.path
+                hub_name,
+                cached.path.name,
+                "it is on this machine, and the hub cannot be reached",
+                cached.size,
+                cached.path,
             )
         raise
 
 
 def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: None) -> PulledModel:
-    """Fetch a plan's file into the cache; continue where an earlier attempt stopped.
+    """Return a plan's file, downloaded into the cache; resume an earlier attempt.
 
     Raises:
         PullFailed: the network failed; bytes that have arrived are kept.
         DiskFull: there is no space; bytes that have arrived are kept.
-        ModelCorrupt, ModelUnsupported: the file that came is no sound GGUF; it is not kept.
+        ModelCorrupt, ModelUnsupported: the downloaded file is not a valid GGUF; it is not kept.
     """
     if plan.path is not None:
         return PulledModel(plan, plan.path, 0)
@@ -101,7 +105,7 @@ def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: N
     locks = hub_cache() / ".locks" / plan.name.folder
     sent = 0
 
-    def count(transfer: Transfer) -> None:
+    def on_progress(transfer: Transfer) -> None:
         nonlocal sent
         sent = transfer.sent
         progress(transfer)
@@ -112,7 +116,7 @@ def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: N
         with FileLock(locks / f"{plan.etag}.pull.lock", timeout=0):
             blob = folder / "blobs" / plan.etag
             if not blob.exists():
-                _complete(plan, blob, count)
+                _complete(plan, blob, on_progress)
             return PulledModel(plan, _link(plan, folder), sent)
     except Timeout as error:
         raise PullFailed(f"{plan.name} is being pulled by another process.", "Wait until it is done.") from error
@@ -129,14 +133,16 @@ def _ask(name: HubName) -> DownloadPlan:
     commit, files = _hub(name, lambda: read_listing(url, headers, constants.HF_HUB_ETAG_TIMEOUT))
     choice = choose(name.repo_id, files, name.quant)
     if not _COMMIT.fullmatch(commit) or not _is_inside(choice.file):
-        raise PullFailed(f"The hub at {constants.ENDPOINT} gave an answer that makes no sense.", "Check HF_ENDPOINT.")
+        raise PullFailed(f"The answer of the hub at {constants.ENDPOINT} is invalid.", "Check HF_ENDPOINT.")
     plan = DownloadPlan(name, choice.file, choice.reason, 0, commit=commit)
     snapshot = hub_cache() / name.folder / "snapshots" / commit / choice.file
     if snapshot.is_file():
         return DownloadPlan(name, choice.file, choice.reason, snapshot.stat().st_size, snapshot, commit)
     meta = _hub(name, lambda: get_hf_file_metadata(plan.url, library_name=_LIBRARY, endpoint=constants.ENDPOINT))
     if not meta.size or meta.size < 0 or not _ETAG.fullmatch(meta.etag or ""):
-        raise PullFailed(f"The hub does not say how large {choice.file} is.", "Check HF_ENDPOINT, or try again later.")
+        raise PullFailed(
+            f"The hub does not report the size of {choice.file}.", "Check HF_ENDPOINT, or try again later."
+        )
     return DownloadPlan(name, choice.file, choice.reason, meta.size, commit=commit, etag=meta.etag or "")
 
 
@@ -152,7 +158,7 @@ def _complete(plan: DownloadPlan, blob: Path, progress: Callable[[Transfer], Non
     except (ModelCorrupt, ModelUnsupported) as error:
         partial.unlink()
         what = error.what.replace(str(partial), plan.file)
-        raise type(error)(f"What the hub has is not usable: {what}", "Choose another file or repository.") from error
+        raise type(error)(f"The hub's file cannot be used: {what}", "Choose another file or repository.") from error
     partial.replace(blob)
 
 
@@ -174,46 +180,46 @@ def _link(plan: DownloadPlan, folder: Path) -> Path:
     return path
 
 
-def _hub(name: HubName, ask: Callable[[], _T]) -> _T:
-    """Call `ask`, which uses the hub's library, and turn the library's errors into ours."""
+def _hub(name: HubName, call: Callable[[], _T]) -> _T:
+    """Return the result of `call`, which uses the hub's library; turn the library's errors into ours."""
     from huggingface_hub import constants, errors
     from huggingface_hub.errors import HTTPError as AnyHttpError  # of whichever HTTP client it has
 
     host = constants.ENDPOINT
     try:
-        return ask()
+        return call()
     except EdgeError:
         raise
     except errors.OfflineModeIsEnabled as error:
-        raise PullFailed("HF_HUB_OFFLINE is set, so nothing can be fetched.", "Unset it to download.") from error
+        raise PullFailed("HF_HUB_OFFLINE is set, so nothing can be downloaded.", "Unset it to download.") from error
     except errors.GatedRepoError as error:
         raise PullFailed(
-            f"{name.repo_id} wants its terms accepted first.",
-            f"Accept them at {host}/{name.repo_id}, then set HF_TOKEN to a token of yours.",
+            f"The terms of {name.repo_id} must be accepted first.",
+            f"Accept them at {host}/{name.repo_id}, then set HF_TOKEN to your token.",
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelNotFound(
             f"There is no {name.repo_id} at {host}, or it is private.",
-            "Check the spelling; for a private one set HF_TOKEN.",
+            "Check the spelling; for a private repository, set HF_TOKEN.",
         ) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
-        step = "Set HF_TOKEN to a token that may read it." if status in (401, 403) else "Try again later."
-        raise PullFailed(f"{host} answered {status} for {name.repo_id}.", step) from error
+        next_step = "Set HF_TOKEN to a token with read access." if status in (401, 403) else "Try again later."
+        raise PullFailed(f"{host} answered {status} for {name.repo_id}.", next_step) from error
     except (AnyHttpError, OSError) as error:
         raise PullFailed(
             f"{host} cannot be reached: {str(error) or type(error).__name__}.",
-            "Check the network, then pull again; what has arrived is kept.",
+            "Check the network, then pull again; the downloaded part is kept.",
         ) from error
     except Exception as error:  # anything that the library raises for an answer that its authors did not foresee
-        why = f"{type(error).__name__}: {error}"[:200]
+        reason = f"{type(error).__name__}: {error}"[:200]
         raise PullFailed(
-            f"What {host} answers for {name.repo_id} makes no sense: {why}.", "Check HF_ENDPOINT."
+            f"The answer of {host} for {name.repo_id} is invalid: {reason}.", "Check HF_ENDPOINT."
         ) from error
 
 
 def _is_inside(file: str) -> bool:
     """Return whether a repository's file name stays inside its folder, and each part is a valid file name."""
-    if len(file.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in file.split("/")):
+    if len(file.encode()) > _MAX_PATH or any(len(part.encode()) > _MAX_NAME for part in file.split("/")):
         return False
     return not file.startswith("/") and "\\" not in file and not {"", ".", ".."} & set(file.split("/"))

@@ -1,1 +1,1 @@
-"""The store of layers: pieces, manifests, owners, room."""
+"""The store of layers: pieces, manifests and owners."""

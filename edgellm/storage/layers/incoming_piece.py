@@ -1,4 +1,4 @@
-"""An arriving piece: it gets its name only when every byte is there and the hash is right."""
+"""An arriving piece: it gets its final name only when it is complete and its hash is right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STEP = 2**20
 _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
-class Partial:
+class IncomingPiece:
     """The file of an arriving piece. It must be closed; the bytes that have arrived stay for the next time."""
 
     def __init__(self, path: Path, whole: Path, piece: LayerPiece) -> None:
@@ -26,7 +26,7 @@ class Partial:
         self._path, self._final = path, whole
         self._digest = hashlib.sha256()
         self.size = 0  # bytes that have arrived
-        with os_errors(path):
+        with storage_errors(path):
             self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | _PLAIN, 0o600), "r+b", buffering=0)
             while data := self._file.read(_STEP):
                 self._digest.update(data)
@@ -49,13 +49,13 @@ class Partial:
         """
         if self.size + len(data) > self.piece.size:
             raise LayersRefused(
-                f"{str(self.piece).capitalize()} was announced with {self.piece.size} bytes, and more arrive.", _AGAIN
+                f"{str(self.piece).capitalize()} was announced with {self.piece.size} bytes, but more arrived.", _RETRY
             )
-        with os_errors(self._path):
+        with storage_errors(self._path):
             try:
-                left = memoryview(data)
-                while left:
-                    left = left[self._file.write(left) :]
+                remaining = memoryview(data)
+                while remaining:
+                    remaining = remaining[self._file.write(remaining) :]
             except OSError:
                 with suppress(OSError):
                     self._file.truncate(self.size)
@@ -65,7 +65,7 @@ class Partial:
         self.size += len(data)
 
     def finish(self) -> Path:
-        """Give the piece its name, if it is what was announced, and return its path.
+        """Return the piece's final path, after checking its size, hash and layers, and renaming it.
 
         Raises:
             LayersRefused: bytes are missing; those that arrived stay.
@@ -73,21 +73,23 @@ class Partial:
         """
         if self.size < self.piece.size:
             raise LayersRefused(
-                f"{str(self.piece).capitalize()} is incomplete: {self.size} of {self.piece.size} bytes are there.",
-                _AGAIN,
+                f"{str(self.piece).capitalize()} is incomplete: {self.size} of {self.piece.size} bytes have arrived.",
+                _RETRY,
             )
         if self._digest.hexdigest() != self.piece.sha256:
             self._drop()
-            raise LayersCorrupt(f"The bytes that arrived are not {self.piece}: their SHA-256 differs.", _AGAIN)
+            raise LayersCorrupt(f"The bytes that arrived are not {self.piece}: their SHA-256 differs.", _RETRY)
         try:
             layers = check_cuttable(check_gguf(self._path))
         except EdgeError as error:
             self._drop()
-            raise LayersCorrupt(f"What arrived for {self.piece} is not a model: {error.what}", _AGAIN) from None
+            raise LayersCorrupt(
+                f"The file that arrived for {self.piece} is not a model: {error.what}", _RETRY
+            ) from None
         if layers != len(self.piece.layers):
             self._drop()
-            raise LayersCorrupt(f"What arrived for {self.piece} is a model of {layers} layers.", _AGAIN)
-        with os_errors(self._path):
+            raise LayersCorrupt(f"The file that arrived for {self.piece} has {layers} layers.", _RETRY)
+        with storage_errors(self._path):
             if self._final.is_file() and self._final.stat().st_size == self.piece.size:  # another process was faster
                 self._drop()
                 return self._final
@@ -111,16 +113,16 @@ class Partial:
 
 
 @contextmanager
-def os_errors(path: Path) -> Iterator[None]:
+def storage_errors(path: Path) -> Iterator[None]:
     """Raise the system's errors about `path` as `DiskFull` or `LayersRefused`."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
-                f"The disk of {path} is full.", "Make room there, and deploy again: what has arrived is kept."
+                f"The disk of {path} is full.", "Free some space there, and deploy again: what has arrived is kept."
             ) from error
         raise LayersRefused(f"{path} cannot be used: {error.strerror or error}.", "Check the disk.") from error
 
 
-_AGAIN = "Deploy it again; if that does not help, run the same version of edgellm on both sides."
+_RETRY = "Deploy it again; if that does not help, run the same version of edgellm on both sides."

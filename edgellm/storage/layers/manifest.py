@@ -1,4 +1,4 @@
-"""The pieces into which a model is cut, for devices to keep: each a GGUF of its own, known by its SHA-256.
+"""The pieces into which a model is cut, for devices to store: each a GGUF of its own, named by its SHA-256.
 
 A piece holds consecutive layers of a model. The first piece carries the embedding and the tokeniser, the last one the
 norm and the head. Stages are cut on a grid (`grid`): pieces of about 32 MB, as every block of layers has a cost in each
@@ -19,15 +19,15 @@ from typing import Any
 
 from edgellm.engine import GgufHeader, ModelFile, check_cuttable, cut_bytes
 from edgellm.engine.gguf.reader import MAX_LAYERS
-from edgellm.errors import InvalidOption, LayersRefused, StateDamaged
+from edgellm.errors import SAME_VERSION, InvalidOption, LayersRefused, StateDamaged
 from edgellm.layer_range import LayerRange, chain
 from edgellm.places import cache_dir
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.state import read_json, write_state
 
-NAME_MOST = 200  # characters
-PIECE_MOST = 2**40  # bytes
-PIECES_MOST = 4 * MAX_LAYERS
+MAX_NAME = 200  # characters
+MAX_PIECE_BYTES = 2**40  # bytes
+MAX_PIECES = 4 * MAX_LAYERS
 PIECE_BYTES = 32 * 2**20
 """The size up to which consecutive layers are put into one piece: the cost of a block is small beside its computing."""
 
@@ -51,7 +51,7 @@ class LayerPiece:
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last < MAX_LAYERS:
             raise _refused(f"a piece from layer {self.first} to {self.last}")
-        if not 0 < self.size <= PIECE_MOST:
+        if not 0 < self.size <= MAX_PIECE_BYTES:
             raise _refused(f"a piece of {self.size} bytes")
         if not is_hash(self.sha256):
             raise _refused(f"a piece with the hash {self.sha256[:80]!r}")
@@ -83,15 +83,15 @@ class Manifest:
 
     def __post_init__(self) -> None:
         if not is_hash(self.fingerprint):
-            raise _refused(f"a model with the fingerprint {self.fingerprint[:80]!r}")
-        if not (0 < len(self.name) <= NAME_MOST and self.name.isprintable()):
-            raise _refused(f"a model with the name {self.name[:80]!r}")
+            raise _refused(f"the fingerprint {self.fingerprint[:80]!r}")
+        if not (0 < len(self.name) <= MAX_NAME and self.name.isprintable()):
+            raise _refused(f"the name {self.name[:80]!r}")
         if not _ARCHITECTURE.fullmatch(self.architecture):
-            raise _refused(f"a model of the architecture {self.architecture[:80]!r}")
-        if not 0 < len(self.pieces) <= PIECES_MOST or any(one >= other for one, other in pairwise(self.pieces)):
-            raise _refused(f"a list of {len(self.pieces)} pieces in this order")
+            raise _refused(f"the architecture {self.architecture[:80]!r}")
+        if not 0 < len(self.pieces) <= MAX_PIECES or any(one >= other for one, other in pairwise(self.pieces)):
+            raise _refused(f"{len(self.pieces)} pieces, too many or not in ascending order")
         if max(piece.last for piece in self.pieces) >= self.layers:
-            raise _refused(f"a piece behind the {self.layers} layers of {self.name}")
+            raise _refused(f"a piece beyond the {self.layers} layers of {self.name}")
 
     @property
     def size(self) -> int:
@@ -125,7 +125,7 @@ class Manifest:
             fingerprint, name, architecture = (str(found[key]) for key in ("fingerprint", "name", "architecture"))
             return cls(fingerprint, name, architecture, int(found["layers"]), pieces)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-            raise _refused(f"a manifest that cannot be read ({error})") from None
+            raise _refused(f"fields that cannot be read ({error})") from None
 
 
 def layers_per_piece(header: GgufHeader) -> int:
@@ -167,52 +167,52 @@ def pieces_of(model: ModelFile, ranges: Collection[LayerRange], progress: Progre
         ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`.
     """
     layers = check_cuttable(model.header)
-    if strange := [one for one in ranges if not 0 <= one.start < one.stop <= layers]:
-        raise InvalidOption(f"{model.path.name} has no layers {strange[0]}.", f"Its layers run from 1 to {layers}.")
+    if unknown := [one for one in ranges if not 0 <= one.start < one.stop <= layers]:
+        raise InvalidOption(f"{model.path.name} has no layers {unknown[0]}.", f"Its layers run from 1 to {layers}.")
     known = {piece.layers: piece for piece in known_pieces(fingerprint(model.path))}
     missing = sorted(set(ranges) - known.keys())
     total, done = model.header.file_size / layers * sum(map(len, missing)), 0
     for one in missing:
-        hashed, size = hashlib.sha256(), 0
+        digest, size = hashlib.sha256(), 0
         for portion in cut_piece(model, one):
-            hashed.update(portion)
+            digest.update(portion)
             size += len(portion)
             done += len(portion)
             if progress is not None:
                 progress(min(1.0, done / total))
-        known[one] = LayerPiece(one.start, one.last, size, hashed.hexdigest())
+        known[one] = LayerPiece(one.start, one.last, size, digest.hexdigest())
     if missing and progress is not None:
         progress(1.0)
-    found = describe(model, [known[one] for one in set(ranges)])
+    found = describe_pieces(model, [known[one] for one in set(ranges)])
     if missing:
-        remember(found)
+        remember_hashes(found)
     return found
 
 
-def describe(model: ModelFile, pieces: Iterable[LayerPiece]) -> Manifest:
+def describe_pieces(model: ModelFile, pieces: Iterable[LayerPiece]) -> Manifest:
     """Return the manifest with these pieces of a model file. Raises as `pieces_of`."""
     name, layers = _printable(model.name), check_cuttable(model.header)
     return Manifest(fingerprint(model.path), name, model.header.architecture, layers, tuple(sorted(pieces)))
 
 
 def known_pieces(fingerprint: str) -> tuple[LayerPiece, ...]:
-    """Return the pieces of a model file of this device whose hashes are remembered."""
+    """Return the pieces of a model file of this device whose hashes are stored."""
     with suppress(StateDamaged):
         found = read_json(_path(fingerprint), Manifest.from_json)
         return found.pieces if found is not None and found.fingerprint == fingerprint else ()
     return ()
 
 
-def remember(manifest: Manifest) -> None:
-    """Remember the hashes of pieces of a model file of this device."""
+def remember_hashes(manifest: Manifest) -> None:
+    """Store the hashes of pieces of a model file of this device."""
     pieces = {piece.layers: piece for piece in (*known_pieces(manifest.fingerprint), *manifest.pieces)}
-    every = replace(manifest, pieces=tuple(sorted(pieces.values())[:PIECES_MOST]))
+    merged = replace(manifest, pieces=tuple(sorted(pieces.values())[:MAX_PIECES]))
     with suppress(OSError):  # then they are found again next time
-        write_state(_path(manifest.fingerprint), json.dumps(every.to_json()))
+        write_state(_path(manifest.fingerprint), json.dumps(merged.to_json()))
 
 
-def forget(fingerprint: str) -> None:
-    """Forget the hashes of a model file's pieces, one of which has turned out wrong."""
+def forget_hashes(fingerprint: str) -> None:
+    """Remove the stored hashes of a model file's pieces, one of which has turned out wrong."""
     with suppress(OSError):
         _path(fingerprint).unlink(missing_ok=True)
 
@@ -231,8 +231,8 @@ def _path(fingerprint: str) -> Path:
 
 
 def _printable(name: str) -> str:
-    return "".join(sign for sign in name if sign.isprintable()).strip()[:NAME_MOST] or "a model"
+    return "".join(char for char in name if char.isprintable()).strip()[:MAX_NAME] or "a model"
 
 
 def _refused(what: str) -> LayersRefused:
-    return LayersRefused(f"There cannot be {what}.", "Run the same version of edgellm on both sides.")
+    return LayersRefused(f"The manifest is invalid: it has {what}.", SAME_VERSION)

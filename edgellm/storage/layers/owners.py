@@ -1,8 +1,8 @@
-"""The owners of the pieces in a store of layers: no device removes or replaces pieces that another one brought.
+"""The owners of the pieces in a store of layers: no device removes or replaces pieces that another one uploaded.
 
-OWNER/FINGERPRINT.json    the pieces of this model that OWNER brought, or is bringing
-OWNER/DIGEST.json         the same, as earlier versions wrote it: replaced when OWNER brings pieces of the model again
-OWNER/lock                held while OWNER brings or removes
+OWNER/FINGERPRINT.json    the pieces of this model that OWNER has uploaded, or is uploading
+OWNER/DIGEST.json         the same, as earlier versions wrote it: replaced when OWNER uploads pieces of the model again
+OWNER/lock                held while OWNER uploads or removes pieces
 
 OWNER is a device ID in hex, `here` for this device itself, or `cut` for pieces that were cut from this device's own
 model files for a stage, and can be cut again.
@@ -20,19 +20,19 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from edgellm.errors import StoreBusy, StoreFull, TrustUnusable
-from edgellm.storage.layers.incoming_piece import os_errors
+from edgellm.storage.layers.incoming_piece import storage_errors
 from edgellm.storage.layers.manifest import LayerPiece, Manifest
 from edgellm.storage.private_files import read_private, write_private
 from edgellm.storage.state import MALFORMED, private_folder
 
 OWN, CUT = "here", "cut"
-MODELS_MOST = 64  # of one other device
+MAX_MODELS = 64  # of one other device
 _OWNER = re.compile(r"[0-9a-f]{64}|here|cut")
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
-    """The pieces of one model that one device brought. `path` is the file of this record."""
+class OwnerRecord:
+    """The pieces of one model that one device uploaded. `path` is the file of this record."""
 
     owner: str
     manifest: Manifest
@@ -50,36 +50,38 @@ class Owners:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def all(self) -> list[Brought]:
+    def all(self) -> list[OwnerRecord]:
         """Return every record, except damaged ones: their pieces then have no owner."""
         found = []
         for path in sorted(self._folder.glob("*/*.json")):
             with suppress(OSError, *MALFORMED):
                 record = json.loads(read_private(path) or b"")
                 manifest = Manifest.from_json(record["recipe"])
-                brought = set(map(str, record["pieces"]))
-                manifest = _with_pieces(manifest, [one for one in manifest.pieces if one.sha256 in brought])
+                hashes = set(map(str, record["pieces"]))
+                manifest = _with_pieces(manifest, [one for one in manifest.pieces if one.sha256 in hashes])
                 if _OWNER.fullmatch(path.parent.name):
-                    found.append(Brought(path.parent.name, manifest, path))
+                    found.append(OwnerRecord(path.parent.name, manifest, path))
         return found
 
-    def add(self, owner: str, manifest: Manifest, pieces: Collection[LayerPiece], there: Collection[str]) -> None:
-        """Record that `owner` brings these pieces of a model, besides those that it brought before and that are still
-        `there`.
+    def add(self, owner: str, manifest: Manifest, pieces: Collection[LayerPiece], stored: Collection[str]) -> None:
+        """Record that `owner` uploads these pieces of a model, besides earlier ones that are still `stored`.
 
         Raises:
-            StoreFull: the owner is another device, which has brought pieces of MODELS_MOST other models.
+            StoreFull: the owner is another device, which has uploaded pieces of MAX_MODELS other models.
         """
         records = [one for one in self.all() if one.owner == owner]
         same = [one for one in records if one.manifest.fingerprint == manifest.fingerprint]
-        others = [one for one in records if one not in same and self.keep(one, there)]
-        if owner not in (OWN, CUT) and len({one.manifest.fingerprint for one in others}) >= MODELS_MOST:
-            raise StoreFull(f"One device has brought layers of {MODELS_MOST} models.", "Remove some there.")
+        others = [one for one in records if one not in same and self.retain(one, stored)]
+        if owner not in (OWN, CUT) and len({one.manifest.fingerprint for one in others}) >= MAX_MODELS:
+            raise StoreFull(
+                f"This device has uploaded layers of {MAX_MODELS} models there already.",
+                "Remove some there: edgellm mesh layers clean",
+            )
         before = {
             piece
             for one in same
             for piece in one.manifest.pieces
-            if piece.sha256 in there and piece.last < manifest.layers
+            if piece.sha256 in stored and piece.last < manifest.layers
         }
         path = self._folder / owner / f"{manifest.fingerprint}.json"
         private_folder(path.parent)
@@ -88,33 +90,33 @@ class Owners:
             if one.path != path:
                 one.path.unlink(missing_ok=True)
 
-    def keep(self, brought: Brought, pieces: Collection[str]) -> bool:
-        """Record that of the pieces that were `brought` only these are left to their owner; return whether any is."""
-        left = [piece for piece in brought.manifest.pieces if piece.sha256 in pieces]
-        if not left:
-            brought.path.unlink(missing_ok=True)
-        elif len(left) < len(brought.manifest.pieces):
-            self._write(brought.path, _with_pieces(brought.manifest, left))
-        return bool(left)
+    def retain(self, record: OwnerRecord, stored: Collection[str]) -> bool:
+        """Reduce a record to the pieces that are still `stored`; return whether any is."""
+        remaining = [piece for piece in record.manifest.pieces if piece.sha256 in stored]
+        if not remaining:
+            record.path.unlink(missing_ok=True)
+        elif len(remaining) < len(record.manifest.pieces):
+            self._write(record.path, _with_pieces(record.manifest, remaining))
+        return bool(remaining)
 
-    def tidy(self) -> None:
+    def remove_invalid(self) -> None:
         """Remove records that cannot be read, or that an earlier version left."""
-        good = {one.path for one in self.all()}
+        valid = {one.path for one in self.all()}
         for path in (*self._folder.glob("*.json"), *self._folder.glob("*/*.json")):
-            if path not in good:
+            if path not in valid:
                 path.unlink(missing_ok=True)
 
     @contextmanager
-    def one_at_a_time(self, owner: str | None) -> Iterator[None]:
-        """Keep other processes from bringing or removing pieces for `owner`; without one, for any owner. For CUT, wait
-        until the others are done.
+    def exclusive(self, owner: str | None) -> Iterator[None]:
+        """Lock out other processes that upload or remove pieces for `owner`, or for any owner without one. For CUT,
+        wait until the others are done.
 
         Raises:
             StoreBusy: another process does so already.
         """
         locks: list[FileLock] = []
         try:
-            with os_errors(self._folder):
+            with storage_errors(self._folder):
                 names = [owner] if owner is not None else [path.name for path in sorted(self._folder.glob("*"))]
                 for name in filter(_OWNER.fullmatch, names):
                     private_folder(self._folder / name)
@@ -129,14 +131,16 @@ class Owners:
         try:
             lock.acquire(seconds, poll_interval=0.01)
         except Timeout:
-            raise StoreBusy(f"The store in {self._folder.parent} is being changed already.", _LATER) from None
+            raise StoreBusy(
+                f"The store in {self._folder.parent} is being changed by another process.", _TRY_LATER
+            ) from None
 
     @staticmethod
     def _write(path: Path, manifest: Manifest) -> None:
         record = {"recipe": manifest.to_json(), "pieces": [piece.sha256 for piece in manifest.pieces]}
         try:
             write_private(path, json.dumps(record).encode())
-        except TrustUnusable as error:  # its words are about identities
+        except TrustUnusable as error:  # its message is about identities
             raise error.__cause__ if isinstance(error.__cause__, OSError) else error from None
 
 
@@ -144,4 +148,4 @@ def _with_pieces(manifest: Manifest, pieces: Collection[LayerPiece]) -> Manifest
     return replace(manifest, pieces=tuple(sorted(pieces)))
 
 
-_LATER = "Try again later."
+_TRY_LATER = "Try again later."

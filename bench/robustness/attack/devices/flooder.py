@@ -22,7 +22,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO, SESSION, open_channel
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import parsed
+from edgellm.rpc.versions import parse_message
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.types import GREEDY
 
@@ -78,7 +78,7 @@ async def _stream(channel: grpc.aio.Channel, opening: bytes, flood: Flood, rng: 
         for number in range(1, flood.rounds + 1):
             await call.write(pb.DeviceFrame(verify=flood.verify(rng, number)).SerializeToString())
             while isinstance(data := await call.read(), bytes):
-                if parsed(pb.VerifierFrame, data).WhichOneof("frame") != "working":
+                if parse_message(pb.VerifierFrame, data).WhichOneof("frame") != "working":
                     break
             else:
                 break
@@ -107,7 +107,7 @@ async def _knock(address: Address, rng: random.Random) -> None:
 
 
 async def _flood(port: int, home: Path, kind: str) -> None:
-    trust = Trust.here(home / "data" / "trust")
+    trust = Trust.load(home / "data" / "trust")
     address, flood = Address("127.0.0.1", port), KINDS[kind]
     channels = [open_channel(address, trust) for _ in range(1 + flood.streams // 200)]
     hello = pb.HelloReply.FromString(await channels[0].unary_unary(HELLO)(b""))  # type: ignore[call-arg]

@@ -24,11 +24,11 @@ from edgellm.engine import ModelFile
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import run_there
+from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.layers.codec import PROTOCOL, method, write_manifest
 from edgellm.rpc.layers.upload import RateLimiter, clean, upload
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import read_rights
@@ -118,12 +118,12 @@ def household(rights: str = "files", *options: str, role: str = "worker", host: 
         folder, port = Path(name), int(free.getsockname()[1])
         free.close()
         worker, owner, attacker = (
-            Trust.here(folder / who / "data" / "trust") for who in ("worker", "owner", "attacker")
+            Trust.load(folder / who / "data" / "trust") for who in ("worker", "owner", "attacker")
         )
         for trust, granted in ((owner, "compute files"), (attacker, rights)):
             worker.peers.add(_peer(trust.identity, "device", granted))
             trust.peers.add(_peer(worker.identity, "desk", granted))
-            trust.peers.saw(worker.identity.id, Address(host, port))
+            trust.peers.record_seen(worker.identity.id, Address(host, port))
         home = Home(folder, port, owner, attacker, options, role, host)
         try:
             home.start()
@@ -180,11 +180,11 @@ class Attacker:
     def _ask(self, work: Callable[[grpc.aio.Channel], object]) -> None:
         async def asked() -> None:
             address = Address(self._home.host, self._home.port)
-            async with (await meet(address, self._home.attacker))[0] as channel:
+            async with (await connect_authenticated(address, self._home.attacker))[0] as channel:
                 await work(channel)  # type: ignore[misc]
 
         with suppress(EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it is refused: that is no harm
-            run_there(asked()).result(60)
+            run_in_network_loop(asked()).result(60)
 
 
 def trial(make: Callable[[Manifest, Path], Bytes], order: str, *options: str) -> list[str]:

@@ -20,18 +20,18 @@ from edgellm.errors import EdgeError, PairingFailed
 from edgellm.rpc.address import Address
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.pairing import About, Code, Exchange, Window, join
+from edgellm.rpc.trust.pairing import Code, Exchange, Introduction, PairingWindow, join
 from edgellm.rpc.trust.peer_store import Peer, Peers
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import PAIRING
+from edgellm.rpc.versions import PAIRING_PROTOCOL
 from testkit.hostile.pairing_relay import PAIR, Relay
 
 CODE = Code(7, ("lamp", "otter"))
 LOOPBACK = ["127.0.0.1"]
 PATIENCE = 60.0  # seconds, for what must happen at once
-HONEST = About("honest", frozenset({Right.VERIFY}), ())
-GREEDY = About("greedy", frozenset(Right), ())
+HONEST = Introduction("honest", frozenset({Right.VERIFY}), ())
+GREEDY = Introduction("greedy", frozenset(Right), ())
 ROUNDS = 8  # of every case
 
 
@@ -62,9 +62,9 @@ Case = Callable[[Scene], None]
 
 
 @contextmanager
-def window(trust: Trust, about: About = HONEST) -> Iterator[tuple[Window, Address]]:
+def window(trust: Trust, about: Introduction = HONEST) -> Iterator[tuple[PairingWindow, Address]]:
     """A device that shows the code, and where."""
-    with Window(trust, CODE, about) as opened:
+    with PairingWindow(trust, CODE, about) as opened:
         yield opened, opened.open(LOOPBACK, 0)[0]
 
 
@@ -77,7 +77,7 @@ def refused(what: str, work: Callable[[], object]) -> None:
     raise AssertionError(f"{what} went through")
 
 
-def both_refuse(opened: Window, at: Address, who: Trust, about: About = HONEST) -> None:
+def both_refuse(opened: PairingWindow, at: Address, who: Trust, about: Introduction = HONEST) -> None:
     refused("the join", lambda: join(at, CODE, who, about))
     refused("the window", lambda: opened.wait(PATIENCE))
 
@@ -125,7 +125,7 @@ def replay(scene: Scene) -> None:
 def reflection(scene: Scene) -> None:
     """Everything the window says is said back to it, behind a first word that it takes."""
     stranger = Identity.new()
-    first = pb.PairHello(protocol=PAIRING, certificate=stranger.certificate.der)
+    first = pb.PairHello(protocol=PAIRING_PROTOCOL, certificate=stranger.certificate.der)
     first.spake = Exchange("A", CODE, stranger).spake
 
     def echo(heard: pb.PairFrame | None) -> bytes | None:
@@ -231,7 +231,7 @@ def an_older_version(scene: Scene) -> None:
 
     def older(frame: pb.PairFrame, _up: bool) -> None:
         if frame.WhichOneof("frame") == "hello":
-            frame.hello.protocol = PAIRING - 1
+            frame.hello.protocol = PAIRING_PROTOCOL - 1
 
     with window(scene.desk) as (_opened, at), Relay(at, older) as between:
         refused("the join", lambda: join(between, CODE, scene.phone, HONEST))

@@ -22,13 +22,13 @@ from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import StageSpec
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import run_there
+from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.interfaces import own_hosts
-from edgellm.rpc.layers.bandwidth_probe import ask_line
+from edgellm.rpc.layers.bandwidth_probe import request_link_measurement
 from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, upload
 from edgellm.rpc.protos import mesh_pb2
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.mesh_codec import write_work
@@ -43,7 +43,7 @@ def subsets(_quick: bool) -> Found:
     tried, wrong = 0, list[str]()
     for role, calls in (("worker", WORKER), ("verifier", VERIFIER)):
         with household("verify", role=role) as home:
-            server = Trust.here(home.folder / "worker" / "data" / "trust")
+            server = Trust.load(home.folder / "worker" / "data" / "trust")
             more, found = broken(server, home.attacker, Address(home.host, home.port), calls)
             tried, wrong = tried + more, wrong + found
     return Found(tried, tuple(wrong))
@@ -54,12 +54,12 @@ def revoked(quick: bool) -> Found:
     os.environ["EDGELLM_HOME"] = tempfile.gettempdir() + "/edgellm-attack"
     rounds, wrong, longest = 1 if quick else 5, list[str](), 0.0
     with household("compute files", "-m", MODEL) as home:
-        server, who = Trust.here(home.folder / "worker" / "data" / "trust"), home.attacker.identity.id
+        server, who = Trust.load(home.folder / "worker" / "data" / "trust"), home.attacker.identity.id
         for _ in range(rounds):
             for right, work in ((Right.FILES, _bring), (Right.COMPUTE, _compute)):
                 server.peers.grant(who, Right)
                 events: list[float] = []
-                running = run_there(work(home, events))
+                running = run_in_network_loop(work(home, events))
                 while len(events) < 3 and not running.done():
                     time.sleep(0.01)
                 server.peers.revoke(who, [right])
@@ -86,14 +86,14 @@ async def _bring(home: Home, events: list[float]) -> None:
         if carried.sent:
             events.append(time.monotonic())
 
-    async with (await meet(Address(home.host, home.port), home.attacker))[0] as channel:
+    async with (await connect_authenticated(Address(home.host, home.port), home.attacker))[0] as channel:
         await upload(channel, "worker", manifest, range(len(manifest.pieces)),
                   lambda piece: cut_piece(model, piece.layers), RateLimiter(2e6), told)  # fmt: skip
 
 
 async def _compute(home: Home, events: list[float]) -> None:
     work = _work(range(6), 256)
-    async with (await meet(Address(home.host, home.port), home.attacker))[0] as channel:
+    async with (await connect_authenticated(Address(home.host, home.port), home.attacker))[0] as channel:
         call: Any = channel.stream_stream(WORK)()  # type: ignore[call-arg]
         prepare = write_work(work, os.urandom(16))
         await call.write(mesh_pb2.Order(prepare=prepare).SerializeToString())
@@ -128,10 +128,10 @@ def scan(_quick: bool) -> Found:
                  f"localhost.:{open_port}", f"0.0.0.0:{open_port}", "198.51.100.7:80", "2130706433:80"]  # fmt: skip
 
         async def ask(text: str) -> None:
-            async with (await meet(Address(home.host, home.port), home.attacker))[0] as channel:
+            async with (await connect_authenticated(Address(home.host, home.port), home.attacker))[0] as channel:
                 began = time.monotonic()
                 try:
-                    await ask_line(channel, "worker", owner, Address(*_split(text)))
+                    await request_link_measurement(channel, "worker", owner, Address(*_split(text)))
                 except EdgeError as error:
                     said.add(str(error))
                     took.append(time.monotonic() - began)
@@ -148,7 +148,7 @@ def scan(_quick: bool) -> Found:
         work = _work(range(6), 256)
         owner: DeviceID = home.owner.identity.id
         for text in asked:
-            run_there(ask(text)).result(60)
+            run_in_network_loop(ask(text)).result(60)
             with suppress(BlockingIOError):
                 door.accept()
                 wrong.append(f"{text} was dialled")
@@ -173,14 +173,14 @@ def memory(quick: bool) -> Found:
 
         async def ask() -> None:
             work = _work(range(12), 2**20)
-            channel = (await meet(Address(home.host, home.port), home.attacker))[0]
+            channel = (await connect_authenticated(Address(home.host, home.port), home.attacker))[0]
             call: Any = channel.stream_stream(WORK)()  # type: ignore[call-arg]
             prepare = write_work(work, os.urandom(16))
             await call.write(mesh_pb2.Order(prepare=prepare).SerializeToString())
             calls.append((channel, call))
 
         for _ in range(rounds):
-            run_there(ask()).result(30)
+            run_in_network_loop(ask()).result(30)
         time.sleep(3.0)
         taken = psutil.Process(home.process.pid).memory_info().rss if home.alive else 0
         if not home.alive:
@@ -188,7 +188,7 @@ def memory(quick: bool) -> Found:
         if taken > room:
             wrong.append(f"the worker takes {taken / 1e9:.1f} GB of {room / 1e9:.1f} GB")
         for channel, _ in calls:
-            run_there(channel.close(None)).result(10)
+            run_in_network_loop(channel.close(None)).result(10)
     return Found(rounds, tuple(wrong), {"taken_gb": round(taken / 1e9, 2)})
 
 

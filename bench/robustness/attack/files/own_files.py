@@ -30,7 +30,7 @@ from edgellm.engine import ModelFile
 from edgellm.http.middleware import api_key, http_folder
 from edgellm.layer_range import HERE, LayerRange
 from edgellm.llm import profile_path
-from edgellm.mesh.fleet_profiler import KeptLine, MeasuredSpeed, keep_lines, keep_speed, known_speed, read_lines
+from edgellm.mesh.fleet_profiler import MeasuredLink, MeasuredSpeed, read_links, store_links, store_speed, stored_speed
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
@@ -41,7 +41,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, Conversations, typed_lines
-from edgellm.storage.chat_takeover import old_lines
+from edgellm.storage.chat_takeover import old_prompt_file
 from edgellm.storage.layers.manifest import manifest_of
 from edgellm.storage.layers.store import LayerStore, cut_layers
 from edgellm.storage.retention import set_max_age
@@ -68,7 +68,7 @@ class Own:
 
 def sound_home(home: Path) -> None:
     """Fill the home, which EDGELLM_HOME names, with a sound file of every kind."""
-    here, there = Trust.here(), Trust.here(home / "there")
+    here, there = Trust.load(), Trust.load(home / "there")
     now = datetime.now(UTC).replace(microsecond=0)
     verify = frozenset({Right.VERIFY})
     place = Address.parse("192.168.7.21:50151")
@@ -80,7 +80,7 @@ def sound_home(home: Path) -> None:
     History().add("Where is my mug?", "On the shelf.")
     typed_lines().add("Where is my mug?", "")
     set_max_age(None)
-    Conversations().keep(Conversation("00000000", now, (("user", "Where?"), ("assistant", "Here."))))
+    Conversations().save(Conversation("00000000", now, (("user", "Where?"), ("assistant", "Here."))))
     draft, verifier = MODELS / "draft.gguf", MODELS / "verifier.gguf"
     profile = profile_path(fingerprint(draft), fingerprint(verifier))
     write_state(profile, (MODELS / "profile.json").read_bytes())
@@ -91,8 +91,8 @@ def sound_home(home: Path) -> None:
     file = ModelFile.open(draft)
     cut_layers(file, manifest_of(file, [first]), first, LayerStore(limit=10**9))
     figures = DeviceFigures(1, "never", "ab" * 32, (1, 8), (0.1, 0.2), 1000, 1e6, "", 10**9, "", 2, "a processor", "1")
-    keep_speed(HERE, MeasuredSpeed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128)))
-    keep_lines({(HERE, "x"): KeptLine(LinkSpeed(0.001, 1e6, 1e6), 1, "")})
+    store_speed(HERE, MeasuredSpeed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128)))
+    store_links({(HERE, "x"): MeasuredLink(LinkSpeed(0.001, 1e6, 1e6), 1, "")})
     run_command(ASK)
     old_chats(History().folder, now)
 
@@ -102,7 +102,7 @@ def old_chats(folder: Path, now: datetime) -> None:
     line = json.dumps({"when": now.isoformat(), "question": "Where is my mug?", "reply": _OLD})
     write_state(folder / "conversations.jsonl", f"{line}\n")
     write_state(folder / "typed.jsonl", f"{line}\n")
-    write_state(old_lines(), f"\n# 2026-01-01\n+{_OLD}\n")
+    write_state(old_prompt_file(), f"\n# 2026-01-01\n+{_OLD}\n")
     talk = {"when": now.isoformat(), "turns": [["user", "Where?"], ["assistant", _OLD]]}
     write_state(folder.with_name("conversations") / "00000001.json", json.dumps(talk))
 
@@ -139,8 +139,8 @@ OWN = (
     Own("fingerprints", "cache/fingerprints.json", ASK),
     Own("recipe", "cache/recipes/*.json", lambda: manifest_of(ModelFile.open(MODELS / "draft.gguf"))),
     Own("layers", "cache/layers/**/*.json", ("mesh", "layers")),
-    Own("figures", "cache/figures/device-*.json", lambda: known_speed(None)),
-    Own("lines", "cache/figures/lines.json", read_lines),
+    Own("figures", "cache/figures/device-*.json", lambda: stored_speed(None)),
+    Own("lines", "cache/figures/lines.json", read_links),
 )
 
 

@@ -57,7 +57,7 @@ def deploy(
 ) -> None:  # fmt: skip
     from edgellm.engine import ModelFile
     from edgellm.mesh.deploy import deploy as send_layers
-    from edgellm.mesh.home_workers import parts_of
+    from edgellm.mesh.home_workers import deploy_parts
     from edgellm.rpc.trust.trust import Trust
     from edgellm.storage import resolve
     from edgellm.storage.layers.manifest import manifest_of
@@ -74,12 +74,12 @@ def deploy(
         named = read_split(split)
         addressed = all(one.name == HERE or ":" in one.name for one in named)
         workers = {} if addressed else {worker.name: worker for worker in find_home_workers(interface, peer or ())}
-    parts = parts_of(named, workers)
+    parts = deploy_parts(named, workers)
     with Loading("reading") as loading:
         manifest = manifest_of(file, [part.layers for part in parts], lambda share: loading(file.path.name, share))
     with transfer_progress(parts) as update:
         done = send_layers(
-            file, manifest, parts, trust=Trust.here() if workers else None, rate=rate * _MEGABIT, notify=update
+            file, manifest, parts, trust=Trust.load() if workers else None, rate=rate * _MEGABIT, notify=update
         )
     if as_json:
         emit(json.dumps([_row(moved) for moved in done], indent=2))
@@ -98,7 +98,7 @@ def _planned(
 ) -> tuple[tuple[StageShare, ...], Mapping[str, Worker]]:
     from edgellm.coldstart.plan import plan
     from edgellm.mesh.model_costs import model_costs
-    from edgellm.mesh.placement import of_option
+    from edgellm.mesh.placement import plan_option_shares
 
     found = survey_home(file, interface, False, peers)
     fleet = found.fleet()
@@ -111,7 +111,7 @@ def _planned(
         links=fleet.links,
     )
     say(planned.advice)
-    return of_option(planned.advised), found.workers
+    return plan_option_shares(planned.advised), found.workers
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def transfer_progress(parts: Sequence[DeployPart]) -> Iterator[Callable[[DeployP
             name, now = moved.part.name, time.monotonic()
             if now - printed.setdefault(name, now) >= _LINE_SECONDS and not moved.done:
                 printed[name] = now
-                say(f"{name}: {size(moved.arrived)} of {size(moved.total)}, {moved.doing}", style="dim")
+                say(f"{name}: {size(moved.arrived)} of {size(moved.total)}, {moved.activity}", style="dim")
 
         yield line
         return
@@ -139,7 +139,7 @@ def transfer_progress(parts: Sequence[DeployPart]) -> Iterator[Callable[[DeployP
 
         def bar(moved: DeployProgress) -> None:
             progress.update(
-                tasks[moved.part.name], completed=moved.arrived, total=moved.total, doing=one_line(moved.doing)
+                tasks[moved.part.name], completed=moved.arrived, total=moved.total, doing=one_line(moved.activity)
             )
 
         yield bar
@@ -184,11 +184,11 @@ def layers(
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    from edgellm.mesh.home_workers import parts_of
+    from edgellm.mesh.home_workers import deploy_parts
 
     workers = [] if on == HERE or (on and ":" in on) else paired_workers(interface)
     if on is not None:
-        (part,) = parts_of([StageShare(on, LayerRange(0, 1))], {worker.name: worker for worker in workers})
+        (part,) = deploy_parts([StageShare(on, LayerRange(0, 1))], {worker.name: worker for worker in workers})
         chosen: list[Worker | None] = [part.worker]
     else:
         chosen = [None, *workers]
@@ -247,7 +247,7 @@ def _disk_use(worker: Worker | None) -> str:
         store = LayerStore()
         return f"here: {size(store.size)} of {size(store.limit)}; {size(store.free())} free on the disk ({store.root})"
     if worker.facts is None:
-        return f"{worker.name}: {worker.trouble}"
+        return f"{worker.name}: {worker.error}"
     facts = worker.facts
     return f"{worker.name}: {size(facts.size)} of {size(facts.limit)}; {size(facts.free)} free on the disk"
 

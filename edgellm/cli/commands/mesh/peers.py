@@ -28,7 +28,7 @@ def peers(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
     from edgellm.engine import ModelFile
-    from edgellm.mesh.fleet_profiler import known_line, known_speed
+    from edgellm.mesh.fleet_profiler import stored_link, stored_speed
     from edgellm.storage import resolve
     from edgellm.storage.layers.store import LayerStore
 
@@ -37,8 +37,8 @@ def peers(
     workers = paired_workers(interface)
     stored = LayerStore().models()
     held = [{"model": one.manifest.name, "layers": ranges(one.layers), "size": one.size} for one in stored]
-    rows = [row_of(HERE, None, known_speed(None), None, held)]
-    rows += [row_of(one.name, one, known_speed(one), known_line(one), held_by(one)) for one in workers]
+    rows = [row_of(HERE, None, stored_speed(None), None, held)]
+    rows += [row_of(one.name, one, stored_speed(one), stored_link(one), held_by(one)) for one in workers]
     if as_json:
         emit(json.dumps(rows, indent=2))
         return
@@ -55,7 +55,7 @@ def paired_workers(interface: Sequence[str] | None) -> list[Worker]:
     from edgellm.rpc.discovery.workers import find_workers
     from edgellm.rpc.trust.trust import Trust
 
-    trust = Trust.here()
+    trust = Trust.load()
     known = trust.peers.all()
     with progress("asking the devices"):
         return find_workers(trust, known, chosen_hosts(interface or ())) if known else []

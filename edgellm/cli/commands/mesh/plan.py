@@ -143,10 +143,10 @@ def _moves(file: ModelFile, found: Plan, home: Survey) -> list[tuple[str, int]]:
     """Return the bytes that each device still lacks of its layers."""
     from edgellm.cli.views.device_table import progress
     from edgellm.llm.mesh_llm import missing_layers
-    from edgellm.mesh.placement import of_plan
+    from edgellm.mesh.placement import plan_shares
 
     with progress("asking the devices for their layers"):
-        return missing_layers(file, of_plan(found), home)
+        return missing_layers(file, plan_shares(found), home)
 
 
 def _moves_row(moves: list[tuple[str, int]] | None) -> dict[str, Any]:

@@ -184,8 +184,8 @@ def place_at_home(
     from edgellm.mesh.model_costs import model_costs
 
     workers = find_home_workers(interface, peers)
-    if all(worker.trouble is not None for worker in workers):
-        print_left_out([(worker.name, worker.trouble) for worker in workers if worker.trouble is not None])
+    if all(worker.error is not None for worker in workers):
+        print_left_out([(worker.name, worker.error) for worker in workers if worker.error is not None])
         say("No other device can be used, so this one holds all layers.", style="dim")
         return f"{HERE}:1-{model_costs(file).shape.layers}", None
     placed = mesh_llm.place_at_home(

@@ -15,11 +15,11 @@ import grpc.aio
 import pytest
 
 from edgellm.errors import EdgeError, MeasureFailed
-from edgellm.rpc import lines
+from edgellm.rpc import dialing
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.layers.bandwidth_probe import ask_line
-from edgellm.rpc.lines import alike, places_of
+from edgellm.rpc.dialing import dialable_addresses, uniform_failure
+from edgellm.rpc.layers.bandwidth_probe import request_link_measurement
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.storage.layers.store import LayerStore
 from tests.rpc.doors import run
@@ -48,8 +48,12 @@ def test_a_device_is_dialled_where_it_is_known_to_be_and_nowhere_else(tmp_path: 
         "no address": met,
         "": met,
     }.items():
-        assert [str(place) for place in places_of(peer, asked, near=False)] == found, asked
-    assert [str(place) for place in places_of(peer, "127.0.0.1:22", near=True)] == ["127.0.0.1:22", *met, "127.0.0.1:7"]
+        assert [str(place) for place in dialable_addresses(peer, asked, local=False)] == found, asked
+    assert [str(place) for place in dialable_addresses(peer, "127.0.0.1:22", local=True)] == [
+        "127.0.0.1:22",
+        *met,
+        "127.0.0.1:7",
+    ]
 
 
 @contextmanager
@@ -66,9 +70,9 @@ def test_what_listens_on_the_machine_is_not_touched_for_a_device_elsewhere(
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And every failure is the same."""
-    monkeypatch.setattr("edgellm.rpc.layers.benchmark_service.on_this_machine", lambda _context: False)
-    monkeypatch.setattr("edgellm.rpc.layers.benchmark_service.announced_places", lambda _peer, _seconds: [])
-    monkeypatch.setattr(lines, "FAILED_SECONDS", 0.0)
+    monkeypatch.setattr("edgellm.rpc.layers.benchmark_service.is_local_caller", lambda _context: False)
+    monkeypatch.setattr("edgellm.rpc.layers.benchmark_service.announced_addresses", lambda _peer, _seconds: [])
+    monkeypatch.setattr(dialing, "FAILED_SECONDS", 0.0)
     owner, desk, phone = (device(tmp_path / name) for name in ("owner", "desk", "phone"))
     befriend(desk, owner, "compute")
     befriend(phone, desk, "compute")
@@ -80,7 +84,7 @@ def test_what_listens_on_the_machine_is_not_touched_for_a_device_elsewhere(
             async with taking(store, desk) as at_desk, open_channel(at_desk, owner, desk.identity.id) as channel:
                 for asked in (there, Address("127.0.0.1", 1), Address("localhost.", 80), None):
                     with pytest.raises(MeasureFailed) as refused:
-                        await ask_line(channel, "desk", phone.identity.id, asked)
+                        await request_link_measurement(channel, "desk", phone.identity.id, asked)
                     said.add(str(refused.value))
 
     run(work)
@@ -96,21 +100,23 @@ def test_failures_take_the_same_time_for_who_is_elsewhere(monkeypatch: pytest.Mo
     async def work() -> None:
         for near in (False, True):
             with pytest.raises(EdgeError, match="One answer"):
-                async with alike(near, [ValueError, grpc.aio.AioRpcError], EdgeError("One answer.", "Ask again.")):
+                async with uniform_failure(
+                    near, [ValueError, grpc.aio.AioRpcError], EdgeError("One answer.", "Ask again.")
+                ):
                     raise ValueError("refused, or timed out, or no TLS")
 
     # not `asyncio.sleep` itself: tasks of other tests may still be ending in this process's loop
-    monkeypatch.setattr(lines, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop))
+    monkeypatch.setattr(dialing, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop))
     run(work)
     assert len(slept) == 1
-    assert 0.0 < slept[0] <= lines.FAILED_SECONDS
+    assert 0.0 < slept[0] <= dialing.FAILED_SECONDS
 
 
 def test_a_device_that_has_moved_is_looked_for_where_it_announces_itself(
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgellm.rpc.layers.bandwidth_probe.SECONDS", 0.02)
-    monkeypatch.setattr("edgellm.rpc.layers.benchmark_service.on_this_machine", lambda _context: False)
+    monkeypatch.setattr("edgellm.rpc.layers.benchmark_service.is_local_caller", lambda _context: False)
     owner, desk, phone = (device(tmp_path / name) for name in ("owner", "desk", "phone"))
     for worker in (desk, phone):
         befriend(worker, owner, "compute")
@@ -120,9 +126,9 @@ def test_a_device_that_has_moved_is_looked_for_where_it_announces_itself(
     async def work() -> None:
         async with taking(store, desk) as at_desk, taking(store, phone) as at_phone:
             announced.append(at_phone)
-            where = "edgellm.rpc.layers.benchmark_service.announced_places"
+            where = "edgellm.rpc.layers.benchmark_service.announced_addresses"
             monkeypatch.setattr(where, lambda _peer, _seconds: announced)
             async with open_channel(at_desk, owner, desk.identity.id) as channel:
-                assert (await ask_line(channel, "desk", phone.identity.id, at_phone)).up > 0
+                assert (await request_link_measurement(channel, "desk", phone.identity.id, at_phone)).up > 0
 
     run(work)
