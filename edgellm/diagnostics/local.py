@@ -16,7 +16,7 @@ from edgellm.errors import TrustUnusable
 from edgellm.places import data_dir
 from edgellm.rpc.trust.identity import Identity, trust_folder
 from edgellm.rpc.trust.peer_store import Peers
-from edgellm.storage.cache import hub_cache
+from edgellm.storage.model_files import hub_cache
 
 
 class State(StrEnum):

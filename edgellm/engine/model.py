@@ -14,8 +14,7 @@ from typing import Self, cast
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.chat_prompt import ChatTemplate, Message, Tokenizer
-from edgellm.engine.chat_template import Template
+from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokenizer
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile, check_gguf
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes

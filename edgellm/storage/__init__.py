@@ -10,11 +10,21 @@ import os
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from edgellm.places import cache_dir, data_dir
-from edgellm.storage.cache import StoredModel, find, list_models, removable, remove, resolve
 from edgellm.storage.chat_log import ChatEntry, History, HistoryFacts
 from edgellm.storage.fingerprint import fingerprint, quick_fingerprint
 from edgellm.storage.hub.pull import DownloadPlan, PulledModel, Transfer, fetch, plan, pull
-from edgellm.storage.model_names import ALIASES, HubName, bundled, parse_hub_name
+from edgellm.storage.model_files import (
+    ALIASES,
+    HubName,
+    StoredModel,
+    bundled,
+    find,
+    list_models,
+    parse_hub_name,
+    removable,
+    remove,
+    resolve,
+)
 
 __all__ = [
     "ALIASES",

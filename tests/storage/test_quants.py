@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgellm.errors import ModelNotFound, ModelUnsupported
-from edgellm.storage.model_names import choose, label, quant_of
+from edgellm.storage.model_files import choose, label, quant_of
 
 FILES = ["tiny-q2_k.gguf", "tiny-q4_k_m.gguf", "tiny-Q8_0.gguf", "tiny-f16.gguf", "mmproj-f16.gguf", "README.md"]
 SHARDS = [f"Q8_0/big-Q8_0-0000{i}-of-00003.gguf" for i in (1, 2, 3)]

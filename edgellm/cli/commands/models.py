@@ -142,7 +142,7 @@ def rm(
 def model_facts(path: Path) -> dict[str, Any]:
     """Return the facts of a GGUF file in the order of printing. Raises what `check_gguf` raises."""
     from edgellm.engine.gguf.reader import GgufArray, check_gguf
-    from edgellm.storage.model_names import quant_of
+    from edgellm.storage.model_files import quant_of
 
     header = check_gguf(path)
     meta, family = header.metadata, header.architecture

@@ -61,8 +61,10 @@ class DraftIndex:
         self._context = ContextIndex()
         self._history = HistoryIndex()
         self._analogy = Analogy()
-        self._calibration = Calibration(self._context, owns="context" not in self._names)
-        self._reuse = Reuse(inside)
+        self._calibration = (
+            Calibration(self._context, owns="context" not in self._names) if "calibration" in self._names else None
+        )
+        self._reuse = Reuse(inside) if "reuse" in self._names else None
         self._chances = AcceptanceModel([PRIORS[name] for name in self._names])
         self.length = length or DraftLengthController(curve)
         self.rounds = DrafterSelector()
@@ -76,7 +78,7 @@ class DraftIndex:
         if not self._busy.acquire(blocking=False):
             return None
         self._index()
-        by_name: dict[str, DraftSource] = {
+        by_name: dict[str, DraftSource | None] = {
             "context": self._context,
             "history": self._history,
             "analogy": self._analogy,
@@ -84,14 +86,14 @@ class DraftIndex:
             "reuse": self._reuse,
         }
         return RetrievalDrafter(
-            {name: by_name[name] for name in self._names},
+            {name: source for name, source in by_name.items() if name in self._names and source is not None},
             self._chances,
             self.length,
             inside=self._inside,
             is_eog=self._is_eog,
-            reuse=self._reuse if "reuse" in self._names else None,
+            reuse=self._reuse,
             throttle=self._throttle,
-            calibration=self._calibration if "calibration" in self._names else None,
+            calibration=self._calibration,
         )
 
     def give(self) -> None:

@@ -18,9 +18,8 @@ from typing import TypeVar
 from filelock import FileLock, Timeout
 
 from edgellm.errors import EdgeError, ModelCorrupt, ModelNotFound, ModelUnsupported, PullFailed
-from edgellm.storage.cache import find, hub_cache
 from edgellm.storage.hub.download import RemoteFile, Transfer, download, read_listing
-from edgellm.storage.model_names import HubName, choose, parse_hub_name
+from edgellm.storage.model_files import HubName, choose, find, hub_cache, parse_hub_name
 
 __all__ = ["DownloadPlan", "PulledModel", "Transfer", "fetch", "plan", "pull"]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
-from edgellm.storage import HubName, model_names, parse_hub_name, resolve
+from edgellm.storage import HubName, model_files, parse_hub_name, resolve
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_misspelt_alias_is_guessed() -> None:
 def test_the_bundled_pair_is_found_in_a_wheel_and_in_a_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_names, "_PACKAGE", tmp_path / "edgellm")
+    monkeypatch.setattr(model_files, "_PACKAGE", tmp_path / "edgellm")
     with pytest.raises(ModelNotFound, match="Install edgellm again"):
         resolve("edgellm-draft")
     for place in (tmp_path / "models", tmp_path / "edgellm" / "bundled"):
