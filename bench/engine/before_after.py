@@ -90,7 +90,8 @@ def figures_of(part: Part, checkout: Path) -> dict[str, float]:
     """Run the part in `checkout` and return its figures by label. Raises CalledProcessError where it fails."""
     # `bench` has no __init__.py, so that the modules of the working directory come before the installed ones
     environment = os.environ | {"PYTHONPATH": str(checkout)}
-    command = [sys.executable, "-m", *part.command(checkout)]
+    own = checkout / ".venv" / "bin" / "python"  # its libraries may be others
+    command = [str(own) if own.exists() else sys.executable, "-m", *part.command(checkout)]
     subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.DEVNULL)
     (result,) = (checkout / "bench" / "results").rglob(f"{RESULT}.json")
     found = json.loads(result.read_text(encoding="utf-8"))
