@@ -12,10 +12,10 @@ those of 95 % confidence.
 
 Chunks are as long as the profile's. With smaller chunks the same share takes more passes of the verifier. So some gates
 also run with other lengths (`auto_1`, `auto_4`, `synera_4`), each with a profile of such chunks, and `hybrid_even` has
-a budget that takes as many passes as that of `auto`. In `auto_unheeded` the draft model does not look up the context,
+a budget that takes as many passes as that of `auto`. In `auto_no_lookup` the draft model does not look up the context,
 and the profile matches that. `published` is the paper's gate with its chunks of four, and nothing holds it to its
 budget. The oracle knows the verdicts on the draft model's own chunks and the right replies. It verifies rejected chunks
-alone, where that raises the score most; in `oracle_heeded` the draft model looks up the context, too.
+alone, where that raises the score most; in `oracle_lookup` the draft model looks up the context, too.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from testkit.questions import MOST, Answers, Question, Remembering, answered, by
 POSITIONS = 1024
 GATES = ("auto", "synera", "confidence", "importance", "random")
 OTHERS = (("auto", 1), ("auto", 4), ("synera", 4))
-UNHEEDED = "auto_unheeded"
-"""Ours where the draft model does not heed the context, with a profile of its own."""
+NO_LOOKUP = "auto_no_lookup"
+"""Ours where the draft model does not look up the context, with a profile of its own."""
 PAPERS = 4
 """Tokens of the paper's chunks."""
 
@@ -80,7 +80,7 @@ def at_budget(
     found["hybrid_even"] = hybrid(own, profile, budget / usual, asked)
     for gate, gamma in OTHERS:
         found[f"{gate}_{gamma}"] = answered(asked, reply_with(pairs[gamma], gate=gate, budget=budget))
-    found[UNHEEDED] = answered(asked, reply_with(pairs[0], gate="auto", budget=budget, context_lookup=False))
+    found[NO_LOOKUP] = answered(asked, reply_with(pairs[0], gate="auto", budget=budget, context_lookup=False))
     i_th = paper.i_th(budget)
     found["published"] = answered(asked, lambda question, seed: own.reply(
         question.messages, max_tokens=MOST, gamma=PAPERS, gate=Published(paper, i_th, seed)
@@ -183,7 +183,7 @@ def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: fl
         closing.callback(drafter.close)
         session = verifier.open(GenerationState())
         paths: dict[str, list[Course]] = {}
-        for name, hesitates in (("oracle", 0.0), ("oracle_heeded", profile.hesitates)):
+        for name, hesitates in (("oracle", 0.0), ("oracle_lookup", profile.hesitates)):
             paths[name] = [
                 path(
                     pair.prompt_ids(question.messages), question.score, alphabet=small, drafter=drafter,
@@ -225,7 +225,7 @@ def _at_budget(figures: dict[str, Any], budget: str) -> str:
     lines.append(f"auto against {above}")
     lines.append(
         f"auto recovers {at['recovered_of_oracle']:.0%} of what the oracle does"
-        f" ({at['recovered_of_oracle_heeded']:.0%} of what it does if its draft model looks up the context), and"
+        f" ({at['recovered_of_oracle_lookup']:.0%} of what it does if its draft model looks up the context), and"
         f" {at['recovered_of_gap']:.0%} of the gap between the models"
     )
     return "\n".join(lines) + "\n\n"
@@ -254,11 +254,11 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
             if kind not in rows[0] or name == "hybrid_even" or (kind == "share" and name in _OF_OTHER_CHUNKS):
                 continue
             points = sorted((row[kind] or 0.0, row["mean"]) for row in [*rows, *ends])
-            label_of = name.replace("_unheeded", ", context not heeded").replace("_", ", chunks of ")
+            label_of = name.replace("_no_lookup", ", no context lookup").replace("_", ", chunks of ")
             axes.plot(*zip(*points, strict=True), {"auto": "-o"}.get(name, "--."), label=label_of)
         axes.set(xlabel=label, ylabel="mean score of all families, %", title=title)
         axes.grid(alpha=0.3)
-    for name, style in (("oracle", ":k"), ("oracle_heeded", "-.k")):
+    for name, style in (("oracle", ":k"), ("oracle_lookup", "-.k")):
         best = [found["budgets"][budget]["gates"][name]["mean"] for budget in budgets]
         panels[0].plot([float(budget) for budget in budgets], best, style, label=name.replace("_", ", context "))
     for axes in panels:

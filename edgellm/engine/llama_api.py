@@ -164,7 +164,7 @@ def decode(context: native.Owned, batch: Any, n: int) -> None:
 
     Raises:
         ContextFull: the cache, where sequences share it, has no cells left for the rows.
-        Stopped: the `Stop` that the context heeds was set meanwhile.
+        Stopped: the context's `Stop` was set meanwhile.
         EngineFailed: llama.cpp refuses the rows; the message has its reason.
     """
     batch.n_tokens = n

@@ -191,7 +191,7 @@ class _LayerRecorder(Drafter):
 
 
 ASKED = 64
-"""Prompts that are used to find out when the draft model had better heed the context."""
+"""Prompts used to find the confidence below which a token from the context is drafted instead."""
 
 
 def profile_pair(

@@ -10,6 +10,7 @@ from time import monotonic, sleep
 from typing import TypeVar
 
 from edgellm.errors import (
+    SAME_VERSION,
     MeshBroken,
     ProtocolError,
     Stopped,
@@ -144,9 +145,7 @@ class GuardedSession:
             VerifierLost: the verifier is gone, and nothing else can go on.
         """
         if verdict is not None:
-            raise ProtocolError(
-                "The verifier's answer contains no token.", "Run the same version of edgellm on both sides."
-            )
+            raise ProtocolError("The verifier's answer contains no token.", SAME_VERSION)
         if self._session is not None and self._busy_seconds is not None:
             yield from self.notices()
             if (waited := monotonic() - self._last_verdict) > _BUSY_LIMIT:

@@ -141,7 +141,7 @@ class Stats:
             guesses_hit=guessed.hits,
             stall_hidden=guessed.hidden_seconds / self.waited if guessed.tries and self.waited else None,
             exits=self.exits,
-            heeded=self.from_context,
+            from_context=self.from_context,
             retrieved=self.retrieved,
             retrieved_from=tuple(self.copied.items()),
             tested=self.tested,

@@ -234,8 +234,8 @@ class Summary:
     nothing is counted. `bytes_per_chunk` are bytes both ways per verified chunk, including the prompt's; None without a
     link. Of `guesses_tried` predicted verdicts, `guesses_hit` were right; `stall_hidden` is the share of the waiting
     time spent on drafts that were kept, None without predictions. `exits` are drafted tokens that left the draft model
-    early, and `heeded` those taken from the context in place of the draft model's own. `retrieved` are accepted copied
-    tokens; `retrieved_from` counts them by source, once for each source that offered them.
+    early, and `from_context` those taken from the context in place of the draft model's own. `retrieved` are accepted
+    copied tokens; `retrieved_from` counts them by source, once for each source that offered them.
 
     The verifier tested `tested` drafted tokens and accepted `accepted` of them; `accepted_at` counts those by their
     place in the chunk. `rtt_ms` is the median wait for a verdict across a link, without the verifier's computing time.
@@ -266,7 +266,7 @@ class Summary:
     guesses_hit: int = 0
     stall_hidden: float | None = None
     exits: int = 0
-    heeded: int = 0
+    from_context: int = 0
     retrieved: int = 0
     retrieved_from: tuple[tuple[str, int], ...] = ()
     tested: int = 0

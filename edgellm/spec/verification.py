@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgellm.engine import LazyLogits, Rows, in_blocks
-from edgellm.errors import EngineFailed, ProtocolError
+from edgellm.errors import SAME_VERSION, EngineFailed, ProtocolError
 from edgellm.spec.sampling import Uniforms, draw, exact_distribution, probability, uniforms
 from edgellm.spec.types import Chunk, Distribution, Ids, Sampling
 
@@ -115,20 +115,18 @@ def check_chunk(chunk: Chunk, n_vocab: int) -> None:
     if chunk.distributions is None:
         return
     if len(chunk.distributions) != len(chunk):
-        raise ProtocolError(f"{len(chunk)} drafted tokens came with {len(chunk.distributions)} distributions.", _UPDATE)
+        found = len(chunk.distributions)
+        raise ProtocolError(f"{len(chunk)} drafted tokens came with {found} distributions.", SAME_VERSION)
     for drafted, q in zip(chunk.ids.tolist(), chunk.distributions, strict=True):
         _check_ids(q.ids, n_vocab, "A token of a draft's distribution")
         if len(q.ids) != len(q.probs) or np.any(np.diff(q.ids) <= 0):
-            raise ProtocolError("A draft's distribution is not in ascending order of distinct tokens.", _UPDATE)
+            raise ProtocolError("A draft's distribution is not in ascending order of distinct tokens.", SAME_VERSION)
         if not np.all(q.probs > 0) or not abs(float(q.probs.sum(dtype=np.float64)) - 1.0) < 1e-3:
-            raise ProtocolError("The probabilities of a draft's distribution do not sum to 1.", _UPDATE)
+            raise ProtocolError("The probabilities of a draft's distribution do not sum to 1.", SAME_VERSION)
         if probability(q, drafted) == 0.0:
-            raise ProtocolError(f"Token {drafted} has probability 0 in the distribution sent with it.", _UPDATE)
-
-
-_UPDATE = "Run the same version of edgellm on both sides."
+            raise ProtocolError(f"Token {drafted} has probability 0 in the distribution sent with it.", SAME_VERSION)
 
 
 def _check_ids(ids: Ids, n_vocab: int, what: str) -> None:
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= n_vocab):
-        raise ProtocolError(f"{what} is outside the vocabulary of {n_vocab} tokens.", _UPDATE)
+        raise ProtocolError(f"{what} is outside the vocabulary of {n_vocab} tokens.", SAME_VERSION)

@@ -24,8 +24,8 @@ class SchedulerLimits:
     """Limits of a batch.
 
     A batch has at most `rows`. A prefill advances by `chunk` tokens at a time (Synera: 32), or by `solo_chunk` if there
-    is only one session: then nobody waits for a verdict, and larger chunks are faster. A request with no more unseen
-    tokens than a chunk needs no prefill: they join its verification. A verification waits behind at most
+    is only one session: no other one waits for a verdict then, and larger chunks are faster. A request with no more
+    unseen tokens than a chunk needs no prefill: they join its verification. A verification waits behind at most
     `max_prefill_ahead` chunks of prefill, of all sessions together. `equal_rows`: verifications share a batch only if
     they have the same number of rows, because llama.cpp splits a batch of several streams into equal parts.
     """

@@ -95,7 +95,7 @@ def test_a_stop_is_heard_in_the_middle_of_a_graph_and_changes_nothing(
         assert difference(logits, one_by_one(exact_model, ids)[30:]) < CLOSE
 
 
-def test_whoever_is_heeded_is_asked_before_each_batch(exact_model: Model) -> None:
+def test_the_stop_is_asked_before_each_batch(exact_model: Model) -> None:
     ids, answers = some_ids(40), iter([False, False, True])
     with Context(exact_model, n_ctx=64, n_batch=16, threads=1) as context:
         context.set_cancel(lambda: next(answers))

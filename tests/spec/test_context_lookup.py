@@ -138,11 +138,11 @@ def test_a_pair_with_a_budget_copies_and_says_so(budgeted: LLM) -> None:
             reply = budgeted.reply(case(number), max_tokens=32, budget=0.01, context_lookup=context_lookup)
             reply.listen(on_explain=heard.append)
             written.append(ids(reply))
-            said, heeded = " ".join(each.text for each in heard), reply.summary.heeded
+            said, found = " ".join(each.text for each in heard), reply.summary.from_context
             assert ("the context's token is drafted" in said) == context_lookup
-            assert ("of them taken from the context" in said) == (heeded > 0)
-            assert context_lookup or not heeded
-            copied += heeded
+            assert ("of them taken from the context" in said) == (found > 0)
+            assert context_lookup or not found
+            copied += found
         different += written[0] != written[1]
     assert min(different, copied) > 0
 
@@ -170,7 +170,7 @@ def test_with_everything_verified_nothing_changes(budgeted: LLM, alone: LLM) -> 
         assert ids(budgeted.reply(case(number), max_tokens=24, budget=1.0)) == wanted
 
 
-def test_what_is_drafted_ahead_heeds_the_context_too(draft_model: Model) -> None:
+def test_what_is_drafted_ahead_is_looked_up_in_the_context_too(draft_model: Model) -> None:
     prompt = draft_model.chat_prompt(case(5))
     with Context(draft_model, n_ctx=512, n_seq=3, threads=1) as context:
         drafter = ModelDrafter(draft_model, context, alternatives=3)

@@ -152,6 +152,7 @@ def token_json(token: Token, text: str) -> str:
 def summary_json(summary: Summary) -> str:
     figures = {name: _short(value) for name, value in dataclasses.asdict(summary).items()}
     del figures["first_at"]  # by a clock of this process only
+    figures["heeded"] = figures["from_context"]  # the name of 0.1
     return json.dumps({"summary": figures})
 
 
@@ -233,7 +234,7 @@ def _rows(summary: Summary) -> list[tuple[str, str, str]]:
         ),
         (str(summary.drafted), "drafted", f"in {summary.rounds} rounds"),
         (str(summary.retrieved), "copied", _copied(summary)),
-        (str(summary.heeded), "from the context", "drafted in place of tokens that the draft model was unsure of"),
+        (str(summary.from_context), "from the context", "drafted where the draft model was unsure"),
         (str(summary.exits), "early exits", "drafted without the draft model's last layers"),
         (number(summary.share_offloaded, ".1%"), "offloaded", "of all chunks so far, to hold against the budget"),
         (f"{summary.guesses_hit} of {summary.guesses_tried}", "verdicts predicted", "while they were pending"),
