@@ -23,7 +23,7 @@ MIN_GAIN = 0.02
 """Tokens that a draft has to bring beyond its cost: a curve is not measured more exactly than that."""
 EXPLORATION = 0.004
 """Share of the time that may go into drafts which are not expected to pay, to notice when they begin to; and into tries
-of the small model. With lookups for something to copy (`ngram/lookup_throttle.py`) that is about a hundredth in all."""
+of the small model."""
 DRIFT = 0.25
 """A curve that is wrong by more than this share, in the mean, is replaced by what decodes really take."""
 OUTLIER = 2.0
@@ -225,10 +225,6 @@ class DraftLengthController:
     def _untried(self, drafted: int) -> bool:
         """Return whether it is not known yet how long a decode with `drafted` drafted tokens takes."""
         return self._tries[self._nearest[drafted]] < WITNESSES
-
-    def time_saved(self, tokens: int, seconds: float) -> float:
-        """Return the seconds by which `tokens` in `seconds` are ahead of decodes without drafts."""
-        return tokens * self._single - seconds
 
     def pays(self, model_round: tuple[float, float]) -> bool:
         """Return whether `model_round`, tokens and seconds for them, is better than a decode without drafts."""

@@ -95,7 +95,6 @@ def test_heads_are_paid_for_what_is_looked_at() -> None:
     assert DraftLengthController(LATE).explain(likely, 3) == "3 drafted: 1.8 tokens expected in the time of 1.6"
     assert DraftLengthController(LATE).choose([1.0] * 15) == 15
     assert DraftLengthController(LATE).explain([1.0] * 15, 15) == "15 drafted: 16.0 tokens expected in the time of 4.0"
-    assert DraftLengthController(LATE).time_saved(4, 30.0) == 4 * 13.0 - 30.0
 
 
 def test_a_decode_whose_heads_were_all_looked_at_has_not_drifted() -> None:

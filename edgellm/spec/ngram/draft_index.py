@@ -10,7 +10,7 @@ from edgellm.spec.draft_length import CostCurve, DraftLengthController
 from edgellm.spec.drafters.hybrid import DrafterSelector
 from edgellm.spec.ngram.acceptance_model import AcceptanceModel
 from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.drafter import LookupThrottle, RetrievalDrafter
+from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import ContextIndex, DraftSource, HistoryIndex
 from edgellm.spec.ngram.template_replay import Analogy
@@ -68,7 +68,6 @@ class DraftIndex:
         self._chances = AcceptanceModel([PRIORS[name] for name in self._names])
         self.length = length or DraftLengthController(curve)
         self.rounds = DrafterSelector()
-        self._throttle = LookupThrottle()
         self._conversations: list[PastConversation] = []
         self._pending: list[PastConversation] = []
         self._busy = threading.Lock()
@@ -92,7 +91,6 @@ class DraftIndex:
             inside=self._inside,
             is_eog=self._is_eog,
             reuse=self._reuse,
-            throttle=self._throttle,
             calibration=self._calibration,
         )
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from time import perf_counter
 from typing import TypeAlias
 
 import numpy as np
@@ -19,53 +18,6 @@ from edgellm.spec.ngram.sources import NO_CURSOR, Cursor, DraftSource
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState, Suggestions
 from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Expected, Ids, Round
-
-SHARE = 0.005
-"""Share of the time that may go into lookups while they do not pay, to notice when they begin to."""
-FREE_LOOKUPS = 4
-"""Lookups at the beginning of every reply, whatever earlier ones saved: its topic may be another."""
-MIN_LOOKUPS = 32
-"""Lookups needed to judge whether they pay."""
-_MIN_WEIGHT = 1 / 16  # weight of the last lookup
-
-
-class LookupThrottle:
-    """The time that recent lookups took and saved, in seconds, kept from reply to reply.
-
-    While they save less than they take, lookups are limited to `SHARE` of the time: with a slow verifier that always
-    suffices, with a fast one some tokens pass between two lookups.
-    """
-
-    def __init__(self) -> None:
-        self._cost = self._gain = 0.0
-        self._lookups = 0
-        self._allowance = 0.0  # seconds that may be spent
-        self._free = FREE_LOOKUPS
-
-    def begin(self) -> None:
-        """Allow the first lookups of a new reply."""
-        self._free = FREE_LOOKUPS
-
-    @property
-    def due(self) -> bool:
-        """Return whether a lookup is due."""
-        if self._free or self._lookups < MIN_LOOKUPS or self._gain >= self._cost:
-            return True
-        return self._allowance >= self._cost
-
-    def record_round(self, seconds: float) -> None:
-        """Add the share of a round's `seconds` to the time that may be spent."""
-        self._allowance = min(self._allowance + SHARE * seconds, FREE_LOOKUPS * self._cost)
-
-    def record_lookup(self, seconds: float, saved: float) -> None:
-        """Record a lookup of `seconds` whose draft saved `saved` seconds (negative if it was rejected)."""
-        self._free = max(0, self._free - 1)
-        self._allowance = max(0.0, self._allowance - seconds)
-        weight = max(_MIN_WEIGHT, 1.0 / (self._lookups + 1.0))
-        self._lookups += 1
-        self._cost += weight * (seconds - self._cost)
-        self._gain += weight * (saved - self._gain)
-
 
 HOPELESS = 0.02
 Candidate: TypeAlias = tuple[int, float, int]
@@ -88,28 +40,21 @@ class RetrievalDrafter(Drafter, Suggestions):
         is_eog: Callable[[int], bool],
         reuse: Reuse | None = None,
         hopeless: float = HOPELESS,
-        throttle: LookupThrottle | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         """Draft from `sources`, by name, in the order of the priors of `chances`.
 
         `reuse` and `calibration` are among them if used. `inside` tells whether a token continues a word, `is_eog`
         whether it ends the turn. A draft ends where its next token would be reached and accepted with a probability
-        below `hopeless`. Without `throttle`, every proposal looks for a match.
+        below `hopeless`.
         """
         self._sources = tuple(sources.values())
         self._chances, self._length, self._inside, self._is_eog = chances, length, inside, is_eog
         self._reuse, self._calibration, self._hopeless = reuse, calibration, hopeless
-        self._throttle = throttle
-        self._lookup_seconds = -1.0  # seconds of the last lookup; below 0: there was none
         self._known = 0  # tokens of the text that the sources know
         self._candidates: Candidates = []  # options of the last draft, from place `_first_place` of its chunk on
         self._first_place = 0
-        self._found: tuple[int, list[int], list[float]] = (
-            0,
-            [],
-            [],
-        )  # the last draft: length of the text before it, tokens, chances
+        self._found: tuple[int, list[int], list[float]] = 0, [], []  # the last draft: text before it, tokens, chances
         self._first = True  # before the reply's first verdict
         self.copied = dict.fromkeys(sources, 0)
         """Accepted tokens of the reply by the source that offered them."""
@@ -122,24 +67,11 @@ class RetrievalDrafter(Drafter, Suggestions):
         self.copied = dict.fromkeys(self.copied, 0)
         self._known = len(prompt)
         self._first = True
-        if self._throttle is not None:
-            self._throttle.begin()
 
     def propose(self, state: GenerationState, gamma: int, *, alternative: tuple[float, float] | None = None) -> Chunk:
         """See `Drafter.propose`. `alternative` is the expected result of an empty chunk, as tokens and seconds;
         None: the verifier's next token."""
         self._first_place = 0
-        if self._throttle is None:
-            return self._draft(state, gamma, alternative)
-        if not self._throttle.due:
-            self._candidates, self._lookup_seconds = [], -1.0
-            return _THROTTLED if state.explain else _NOTHING
-        began = perf_counter()
-        chunk = self._draft(state, gamma, alternative)
-        self._lookup_seconds = perf_counter() - began
-        return chunk
-
-    def _draft(self, state: GenerationState, gamma: int, alternative: tuple[float, float] | None) -> Chunk:
         self._extend_sources(state.committed)
         ids, survives, self._candidates = self._retrieve(gamma)
         trust = self._chances.trust
@@ -293,14 +225,11 @@ class RetrievalDrafter(Drafter, Suggestions):
         if turn.verdict is None:
             return
         chunk, verdict, seconds = turn.chunk, turn.verdict, turn.seconds
-        began = perf_counter()
         n, accepted = len(chunk), verdict.accepted
         first, self._first = self._first, False
         if not first:  # the first round's time includes the prompt's
             drafts = None if shared or (n and not chunk.retrieved) else n
             self._length.learn(drafts, accepted + len(verdict.tokens), seconds)
-            if self._throttle is not None:
-                self._throttle.record_round(seconds)
         if chunk.retrieved or not n:
             self._chances.record_draft(float(chunk.confidence.sum()) / self._chances.trust, accepted)
         copied = 0 if chunk.retrieved else n - chunk.tail  # the place from which on tokens were copied
@@ -317,16 +246,8 @@ class RetrievalDrafter(Drafter, Suggestions):
                         self.copied[name] += agree >> bit & 1
         if self._reuse is not None and chunk.retrieved:
             self._reuse.rejected(chunk.ids.tolist(), accepted, verdict.plausible)
-        if self._throttle is not None and self._lookup_seconds >= 0.0 and not first:
-            saved = (
-                self._length.time_saved(accepted + len(verdict.tokens), seconds - self._lookup_seconds)
-                if copied < n
-                else 0.0
-            )
-            self._throttle.record_lookup(self._lookup_seconds + perf_counter() - began, saved)
 
 
 _chance = itemgetter(1)
 _NOTHING = Chunk()
-_THROTTLED = Chunk(reason="copying has not paid lately, so it is tried only now and then")
 _NO_OTHERS = (NO_IDS, NO_FLOATS)
