@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from hypothesis import settings
@@ -12,12 +13,15 @@ from hypothesis import settings
 from edgellm.engine import LMHead, Model, to_f32
 from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
+from testkit.architectures import write
 from tests.decodes import Watched, watch_decodes
 from tests.once import once
 from tests.spec.real import case
 
 MODELS = Path(__file__).parent.parent / "models"
 HOMES = Path(__file__).parent / "net"
+
+Architectures: TypeAlias = Callable[..., Path]
 
 settings.register_profile("edgellm", deadline=None)  # the suite also passes on a machine that is busy otherwise
 settings.load_profile("edgellm")
@@ -64,6 +68,17 @@ def f32_pair(draft_path: Path, verifier_path: Path, tmp_path_factory: pytest.Tem
     for source, copy in zip((draft_path, verifier_path), copies, strict=True):
         to_f32(source, copy)
     return copies
+
+
+@pytest.fixture(scope="session")
+def architectures(tmp_path_factory: pytest.TempPathFactory) -> Architectures:
+    """Returns the path of a small random model of an architecture's name, with `noise` in its weights."""
+
+    def path(name: str, noise: float = 0.0) -> Path:
+        file = f"{name}-{noise}.gguf"
+        return once(tmp_path_factory, file, lambda folder: write(name, folder / file, noise=noise)) / file
+
+    return path
 
 
 @pytest.fixture(scope="session")
