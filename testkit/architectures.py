@@ -121,7 +121,7 @@ class Scale:
         if "ssm_a" in name and not name.endswith(".weight"):  # a decay per step
             return -np.exp(normal)
         if "lerp" in name:  # between the token before and this one
-            return np.float32(1) / (1 + np.exp(-normal))
+            return np.float32(0.5) + np.float32(0.5) * np.tanh(normal)
         gain = self._gain(name)
         if re.search(r"norm|_ln\.|scale|rope_f|ssm_d$", name):
             return (np.float32(not name.endswith(".bias")) + normal * np.float32(0.1)) * np.float32(gain)
