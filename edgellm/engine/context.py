@@ -15,10 +15,11 @@ import numpy as np
 
 from edgellm.engine import cores, llama_api, native
 from edgellm.engine.graph_hooks import Capture, Recorder
+from edgellm.engine.kv_cache import KVCache, snapshots_that_fit
 from edgellm.engine.llama_api import LlamaBatch, LogitsView
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
 from edgellm.engine.model import Model
-from edgellm.engine.native import Stop, lib
+from edgellm.engine.native import Stop
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import ContextFull, EngineFailed, InvalidOption, ModelUnsupported, Stopped
 
@@ -133,8 +134,12 @@ class Context:
         exact: bool | None = None,
         flash: bool | None = None,
         lazy: bool = False,
+        rolls_back: bool = False,
     ) -> None:
         """Reserve the cache. `flash` attention defaults to `flash_pays`, where it is possible.
+
+        `rolls_back`: where the model's state is recurrent, keep snapshots of it, so that drafted tokens at the end of a
+        batch can be rolled back at once. Otherwise checkpoints are saved to roll back to.
 
         With `lazy` it can decode lazily, if the model's head can be computed alone and nothing is captured; a pass
         then takes 1% longer.
@@ -174,8 +179,11 @@ class Context:
             exact=self.exact,
             callback=observer and observer.callback,
             flash_attention=self.flash,
+            snapshots=snapshots_that_fit(model.header, model.size_bytes, n_seq) if rolls_back else 0,
         )
-        if not lib.llama_get_memory(self._owned.pointer):
+        self._cache = KVCache(model.owned, self._owned, n_seq)
+        self._lost: dict[int, int] = {}  # sequences whose last positions must be read again, and how many they have
+        if not self._cache.exists:
             raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
         self._logits = LogitsView(model.n_vocab)
         self._should_stop: Callable[[], bool] | None = None
@@ -185,7 +193,8 @@ class Context:
         self._flag_all = bool(outer and model.n_layer - 1 in outer)
         self._plain = not self._flag_all and (capture is None or capture.stop_after is None)
         rows_only = capture is None or not (capture.outputs or (self.captured and self.captured.stops))
-        self._pairs = rows_only and not self.flash and not self.exact and native.is_small(model.n_params)
+        small = not self.flash and not self.exact and native.is_small(model.n_params)
+        self._pairs = rows_only and small and not self._cache.recurrent
         self._widths: Sequence[int] = ()
 
     @property
@@ -216,11 +225,12 @@ class Context:
         """
         if self.lazy_head is not None and heads:
             self.lazy_head.take(heads)
-        self._widths = widths if self.captured is None else ()
+        self._widths = widths if self.captured is None and not self._cache.recurrent else ()
 
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
         self._owned = None
+        self._cache.close()
         if self._lazy_head is not None:
             self._lazy_head.close()
             self._lazy_head = None
@@ -241,11 +251,11 @@ class Context:
         return self._lengths[self._sequences.known(seq)]
 
     def rollback(self, length: int, seq: int = 0) -> None:
-        """Drop all but the first `length` positions of a sequence.
+        """Drop all but the first `length` positions of a sequence. What a recurrent state or a sliding window cannot
+        give back is read again before the next decode.
 
         Raises:
             InvalidOption: the sequence is shorter than that.
-            ModelUnsupported: the model's state is recurrent and can only be dropped whole, which has been done.
         """
         self._open()
         now = self.length(seq)
@@ -254,15 +264,43 @@ class Context:
         if length == now:
             return
         self._lengths[seq] = length
-        if not self._forget(seq, length):
+        if seq in self._lost:
+            now = self._lost.pop(seq)
+            if now <= length:
+                self._lose(seq, now, length)
+                return
+        self._lose(seq, self._cache.truncate(seq, length, now), length)
+
+    def _lose(self, seq: int, held: int, length: int) -> None:
+        """Note that the cache has `held` of a sequence's `length` positions."""
+        if held < length:
+            self._lost[seq] = held
+
+    def reread(self, seq: int = 0) -> None:
+        """Read again what a rollback has lost. Decodes do so themselves."""
+        held, length = self._lost.pop(seq, None), self._lengths[seq]
+        if held is None:
+            return
+        ids = self._sequences.view(seq)[held:length].copy()
+        if (ids == NO_ID).any():
             self.clear(seq)
             raise ModelUnsupported(
-                f"{self.model.name} cannot remove single tokens from its cache: its state is recurrent.",
+                f"{self.model.name} cannot remove embedding rows from its cache: its state is recurrent.",
                 "Use a transformer model.",
             )
+        self._lengths[seq] = held
+        try:
+            for start in range(0, len(ids), self.n_batch):
+                part = ids[start : start + self.n_batch]
+                self._run(self._place(0, seq, part, 0), self._batch.tokens)
+                self._lengths[seq] += len(part)
+        except BaseException:
+            now, self._lengths[seq] = self._lengths[seq], length
+            self._lose(seq, self._cache.distrust(seq, now, now), length)
+            raise
 
     def branch(self, src: int, dst: int) -> None:
-        """Make sequence `dst` a copy of `src`; no keys or values are copied.
+        """Make sequence `dst` a copy of `src`; no keys or values are copied, unless `src` has to be read again.
 
         Raises:
             InvalidOption: the context is not unified, or a sequence does not exist.
@@ -271,12 +309,16 @@ class Context:
             raise InvalidOption(
                 "Sequences of a context with separate buffers cannot branch.", "Open the context with unified=True."
             )
-        native_context = self._open()
-        if self._sequences.known(src) == dst:
-            return
-        self.clear(dst)
-        lib.llama_memory_seq_cp(lib.llama_get_memory(native_context.pointer), src, dst, -1, -1)
+        self._open()
+        if self._sequences.known(src) != self._sequences.known(dst):
+            self.reread(src)
+            self._copy(src, dst)
+
+    def _copy(self, src: int, dst: int) -> None:
+        self._lost.pop(dst, None)
+        copied = self._cache.copy(src, dst)
         self._sequences.copy(src, dst)
+        self._lose(dst, self._lost.get(src, self._lengths[src]) if copied else 0, self._lengths[src])
 
     def copy_prefix(self, src: int, dst: int, length: int) -> None:
         """Copy the first `length` positions of `src` to sequence `dst`, without computing them; also across buffers.
@@ -285,24 +327,24 @@ class Context:
 
         Raises:
             InvalidOption: `src` is shorter than that, or a sequence does not exist.
-            ModelUnsupported: the model's state is recurrent, and has no beginning to be copied; `dst` is empty then.
         """
-        memory = lib.llama_get_memory(self._open().pointer)
+        self._open()
         if not 0 <= length <= self.length(src):
             raise InvalidOption(f"Cannot copy {length} positions.", f"The sequence has {self.length(src)}.")
         if self._sequences.known(dst) != src:
-            self.clear(dst)
-            lib.llama_memory_seq_cp(memory, src, dst, -1, -1)
-            self._sequences.copy(src, dst)
+            self._copy(src, dst)
         self.rollback(length, dst)
 
     def clear(self, seq: int = 0) -> None:
         """Empty a sequence."""
         self._lengths[self._sequences.known(seq)] = 0
-        self._forget(seq, -1)
+        self._lost.pop(seq, None)
+        self._open()
+        self._cache.clear(seq)
 
     def sync(self, ids: Ids, seq: int = 0) -> int:
-        """Roll back to the common prefix of the cache and `ids`, at most all ids but the last; return its length.
+        """Roll back to the common prefix of the cache and `ids`, at most all ids but the last; return its length, or
+        that of a beginning where the rest has to be read again.
 
         Decoding `ids[length:]` then completes the cache and gives fresh logits for the last id.
 
@@ -313,6 +355,9 @@ class Context:
             raise InvalidOption("There are no ids to sync the cache with.", "Give at least one.")
         common = self._sequences.common(seq, ids[:-1])
         self.rollback(common, seq)
+        if seq in self._lost:
+            self._lengths[seq] = common = self._lost.pop(seq)
+        self._cache.expect_draft(seq)
         return common
 
     def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
@@ -390,6 +435,7 @@ class Context:
             for r in heads:
                 self._run(self._place(0, r.seq, r.ids, 0), self._batch.tokens)
                 self._lengths[r.seq] += len(r.ids)
+            self._save({r.seq for r in heads})
             at = 0
             for r in rest:
                 at = self._place(at, r.seq, r.ids, r.outputs)
@@ -439,7 +485,7 @@ class Context:
         except ContextFull:  # the ids alone may fit
             self._run(n, self._batch.tokens)
         else:
-            self._forget(seq, end)
+            self._lose(seq, self._cache.truncate(seq, end, start + rows), end)
         self._lengths[seq] = end
         return self._logits.rows(self._open(), outputs)
 
@@ -450,12 +496,17 @@ class Context:
             raise InvalidOption(
                 f"{outputs} rows of logits of {n} ids were asked for.", f"Give ids, and ask for at most {self.n_batch}."
             )
+        length = self._sequences.check_fits(seq, n)
+        if seq in self._lost:
+            self.reread(seq)
         if self.captured is not None:
             self.captured.clear()
-        return self._sequences.check_fits(seq, n)
+        return length
 
     def _place(self, at: int, seq: int, ids: Ids, outputs: int) -> int:
         """Put `ids` into the batch from row `at` on, and into the record; return the row after them."""
+        if self._cache.recurrent:
+            self._cache.begin_batch(seq, self._lengths[seq], len(ids), outputs)
         return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs, self._flag_all)
 
     def _run(self, n: int, batch: Any, copies: int = 0) -> None:
@@ -471,6 +522,12 @@ class Context:
                 self.threads_used = share
             self.shared += share < self.threads
             llama_api.decode(context, batch, n)
+
+    def _save(self, seqs: set[int]) -> None:
+        """Save checkpoints of sequences in the middle of a long prompt: its end may change."""
+        if not self._cache.plain:
+            for seq in seqs:
+                self._cache.save(seq, self._lengths[seq])
 
     def _views(self, rows: Sequence[tuple[int, int]]) -> list[Floats]:
         """Return the logits for the entries of the last batch, given as (rows, rows with logits wanted)."""
@@ -489,13 +546,9 @@ class Context:
         native.process_exit.block_if_exiting()
         return self._owned
 
-    def _forget(self, seq: int, start: int) -> bool:
-        """Drop the cache of a sequence from `start` on (all of it where -1); return False where that is impossible."""
-        native_context = self._open()
-        return bool(lib.llama_memory_seq_rm(lib.llama_get_memory(native_context.pointer), seq, start, -1))
-
     def _restore(self, starts: dict[int, int]) -> None:
         for seq, start in starts.items():
-            self._lengths[seq] = start
+            now, self._lengths[seq] = self._lengths[seq], start
             if self._owned is not None:  # it may have been closed from elsewhere
-                self._forget(seq, start)
+                self._lost.pop(seq, None)
+                self._lose(seq, self._cache.distrust(seq, start, now), start)

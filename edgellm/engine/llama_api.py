@@ -115,6 +115,7 @@ def open_context(
     exact: bool = False,
     callback: Any = None,
     flash_attention: bool = True,
+    snapshots: int = 0,
 ) -> native.Owned:
     """Return a native context of `positions` in all that decodes up to `rows` at once.
 
@@ -126,7 +127,8 @@ def open_context(
     params.n_batch = params.n_ubatch = rows
     params.n_threads = params.n_threads_batch = threads
     params.kv_unified = unified
-    params.swa_full = True  # a pruned window could not be rolled back
+    params.swa_full = unified and sequences > 1  # cells outside the window are never freed while branches share them
+    params.n_rs_seq = snapshots
     params.no_perf = True
     if callback is not None:
         params.cb_eval = callback

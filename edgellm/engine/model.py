@@ -15,7 +15,7 @@ import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokenizer
-from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile, check_gguf
+from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile, attention_layers, check_gguf
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
 from edgellm.engine.trial.probe import Probe, amx_failure, require_loadable
@@ -69,6 +69,8 @@ class Model:
         self.size_bytes = sum(part.file_size for part in parts)
         self.is_f32 = all(t.kind == lib.GGML_TYPE_F32 for part in parts for t in part.tensors)
         self.architecture = header.architecture
+        self.attention_layers = attention_layers(header)
+        """Layers with attention, from 0."""
         self._head_is_plain: bool | None = None
         self.metadata = _metadata(header)
         self.name = _name(path, self.metadata)

@@ -222,6 +222,10 @@ def plan_reply(parts: Components, options: ReplyOptions, seed: int) -> Generatio
         choice = GateChoice(alone, "", options.gamma or CHUNK)
         gamma = _draft_limit(parts, options, choice)
         return GenerationPlan(choice, kind, gamma=gamma, notices=notice, reasons=(f"{writer} writes alone", reason))
+    if options.gate in ("importance", "synera") and not draft.attention_layers:
+        raise InvalidOption(
+            f"The gate {options.gate} needs attention, and {draft.name} has none.", "Use --gate auto or confidence."
+        )
     wants_profile = needs_profile(options)
     profile = knowledge.profile(wants_profile)
     first: FirstReply | None = None
@@ -252,8 +256,8 @@ def _draft_limit(parts: Components, options: ReplyOptions, choice: GateChoice) -
 
 
 def default_layers(model: Model) -> tuple[int, ...]:
-    """Return the default layers for attention-based importance: the second."""
-    return (min(1, model.n_layer - 1),)
+    """Return the default layers for attention-based importance: the second that has attention."""
+    return model.attention_layers[:2][-1:]
 
 
 def _early_exit(

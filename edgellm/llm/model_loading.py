@@ -99,7 +99,7 @@ def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
     """Return a verifier over `model`."""
 
     def context() -> Context:
-        return Context(model, n_ctx=n_ctx, threads=threads, lazy=head_pays(model))
+        return Context(model, n_ctx=n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True)
 
     return LocalVerifier(model, ContextPool(context), n_ctx)
 

@@ -157,7 +157,7 @@ class NgramRuntime:
 
 def curve_of(model: Model, threads: int | None) -> tuple[CostCurve, Path]:
     """Return the cost curve of `model` on this device, measured once and kept, and its file."""
-    with Context(model, n_ctx=_PREFIX + KNOTS[-1], threads=threads, lazy=head_pays(model)) as context:
+    with Context(model, n_ctx=_PREFIX + KNOTS[-1], threads=threads, lazy=head_pays(model), rolls_back=True) as context:
         path = curve_path(fingerprint(model.path), context.threads)
         if (known := read_curve(path, _device())) is not None and bool(known.heads) == (context.lazy_head is not None):
             return CostCurve(known.rows, known.seconds, known.change, True, known.heads, known.doubtful), path
@@ -203,6 +203,7 @@ def measure_curve(context: Context) -> CostCurve:
             context.decode_lazy(ids[:rows], outputs=rows)
         taken = perf_counter() - began
         context.rollback(_PREFIX)
+        context.reread()
         return taken
 
     def timed_twice(rows: int) -> float:

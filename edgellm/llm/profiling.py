@@ -157,7 +157,8 @@ def most_predictive_layer(
     chunks at the end of a reply do not count: their length itself would seem to predict the verdict. If no chunk was
     rejected, or every one, each AUC is NaN and the layer is the first. `reached` is called with the prompts done.
     """
-    kind = DrafterKind(tuple(range(draft.n_layer)))
+    layers = draft.attention_layers
+    kind = DrafterKind(layers)
     drafter = drafters.take(kind)
     if not isinstance(drafter, ModelDrafter):
         raise TypeError("the drafter has no early exit")
@@ -170,9 +171,9 @@ def most_predictive_layer(
             rejected += [not chunk.whole for chunk in profiler.verified_reply(prompt) if chunk.tokens == CHUNK]
     finally:
         drafters.give(kind, drafter)
-    columns = np.array(recorder.layers, dtype=np.float64).reshape(-1, draft.n_layer).T
+    columns = np.array(recorder.layers, dtype=np.float64).reshape(-1, len(layers)).T
     found = [auc(layer, np.array(rejected, dtype=np.bool_)) for layer in columns]
-    return int(np.nan_to_num(np.array(found), nan=0.0).argmax()), tuple(found)
+    return layers[int(np.nan_to_num(np.array(found), nan=0.0).argmax())], tuple(found)
 
 
 class _LayerRecorder(Drafter):
@@ -211,6 +212,7 @@ def profile_pair(
     if not prompts:
         raise InvalidOption("There are no prompts to profile the pair on.", "Give a few dozen, one per line.")
     draft_hash, verifier_hash = known.hashes()
+    layers = () if not draft.attention_layers else layers
     sampled = sample(prompts) if layers is None else []
     total = len(sampled) + len(prompts)
 
@@ -245,7 +247,11 @@ def profile_pair(
         runs, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=kind.layers,
         batch_seconds=batch_seconds(draft, prompts[0], parts.threads), exits=points, hesitates=lookup_below,
     )  # fmt: skip
-    by_layer = {f"auc importance, layer {at}": round(value, 4) for at, value in enumerate(scores) if isfinite(value)}
+    by_layer = {
+        f"auc importance, layer {at}": round(value, 4)
+        for at, value in zip(draft.attention_layers, scores, strict=False)
+        if isfinite(value)
+    }
     profile = replace(profile, evidence=profile.evidence | by_layer)
     reached(total)
     known.use(profile, save=False)

@@ -156,6 +156,38 @@ def dimensions(header: GgufHeader) -> Dimensions:
     )  # fmt: skip
 
 
+def attention_layers(header: GgufHeader) -> tuple[int, ...]:
+    """Return the layers that have attention, from 0: all of a transformer's, some of a hybrid model's, or none."""
+    metadata, arch = header.metadata, header.architecture
+    count = metadata.get(f"{arch}.block_count")
+    layers = range(count if isinstance(count, int) else 0)
+    heads, kv_heads = (metadata.get(f"{arch}.attention.{name}") for name in ("head_count", "head_count_kv"))
+    every = metadata.get(f"{arch}.full_attention_interval")
+    if heads in (None, 0):
+        return ()
+    if isinstance(kv_heads, tuple) and 0 in kv_heads:
+        return tuple(layer for layer, heads in zip(layers, kv_heads, strict=False) if heads)
+    if isinstance(every, int) and every > 0:
+        return tuple(layer for layer in layers if (layer + 1) % every == 0)
+    return tuple(layers)
+
+
+def recurrent_state_bytes(header: GgufHeader) -> int:
+    """Return about how many bytes the recurrent layers' states of one sequence take; 0 where there are none."""
+
+    def number(key: str) -> int:
+        value = header.metadata.get(f"{header.architecture}.{key}", 0)
+        value = max(value, default=0) if isinstance(value, tuple) else value
+        return value if isinstance(value, int) else 0
+
+    width = number("embedding_length")
+    with_attention = len(attention_layers(header))
+    layers = number("block_count") - (0 if with_attention == number("block_count") else with_attention)
+    scan = number("ssm.inner_size") * (number("ssm.state_size") + number("ssm.conv_kernel"))
+    others = width * (number("wkv.head_size") + number("kda.head_dim") + number("shortconv.l_cache"))
+    return 4 * layers * (scan + others)
+
+
 MAX_LAYERS = 512
 MAX_EXPERTS = 512
 MAX_TOKENS = 2**20

@@ -170,7 +170,7 @@ class VerifierServer(Listener):
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         engine = Context(
             model, n_ctx=self.context_length, n_seq=sessions, n_batch=rows, threads=threads, unified=False,
-            lazy=head_pays(model),
+            lazy=head_pays(model), rolls_back=True,
         )  # fmt: skip
         self._worker = VerifierWorker(engine, sessions, model.is_eog, limits)
 

@@ -1,0 +1,206 @@
+"""What a context's cache can forget: the end of a sequence is dropped, restored from a checkpoint, or read again.
+
+llama.cpp answers `llama_memory_seq_rm` truthfully for plain attention only. A sliding window overwrites cells that a
+longer rollback needs, and says that it has none of the window any more only if asked for its least position. A
+recurrent state has no past at all but snapshots after each of the last `snapshots` tokens of a sequence's last batch;
+a rollback to the start of that batch, or one behind another, is accepted and leaves a wrong state.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgellm.engine import native
+from edgellm.engine.gguf.reader import GgufHeader, recurrent_state_bytes
+from edgellm.engine.native import lib
+
+MAX_SNAPSHOTS = 8
+"""Tokens of a batch that can be rolled back at once, at most: as many as a draft model's chunk has."""
+_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: what cannot be cut, a recurrent state or a window's cells
+_ANCHOR = 32  # tokens read since the last checkpoint that make the next one worth keeping
+_ANCHORS = 2
+_MOST_BYTES = 2**28  # of one sequence's checkpoints
+_NEVER = 2**31  # a position that no rollback is above
+
+_STATE = (ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_uint32)
+_get_state = native.bind(lib.llama_state_seq_get_data_ext, *_STATE)
+_set_state = native.bind(lib.llama_state_seq_set_data_ext, *_STATE)
+
+
+def snapshots_that_fit(header: GgufHeader, weights: int, n_seq: int) -> int:
+    """Return how many snapshots of a recurrent state, `MAX_SNAPSHOTS` at most, take no more memory for `n_seq`
+    sequences than an eighth of the model's `weights`, in bytes; 0 for a model that keeps no such state."""
+    state = recurrent_state_bytes(header)
+    return min(MAX_SNAPSHOTS, weights // 8 // (state * n_seq)) if state else 0
+
+
+_seq_rm = native.bind_nonblocking(
+    lib.llama_memory_seq_rm, ctypes.c_bool, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32
+)
+
+
+@dataclass(slots=True)
+class _Checkpoint:
+    length: int
+    state: Any
+    """A ctypes buffer."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """`batch`: the length before the last batch; below it, and at it, no snapshot reaches. `newest` and `anchors` are
+    checkpoints, the latter of ends of long reads, in ascending order."""
+
+    batch: int = 0
+    pending: bool = False
+    due: bool = False
+    """A checkpoint is due before the next single token."""
+    newest: _Checkpoint | None = None
+    anchors: list[_Checkpoint] = field(default_factory=list)
+
+    def at_most(self, length: int) -> _Checkpoint | None:
+        """Return the longest checkpoint of at most `length` positions."""
+        known = [one for one in (*self.anchors, self.newest) if one is not None and one.length <= length]
+        return max(known, key=lambda one: one.length, default=None)
+
+    def forget_after(self, length: int) -> None:
+        """Drop the checkpoints of more than `length` positions: their tokens are others by now."""
+        self.anchors = [one for one in self.anchors if one.length <= length]
+        if self.newest is not None and self.newest.length > length:
+            self.newest = None
+
+
+class KVCache:
+    """The cache of an open context of `n_seq` sequences over a model.
+
+    `window` is the size of the model's sliding window, 0 without one. `recurrent`: at least some layers keep a state
+    that is not cut by positions.
+    """
+
+    def __init__(self, model: native.Owned, context: native.Owned, n_seq: int) -> None:
+        self._context: native.Owned | None = context
+        self._memory: int = lib.llama_get_memory(context.pointer)
+        self.recurrent = bool(lib.llama_model_is_recurrent(model.pointer) or lib.llama_model_is_hybrid(model.pointer))
+        self.window = max(0, int(lib.llama_model_n_swa(model.pointer)))
+        self.snapshots = int(lib.llama_n_rs_seq(context.pointer)) if self.recurrent else 0
+        self._plain = not self.recurrent and not self.window
+        self._sequences = [_Sequence() for _ in range(n_seq)]
+
+    def close(self) -> None:
+        """Let go of the context and of all checkpoints."""
+        self._context, self._sequences = None, []
+
+    @property
+    def exists(self) -> bool:
+        """Return whether the model keeps a cache at all."""
+        return bool(self._memory)
+
+    @property
+    def plain(self) -> bool:
+        """Return whether every rollback is exact, and takes no time."""
+        return self._plain
+
+    def clear(self, seq: int) -> None:
+        """Empty a sequence."""
+        self._sequences[seq] = _Sequence()
+        _seq_rm(self._memory, seq, -1, -1)
+
+    def truncate(self, seq: int, length: int, now: int) -> int:
+        """Roll a sequence of `now` positions back to `length`; return how many it has afterwards: `length`, or fewer
+        where the others have to be read again."""
+        if self._plain:
+            return length if _seq_rm(self._memory, seq, length, -1) else self._cleared(seq)
+        one = self._sequences[seq]
+        if length == 0:
+            return self._cleared(seq)
+        one.forget_after(length)
+        if self._cut(seq, one, length, now):
+            return length
+        return self._restored(seq, one, length)
+
+    def _cut(self, seq: int, one: _Sequence, length: int, now: int) -> bool:
+        """Drop the positions from `length` on where what is left is then right."""
+        if self.recurrent:
+            if one.pending or length <= one.batch or now - length > self.snapshots:
+                return False
+            if not _seq_rm(self._memory, seq, length, -1):
+                return False
+            one.pending = True
+        elif not _seq_rm(self._memory, seq, length, -1):
+            return False
+        return not self.window or self._least(seq) <= max(0, length - self.window)
+
+    def _least(self, seq: int) -> int:
+        """Return the least position from which on a sequence has all its cells; more than any if it has none."""
+        least = int(lib.llama_memory_seq_pos_min(self._memory, seq))
+        return least if least >= 0 else _NEVER
+
+    def _restored(self, seq: int, one: _Sequence, length: int) -> int:
+        """Restore the longest checkpoint of at most `length` positions; return its length."""
+        found = one.at_most(length)
+        if found is None:
+            return self._cleared(seq)
+        taken, context = 0, self._context
+        if context is not None:
+            with context.guard:
+                taken = _set_state(context.pointer, found.state, len(found.state), seq, _PARTIAL)
+        if not taken or not _seq_rm(self._memory, seq, found.length, -1):
+            return self._cleared(seq)
+        one.batch, one.pending = found.length, False
+        return found.length
+
+    def _cleared(self, seq: int) -> int:
+        self.clear(seq)
+        return 0
+
+    def copy(self, src: int, dst: int) -> bool:
+        """Make `dst` a copy of `src`; return False where that is impossible, with `dst` empty."""
+        self.clear(dst)
+        one = self._sequences[src]
+        if one.pending:  # the copy would have the state before the rollback
+            return False
+        lib.llama_memory_seq_cp(self._memory, src, dst, -1, -1)
+        one.batch = _NEVER  # both use one state until their next batches: a rollback of one would move the other
+        self._sequences[dst] = _Sequence(_NEVER, newest=one.newest, anchors=list(one.anchors))
+        return True
+
+    def distrust(self, seq: int, length: int, now: int) -> int:
+        """Roll back like `truncate` after a batch that has failed or was interrupted."""
+        self._sequences[seq].batch = _NEVER
+        return self.truncate(seq, length, now)
+
+    def expect_draft(self, seq: int) -> None:
+        """Save a checkpoint of a recurrent sequence before its next single token, unless there are snapshots. Tokens
+        that are decoded one by one may be rolled back together, and a snapshot gives back the last batch only."""
+        self._sequences[seq].due = self.recurrent and not self.snapshots
+
+    def begin_batch(self, seq: int, start: int, rows: int, outputs: int) -> None:
+        """Record that a batch follows with `rows` rows of a recurrent sequence from position `start` on. All but one of
+        the last `outputs` of them may be rolled back: where there are fewer snapshots, save a checkpoint."""
+        one = self._sequences[seq]
+        if outputs - 1 > self.snapshots or (rows == 1 and one.due):
+            self.save(seq, start)
+            one.due = False
+        elif rows > 1:
+            self.expect_draft(seq)
+        one.batch, one.pending = start, False
+
+    def save(self, seq: int, length: int) -> None:
+        """Save a checkpoint of a sequence of `length` positions."""
+        one, context = self._sequences[seq], self._context
+        if context is None or not length or ((last := one.at_most(length)) is not None and last.length == length):
+            return
+        size = lib.llama_state_seq_get_size_ext(context.pointer, seq, _PARTIAL)
+        if not 0 < size <= _MOST_BYTES:
+            return
+        state = (ctypes.c_uint8 * size)()
+        with context.guard:
+            if _get_state(context.pointer, state, size, seq, _PARTIAL) != size:
+                return
+        new = _Checkpoint(length, state)
+        if last is None or length - last.length >= _ANCHOR:
+            one.anchors = [*one.anchors, new][-min(_ANCHORS, max(1, _MOST_BYTES // size - 1)) :]
+        else:
+            one.newest = new

@@ -1,0 +1,80 @@
+"""A pair of any architecture writes what its verifier writes alone, whatever kind of cache the two have."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgellm import LLM
+from edgellm.engine import Context, Model
+from edgellm.errors import InvalidOption
+from tests.conftest import Architectures
+
+NOTES = "The mug is on the shelf. The key is in the drawer. The mug is on the shelf and the key is in the drawer."
+QUESTION = f"{NOTES}\n\nWhere is the mug, and where is the key?"
+TOKENS = 40
+HYBRIDS = ("qwen35", "qwen3next", "lfm2", "falcon-h1", "nemotron_h")
+OTHERS = ("gemma3", "gpt-oss", "deepseek2", "mamba2")
+MODES: dict[str, dict[str, Any]] = {
+    "everything verified": {},
+    "without copies": {"retrieval": "off"},
+    "early exit": {"early_exit": "on"},
+}
+
+
+def written(llm: LLM, **options: Any) -> list[int]:
+    return [token.id for token in llm.reply(QUESTION, max_tokens=TOKENS, **options)]
+
+
+def alone(model: Model, prompt: np.ndarray) -> list[int]:
+    """Return the greedy reply, one token at a time."""
+    found: list[int] = []
+    with Context(model, n_ctx=512, threads=1) as context:
+        row = context.decode(prompt)[0]
+        while len(found) < TOKENS and not model.is_eog(token := int(row.argmax())):
+            found.append(token)
+            row = context.decode(np.array([token], dtype=np.int32))[0]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "EDGELLM_PROBE", "off")
+
+
+@pytest.mark.parametrize("name", HYBRIDS + OTHERS)
+def test_a_pair_writes_what_its_verifier_writes_alone(architectures: Architectures, name: str) -> None:
+    verifier, draft = architectures(name), architectures(name, 0.12)
+    with LLM.open(draft, verifier, threads=1, n_ctx=512, history=False) as pair:
+        prompt = pair.prompt_ids(QUESTION)
+        with Model.load(verifier, probe=False) as model:
+            expected = alone(model, prompt)
+        assert len(set(expected)) > 4
+        for mode, options in MODES.items():
+            assert written(pair, **options) == expected, mode
+        reply = pair.reply(QUESTION, max_tokens=TOKENS, budget=0.4)
+        assert list(reply)
+        again = [*pair.reply(QUESTION, max_tokens=TOKENS)]
+        assert [token.id for token in again] == expected, "after a budget"
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_one_model_alone_copies_and_stays_itself(architectures: Architectures, name: str) -> None:
+    path = architectures(name)
+    with LLM.open(None, path, threads=1, n_ctx=512, history=False) as llm:
+        prompt = llm.prompt_ids(QUESTION)
+        with Model.load(path, probe=False) as model:
+            expected = alone(model, prompt)
+        assert written(llm) == written(llm) == expected
+
+
+def test_a_gate_that_needs_attention_is_refused_where_there_is_none(architectures: Architectures) -> None:
+    paths: list[Path] = [architectures("mamba2", 0.12), architectures("mamba2")]
+    with LLM.open(*paths, threads=1, n_ctx=512, history=False) as pair:
+        assert list(pair.reply(QUESTION, max_tokens=8, budget=0.4))
+        with pytest.raises(InvalidOption, match="needs attention"):
+            list(pair.reply(QUESTION, max_tokens=8, budget=0.4, gate="synera"))
