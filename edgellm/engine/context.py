@@ -181,7 +181,8 @@ class Context:
             flash_attention=self.flash,
             snapshots=snapshots_that_fit(model.header, model.size_bytes, n_seq) if rolls_back else 0,
         )
-        self._cache = KVCache(model.owned, self._owned, n_seq)
+        self._cache = KVCache(model.owned, self._owned, n_seq, trusted="rollback" not in model.faults)
+        self._one_at_a_time = "sequences" in model.faults
         self._lost: dict[int, int] = {}  # sequences whose last positions must be read again, and how many they have
         if not self._cache.exists:
             raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
@@ -414,6 +415,8 @@ class Context:
             ContextFull, InvalidOption, EngineFailed: as for `decode`; nothing was changed in any sequence.
         """
         batch = self._batch.tokens
+        if self._one_at_a_time and len(rows) > 1 and embedded is None:
+            return self._decode_one_by_one(rows)
         if len(rows) == 1 and embedded is None and len(rows[0].ids) <= self.n_batch:
             return [self.decode(rows[0].ids, seq=rows[0].seq, outputs=rows[0].outputs)]
         if embedded is not None:
@@ -447,6 +450,16 @@ class Context:
             self._restore(starts)
             raise
         return self._views([(len(r.ids), r.outputs) for r in rest])
+
+    def _decode_one_by_one(self, rows: Sequence[SeqRows]) -> list[Floats]:
+        """Decode like `decode_rows`, each sequence in batches of its own."""
+        before = {r.seq: self.length(r.seq) for r in rows}
+        try:
+            return [self.decode(r.ids, seq=r.seq, outputs=r.outputs).copy() for r in rows]
+        except BaseException:
+            for seq, length in before.items():
+                self.rollback(length, seq)
+            raise
 
     def decode_embeddings(self, rows: Floats, *, seq: int = 0, outputs: int = 1) -> Floats:
         """Decode like `decode`, with float32 rows of shape (n, n_embd) in place of the embedded tokens.

@@ -79,13 +79,15 @@ class KVCache:
     that is not cut by positions.
     """
 
-    def __init__(self, model: native.Owned, context: native.Owned, n_seq: int) -> None:
+    def __init__(self, model: native.Owned, context: native.Owned, n_seq: int, *, trusted: bool = True) -> None:
+        """Look after the cache of `context`. Without `trusted` nothing is rolled back, and all is read again."""
+        self._trusted = trusted
         self._context: native.Owned | None = context
         self._memory: int = lib.llama_get_memory(context.pointer)
         self.recurrent = bool(lib.llama_model_is_recurrent(model.pointer) or lib.llama_model_is_hybrid(model.pointer))
         self.window = max(0, int(lib.llama_model_n_swa(model.pointer)))
         self.snapshots = int(lib.llama_n_rs_seq(context.pointer)) if self.recurrent else 0
-        self._plain = not self.recurrent and not self.window
+        self._plain = trusted and not self.recurrent and not self.window
         self._sequences = [_Sequence() for _ in range(n_seq)]
 
     def close(self) -> None:
@@ -113,7 +115,7 @@ class KVCache:
         if self._plain:
             return length if _seq_rm(self._memory, seq, length, -1) else self._cleared(seq)
         one = self._sequences[seq]
-        if length == 0:
+        if length == 0 or not self._trusted:
             return self._cleared(seq)
         one.forget_after(length)
         if self._cut(seq, one, length, now):

@@ -52,8 +52,11 @@ class Model:
         parts: Sequence[GgufHeader],
         owned: native.Owned,
         template: Template | None,
+        faults: Sequence[str] = (),
     ) -> None:
         """Set up a model that `load` has loaded; not for other callers."""
+        self.faults = frozenset(faults)
+        """Which trials of `engine.trial.self_test` fail: what llama.cpp computes wrongly is avoided."""
         self.path, self.header = path, header
         self.text_only = False
         self._owned: native.Owned | None = owned
@@ -119,14 +122,15 @@ class Model:
         path, header = file.path, file.header
         paths = _part_paths(path, header)
         parts = [header, *_other_parts(path, paths)]
-        if probe and require_loadable(Probe(paths, parts, gpu_layers, text_only), _first_half(progress)):
+        verdict = require_loadable(Probe(paths, parts, gpu_layers, text_only), _first_half(progress)) if probe else None
+        if verdict is not None and verdict.new:
             progress = _second_half(progress)
         template = _template(path, header)
         try:
             if chat and template is not None:
                 template.start()
             owned = _load(path, gpu_layers, text_only, progress)
-            model = cls(path, header, parts, owned, template)
+            model = cls(path, header, parts, owned, template, verdict.faults if verdict is not None else ())
         except BaseException:
             if template is not None:
                 template.close()

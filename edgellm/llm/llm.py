@@ -43,6 +43,7 @@ from edgellm.spec.stream import Reply
 from edgellm.spec.types import Ids
 from edgellm.storage import fingerprint
 
+_AVOIDED = {"rollback": "rolled back texts", "sequences": "several texts in one batch"}
 _EXTRA_TOKENS = 7  # extra tokens per request that a verifier across a link writes without a draft model
 
 
@@ -298,6 +299,15 @@ class LLM:
     @property
     def verifier_name(self) -> str | None:
         return None if self._parts.verifier is None else self._parts.verifier.name
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What was switched off because llama.cpp computes it wrongly with one of the models; one sentence each."""
+        return tuple(
+            f"llama.cpp computes {avoided} of {model.name} wrongly; that is avoided, which is slower."
+            for model in {id(model): model for model in (self._parts.draft, self._text) if model is not None}.values()
+            for avoided in (_AVOIDED[fault] for fault in sorted(model.faults) if fault in _AVOIDED)
+        )
 
     @property
     def verifier_reason(self) -> str:

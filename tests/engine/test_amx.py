@@ -60,7 +60,7 @@ def no_child(*_: object, **__: object) -> str:
 def test_without_amx_nothing_is_tried(on_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     found = replace(features(), instructions=("AVX2",))
     monkeypatch.setattr(probe, "features", lambda: found)
-    monkeypatch.setattr(probe, "fatal_in_child", no_child)
+    monkeypatch.setattr(probe, "try_in_child", no_child)
 
     assert probe.amx_failure() == ""
 
@@ -76,7 +76,7 @@ def test_what_ends_a_child_is_not_used_and_not_tried_again(
     assert probe.amx_failure() == "it ends the process with SIGSEGV"
 
     probe.amx_failure.cache_clear()  # as in the next process
-    monkeypatch.setattr(probe, "fatal_in_child", no_child)
+    monkeypatch.setattr(probe, "try_in_child", no_child)
     with Model.load(draft_path) as model, Context(model, n_ctx=32) as context:
         rows = context.decode(model.tokenize("a mug", special=False))
 
@@ -87,14 +87,14 @@ def test_what_ends_a_child_is_not_used_and_not_tried_again(
 def test_a_model_that_works_may_be_laid_out_anew(
     on_amx: bool, draft_path: Path, laid_out_anew: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "fatal_in_child", lambda *_, **__: "")
+    monkeypatch.setattr(probe, "try_in_child", lambda *_, **__: probe.Verdict())
 
     with Model.load(draft_path):
         assert laid_out_anew == [True]
 
 
 def test_the_user_decides(on_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "fatal_in_child", no_child)
+    monkeypatch.setattr(probe, "try_in_child", no_child)
     monkeypatch.setenv("EDGELLM_AMX", "off")
     assert probe.amx_failure() == "EDGELLM_AMX is off"
 

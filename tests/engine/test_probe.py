@@ -94,7 +94,7 @@ def test_a_sound_file_is_tried_once_wherever_it_lies(
         Model.load(path, progress=shares.append).close()
     assert children.started == 1
     assert shares[-1] == 1
-    assert json.loads(next(guarded.iterdir()).read_text(encoding="utf-8")) == {"fatal": ""}
+    assert json.loads(next(guarded.iterdir()).read_text(encoding="utf-8")) == {"fatal": "", "faults": []}
 
 
 def test_equal_blocks_of_layers_share_a_verdict(
@@ -174,7 +174,7 @@ def test_old_verdicts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for age in range(5):
         (tmp_path / f"{age}.json").touch()
         os.utime(tmp_path / f"{age}.json", (age, age))
-    probe.write_verdict(tmp_path / "new.json", "")
+    probe.write_verdict(tmp_path / "new.json", probe.Verdict())
     assert {path.name for path in tmp_path.iterdir()} == {"3.json", "4.json", "new.json"}
 
 

@@ -15,7 +15,7 @@ from edgellm.cli.commands.mesh.run import INTERRUPTED, OverDevices, over_devices
 from edgellm.cli.commands.peers import peer_names
 from edgellm.cli.help_examples import GATES, SOURCES, gate_names, model_names, source_names
 from edgellm.cli.settings import renamed
-from edgellm.cli.views.console import Loading, decode, is_terminal, say
+from edgellm.cli.views.console import Loading, announce, decode, is_terminal, say
 from edgellm.cli.views.reply_printer import print_reply
 from edgellm.errors import InvalidOption
 
@@ -176,8 +176,7 @@ def chat(
             pair = LLM.open(
                 draft, AUTO if peer else verifier, profile=profile, progress=loading, peers=peer or (), history=history
             )
-    if pair.verifier_reason:
-        say(pair.verifier_reason, style="dim")
+    announce(pair.verifier_reason, pair.notices)
     with pair:
         remember = recall(pair) if history and options.sources() else None
         session = ChatSession(

@@ -39,7 +39,7 @@ from edgellm.cli.http_options import (
     served_name,
     until_stopped,
 )
-from edgellm.cli.views.console import Loading, say, size
+from edgellm.cli.views.console import Loading, announce, say, size
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -334,8 +334,7 @@ def _serve_pair(
     else:
         with Loading() as loading:
             pair = LLM.open(draft, AUTO if peer else verifier, progress=loading, peers=peer or ())
-        if pair.verifier_reason:
-            say(pair.verifier_reason, style="dim")
+        announce(pair.verifier_reason, pair.notices)
         linked = pair.verifier_up is not None
         served = ServedModel(pair, pair.name if linked else served_name(local), in_turns=not linked)
     with served.pair:

@@ -6,6 +6,7 @@ import codecs
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -141,6 +142,13 @@ def say(text: str, style: str = "") -> None:
         err().print(harmless(text), style=style, soft_wrap=True)
     except OSError:  # the terminal is gone, or the disk is full
         discard(sys.stderr)
+
+
+def announce(reason: str, notices: Sequence[str]) -> None:
+    """Print on stderr why a verifier was chosen, unless it was named, and what was switched off."""
+    for text, style in ((reason, "dim"), *((notice, "yellow") for notice in notices)):
+        if text:
+            say(text, style=style)
 
 
 def fail(text: str) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from edgellm.engine.context import Context
 from edgellm.engine.layer_block import Block
 from edgellm.engine.model import Model
+from edgellm.engine.trial.self_test import self_test
 from edgellm.errors import EdgeError
 from edgellm.isolation.serving import limit
 
@@ -33,15 +34,16 @@ def main(arguments: list[str]) -> None:
     """Try a model; `arguments` are its path, the bytes of all its parts, GPU layers, and 1 for the vocabulary alone."""
     path, size, gpu_layers, text_only = Path(arguments[0]), *map(int, arguments[1:])
     _limit(size)
-    outcome = {}
+    outcome: dict[str, object] = {}
     try:
-        _load(path, gpu_layers, bool(text_only))
+        outcome = {"faults": _load(path, gpu_layers, bool(text_only))}
     except EdgeError as error:
         outcome = {"error": type(error).__name__, "what": error.what, "next_step": error.next_step}
     _say(outcome)
 
 
-def _load(path: Path, gpu_layers: int, text_only: bool) -> None:
+def _load(path: Path, gpu_layers: int, text_only: bool) -> list[str]:
+    """Load, decode and test the model; return what `self_test` does."""
     reported = 0.0
 
     def report(share: float) -> None:
@@ -54,8 +56,10 @@ def _load(path: Path, gpu_layers: int, text_only: bool) -> None:
         if model.has_vocabulary:
             _ = model.vocabulary
             model.tokenize("A word,\n2 words.", special=True)
-        if not text_only:
-            _decode(model)
+        if text_only:
+            return []
+        _decode(model)
+        return self_test(model) if model.has_vocabulary else []
 
 
 def _decode(model: Model) -> None:

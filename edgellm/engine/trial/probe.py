@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from io import FileIO
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from edgellm import errors, places
 from edgellm.engine.gguf.reader import GgufHeader, check_gguf, is_index
@@ -52,21 +52,21 @@ def amx_failure() -> str:
     if (chosen := os.environ.get("EDGELLM_AMX")) in ("on", "off"):
         return "" if chosen == "on" else "EDGELLM_AMX is off"
     kept = places.cache_dir() / "probed" / f"amx-{_build()}.json"
-    fatal = read_verdict(kept)
-    if fatal is None and (fatal := _amx_trial()) is not None:
-        write_verdict(kept, fatal)
-    if fatal is None:
+    verdict = read_verdict(kept)
+    if verdict is None and (verdict := _amx_trial()) is not None:
+        write_verdict(kept, verdict)
+    if verdict is None:
         return "it could not be tested"
-    return f"it ends the process with {fatal}" if fatal else ""
+    return f"it ends the process with {verdict.fatal}" if verdict.fatal else ""
 
 
-def _amx_trial() -> str | None:
-    """Return the cause of the child's end, "" if it survived, None if AMX could not be tested."""
+def _amx_trial() -> Verdict | None:
+    """Return the verdict on AMX, None if it could not be tested."""
     model = next((path for folder in places.bundled_dirs() if (path := folder / "draft.gguf").is_file()), None)
     if model is None or not sys.executable:
         return None
     try:
-        return fatal_in_child(Probe((model,), (check_gguf(model),)), EDGELLM_AMX="on")
+        return try_in_child(Probe((model,), (check_gguf(model),)), EDGELLM_AMX="on")
     except EdgeError:  # it was ended from outside, or there is no memory now
         return None
 
@@ -82,7 +82,7 @@ def _build() -> str:
     return digest.hexdigest()[:16]
 
 
-_FORMAT = 2  # raise this when the child tries more than before
+_FORMAT = 3  # raise this when the child tries more than before
 _MOST_KEPT = 1_000  # verdicts
 _TAIL = 4_096  # bytes of the child's last output
 _PORTION = 2**20
@@ -114,10 +114,22 @@ class Probe:
         return digest.hexdigest()
 
 
-def require_loadable(probe: Probe, progress: Callable[[float], None] | None = None) -> bool:
-    """Make sure that loading the model does not end the process; return whether that took a child process.
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of a trial: the cause of the child's end, "" if it survived; and which of `self_test.TRIALS` fail.
 
-    `progress` is called with shares from 0 to 1.
+    `new`: the trial was made just now.
+    """
+
+    fatal: str = ""
+    faults: tuple[str, ...] = ()
+    new: bool = False
+
+
+def require_loadable(probe: Probe, progress: Callable[[float], None] | None = None) -> Verdict:
+    """Make sure that loading the model does not end the process; return the verdict of the trial, now or earlier.
+
+    `progress` is called with shares from 0 to 1, if there is a trial now.
 
     Raises:
         ModelUnsupported: loading ends the process, or llama.cpp refuses the file.
@@ -125,21 +137,21 @@ def require_loadable(probe: Probe, progress: Callable[[float], None] | None = No
     """
     path = probe.paths[0]
     if os.environ.get("EDGELLM_PROBE") == "off" or not sys.executable or _is_bundled(path):
-        return False
+        return Verdict()
     try:
         kept = places.cache_dir() / "probed" / f"{probe.key()}.json"
     except OSError as error:
         raise ModelUnsupported(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
     known = read_verdict(kept)
-    fatal = fatal_in_child(probe, progress) if known is None else known
+    verdict = try_in_child(probe, progress) if known is None else known
     if known is None:
-        write_verdict(kept, fatal)
-    if fatal:
+        write_verdict(kept, verdict)
+    if verdict.fatal:
         raise ModelUnsupported(
-            f"{path} ends the process that loads it: {fatal}.",
+            f"{path} ends the process that loads it: {verdict.fatal}.",
             "Use another file of this model; this one will not be loaded again.",
         )
-    return known is None
+    return verdict
 
 
 def _checked_parts(header: GgufHeader) -> Iterator[tuple[int, int]]:
@@ -169,8 +181,8 @@ def _is_bundled(path: Path) -> bool:
     return real.name in _BUNDLED and real.parent in [folder.resolve() for folder in places.bundled_dirs()]
 
 
-def fatal_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> str:
-    """Load the model in a child with these variables; return the cause of its end, "" if it survived.
+def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> Verdict:
+    """Load and test the model in a child with these variables; return the verdict.
 
     Raises:
         EdgeError: loading raised this error in the child, or as for `require_loadable`.
@@ -190,12 +202,17 @@ def fatal_in_child(probe: Probe, progress: Callable[[float], None] | None = None
                 child.kill()
                 raise
         if outcome is not None:
-            return _raise_error(outcome)
+            _raise_error(outcome)
+            return Verdict("", _texts(outcome.get("faults")), new=True)
         cause, words = cause_of(child.returncode), _last_lines(output)
-        return f"{cause}, {words}" if words else cause
+        return Verdict(f"{cause}, {words}" if words else cause, new=True)
 
 
-def _read_outcome(child: subprocess.Popen[bytes], progress: Callable[[float], None] | None) -> dict[str, str] | None:
+def _texts(found: object) -> tuple[str, ...]:
+    return tuple(text for text in found if isinstance(text, str)) if isinstance(found, list) else ()
+
+
+def _read_outcome(child: subprocess.Popen[bytes], progress: Callable[[float], None] | None) -> dict[str, Any] | None:
     """Report the child's progress; return its outcome, None if it ended without one."""
     outcome = None
     for line in child.stdout or ():
@@ -210,11 +227,10 @@ def _read_outcome(child: subprocess.Popen[bytes], progress: Callable[[float], No
     return outcome if child.wait() == 0 else None
 
 
-def _raise_error(outcome: dict[str, str]) -> str:
+def _raise_error(outcome: dict[str, Any]) -> None:
     error = getattr(errors, str(outcome.get("error")), None)
     if isinstance(error, type) and issubclass(error, EdgeError):
         raise error(str(outcome.get("what")), str(outcome.get("next_step")))
-    return ""
 
 
 def _last_lines(output: IO[bytes]) -> str:
@@ -224,8 +240,8 @@ def _last_lines(output: IO[bytes]) -> str:
     return "; ".join("".join(filter(str.isprintable, line)).strip() for line in lines if line.strip())
 
 
-def read_verdict(kept: Path) -> str | None:
-    """Return the cause of the child's end in an earlier trial, "" if it survived, None without a trial."""
+def read_verdict(kept: Path) -> Verdict | None:
+    """Return the verdict of an earlier trial, None without one."""
     try:
         if kept.is_symlink() or not kept.is_file():  # a pipe would be waited for
             return None
@@ -233,11 +249,11 @@ def read_verdict(kept: Path) -> str | None:
     except (OSError, ValueError, RecursionError):
         return None
     fatal = found.get("fatal") if isinstance(found, dict) else None
-    return fatal if isinstance(fatal, str) else None
+    return Verdict(fatal, _texts(found.get("faults"))) if isinstance(fatal, str) else None
 
 
-def write_verdict(kept: Path, fatal: str) -> None:
-    """Save the cause of the child's end, "" if it survived. If it cannot be written, the next load tries again."""
+def write_verdict(kept: Path, verdict: Verdict) -> None:
+    """Save a verdict. If it cannot be written, the next load tries again."""
     partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -245,5 +261,5 @@ def write_verdict(kept: Path, fatal: str) -> None:
         for old in others[: max(0, len(others) - _MOST_KEPT + 1)]:
             old.unlink(missing_ok=True)
         partial.touch(mode=0o600)
-        partial.write_text(json.dumps({"fatal": fatal}), encoding="utf-8")
+        partial.write_text(json.dumps({"fatal": verdict.fatal, "faults": verdict.faults}), encoding="utf-8")
         partial.replace(kept)
