@@ -174,7 +174,7 @@ def test_old_verdicts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for age in range(5):
         (tmp_path / f"{age}.json").touch()
         os.utime(tmp_path / f"{age}.json", (age, age))
-    probe.write_verdict(tmp_path / "new.json", probe.Verdict())
+    probe.write_verdict(tmp_path / "new.json", probe.LoadTrial())
     assert {path.name for path in tmp_path.iterdir()} == {"3.json", "4.json", "new.json"}
 
 

@@ -60,7 +60,7 @@ def amx_failure() -> str:
     return f"it ends the process with {verdict.fatal}" if verdict.fatal else ""
 
 
-def _amx_trial() -> Verdict | None:
+def _amx_trial() -> LoadTrial | None:
     """Return the verdict on AMX, None if it could not be tested."""
     model = next((path for folder in places.bundled_dirs() if (path := folder / "draft.gguf").is_file()), None)
     if model is None or not sys.executable:
@@ -115,7 +115,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LoadTrial:
     """The outcome of a trial: the cause of the child's end, "" if it survived; and which of `self_test.TRIALS` fail.
 
     `new`: the trial was made just now.
@@ -126,7 +126,7 @@ class Verdict:
     new: bool = False
 
 
-def require_loadable(probe: Probe, progress: Callable[[float], None] | None = None) -> Verdict:
+def require_loadable(probe: Probe, progress: Callable[[float], None] | None = None) -> LoadTrial:
     """Make sure that loading the model does not end the process; return the verdict of the trial, now or earlier.
 
     `progress` is called with shares from 0 to 1, if there is a trial now.
@@ -137,7 +137,7 @@ def require_loadable(probe: Probe, progress: Callable[[float], None] | None = No
     """
     path = probe.paths[0]
     if os.environ.get("EDGELLM_PROBE") == "off" or not sys.executable or _is_bundled(path):
-        return Verdict()
+        return LoadTrial()
     try:
         kept = places.cache_dir() / "probed" / f"{probe.key()}.json"
     except OSError as error:
@@ -181,7 +181,7 @@ def _is_bundled(path: Path) -> bool:
     return real.name in _BUNDLED and real.parent in [folder.resolve() for folder in places.bundled_dirs()]
 
 
-def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> Verdict:
+def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> LoadTrial:
     """Load and test the model in a child with these variables; return the verdict.
 
     Raises:
@@ -203,9 +203,9 @@ def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, 
                 raise
         if outcome is not None:
             _raise_error(outcome)
-            return Verdict("", _texts(outcome.get("faults")), new=True)
+            return LoadTrial("", _texts(outcome.get("faults")), new=True)
         cause, words = cause_of(child.returncode), _last_lines(output)
-        return Verdict(f"{cause}, {words}" if words else cause, new=True)
+        return LoadTrial(f"{cause}, {words}" if words else cause, new=True)
 
 
 def _texts(found: object) -> tuple[str, ...]:
@@ -240,7 +240,7 @@ def _last_lines(output: IO[bytes]) -> str:
     return "; ".join("".join(filter(str.isprintable, line)).strip() for line in lines if line.strip())
 
 
-def read_verdict(kept: Path) -> Verdict | None:
+def read_verdict(kept: Path) -> LoadTrial | None:
     """Return the verdict of an earlier trial, None without one."""
     try:
         if kept.is_symlink() or not kept.is_file():  # a pipe would be waited for
@@ -249,10 +249,10 @@ def read_verdict(kept: Path) -> Verdict | None:
     except (OSError, ValueError, RecursionError):
         return None
     fatal = found.get("fatal") if isinstance(found, dict) else None
-    return Verdict(fatal, _texts(found.get("faults"))) if isinstance(fatal, str) else None
+    return LoadTrial(fatal, _texts(found.get("faults"))) if isinstance(fatal, str) else None
 
 
-def write_verdict(kept: Path, verdict: Verdict) -> None:
+def write_verdict(kept: Path, verdict: LoadTrial) -> None:
     """Save a verdict. If it cannot be written, the next load tries again."""
     partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     with suppress(OSError):
