@@ -5,7 +5,7 @@
     python -m bench show [NAME ...]
 
 A NAME is a suite (`synera`) or a benchmark (`synera/quality`). `run` writes `bench/results/SUITE/NAME.json` and, where
-matplotlib is installed, some pictures; `--quick` takes few cases, and what it writes is called `quick-NAME`.
+matplotlib is installed, some pictures; `--quick` takes few cases and writes `quick-NAME`.
 """
 
 from bench.harness.suite import main

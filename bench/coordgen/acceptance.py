@@ -3,9 +3,9 @@
     python -m bench.coordgen.acceptance [--cases 80] [--models edgellm-verifier edgellm-draft] [--name ...]
 
 Mean acceptance length is the tokens of the replies over the verifications. The verifier's own token counts, so 1 is
-plain decoding; the token of the prefill does not. Every method drafts all that it finds, up to the same length.
+plain decoding; the token of the prefill does not. Every method drafts all it finds, up to the same length.
 `calibration + reuse` are the paper's two techniques; `ours` adds past conversations, word by word and by analogy.
-Replies are greedy, of f32 copies of the models, and each method must write the recorded reply.
+Replies are greedy and of f32 copies of the models; each method must write the recorded reply.
 
 Columns: a task each, and the mean ratio to the method's base.
 """
@@ -54,7 +54,7 @@ TOPPINGS: dict[str, tuple[str, ...]] = {
 
 
 def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Reply]) -> float:
-    """Tokens a verification over `cases`, one after another."""
+    """Return the tokens for each verification over `cases`, one after another."""
     tokens = rounds = 0
     for case in cases:
         method.begin(case)
@@ -76,22 +76,22 @@ def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Re
         finally:
             session.close()
         if tuple(text[len(case.prompt) :].tolist()) != case.reply:
-            sys.exit(f"another reply was written than the recorded one: {model.detokenize(text).decode()!r}")
+            sys.exit(f"the reply is not the recorded one: {model.detokenize(text).decode()!r}")
         method.end(case)
     return tokens / max(1, rounds)
 
 
 def measured(model: Model, cases: int) -> dict[str, dict[str, float]]:
-    """Acceptance lengths of every method, by task."""
+    """Return the acceptance lengths of every method, by task."""
     found: dict[str, dict[str, float]] = {}
     verifier = LocalVerifier(model, ContextPool(partial(Context, model, n_ctx=model.n_ctx_train)), model.n_ctx_train)
     for task in TASKS:
-        asked = recorded(model, task, cases)
+        replies = recorded(model, task, cases)
         found[task] = {}
         for base, (make, prior) in BASES.items():
             for topping, others in TOPPINGS.items():
                 method = Method(make(), others, Everything(), model, prior)
-                found[task][base + topping] = length(model, verifier, method, asked)
+                found[task][base + topping] = length(model, verifier, method, replies)
     verifier.close()
     return found
 
@@ -115,12 +115,12 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> Path | None:
-    """Tokens a verification brings (Table 4), a panel a model."""
+    """Draw the tokens for each verification (Table 4), a panel for each model."""
     models = found["models"]
-    wanted = ("PLD", "PLD + ours", "SAM", "SAM + ours", "automaton with counts + ours")
+    shown = ("PLD", "PLD + ours", "SAM", "SAM + ours", "automaton with counts + ours")
     return bar_groups(
         path,
-        {model: {way: [row[way] for row in tasks.values()] for way in wanted} for model, tasks in models.items()},
+        {model: {name: [row[name] for row in tasks.values()] for name in shown} for model, tasks in models.items()},
         {model: list(tasks) for model, tasks in models.items()},
         "tokens a verification",
     )

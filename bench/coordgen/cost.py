@@ -2,7 +2,7 @@
 
     python -m bench.coordgen.cost [--tokens 100000] [--context 512 1024 4096] [--repeats 5] [--threads N] [--name ...]
 
-The first line is a suffix automaton over that many tokens of the little world: its seconds and its memory. The table
+The first line is a suffix automaton over `--tokens` tokens of the little world: its seconds and its memory. The table
 compares a prefill that keeps the likeliest next tokens of every position with a plain one, in turns, on the bundled
 verifier (up to the context that it was trained for) and on a Qwen 3 of the 0.5B shape: its seconds, how much longer it
 takes with calibration, and the memory that is kept.
@@ -38,11 +38,11 @@ from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from models.corpus import held_out
 from testkit import random_gguf
 
-_ONE = 100  # tokens that are added at a time, where the time of each is wanted
+_ONE = 100  # tokens that are added at a time, to measure the time of each
 
 
 def world(model: Model, tokens: int) -> list[int]:
-    """So many tokens of the little world's prompts and answers."""
+    """Return `tokens` tokens of the little world's prompts and answers."""
     ids: list[int] = []
     number = 0
     while len(ids) < tokens:
@@ -55,7 +55,7 @@ def world(model: Model, tokens: int) -> list[int]:
 
 
 def indexing(ids: list[int], repeats: int) -> dict[str, Any]:
-    """Seconds and bytes of an automaton over `ids`, and microseconds of a token more at its end."""
+    """Return seconds and bytes of an automaton over `ids`, and microseconds of a further token at its end."""
     seconds = []
     for _ in range(repeats):
         began = perf_counter()
@@ -80,7 +80,7 @@ def indexing(ids: list[int], repeats: int) -> dict[str, Any]:
 
 
 class Kept(Suggestions):
-    """Keeps what the verifier expects."""
+    """Keeps the tokens that the verifier expects."""
 
     @property
     def wants_expected(self) -> bool:
@@ -94,7 +94,7 @@ class Kept(Suggestions):
 
 
 def calibration(model: Model, length: int, repeats: int, threads: int | None) -> dict[str, Any]:
-    """Seconds of a prefill of `length` tokens, plain and calibrating, and what is kept of it."""
+    """Return seconds of a prefill of `length` tokens, plain and calibrating, and the memory that calibration keeps."""
     rng = random.Random(SEED)
     prompt: Ids = np.array([rng.randrange(300, model.n_vocab - 300) for _ in range(length)], dtype=np.int32)
     kept = Calibration(Seen())

@@ -1,4 +1,4 @@
-"""Gantt charts of graph switching: computations and loads by block, and how far each way is from the best plan."""
+"""Gantt charts of graph switching: computations and loads by block, and each policy's distance from the optimum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 Figures = dict[str, Any]
 
 COLOURS = ("#3f74ad", "#dd8232", "#479a63", "#a45a92")
-WHITE = 0.62  # what of a prefill graph's colour is white
+WHITE = 0.62  # share of white in a prefill graph's colour
 LINES = {
     "synchronous": ("#888888", ":s"),
     "naive": ("#3f74ad", "--^"),
@@ -27,7 +27,7 @@ NAMES = {
 
 
 def plot(found: Figures, path: Path) -> Path | None:
-    """Above, the examples, a column each; below, the distance from the optimum against the slowdown.
+    """Draw the examples above, a column each, and below the distance from the optimum against the slowdown.
 
     None where matplotlib is missing.
     """
@@ -53,18 +53,18 @@ def plot(found: Figures, path: Path) -> Path | None:
 
 
 def _example(figure: Any, example: Figures) -> None:
-    ways = example["ways"]
-    panels = figure.subplots(len(ways), 1, sharex=True)
-    for axes, (name, way) in zip(panels, ways.items(), strict=True):
+    rows = example["ways"]
+    panels = figure.subplots(len(rows), 1, sharex=True)
+    for axes, (name, way) in zip(panels, rows.items(), strict=True):
         best = " (the optimum)" if way["latency"] == example["optimum"] else ""
         gantt(axes, way, f"{NAMES[name]}: {way['latency']:g}{best}")
-    panels[-1].set_xlim(0.0, 1.02 * max(way["latency"] for way in ways.values()))
+    panels[-1].set_xlim(0.0, 1.02 * max(way["latency"] for way in rows.values()))
     panels[-1].set_xlabel("time")
     figure.suptitle(example["title"], fontsize="large")
 
 
 def gantt(axes: Any, timeline: Figures, title: str) -> None:
-    """One schedule: a lane of computations, pale with prefill graphs and full with decode graphs, and a lane of loads.
+    """Draw a schedule: a lane of computations, pale with prefill graphs and full with decode graphs, and one of loads.
 
     `timeline` as `dataclasses.asdict` makes it of a `Timeline`, with its latency.
     """

@@ -1,18 +1,18 @@
-"""Measure how far each way of switching graphs is from the best plan there is (CoordGen, 3.2).
+"""Measure how far each policy of switching graphs is from the optimal plan (CoordGen, 3.2).
 
     python -m bench.coordgen.graph_switching [--instances 60] [--seed 0]
 
 CoordGen loads a block's decode graph while other blocks still prefill, and plans that greedily. Random instances have 3
 to 7 blocks and 1 to 5 chunks, times that differ from block to block by up to three times, and loads of a third to six
-computations. They are grouped by the slowdown: how much longer the decode graphs take for a chunk on average, which is
-the cost of an early switch. Then come the instances that Appendix A makes of number partitioning, larger instances
-against a latency that no plan can undercut, and two examples as Gantt charts, the first of them Fig. 8. No model runs;
-figures depend on the seed alone, except `planning_ms`, the processor time of a plan.
+computations. They are grouped by the slowdown, the average factor by which decode graphs take longer for a chunk; it is
+the cost of an early switch. Then come the instances that Appendix A derives from number partitioning, larger instances
+against a lower bound of the latency, and two examples as Gantt charts, the first of them Fig. 8. No model runs; figures
+depend on the seed alone, except `planning_ms`, the processor time of a plan.
 
 Each cell has the mean and the greatest distance from the optimum, in percent; a star means that every plan was optimal.
-Columns: `synchronous` loads everything after the prefill; `naive` loads each block behind its last chunk; `progressive`
-is the paper's greedy, from the first computation on; `unhurried` is the same greedy, begun where that is best; `beam`
-is the search that finds the optimum, with a limit on its width.
+Columns: `synchronous` loads everything after the prefill; `naive` loads each block after its last chunk; `progressive`
+is the paper's greedy, from the first computation on; `unhurried` is the same greedy, begun at the best computation;
+`beam` is the search that finds the optimum, with a limited width.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LARGE = (12, 6)
 
 
 def measured(instances: Sequence[Instance], least: Callable[[Instance], float]) -> dict[str, dict[str, float]]:
-    """For each way, how much longer it takes than the `least`, as a share: mean and spread over the instances."""
+    """Return for each policy by which share it takes longer than `least`: mean and spread over the instances."""
     lows = [least(instance) for instance in instances]
     ways = {}
     for name, way in WAYS.items():
@@ -56,7 +56,7 @@ def measured(instances: Sequence[Instance], least: Callable[[Instance], float]) 
 
 
 def example(title: str, instance: Instance, names: Sequence[str]) -> dict[str, Any]:
-    """The timelines of an instance, as a Gantt picture needs them."""
+    """Return the timelines of an instance for a Gantt chart."""
     rows = {}
     for name in names:
         plan, reason = WAYS[name](instance)
@@ -67,7 +67,7 @@ def example(title: str, instance: Instance, names: Sequence[str]) -> dict[str, A
 
 
 def random_instances(count: int, seed: int) -> list[dict[str, Any]]:
-    """A row a slowdown."""
+    """Return a row for each slowdown, over `count` random instances."""
     rng = random.Random(seed)
     rows = []
     for slowdown in SLOWDOWNS:
@@ -84,7 +84,7 @@ HEAD = f"{'above the optimum, %':<26}" + "".join(f"{name:>18}" for name in WAYS)
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return a line for each group of instances, a column for each way."""
+    """Return a line for each group of instances, with a column for each policy."""
     rows = [(f"slowdown {row['slowdown']:.2f}", row["ways"]) for row in found["slowdowns"]]
     rows += [("partition (Appendix A)", found["partition"]), ("large, above the floor", found["large"])]
     lines = [HEAD, *(_line(name, ways) for name, ways in rows)]

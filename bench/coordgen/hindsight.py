@@ -3,11 +3,11 @@
     python -m bench.coordgen.hindsight [--cases 40] [--name ...]
 
 Replies of the bundled verifier are recorded and copied from, and the cost of a verification is read off a cost curve.
-So nothing is timed, and a run can be repeated to the digit. The curves are those of the last run of
+So nothing is timed, and a repeated run has the same digits. The curves are those of the last run of
 `bench.coordgen.speed`.
 
 Rows: `ours`; `all that stands`, a drafter with our offers that knows how many of them will stand, and drafts as many of
-those as pay; and the `oracle`, which knows the reply. The gap between the last two is what no source has offered.
+those as pay; and the `oracle`, which knows the reply. The gap between the last two are tokens that no source offered.
 Columns: speed on each task as a multiple of plain decoding, and the share of the oracle's gain.
 """
 
@@ -37,21 +37,21 @@ STEP = 1e-4
 
 
 class Knowing:
-    """Drafts of our offers those that will stand, as many as pays."""
+    """Drafts those of our offers that will stand, as many as pay."""
 
     def __init__(self, curve: CostCurve, model: Model) -> None:
         self.ours = Ours(DEFAULT_SOURCES, curve, model, Everything())
         self._rule = DraftLengthController(curve)
 
     def kept(self, chunk: Chunk, left: Sequence[int]) -> Chunk:
-        """What of `chunk` pays, where `left` is to come."""
+        """Return the beginning of `chunk` that pays, given that `left` follows."""
         stand = along(chunk.ids.tolist(), left)
         ids = chunk.ids[: min(stand, self._rule.choose([1.0] * stand))]
         return Chunk(ids, np.ones(len(ids), dtype=np.float32), retrieved=True)
 
 
 def along(ids: Sequence[int], left: Sequence[int]) -> int:
-    """Return how many of `ids` a verifier accepts that writes `left`."""
+    """Return the number of `ids` that a verifier which writes `left` accepts."""
     accepted = 0
     while accepted < min(len(ids), len(left)) and ids[accepted] == left[accepted]:
         accepted += 1
@@ -59,7 +59,7 @@ def along(ids: Sequence[int], left: Sequence[int]) -> int:
 
 
 def speed(cases: Sequence[Reply], curve: CostCurve, method: Ours | Foresight, knowing: Knowing | None = None) -> float:
-    """Over plain decoding."""
+    """Return the speed over plain decoding."""
     table, prices = curve.table(), curve.head_seconds()
     seconds = tokens = 0.0
     for case in cases:
@@ -86,7 +86,7 @@ def speed(cases: Sequence[Reply], curve: CostCurve, method: Ours | Foresight, kn
 
 
 def curves() -> dict[str, CostCurve]:
-    """Of each model, as `bench.coordgen.speed` measured it last."""
+    """Return each model's cost curve, as `bench.coordgen.speed` last measured it."""
     models = read("bench.coordgen.speed", "speed")["models"]
     found = {}
     for name, figures in models.items():
@@ -96,7 +96,7 @@ def curves() -> dict[str, CostCurve]:
 
 
 def measured(cases: int) -> dict[str, Any]:
-    """Every curve, every task, every drafter."""
+    """Return the speed of every drafter on every task, by cost curve."""
     known = curves()
     found: dict[str, Any] = {name: {} for name in known}
     with Model.load(resolve("edgellm-verifier")) as model:

@@ -1,11 +1,11 @@
-"""Measure what copied drafts are worth where the verifier is across a network (CoordGen beside Synera).
+"""Measure the gain of copied drafts when the verifier is across a network (CoordGen beside Synera).
 
     python -m bench.coordgen.link [--cases 8] [--token-ms 30] [--pass-ms 60] [--megabits 10] [--round-trip-ms 20]
 
 The bundled pair runs at the pace of a device (see `testkit.processes.paced_pair`), greedy, with every token verified.
-Each case of a task is answered in each way in turn: by the verifier alone, which then writes several tokens for each
+Each case of a task is answered by each method in turn: by the verifier alone, which then writes several tokens for each
 request; with copies; with drafts of the small model, which drafts on meanwhile; and with both. The text must be the
-same in all ways, else the exit code is 1.
+same in all methods, else the exit code is 1.
 
 Columns: milliseconds for each token of whole replies, from the question to the last token, and the speed as a multiple
 of the verifier alone.
@@ -32,22 +32,22 @@ from testkit.network.relay import Network
 from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
 
 MOST = 96
-WAYS: Mapping[str, tuple[bool, str]] = {
+METHODS: Mapping[str, tuple[bool, str]] = {
     "the verifier alone": (False, "off"),
     "copies": (False, "auto"),
     "the small model": (True, "off"),
     "both": (True, "auto"),
 }
-"""Whether the small model drafts, and `--retrieval`."""
+"""For each method, whether the small model drafts, and `--retrieval`."""
 
 
 @dataclass
-class Way:
-    """One way of answering, and what came of it on one task."""
+class Method:
+    """A method of answering, and its measurements on one task."""
 
     pair: LLM
     retrieval: str
-    took: list[float] = field(default_factory=list)  # seconds, each reply
+    took: list[float] = field(default_factory=list)  # seconds of each reply
     rounds: int = 0
     written: list[list[int]] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ class Way:
 
     @property
     def pace(self) -> float:
-        """Seconds a token."""
+        """Seconds for each token."""
         return sum(self.took) / self.tokens
 
     @property
@@ -69,38 +69,38 @@ class Way:
 
 
 def measured(task: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every way on one task, each with a pair of its own, so that each remembers its own past."""
+    """Return figures of every method on one task, each with a pair of its own, which remembers its own past."""
     network = Network(arguments.megabits, arguments.round_trip_ms * 1e-3)
     with ExitStack() as stack:
         model = resolve("edgellm-verifier")
-        relay = stack.enter_context(paced_verifier(model, arguments.pass_ms * 1e-3, network, len(WAYS)))
-        address, ways = f"127.0.0.1:{relay.port}", {}
-        for name, (drafts, retrieval) in WAYS.items():
+        relay = stack.enter_context(paced_verifier(model, arguments.pass_ms * 1e-3, network, len(METHODS)))
+        address, methods = f"127.0.0.1:{relay.port}", {}
+        for name, (drafts, retrieval) in METHODS.items():
             draft = "edgellm-draft" if drafts else None
             pair = stack.enter_context(paced_pair(draft, address, arguments.token_ms * 1e-3))
-            ways[name] = Way(pair, retrieval)
+            methods[name] = Method(pair, retrieval)
         for case in held_out(TASKS[task], arguments.cases, SEED):
             messages = [Message(turn.role, turn.text) for turn in case.prompt]
-            for way in ways.values():
-                way.answer(messages)
-    alone = ways["the verifier alone"]
+            for method in methods.values():
+                method.answer(messages)
+    alone = methods["the verifier alone"]
     return {
         name: {
-            "ms_a_token": 1e3 * way.pace,
-            "speed": alone.pace / way.pace,
-            "spread": spread([one / two for one, two in zip(alone.took, way.took, strict=True)]),
-            "tokens_a_round": way.tokens / way.rounds,
-            "same_text": way.written == alone.written,
+            "ms_a_token": 1e3 * method.pace,
+            "speed": alone.pace / method.pace,
+            "spread": spread([one / two for one, two in zip(alone.took, method.took, strict=True)]),
+            "tokens_a_round": method.tokens / method.rounds,
+            "same_text": method.written == alone.written,
         }
-        for name, way in ways.items()
+        for name, method in methods.items()
     }
 
 
 def table(results: Mapping[str, Any]) -> str:
     """Return a Markdown table: milliseconds for each token, and the speed against the verifier alone."""
-    lines = [f"| task | {' | '.join(WAYS)} |", f"|---|{'---|' * len(WAYS)}"]
-    for task, ways in results["tasks"].items():
-        cells = (f"{row['ms_a_token']:.0f} ms, {row['speed']:.2f}×" for row in ways.values())
+    lines = [f"| task | {' | '.join(METHODS)} |", f"|---|{'---|' * len(METHODS)}"]
+    for task, methods in results["tasks"].items():
+        cells = (f"{row['ms_a_token']:.0f} ms, {row['speed']:.2f}×" for row in methods.values())
         lines.append(f"| {task} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -122,7 +122,7 @@ def main() -> None:
     setting = {name: getattr(arguments, name) for name in ("cases", "token_ms", "pass_ms", "megabits", "round_trip_ms")}
     sys.stdout.write(table({"tasks": tasks}))
     sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.link', {**setting, 'tasks': tasks}, SEED)}\n")
-    sys.exit(0 if all(row["same_text"] for ways in tasks.values() for row in ways.values()) else 1)
+    sys.exit(0 if all(row["same_text"] for methods in tasks.values() for row in methods.values()) else 1)
 
 
 if __name__ == "__main__":

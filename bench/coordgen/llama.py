@@ -1,11 +1,11 @@
-"""Measure whole replies beside llama-cpp-python's own `Llama`, with and without its prompt lookup, as a user runs them.
+"""Compare whole replies with those of llama-cpp-python's `Llama`, with and without its prompt lookup.
 
     python -m bench.coordgen.llama [--cases 40] [--repeats 3] [--threads 2]
 
 The bundled verifier answers the questions of four tasks greedily: by edgellm without and with retrieved drafts, by
-`Llama`, and by `Llama` with `LlamaPromptLookupDecoding` (ten tokens, its default). All take turns in one process, keep
-the cache that a prompt begins with, and see the same questions in the same order. `Llama` fails where a text outgrows
-its batch while a draft model is given, so its batch is as long as its context here.
+`Llama`, and by `Llama` with `LlamaPromptLookupDecoding` (its default, ten tokens). All take turns in one process, keep
+their cache of a prompt's beginning, and see the same questions in the same order. `Llama` fails where a text outgrows
+its batch and a draft model is set, so its batch is as long as its context here.
 
 Rows: tokens each second of whole replies, from the request to the last token, and of decoding, which leaves out the
 time to the first token; the ratio of ours to theirs; and the share of replies with the same text.
@@ -42,8 +42,8 @@ THEIRS = "Llama with prompt lookup"
 
 
 @dataclass
-class Way:
-    """A way to answer, with the seconds and the text of every reply."""
+class Method:
+    """A method of answering, with the seconds and the text of every reply."""
 
     begin: Callable[[Sequence[Message]], Iterable[int]]
     whole: list[float] = field(default_factory=list)
@@ -64,25 +64,25 @@ class Way:
         self.texts.append(tuple(ids))
 
     def seconds(self, kind: str, repeats: int) -> float:
-        """Of all replies, each taken as the median of its repeats."""
+        """Return the seconds of all replies, the median of the repeats for each."""
         return float(np.median(np.reshape(getattr(self, kind), (repeats, -1)), axis=0).sum())
 
 
 def edgellm(pair: LLM, retrieval: str, messages: Sequence[Message]) -> Iterable[int]:
-    """The ids of a reply."""
+    """Return the ids of a reply."""
     return (token.id for token in pair.reply(messages, max_tokens=MOST, temperature=0.0, retrieval=retrieval))
 
 
 def llama(model: Llama, text: Model, messages: Sequence[Message]) -> Iterable[int]:
-    """The ids of a reply to the same prompt; the token that ends the turn is not among them."""
+    """Yield the ids of a reply to the same prompt, without the token that ends the turn."""
     for written, token in enumerate(model.generate(text.chat_prompt(messages).tolist(), temp=0.0)):
         if written == MOST or text.is_eog(token):
             return
         yield token
 
 
-def ways(path: Path, threads: int, stack: ExitStack) -> dict[str, Way]:
-    """All of them, with models and memories of their own."""
+def methods(path: Path, threads: int, stack: ExitStack) -> dict[str, Method]:
+    """Return all methods by name, each with its own models and memory."""
 
     def pair() -> LLM:
         return stack.enter_context(LLM.open(None, path, n_ctx=POSITIONS, threads=threads))
@@ -97,41 +97,41 @@ def ways(path: Path, threads: int, stack: ExitStack) -> dict[str, Way]:
 
     text = stack.enter_context(Model.load(path))
     return {
-        "edgellm": Way(partial(edgellm, pair(), "off")),
-        OURS: Way(partial(edgellm, pair(), "auto")),
-        "Llama": Way(partial(llama, high_level(None), text)),
-        THEIRS: Way(partial(llama, high_level(LlamaPromptLookupDecoding()), text)),
+        "edgellm": Method(partial(edgellm, pair(), "off")),
+        OURS: Method(partial(edgellm, pair(), "auto")),
+        "Llama": Method(partial(llama, high_level(None), text)),
+        THEIRS: Method(partial(llama, high_level(LlamaPromptLookupDecoding()), text)),
     }
 
 
 def measured(task: str, cases: int, repeats: int, threads: int) -> dict[str, Any]:
-    """One task: every way's tokens a second, and how often its text is the first way's."""
-    asked = [[Message(turn.role, turn.text) for turn in case.prompt] for case in held_out(TASKS[task], cases, SEED)]
-    found: dict[str, Way] = {}
+    """Return every method's tokens a second on one task, and how often its text equals that of the first method."""
+    prompts = [[Message(turn.role, turn.text) for turn in case.prompt] for case in held_out(TASKS[task], cases, SEED)]
+    found: dict[str, Method] = {}
     for _ in range(repeats):
         with ExitStack() as stack:  # each repeat begins without memories
-            fresh = ways(resolve("edgellm-verifier"), threads, stack)
-            for name, way in fresh.items():
-                way.answer(asked[-1])  # opens, measures and warms up
-                found.setdefault(name, Way(way.begin))
-            for number, messages in enumerate(asked):
+            fresh = methods(resolve("edgellm-verifier"), threads, stack)
+            for name, method in fresh.items():
+                method.answer(prompts[-1])  # opens, measures and warms up
+                found.setdefault(name, Method(method.begin))
+            for number, messages in enumerate(prompts):
                 for name in list(fresh) if number % 2 else reversed(fresh):
                     found[name].begin = fresh[name].begin
                     found[name].answer(messages)
-    wanted = found["edgellm"].texts
-    tokens = sum(map(len, wanted[: len(asked)]))
+    expected = found["edgellm"].texts
+    tokens = sum(map(len, expected[: len(prompts)]))
     return {
         name: {
-            "tokens_per_second": tokens / way.seconds("decoding", repeats),
-            "whole_tokens_per_second": tokens / way.seconds("whole", repeats),
-            "same_text": sum(one == other for one, other in zip(way.texts, wanted, strict=True)) / len(wanted),
+            "tokens_per_second": tokens / method.seconds("decoding", repeats),
+            "whole_tokens_per_second": tokens / method.seconds("whole", repeats),
+            "same_text": sum(one == other for one, other in zip(method.texts, expected, strict=True)) / len(expected),
         }
-        for name, way in found.items()
+        for name, method in found.items()
     }
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return a Markdown table: tokens a second of decoding and of whole replies, and ours against theirs."""
+    """Return a Markdown table: tokens a second of decoding and of whole replies, and their ratios."""
     tasks = results["tasks"]
     lines = [f"| tokens a second | {' | '.join(tasks)} |", "|---|" + "---|" * len(tasks)]
     for name in next(iter(tasks.values())):

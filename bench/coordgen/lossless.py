@@ -1,14 +1,14 @@
-"""Check that the text is the verifier's own, token by token, whatever drafts are retrieved from.
+"""Check that the text is the verifier's own, token by token, with every combination of sources.
 
     python -m bench.coordgen.lossless [--rounds 17] [--max-tokens 64] [--threads N] [--name ...]
 
 On f32 copies of the bundled pair. Each round writes one held-out case with every combination of sources, greedy and
 sampled: by the verifier alone, by the draft model alone, and greedily by both together. These models' LM heads are too
-small to be computed late; so the verifier alone also writes with late heads, by the cost curve of a device on which
+small to be computed late; so the verifier alone also writes with late heads, with the cost curve of a device on which
 much is drafted. All of this runs in one process, so that there are past replies to copy.
 
 Columns: replies; how many equal those without retrieval from the same seed; `ties`, greedy differences between nearly
-equal logits; `bugs`, all other differences; tokens, and how many of them were copied. Exit code 1 where there is a bug.
+equal logits; `bugs`, all other differences; tokens, and how many of them were copied. Exit code 1 if there is a bug.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from models.corpus import HELD_OUT_SEED
 
 LATE = "the verifier alone, late heads"
 CHEAP = CostCurve((1, 64), (1.0, 1.3), heads=(0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.2))
-"""Rows that cost little: so drafts are long, and often rejected in the middle."""
+"""A curve of cheap rows, so that drafts are long and often rejected in the middle."""
 
 
 @contextmanager
 def late() -> Iterator[None]:
-    """Heads are computed late, whatever that gains."""
+    """Compute heads late, even where that does not pay."""
     with ExitStack() as stack:
         for module in (edgellm.llm.model_loading, edgellm.llm.ngram_runtime):
             stack.enter_context(patch.object(module, "head_pays", lambda _model: True))
@@ -51,23 +51,23 @@ def late() -> Iterator[None]:
 
 
 def switches() -> list[str]:
-    """Every combination of sources, as `--retrieval` takes it."""
+    """Return every combination of sources, in the form of `--retrieval`."""
     return [",".join(some) for n in range(1, len(SOURCES) + 1) for some in combinations(SOURCES, n)]
 
 
-def asked(rounds: int) -> Iterator[tuple[int, str, list[Message]]]:
-    """Number, sources and prompt of each reply; every combination meets `rounds` prompts."""
+def questions(rounds: int) -> Iterator[tuple[int, str, list[Message]]]:
+    """Yield number, sources and prompt of each reply; every combination gets `rounds` prompts."""
     cases = prompts(rounds * len(switches()))
     for number, (case, sources) in enumerate(zip(cases, switches() * rounds, strict=True)):
         yield number, sources, [Message(turn.role, turn.text) for turn in case.prompt]
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return a Markdown table with a row for each way of writing."""
-    lines = ["| way | replies | equal | ties | bugs | tokens | copied |", "|---|---|---|---|---|---|---|"]
-    for way, row in found["ways"].items():
+    """Return a Markdown table with a row for each method of writing."""
+    lines = ["| method | replies | equal | ties | bugs | tokens | copied |", "|---|---|---|---|---|---|---|"]
+    for writer, row in found["ways"].items():
         cells = (row.get(key, 0) for key in ("replies", "equal", "tie", "bug", "tokens", "copied"))
-        lines.append(f"| {way} | {' | '.join(map(str, cells))} |")
+        lines.append(f"| {writer} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
@@ -89,17 +89,17 @@ def main() -> None:
             ("the draft model alone", small, "none"),
             ("both", small, big),
         ]
-        for way, draft, verifier in pairs:
+        for writer, draft, verifier in pairs:
             with (
-                late() if way == LATE else nullcontext(),
+                late() if writer == LATE else nullcontext(),
                 LLM.open(draft, verifier, threads=arguments.threads) as pair,
-                LLM.open("none" if way == "both" else draft, verifier, threads=arguments.threads) as bare,
+                LLM.open("none" if writer == "both" else draft, verifier, threads=arguments.threads) as bare,
                 Model.load(small if verifier == "none" else big) as model,
             ):
-                for temperature in (0.0, 0.8) if way != "both" else (0.0,):
-                    name = way + (", sampled" if temperature else "")
+                for temperature in (0.0, 0.8) if writer != "both" else (0.0,):
+                    name = writer + (", sampled" if temperature else "")
                     found = counts[name] = Counter()
-                    for number, sources, messages in asked(arguments.rounds):
+                    for number, sources, messages in questions(arguments.rounds):
                         options = {"max_tokens": arguments.max_tokens, "temperature": temperature, "seed": number}
                         reply = pair.reply(messages, retrieval=sources, **options)
                         ours = [token.id for token in reply]

@@ -1,4 +1,4 @@
-"""Methods of drafting that are compared: PLD, SAM, our sources on top of them, ours, and an oracle."""
+"""The drafting methods that are compared: PLD, SAM, our sources on top of them, ours, and an oracle."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from edgellm.spec.state import GenerationState, Suggestions
 from edgellm.spec.types import Chunk, Round
 
 MOST = 40
-"""Tokens of a draft where nothing weighs their cost, for every method: what SAM's authors draft."""
+"""Tokens of a draft for methods that ignore costs: the length that SAM's authors use."""
 
 
 class Everything(DraftLengthController):
-    """Drafts all that is offered, up to a length: time does not count."""
+    """Drafts all that is offered, up to a length, at any cost."""
 
     def __init__(self, most: int = MOST) -> None:
         super().__init__(CostCurve((1, 64), (1.0, 1.0)))
@@ -47,7 +47,7 @@ class Everything(DraftLengthController):
 
 
 class TextCursor:
-    """Reads a text on from a place."""
+    """Reads a text from a place on."""
 
     def __init__(self, text: Sequence[int], at: int, matched: int) -> None:
         self._text, self._at, self._matched = text, at, matched
@@ -65,7 +65,7 @@ class TextCursor:
 
 
 class PromptLookup:
-    """PLD (Saxena 2023): what followed the first place where the last three, two or one tokens occur in the text."""
+    """PLD (Saxena 2023): drafts what followed the first occurrence of the text's last three, two or one tokens."""
 
     longest = 3
 
@@ -89,7 +89,7 @@ class PromptLookup:
 
 
 class SuffixLookup:
-    """SAM (Hu et al. 2024): what followed the first place of the longest match, in the text or in past ones."""
+    """SAM (Hu et al. 2024): drafts what followed the first place of the longest match, in this text or past ones."""
 
     def __init__(self) -> None:
         self._seen, self._past = Seen(), Past()
@@ -118,7 +118,7 @@ class SuffixLookup:
 
 
 class Method:
-    """A way to draft, with what it remembers of past cases."""
+    """A drafting method, with its memory of past cases."""
 
     def __init__(
         self, base: DraftSource, others: Sequence[str], length: DraftLengthController, model: Model, prior: float
@@ -163,12 +163,12 @@ class Method:
 
 
 class Ours:
-    """What edgellm does, with its cost curve and all it remembers."""
+    """The drafting of edgellm, with its cost curve and all its memory."""
 
     def __init__(
         self, sources: Sequence[str], curve: CostCurve, model: Model, length: DraftLengthController | None = None
     ) -> None:
-        """`sources` as of `edgellm chat --retrieval`; `length` instead of the rule that minds the curve."""
+        """`sources` as in `edgellm chat --retrieval`; `length` replaces the rule that follows the curve."""
         self._memory = DraftIndex(sources, curve, continues_word(model), cache(model.is_eog), length=length)
         self.calibrates = "calibration" in sources
         self.drafter: Drafter | None = None
@@ -187,10 +187,10 @@ class Ours:
 
 
 class Together(Ours):
-    """The same with a draft model beside it, as `edgellm chat` has it."""
+    """The same with a draft model beside it, as in `edgellm chat`."""
 
     def __init__(self, sources: Sequence[str], curve: CostCurve, model: Model, small: ModelDrafter) -> None:
-        """`small` is ready for this device: it knows its curve."""
+        """`small` is ready for this device: its curve is measured."""
         super().__init__(sources, curve, model)
         self._small = small
         self._copies: RetrievalDrafter | None = None
@@ -206,7 +206,7 @@ class Together(Ours):
 
 
 class _Mute:
-    """Kept in line with the reply, and never asked."""
+    """A source that follows the reply and offers nothing."""
 
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
@@ -222,7 +222,7 @@ class _Mute:
 
 
 class Oracle(Drafter):
-    """Knows the reply, and drafts as much of it as pays."""
+    """A drafter that knows the reply, and drafts as much of it as pays."""
 
     def __init__(self, length: DraftLengthController) -> None:
         self._length = length
@@ -230,7 +230,7 @@ class Oracle(Drafter):
         self._end = 0
 
     def reads(self, case: Reply) -> None:
-        """This is the reply."""
+        """Set the reply."""
         self._end = len(case.prompt) + len(case.reply)
         self._left = case.reply
 
@@ -246,7 +246,7 @@ class Oracle(Drafter):
 
 
 class Foresight:
-    """Drafts by knowing the reply."""
+    """The oracle as a method."""
 
     calibrates = False
     suggestions = None

@@ -3,16 +3,16 @@
     python -m bench.coordgen.speed [--cases 40] [--past 200] [--models bundled 0.5b] [--threads N] [--repeats 3]
 
 For each task, every case is written by every method in turn, in one process: plain decoding; llama-cpp-python's prompt
-lookup, PLD and SAM, which draft ten tokens whatever they cost; ours on top of those; ours, and ours with or without one
-of its parts; and an oracle that knows the reply and drafts as much of it as pays. The text is the bundled verifier's
-reply. Every pass is computed in full, and the verdict is read off that reply. So weights may be random (the 0.5B
-shape), and all methods write the same.
+lookup, PLD and SAM, which always draft ten tokens; ours on top of those; ours, and ours with or without one of its
+parts; and an oracle that knows the reply and drafts as much of it as pays. The text is the bundled verifier's reply.
+Every pass is computed in full, and the verdict is read off that reply. So weights may be random (the 0.5B shape), and
+all methods write the same.
 
 The past cases of a task are remembered from the first one on; one row is ours after `--past` other conversations. The
-task `none` has nothing to copy: replies of random words behind prompts of other words.
+task `none` has nothing to copy: replies of random words to prompts of other words.
 
 Rows are decoding speed as a multiple of plain decoding, the prefill left out; it is timed alone, with calibration and
-without. *With the prefill* is all that ours costs. Then come the share of the oracle's gain, the ratio to
+without. *With the prefill* includes every cost of ours. Then come the share of the oracle's gain, the ratio to
 llama-cpp-python, and the time of a drafting step.
 """
 
@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from bench.coordgen.tasks import SEED, TASKS, Reply, recorded
-from bench.coordgen.timed_methods import N_CTX, Way, nothing_to_copy, ways
+from bench.coordgen.timed_methods import N_CTX, Run, all_methods, nothing_to_copy
 from bench.harness.figures import bar_groups
 from bench.harness.report import write
 from bench.harness.statistics import spread
@@ -55,10 +55,10 @@ def measured(
     repeats: int,
     few: bool = False,
 ) -> dict[str, Any]:
-    """Speed of every way on every task, against plain decoding."""
+    """Return the speed of every method on every task, against plain decoding."""
     with ExitStack() as stack:
         own = bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads, lazy=head_pays(model)))
-        if own.lazy_head is not None:  # a context that can be late pays a little for that also where it is not
+        if own.lazy_head is not None:  # a context that can be late costs a little even where it is not
             bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads))
         small = stack.enter_context(draft_model(threads))
         curve = measure_curve(own)
@@ -66,7 +66,7 @@ def measured(
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
         found["heads_ms"] = dict(zip(HEADS, [1e3 * s for s in curve.heads], strict=False))
         for task, cases in tasks.items():
-            all_ways = ways(curve, model, past.get(task, ()), few, small)
+            methods = all_methods(curve, model, past.get(task, ()), few, small)
             for repeat in range(repeats):
                 for number, case in enumerate(cases):
                     expected: list[Expected] = []
@@ -76,13 +76,13 @@ def measured(
                     calibrated = plain if few else prefill(own, case.prompt, expected.append)
                     for verifier in verifiers.values():
                         verifier.says(case.prompt, case.reply)
-                    for way in all_ways if (number + repeat) % 2 else all_ways[::-1]:
-                        way.write(
-                            verifiers[way.bare], model, case, expected, calibrated if way.method.calibrates else plain
+                    for run in methods if (number + repeat) % 2 else methods[::-1]:
+                        run.write(
+                            verifiers[run.bare], model, case, expected, calibrated if run.method.calibrates else plain
                         )
-                for way in all_ways:
-                    way.again()
-            found[task] = {way.name: figures(way, all_ways[0], repeats) for way in all_ways}
+                for run in methods:
+                    run.again()
+            found[task] = {run.name: figures(run, methods[0], repeats) for run in methods}
             sys.stdout.write(f"{task}: " + ", ".join(
                 f"{name} {row['decoding_total']:.2f}" for name, row in found[task].items()
             ) + "\n")  # fmt: skip
@@ -92,7 +92,7 @@ def measured(
 
 @contextmanager
 def draft_model(threads: int | None) -> Iterator[ModelDrafter]:
-    """The bundled draft model, ready to draft for any target: its cost curve is measured."""
+    """Yield the bundled draft model, ready to draft for any target: its cost curve is measured."""
     with Model.load(resolve("edgellm-draft")) as model:
         with Context(model, n_ctx=N_CTX, threads=threads) as context:
             curve = measure_curve(context)
@@ -100,43 +100,43 @@ def draft_model(threads: int | None) -> Iterator[ModelDrafter]:
             yield ModelDrafter(model, context, curve=lambda: curve)
 
 
-def prefill(context: Context, prompt: Ids, told: Callable[[Expected], None] | None) -> float:
-    """Seconds for all of `prompt` but its last token, told of or not."""
+def prefill(context: Context, prompt: Ids, on_expected: Callable[[Expected], None] | None) -> float:
+    """Return the seconds for all of `prompt` but its last token, with calibration if `on_expected` is given."""
     context.clear()
     began = perf_counter()
-    if told is not None:
-        report_expected(context, prompt, 0, told)
+    if on_expected is not None:
+        report_expected(context, prompt, 0, on_expected)
     else:
         context.decode(prompt[:-1])
     return perf_counter() - began
 
 
-def figures(way: Way, plain: Way, repeats: int) -> dict[str, Any]:
-    """What is kept of a way: its speed over plain decoding's, and the time of a drafting step."""
+def figures(run: Run, plain: Run, repeats: int) -> dict[str, Any]:
+    """Return a method's speed over plain decoding, and the time of a drafting step."""
     return {
-        "decoding": spread([one / two for one, two in zip(plain.decoding, way.decoding, strict=True)]),
-        "decoding_total": total(plain.decoding, repeats) / total(way.decoding, repeats),
-        "whole_total": total(plain.whole, repeats) / total(way.whole, repeats),
-        "drafting_us": 1e6 * median(way.drafting),
+        "decoding": spread([one / two for one, two in zip(plain.decoding, run.decoding, strict=True)]),
+        "decoding_total": total(plain.decoding, repeats) / total(run.decoding, repeats),
+        "whole_total": total(plain.whole, repeats) / total(run.whole, repeats),
+        "drafting_us": 1e6 * median(run.drafting),
     }
 
 
 def total(seconds: Sequence[float], repeats: int) -> float:
-    """Of all cases, each taken as the median of its repeats: others use this processor too."""
+    """Return the seconds of all cases, the median of the repeats for each: other programs use this processor, too."""
     return float(np.median(np.reshape(seconds, (repeats, -1)), axis=0).sum())
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return a Markdown table for each model: speed against plain decoding, and ours against others."""
+    """Return a Markdown table for each model: speed over plain decoding, and ours against the others."""
     lines = []
     for model, found in results["models"].items():
         tasks = [task for task in found if not task.endswith("_ms")]
         rows: dict[str, dict[str, str]] = {}
         for task in tasks:
-            ways, ours = found[task], found[task]["ours"]
-            share = gain(ways)
-            theirs = ours["decoding_total"] / ways["llama-cpp-python"]["decoding_total"]
-            cells = {way: f"{row['decoding_total']:.2f}" for way, row in ways.items()} | {
+            rows, ours = found[task], found[task]["ours"]
+            share = gain(rows)
+            theirs = ours["decoding_total"] / rows["llama-cpp-python"]["decoding_total"]
+            cells = {name: f"{row['decoding_total']:.2f}" for name, row in rows.items()} | {
                 "ours, with the prefill": f"{ours['whole_total']:.2f}",
                 "ours, share of the oracle's gain": "" if share is None else f"{share:.0%}",
                 "ours / llama-cpp-python": f"{theirs:.2f}",
@@ -151,21 +151,21 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def gain(row: dict[str, Any]) -> float | None:
-    """Ours as a share of what the oracle gains; None where it gains nothing to speak of."""
+    """Return our share of the oracle's gain; None where that gain is negligible."""
     most = row["oracle"]["decoding_total"] - 1.0
     return (row["ours"]["decoding_total"] - 1.0) / most if most > 0.02 and "ours" in row else None
 
 
 def plot(found: dict[str, Any], path: Path) -> Path | None:
-    """Decoding speed of every method on every task (Table 3), a panel a model."""
+    """Draw the decoding speed of every method on every task (Table 3), a panel for each model."""
     models = found["models"]
     return bar_groups(
         path,
         {
             model: {
-                way: [tasks[task][way]["decoding_total"] for task in tasks if not task.endswith("_ms")]
-                for way in ("llama-cpp-python", "PLD", "SAM", "ours", "oracle")
-                if all(way in tasks[task] for task in tasks if not task.endswith("_ms"))
+                name: [tasks[task][name]["decoding_total"] for task in tasks if not task.endswith("_ms")]
+                for name in ("llama-cpp-python", "PLD", "SAM", "ours", "oracle")
+                if all(name in tasks[task] for task in tasks if not task.endswith("_ms"))
             }
             for model, tasks in models.items()
         },
@@ -177,7 +177,7 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="of each task; half of them at the 0.5B shape")
-    parser.add_argument("--past", type=int, default=200, help="conversations before, for the row that has them")
+    parser.add_argument("--past", type=int, default=200, help="earlier conversations, for the row that has them")
     parser.add_argument("--models", nargs="+", choices=("bundled", "0.5b"), default=["bundled", "0.5b"])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--repeats", type=int, default=3)

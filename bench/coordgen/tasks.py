@@ -1,4 +1,4 @@
-"""The tasks of CoordGen's evaluation, and replies to them that are recorded greedily.
+"""The tasks of CoordGen's evaluation, and recorded greedy replies to them.
 
 The tasks are four families of the little world: `summary` (a day's log), `rag` (questions about notes), `ui` (device
 commands) and `reply` (answers to messages). Cases of a task come one after another, as on a device, so that past cases
@@ -31,7 +31,7 @@ class Reply:
 
 
 def recorded(model: Model, task: str, cases: int, most: int = 120, seed: int = SEED) -> list[Reply]:
-    """Greedy replies of `model` to `cases` of a task."""
+    """Return greedy replies of `model` to `cases` of a task."""
     found = []
     with Context(model, n_ctx=model.n_ctx_train) as context:
         for case in held_out(TASKS[task], cases, seed):

@@ -27,15 +27,15 @@ from testkit.forced_verifier import ForcedVerifier
 
 N_CTX = 1024
 FIXED = 10
-"""Tokens of a draft where nothing weighs their cost: llama-cpp-python's default."""
+"""Tokens of a draft for methods that ignore costs: llama-cpp-python's default."""
 
 
 FEW = ("plain", "llama-cpp-python", "SAM", "ours", "context alone", "oracle")
-"""How the names begin of what is measured where a token takes long."""
+"""The names of methods that are measured where a token takes long begin with one of these."""
 
 
 class Drafting(Protocol):
-    """A method, with what it remembers of past cases."""
+    """A method, with its memory of past cases."""
 
     calibrates: bool
 
@@ -51,7 +51,7 @@ class Drafting(Protocol):
 
 
 class Plain:
-    """Plain decoding, or llama-cpp-python's drafter in our loop, as its `Llama` asks it: always, for ten tokens."""
+    """Plain decoding, or llama-cpp-python's drafter in our loop, called as by `Llama`: always, for ten tokens."""
 
     calibrates = False
     suggestions = None
@@ -76,7 +76,7 @@ class Lookup(Drafter):
 
 
 class Timed(NoDrafter):
-    """A drafter, or none: notes how long it took to begin and to draft. It is told what the verifier expects."""
+    """A drafter, or none, that gets what the verifier expects; notes the seconds of beginning and of drafting."""
 
     def __init__(self, drafter: Drafter | None, expected: Sequence[Expected]) -> None:
         self._drafter, self._expected = drafter or NoDrafter(), expected
@@ -107,7 +107,7 @@ class Timed(NoDrafter):
 
 
 def nothing_to_copy(cases: int, vocabulary: int) -> list[Reply]:
-    """Random prompts and replies of other random tokens."""
+    """Return random prompts, and replies of other random tokens."""
     rng = random.Random(SEED)
     middle = vocabulary // 2
     return [
@@ -119,11 +119,11 @@ def nothing_to_copy(cases: int, vocabulary: int) -> list[Reply]:
     ]
 
 
-class Way:
-    """A method on a stream of cases, and what it has taken."""
+class Run:
+    """A method on a stream of cases, and the seconds that it took."""
 
     def __init__(self, name: str, make: Callable[[], Drafting], curve: CostCurve | None = None) -> None:
-        """With a `curve` decodes are filled up by it, and heads computed late; without they are llama.cpp's own."""
+        """With a `curve` decodes are padded by it and heads computed late; without one, decodes are llama.cpp's own."""
         self.name, self._make = name, make
         self.bare = curve is None
         self._filling = NOT_FILLED if curve is None else curve.filling()
@@ -133,13 +133,13 @@ class Way:
         self.drafting: list[float] = []
 
     def again(self) -> None:
-        """Forgets past cases."""
+        """Forget past cases."""
         self.method = self._make()
 
     def write(
         self, verifier: ForcedVerifier, alphabet: Model, case: Reply, expected: Sequence[Expected], prefill: float
     ) -> None:
-        """Writes one case behind its prompt, which took `prefill` seconds, and notes the seconds."""
+        """Write the reply of one case, whose prompt took `prefill` seconds, and note the seconds."""
         began = perf_counter()
         self.method.begin(case)
         drafter = Timed(self.method.drafter, expected if self.method.calibrates else ())
@@ -158,9 +158,10 @@ class Way:
         self.drafting += drafter.drafting
 
 
-def ways(curve: CostCurve, model: Model, past: Sequence[Reply], few: bool, small: ModelDrafter) -> list[Way]:
-    """All of them, plain decoding first. `past` are conversations of before; `few`: only those of `FEW`. `small` drafts
-    where that is said.
+def all_methods(curve: CostCurve, model: Model, past: Sequence[Reply], few: bool, small: ModelDrafter) -> list[Run]:
+    """Return all methods, plain decoding first; with `few` only those of `FEW`.
+
+    `past` are earlier conversations; `small` is the draft model of the methods that have one.
     """
     beside = tuple(name for name in DEFAULT_SOURCES if name != "context")
 
@@ -175,19 +176,19 @@ def ways(curve: CostCurve, model: Model, past: Sequence[Reply], few: bool, small
         return method
 
     found = [
-        Way("plain", Plain),
-        Way("llama-cpp-python", lambda: Plain(LlamaPromptLookupDecoding())),
-        Way("PLD", lambda: Method(PromptLookup(), (), Everything(FIXED), model, 0.35)),
-        Way("PLD + ours", lambda: Method(PromptLookup(), beside, DraftLengthController(curve), model, 0.35), curve),
-        Way("SAM", lambda: Method(SuffixLookup(), (), Everything(FIXED), model, 0.45)),
-        Way("SAM + ours", lambda: Method(SuffixLookup(), beside, DraftLengthController(curve), model, 0.45), curve),
-        Way("ours", ours(*DEFAULT_SOURCES), curve),
-        Way("with calibration", ours(*DEFAULT_SOURCES, "calibration"), curve),
-        Way("with reuse", ours(*DEFAULT_SOURCES, "reuse"), curve),
-        Way("context alone", ours("context"), curve),
-        Way("without the cost curve", lambda: Ours(DEFAULT_SOURCES, curve, model, Everything(FIXED))),
-        Way("ours with the draft model", lambda: Together(DEFAULT_SOURCES, curve, model, small), curve),
-        *([Way(f"ours after {len(past)} conversations", seasoned, curve)] if past else []),
-        Way("oracle", lambda: Foresight(DraftLengthController(curve)), curve),
+        Run("plain", Plain),
+        Run("llama-cpp-python", lambda: Plain(LlamaPromptLookupDecoding())),
+        Run("PLD", lambda: Method(PromptLookup(), (), Everything(FIXED), model, 0.35)),
+        Run("PLD + ours", lambda: Method(PromptLookup(), beside, DraftLengthController(curve), model, 0.35), curve),
+        Run("SAM", lambda: Method(SuffixLookup(), (), Everything(FIXED), model, 0.45)),
+        Run("SAM + ours", lambda: Method(SuffixLookup(), beside, DraftLengthController(curve), model, 0.45), curve),
+        Run("ours", ours(*DEFAULT_SOURCES), curve),
+        Run("with calibration", ours(*DEFAULT_SOURCES, "calibration"), curve),
+        Run("with reuse", ours(*DEFAULT_SOURCES, "reuse"), curve),
+        Run("context alone", ours("context"), curve),
+        Run("without the cost curve", lambda: Ours(DEFAULT_SOURCES, curve, model, Everything(FIXED))),
+        Run("ours with the draft model", lambda: Together(DEFAULT_SOURCES, curve, model, small), curve),
+        *([Run(f"ours after {len(past)} conversations", seasoned, curve)] if past else []),
+        Run("oracle", lambda: Foresight(DraftLengthController(curve)), curve),
     ]
-    return [way for way in found if not few or way.name.startswith(FEW)]
+    return [method for method in found if not few or method.name.startswith(FEW)]

@@ -1,14 +1,14 @@
-"""Measure cold starts in a home of throttled machines: the planned split beside every other, planned beside measured.
+"""Measure cold starts in a home of throttled machines: the planned split and others, predicted and measured.
 
     python -m bench.csgo.cold_start [--fleets 20] [--rpc FOLDER] [--seed 0]
 
 Homes are drawn at random: two to four machines in namespaces (`testkit.network.home`), with disks, lines and processors
-that are really throttled. In each, the laptop has the devices measured, plans, and then starts cold, one split after
-the other: new workers, no file in memory, `edgellm mesh run` with the split. Every machine has the whole model on its
+that are really throttled. In each, the laptop measures the devices, plans, and then starts cold, one split after
+another: new workers, no file in memory, `edgellm mesh run` with the split. Every machine has the whole model on its
 disk, already cut, so that every split can run. Linux, as root.
 
 With `--rpc` (see `bench.csgo.llama_rpc`), llama.cpp's RPC backend does the same: a server with its cache on every other
-machine, at its second start, when the cache is filled; once with its own shares, and once with those of the plan.
+machine, at its second start, when the cache is full; once with its own shares, and once with those of the plan.
 
 Columns: devices; seconds to the first token with the planned split, the best single device, an even split and a split
 by strength, with the planner's prediction in brackets; the best of RPC; and the planned split.
@@ -42,13 +42,15 @@ from testkit.network.home import Spec, Throttled, home, why_not
 from testkit.random_gguf import SHAPES, write
 
 NAMES = ("laptop", "desk", "phone", "box")
-BUSY = 0.95  # of the machine's cores, in all; the rest is for whoever measures
+BUSY = 0.95  # share of the machine's cores, in all; the rest is for the measuring process
 MODEL = "model.gguf"
 
 
 def fleet(rng: random.Random, cores: float) -> tuple[Spec, ...]:
-    """A home, drawn at random: log-uniform in disk, line and processor. The laptop, which also runs the coordinator's
-    Python, has most of a core."""
+    """Draw a home at random, log-uniform in disk, line and processor.
+
+    The laptop, which also runs the coordinator's Python, has most of a core.
+    """
 
     def between(low: float, high: float) -> float:
         return math.exp(rng.uniform(math.log(low), math.log(high)))
@@ -65,7 +67,7 @@ def fleet(rng: random.Random, cores: float) -> tuple[Spec, ...]:
 
 
 def prepare(machines: Sequence[Throttled], splits: Sequence[str]) -> None:
-    """Cuts the pieces that a split wants on each machine, as its first run would."""
+    """Cut the pieces that a split needs on each machine, as its first run would."""
     for machine in machines:
         name = HERE if machine is machines[0] else machine.spec.name
         shares = [share for split in splits for share in read_split(split) if share.name == name]
@@ -77,7 +79,7 @@ def prepare(machines: Sequence[Throttled], splits: Sequence[str]) -> None:
 
 @contextmanager
 def worker(machine: Throttled, *words: str) -> Iterator[None]:
-    """One that is up; it comes and goes without being slowed down."""
+    """Run a worker, started and stopped without throttling."""
     with ExitStack() as running:
         with machine.hurried():
             words = ("--host", machine.address, "--port", "50151", *words)
@@ -87,7 +89,7 @@ def worker(machine: Throttled, *words: str) -> Iterator[None]:
 
 
 def cold(machines: Sequence[Throttled], split: str, prompt: str) -> dict[str, Any]:
-    """One cold start: what `edgellm mesh run --json` says of it."""
+    """Start cold once and return the output of `edgellm mesh run --json`."""
     laptop, *others = machines
     names = {share.name for share in read_split(split)}
     with ExitStack() as running:
@@ -96,8 +98,8 @@ def cold(machines: Sequence[Throttled], split: str, prompt: str) -> dict[str, An
                 running.enter_context(worker(other, "-m", str(other.home / MODEL)))
         for machine in machines:
             machine.forget()
-        asked = ("mesh", "run", str(laptop.home / MODEL), prompt, "--split", split)
-        out, err = laptop.start(*asked, "--max-tokens", "1", "--retrieval", "off", "--json").communicate(timeout=300)
+        command = ("mesh", "run", str(laptop.home / MODEL), prompt, "--split", split)
+        out, err = laptop.start(*command, "--max-tokens", "1", "--retrieval", "off", "--json").communicate(timeout=300)
     lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     found = [line["mesh"] for line in lines if "mesh" in line]
     if not found:
@@ -106,7 +108,7 @@ def cold(machines: Sequence[Throttled], split: str, prompt: str) -> dict[str, An
 
 
 def spread_by_rpc(machines: Sequence[Throttled], folder: Path, tokens: int, shares: Sequence[float]) -> dict[str, Any]:
-    """The second cold start over llama.cpp's servers, when their caches are filled."""
+    """Return the second cold start over llama.cpp's servers, when their caches are full."""
     laptop, *others = machines
     server = str(libraries(folder) / SERVER)
     found: dict[str, Any] = {}
@@ -119,9 +121,9 @@ def spread_by_rpc(machines: Sequence[Throttled], folder: Path, tokens: int, shar
             for machine in machines:
                 machine.forget()
             servers = ",".join(f"{other.address}:50152" for other in others)
-            asked = ["first", str(laptop.home / MODEL), "--libs", str(folder), "--servers", servers]
-            asked += ["--tokens", str(tokens), *(("--shares", *map(str, shares)) if shares else ())]
-            process = laptop.start(*asked, module="bench.csgo.llama_rpc")
+            command = ["first", str(laptop.home / MODEL), "--libs", str(folder), "--servers", servers]
+            command += ["--tokens", str(tokens), *(("--shares", *map(str, shares)) if shares else ())]
+            process = laptop.start(*command, module="bench.csgo.llama_rpc")
             out, err = process.communicate(timeout=300)
             if process.returncode:
                 return {"error": err.strip().splitlines()[-1] if err.strip() else "no word"}
@@ -130,7 +132,7 @@ def spread_by_rpc(machines: Sequence[Throttled], folder: Path, tokens: int, shar
 
 
 def shares_of(split: str, machines: Sequence[Throttled]) -> list[float]:
-    """The layers that a split gives to each of the other machines; none where it gives them none."""
+    """Return the layers that a split gives to each of the other machines, if it gives them any."""
     layers = {share.name: len(share.layers) for share in read_split(split)}
     found = [float(layers.get(machine.spec.name, 0)) for machine in machines[1:]]
     return found if sum(found) else []
@@ -144,11 +146,11 @@ def one_home(specs: Sequence[Spec], folder: Path, model: Path, prompt: str, toke
         with ExitStack() as running:
             for other in machines[1:]:
                 running.enter_context(worker(other))
-            asked = (str(machines[0].home / MODEL), "--tokens", str(tokens))
-            out, err = machines[0].start(*asked, module="bench.csgo.list_plans").communicate(timeout=300)
+            command = (str(machines[0].home / MODEL), "--tokens", str(tokens))
+            out, err = machines[0].start(*command, module="bench.csgo.list_plans").communicate(timeout=300)
         assert out, err
-        told = json.loads(out)
-        splits = {name: way["split"] for name, way in told["ways"].items()}
+        planned = json.loads(out)
+        splits = {name: way["split"] for name, way in planned["ways"].items()}
         prepare(machines, list(splits.values()))
         measured: dict[str, Any] = {}
         for split in dict.fromkeys(splits.values()):
@@ -158,14 +160,14 @@ def one_home(specs: Sequence[Spec], folder: Path, model: Path, prompt: str, toke
             by_rpc["as it shares out"] = spread_by_rpc(machines, rpc, tokens, ())
             if shares := shares_of(splits["planned"], machines):
                 by_rpc["as planned"] = spread_by_rpc(machines, rpc, tokens, shares)
-        return {"specs": [asdict(spec) for spec in specs], "planned": told, "measured": measured, "rpc": by_rpc}
+        return {"specs": [asdict(spec) for spec in specs], "planned": planned, "measured": measured, "rpc": by_rpc}
 
 
 WAYS = ("planned", "best single", "even", "by strength")
 
 
 def row(found: dict[str, Any]) -> list[str]:
-    """A home: each way, measured (foreseen), then RPC's better one, and the split."""
+    """Return the cells of a home: each split, measured (predicted), then RPC's better one, and the planned split."""
     ways, words = found["planned"]["ways"], [str(len(found["specs"]))]
     for name in WAYS:
         way = ways.get(name)
@@ -184,17 +186,17 @@ def table(found: dict[str, Any]) -> str:
     some, rpc = found["prediction"], found["of_rpc"]
     rivals = ", ".join(f"{share:.0%} of {name}" for name, share in found["of_rival"].items())
     model = f"{found['tokens']} tokens, {found['shape']} with {found['layers']} layers"
-    lines.append(f"seconds from cold to the first token, measured (foreseen): {model}")
+    lines.append(f"seconds from cold to the first token, measured (predicted): {model}")
     first = f"the planned split came first in {found['first']} of {found['homes']} homes (within 2%)"
     lines.append(f"{first}; in the median it took {rivals}" + (f", {rpc['median']:.0%} of RPC" if rpc else ""))
-    within = f"{found['planned_within_15']:.0%} of the planned splits, {found['within_15']:.0%} of all ways"
+    within = f"{found['planned_within_15']:.0%} of the planned splits, {found['within_15']:.0%} of all splits"
     far = f"{some['min']:+.0%} to {some['max']:+.0%}, in the median {some['median']:+.0%}"
-    lines.append(f"foreseen within 15%: {within}; {far}")
+    lines.append(f"predicted within 15%: {within}; {far}")
     return "\n".join(lines)
 
 
 def figures(homes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Over all homes: how far off the plan was, how often the planned way came first, and what it saved."""
+    """Return over all homes the plan's errors, how often the planned split came first, and what it saved."""
     off, first, ratios = [], 0, []
     rivals: dict[str, list[float]] = {}
     for found in homes:
@@ -228,7 +230,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-0.5b")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--words", type=int, default=60, help="of the prompt")
-    parser.add_argument("--rpc", type=Path, metavar="FOLDER", help="where bench.csgo.llama_rpc has built")
+    parser.add_argument("--rpc", type=Path, metavar="FOLDER", help="the folder that bench.csgo.llama_rpc built into")
     parser.add_argument("--rpc-homes", type=int, default=1000, help="measure RPC in the first homes only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="cold_start", help="of the result file")

@@ -1,4 +1,4 @@
-"""Cut the pieces of a model before a worker is asked for them; a program that `bench.csgo.cold_start` starts.
+"""Cut the pieces of a model before a worker needs them; a program that `bench.csgo.cold_start` starts.
 
 python -m bench.csgo.cut_pieces MODEL FIRST-LAST ...        # layers, counted from 0
 """

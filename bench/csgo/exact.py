@@ -1,12 +1,12 @@
-"""Compare the fast planner with Algorithm 1 on random fleets of nine families, and measure what planning gains.
+"""Compare the fast planner with Algorithm 1 on random fleets of nine families, and measure the gain of planning.
 
     python -m bench.csgo.exact [--instances 1000] [--seed 0]
 
-Each family has that many fleets of 2 to 6 devices and up to 24 layers, a third of them with each timing model. The
-smallest are also compared with the best of all plans there are.
+Each family has `--instances` fleets of 2 to 6 devices and up to 24 layers, a third of them with each timing model. The
+smallest are also compared with the best of all possible plans.
 
-Columns: fleets; how many `differ` in T; how many plans were `unproved`; then what the plan saves on average against an
-even split, a split by strength, and the best single device, with the share of fleets on which that fits at all.
+Columns: fleets; how many `differ` in T; how many plans were `unproved`; then the average saving against an even split,
+a split by strength, and the best single device, with the share of fleets on which that fits at all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from testkit.random_fleets import FAMILIES, SAME, drawn
 
 
 def compared(family: str, count: int, seed: int) -> dict[str, Any]:
-    """One family: how many agree, and the gains."""
+    """Return for one family how many plans differ or are unproved, and the gains."""
     wrong = unproved = tried = 0
     saved: dict[str, list[float]] = {"even": [], "heuristic": [], "best_single": []}
     for number in range(count):
@@ -66,7 +66,7 @@ def table(found: dict[str, Any]) -> str:
     for family, line in found["families"].items():
         cells = "".join(f"{_gain(line['saved'][name]):>16}" for name in ("even", "heuristic", "best_single"))
         lines.append(f"{family:<22}{line['instances']:>8}{line['wrong']:>8}{line['unproved']:>10}{cells}")
-    return "\n".join([*lines, "saved by the plan on average, and on how many fleets the other way fits at all"]) + "\n"
+    return "\n".join([*lines, "saved by the plan on average, and share of fleets on which the other split fits"]) + "\n"
 
 
 def _gain(gain: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ def _figure(**more: Any) -> Any | None:
 
 
 def plot_paper(found: Figures, path: Path) -> Path | None:
-    """Figures 3a and 3b above, the Gantt pictures of Figures 4 and 5 below; None where matplotlib is missing."""
+    """Draw Figures 3a and 3b above the Gantt charts of Figures 4 and 5; None where matplotlib is missing."""
     figure = _figure(figsize=(13.0, 14.0))
     if figure is None:
         return None
@@ -72,7 +72,7 @@ def _way(found: Figures) -> PlanOption:
 
 
 def plot_speed(found: Figures, path: Path) -> Path | None:
-    """The planner's time against K, each family a line, at the largest number of layers there is for each K."""
+    """Draw the planner's time against K, a line for each family, at the largest number of layers for each K."""
     figure = _figure(figsize=(7.5, 4.8))
     if figure is None:
         return None

@@ -1,8 +1,8 @@
-"""Print the splits of a model over the measured devices of this home, and what the planner predicts of each, as JSON.
+"""Print the splits of a model over this home's devices, which are measured, and their predicted times, as JSON.
 
     python -m bench.csgo.list_plans MODEL --tokens 128
 
-A program that `bench.csgo.cold_start` starts on the device that asks. Devices are measured again.
+A program that `bench.csgo.cold_start` starts on the coordinator. Devices are measured again.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from edgellm.mesh.model_costs import model_costs
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 
 
-def ways(found: Plan) -> dict[str, PlanOption]:
-    """Those that fit, by name."""
+def options(found: Plan) -> dict[str, PlanOption]:
+    """Return the splits that fit, by name."""
     named = {
         "planned": found.option, "best single": found.best_single, "even": found.even, "by strength": found.heuristic,
     }  # fmt: skip
-    return {name: way for name, way in named.items() if way is not None}
+    return {name: option for name, option in named.items() if option is not None}
 
 
-def split_of(way: PlanOption) -> str:
-    """As `--split` takes it."""
-    return ",".join(f"{stage.device}:{stage.layers}" for stage in way.stages)
+def split_of(option: PlanOption) -> str:
+    """Return a split in the form of `--split`."""
+    return ",".join(f"{stage.device}:{stage.layers}" for stage in option.stages)
 
 
-def told(way: PlanOption) -> dict[str, Any]:
-    return {"split": split_of(way), "ttft_s": way.ttft_s, "stages": [stage.to_json() for stage in way.stages]}
+def to_json(option: PlanOption) -> dict[str, Any]:
+    return {"split": split_of(option), "ttft_s": option.ttft_s, "stages": [stage.to_json() for stage in option.stages]}
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     print(
         json.dumps(
             {"advice": found.advice, "devices": devices, "lines": lines}
-            | {"ways": {name: told(way) for name, way in ways(found).items()}}
+            | {"ways": {name: to_json(option) for name, option in options(found).items()}}
         )
     )
 

@@ -1,4 +1,4 @@
-"""Build llama.cpp's RPC backend, its own way to spread a model over devices, and time it from cold.
+"""Build llama.cpp's RPC backend, which spreads a model over devices, and time its cold start.
 
     python -m bench.csgo.llama_rpc build FOLDER        # some minutes, once; needs cmake and a C++ compiler
     python -m bench.csgo.llama_rpc first MODEL --libs FOLDER --servers 10.79.0.2:50152,10.79.0.3:50152 --tokens 128
@@ -25,12 +25,12 @@ SERVER = "ggml-rpc-server"
 
 
 def libraries(folder: Path) -> Path:
-    """Where `build` puts the libraries and the server."""
+    """Return the folder in which `build` puts the libraries and the server."""
     return folder / "build" / "bin"
 
 
 def build(folder: Path) -> None:
-    """Raises CalledProcessError where a step fails; what it said is on the screen."""
+    """Build the libraries and the server. Raise CalledProcessError if a step fails; its output is on the screen."""
     version = importlib.metadata.version("llama-cpp-python")
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / f"llama_cpp_python-{version}"
@@ -53,7 +53,7 @@ def build(folder: Path) -> None:
 
 
 def first(model: Path, libs: Path, servers: list[str], tokens: int, shares: list[float]) -> dict[str, float]:
-    """Loads a model over the servers, all of its layers, and computes a prompt; seconds.
+    """Load all layers of a model over the servers and compute a prompt; return the seconds.
 
     `shares` of the layers for each server, in order; without them llama.cpp shares out by their free memory."""
     os.environ["LLAMA_CPP_LIB_PATH"] = str(libs)
@@ -87,7 +87,7 @@ def main() -> None:
     making.add_argument("folder", type=Path)
     timing = what.add_parser("first")
     timing.add_argument("model", type=Path)
-    timing.add_argument("--libs", type=Path, required=True, help="the folder that was built into")
+    timing.add_argument("--libs", type=Path, required=True, help="the folder that `build` wrote to")
     timing.add_argument("--servers", required=True)
     timing.add_argument("--tokens", type=int, default=128)
     timing.add_argument("--shares", type=float, nargs="*", default=[])

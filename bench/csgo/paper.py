@@ -5,7 +5,7 @@
 The figures are exact, so nothing varies from run to run. The picture has Figures 3 to 5 with our numbers.
 
 Columns: tokens of the prompt; seconds to the first token on the ideal single device, with an even split, with the
-heuristic, and with the optimum; the devices and the layers of each in the optimum; what it saves against the best of
+heuristic, and with the optimum; the devices and the layers of each in the optimum; its saving against the best of
 the others; and T of the two timing models that overlap more.
 """
 
@@ -24,12 +24,12 @@ from edgellm.coldstart.problem import OVERLAPS
 from edgellm.coldstart.problem_builder import task_of
 
 CLAIMS = {"mean_over_best_baseline": 17.43, "least": 8.0, "most": 50.0}
-"""Of the paper's section 5.2, in per cent."""
+"""Claims of the paper's section 5.2, in percent."""
 STRATEGIES = ("ideal_single", "even", "heuristic", "optimum")
 
 
 def row(tokens: int) -> dict[str, Any]:
-    """Everything for one prompt length."""
+    """Return the results for one prompt length."""
     devices, model = hardware.devices(), hardware.model()
     plans = {overlap: plan(devices, model, tokens, overlap=overlap) for overlap in OVERLAPS}
     ours = plans["paper"]
@@ -50,7 +50,7 @@ def _ways(found: Plan) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return a line for each prompt length, and what is saved beside the paper's claims."""
+    """Return a line for each prompt length, and the savings beside the paper's claims."""
     names, sizes = ("ideal single", "even", "heuristic", "optimum"), (14, 9, 11, 9)
     head = f"{'tokens':>6}" + "".join(f"{name:>{size}}" for name, size in zip(names, sizes, strict=True))
     lines = [f"{head}  {'devices (layers)':<24}{'saved':>7}{'receiving':>11}{'streamed':>10}"]

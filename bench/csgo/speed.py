@@ -2,12 +2,11 @@
 
     python -m bench.csgo.speed [--instances 3] [--limit 10] [--seed 0]
 
-Processor time of one thread, the first call in the process included. A run that reaches the limit ends with the best
-plan so far and a proved gap, and counts with the time it took. Algorithm 1 stands beside it where it takes seconds and
-not hours.
+Processor time of one thread, with the first call in the process. A run that reaches the limit ends with the best plan
+so far and a proved gap, and counts with the time it took. Algorithm 1 is measured where it takes seconds, not hours.
 
-Columns: K and L; seconds at the median, the 90th percentile and the most; the share that was planned within a second;
-the share of plans that are proved; and the worst gap of the others.
+Columns: K and L; seconds at the median, the 90th percentile and the maximum; the share that was planned within a
+second; the share of plans that are proved; and the worst gap of the others.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ REFERENCE = ((4, 40), (6, 40), (8, 40))
 
 
 def taken(task: Task, limit: float) -> tuple[float, float]:
-    """Seconds for one plan, and its gap."""
+    """Return the seconds for one plan, and its gap."""
     began = process_time()
     found = fastest_first_token(task, lambda: process_time() - began > limit)
     return process_time() - began, 1.0 if found is None else found.gap
@@ -54,7 +53,7 @@ def measured(k: int, layers: int, count: int, limit: float, seed: int) -> dict[s
 
 
 def reference(k: int, layers: int, seed: int) -> dict[str, Any]:
-    """Algorithm 1's time on one fleet: it is the same for all."""
+    """Return Algorithm 1's time on one fleet; it is the same for all."""
     task = drawn("wide", np.random.default_rng([seed, k, layers]), k, layers)
     began = process_time()
     algorithm1(task)
@@ -75,8 +74,8 @@ def table(found: dict[str, Any]) -> str:
         f"  {family:<22}{statistics.median(row['seconds']):>8.3f} s{row['gap']:>9.2%}"
         for family, row in largest["families"].items()
     ]
-    told = ", ".join(f"K {row['devices']}, L {row['layers']}: {row['seconds']:.2f} s" for row in found["algorithm_1"])
-    return "\n".join([*lines, f"Algorithm 1 (numpy): {told}"]) + "\n"
+    paper = ", ".join(f"K {row['devices']}, L {row['layers']}: {row['seconds']:.2f} s" for row in found["algorithm_1"])
+    return "\n".join([*lines, f"Algorithm 1 (numpy): {paper}"]) + "\n"
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""What benchmarks share: results on disk, statistics, figures and the suites."""
+"""Shared by all benchmarks: results on disk, statistics, figures and the suites."""

@@ -27,6 +27,6 @@ RENAMED = MappingProxyType({
 
 
 def current(name: str) -> str:
-    """Return the name that a suite or benchmark has now; of names that nothing ever had, the name itself."""
+    """Return the current name of a suite or benchmark; an unknown name is returned as it is."""
     suite, slash, part = name.partition("/")
     return RENAMED.get(name) or f"{RENAMED.get(suite, suite)}{slash}{part}"

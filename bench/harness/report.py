@@ -16,7 +16,7 @@ from testkit import ROOT
 RESULTS = ROOT / "bench" / "results"
 
 Plot = Callable[[dict[str, Any], Path], Path | None]
-"""Plots a result into a file; None where matplotlib is missing."""
+"""Plots a result into a file and returns its path; None where matplotlib is missing."""
 
 
 def machine() -> dict[str, Any]:
@@ -44,7 +44,7 @@ def place(module: str, name: str) -> Path:
 
 
 def read(module: str, name: str) -> dict[str, Any]:
-    """Return a result that is there. Raise FileNotFoundError where there is none."""
+    """Return a stored result. Raise FileNotFoundError if there is none."""
     found: dict[str, Any] = json.loads(place(module, name).read_text(encoding="utf-8"))
     return found
 

@@ -1,6 +1,6 @@
 """The benchmarks of `bench/suites.toml`, and the command line that lists them, runs them and shows their results.
 
-A benchmark is a module with a `main` and a `table(found)`, which says what a result holds; some have a
+A benchmark is a module with a `main` and a `table(found)`, which turns a result into text; some have a
 `plot(found, path)`, too.
 """
 
@@ -55,7 +55,7 @@ class Benchmark:
         return import_module(f"{self.module_name}.__main__") if hasattr(module, "__path__") else module
 
     def run(self, quick: bool) -> int:
-        """Run it in a process of its own and return the exit code. A `quick` run's results are called `quick-NAME`."""
+        """Run it in a process of its own and return the exit code. A `quick` run writes `quick-NAME`."""
         arguments = (*self.quick, "--name", f"quick-{self.name}") if quick else (*self.full, "--name", self.name)
         return subprocess.call([sys.executable, "-m", self.module_name, *arguments], cwd=ROOT)
 
@@ -78,7 +78,7 @@ def benchmarks() -> Mapping[str, Benchmark]:
 
 
 def chosen(names: Sequence[str]) -> list[Benchmark]:
-    """Return the benchmarks of these names; the name of a suite is all of its benchmarks. Raise KeyError at others."""
+    """Return the benchmarks of these names; a suite's name selects all of its benchmarks. Raise KeyError at others."""
     found: dict[str, Benchmark] = {}
     for name in names:
         some = {full: one for full, one in benchmarks().items() if name in (full, one.suite)}
@@ -93,7 +93,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks; bench/README.md explains them.")
     parser.add_argument("task", choices=("list", "run", "show"))
     parser.add_argument("names", nargs="*", metavar="NAME", help="a suite (synera) or a benchmark (synera/quality)")
-    parser.add_argument("--quick", action="store_true", help="few cases: to see that it works, and no evidence")
+    parser.add_argument("--quick", action="store_true", help="few cases: shows that it works, but is no evidence")
     arguments = parser.parse_args(words)
     if arguments.task == "run" and not arguments.names:
         parser.error("say what to run, such as `python -m bench run synera/quality`")
