@@ -1,14 +1,14 @@
-"""Measure where llama.cpp's flash attention pays on this processor, and where the plain one does.
+"""Measure where llama.cpp's flash attention is faster than the plain one on this processor.
 
     python -m bench.engine.attention [--models edgellm-draft edgellm-verifier 0.5b] [--depths 64 512] [--repeats 40]
 
-llama.cpp's flash attention on a processor takes a batch of fewer than 64 rows row by row, so it is slow at what a
+On a processor, llama.cpp's flash attention computes a batch of fewer than 64 rows row by row, so it is slow at what a
 verifier does. The rule in `edgellm/engine/native.py` (`flash_pays`) rests on these figures.
 
-Rows: the prefill of a prompt, in batches of 512 and of 32, as the verifier service takes it, and one decode of n rows
-behind that prompt. Columns: each attention behind each depth, in turns; medians in milliseconds. The same decode has
-been done twice before, so that everything is set up for it. Without flash attention, `Context.decode` gives a single
-token of a small model a copy of itself as a second row.
+Rows: the prefill of a prompt, in batches of 512 and of 32, the verifier's own, and one decode of n rows after that
+prompt. Columns: each attention after each depth, in turns; medians in milliseconds. The same decode was run twice
+before, so that everything is set up for it. Without flash attention, `Context.decode` gives a single token of a small
+model a copy of itself as a second row.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -36,39 +37,37 @@ HALF = "0.5b"
 
 
 def measured(model: Model, depth: int, threads: int | None, repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of each pass, by attention."""
+    """Return the milliseconds of each pass, by attention."""
     prompt = (np.arange(depth) % 400 + 300).astype(np.int32)
     ids = np.arange(300, 300 + max(ROWS), dtype=np.int32)
-    taken: dict[tuple[str, str], list[float]] = {}
+    times: dict[tuple[str, str], list[float]] = {}
 
-    def timed(way: str, what: str, context: Context, rows: np.ndarray[Any, np.dtype[np.int32]], outputs: int) -> None:
+    def timed(kind: str, what: str, context: Context, rows: np.ndarray[Any, np.dtype[np.int32]], outputs: int) -> None:
         began = perf_counter()
         context.decode(rows, outputs=outputs)
-        taken.setdefault((way, what), []).append(perf_counter() - began)
+        times.setdefault((kind, what), []).append(perf_counter() - began)
 
     with ExitStack() as stack:
-        ways = {"flash": True, "plain": False}
-        whole = {w: stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads, flash=f)) for w, f in ways.items()}
-        parts = {
-            w: stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads, flash=f, n_batch=32))
-            for w, f in ways.items()
-        }
+        kinds = {"flash": True, "plain": False}
+        create = partial(Context, model, n_ctx=N_CTX, threads=threads)
+        whole = {kind: stack.enter_context(create(flash=flash)) for kind, flash in kinds.items()}
+        parts = {kind: stack.enter_context(create(flash=flash, n_batch=32)) for kind, flash in kinds.items()}
         for repeat in range(repeats):
-            for way in ways:
+            for kind in kinds:
                 if repeat < max(2, repeats // 10):
                     for what, contexts in (("prefill by 512", whole), ("prefill by 32", parts)):
-                        contexts[way].clear()
-                        timed(way, what, contexts[way], prompt, 1)
-                context = whole[way]
+                        contexts[kind].clear()
+                        timed(kind, what, contexts[kind], prompt, 1)
+                context = whole[kind]
                 for rows in ROWS:
                     for _ in range(2):
                         context.decode(ids[:rows], outputs=rows)
                         context.rollback(depth)
-                    timed(way, f"{rows} row{'s' * (rows > 1)}", context, ids[:rows], rows)
+                    timed(kind, f"{rows} row{'s' * (rows > 1)}", context, ids[:rows], rows)
                     context.rollback(depth)
     found: dict[str, dict[str, float]] = {}
-    for (way, what), seconds in taken.items():
-        found.setdefault(way, {})[what] = 1e3 * median(seconds)
+    for (kind, what), seconds in times.items():
+        found.setdefault(kind, {})[what] = 1e3 * median(seconds)
     return found
 
 
@@ -76,10 +75,10 @@ def table(results: Mapping[str, Any]) -> str:
     """Return a Markdown table for each model: a row for each pass, and both attentions at every depth."""
     lines = []
     for model, depths in results["models"].items():
-        columns = [f"{way}, {depth}" for depth in depths for way in ("flash", "plain")]
+        columns = [f"{kind}, {depth}" for depth in depths for kind in ("flash", "plain")]
         lines += [f"{model}:", "", f"| ms, behind | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
         for what in next(iter(depths.values()))["flash"]:
-            cells = [f"{depths[depth][way][what]:.2f}" for depth in depths for way in ("flash", "plain")]
+            cells = [f"{depths[depth][kind][what]:.2f}" for depth in depths for kind in ("flash", "plain")]
             lines.append(f"| {what} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)

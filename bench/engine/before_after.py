@@ -24,14 +24,14 @@ from bench.harness.report import write
 from bench.harness.statistics import spread
 from testkit import ROOT
 
-RESULT = "quick-before-after"  # the name under which each run leaves its figures
+RESULT = "quick-before-after"  # the name of each run's result
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """A small run of a benchmark, and the figures to take from its result: label -> keys into the JSON.
 
-    `times`: figures of which less is better; of the others more is.
+    Figures in `times` are better when lower, all others when higher.
     """
 
     module: str
@@ -40,7 +40,7 @@ class Part:
     times: bool = field(default=True)
 
     def command(self, checkout: Path) -> list[str]:
-        """Return the module and arguments of the run in `checkout`. Before 0.2 all benchmarks lay in one folder."""
+        """Return the module and arguments of the run in `checkout`. Before 0.2 all benchmarks were in one folder."""
         module, option = self.module, "--name"
         if not (checkout / f"{module.replace('.', '/')}.py").is_file():
             module = f"bench.{module.rpartition('.')[2]}"
@@ -87,7 +87,7 @@ PARTS = {
 
 
 def figures_of(part: Part, checkout: Path) -> dict[str, float]:
-    """Run the part in `checkout` and return its figures by label. Raises CalledProcessError where it fails."""
+    """Run the part in `checkout` and return its figures by label. Raise CalledProcessError if it fails."""
     # `bench` has no __init__.py, so that the modules of the working directory come before the installed ones
     environment = os.environ | {"PYTHONPATH": str(checkout)}
     own = checkout / ".venv" / "bin" / "python"  # its libraries may be others

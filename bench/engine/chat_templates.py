@@ -1,9 +1,9 @@
-"""Measure what it costs to render a conversation in a child process, beside this process.
+"""Measure the time to render a conversation in a child process, against this process.
 
     python -m bench.engine.chat_templates [--repeats 200]
 
-The bundled pair's template is rendered here, because it is known; with a comment behind it, it is rendered in a child
-process. *First* is the first rendering: here it compiles the template, there Python starts and imports Jinja as well.
+The bundled pair's template is known and rendered here; with a comment appended, it is rendered in a child process.
+*First* is the first rendering: here it compiles the template, in the child Python also starts and imports Jinja.
 Milliseconds: medians of turns in which both alternate.
 """
 

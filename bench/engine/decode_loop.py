@@ -1,16 +1,16 @@
-"""Measure what our decoding loop costs beside a bare ctypes loop, and beside llama_cpp.Llama.
+"""Compare our decoding loop with a bare ctypes loop and with llama_cpp.Llama.
 
     python -m bench.engine.decode_loop [--tokens 8] [--repeats 300] [--threads 1]
 
-The same greedy text is decoded one token at a time, in three ways that take turns in one process: `Context.decode` and
+The same greedy text is decoded one token at a time, by three loops that take turns in one process: `Context.decode` and
 `top2` (argmax and the two largest probabilities); `llama_decode` through ctypes and numpy's argmax over a view that is
 made once; and `Llama.eval` and `Llama.sample`. On the bundled draft model, and on random weights of the Qwen2.5-0.5B
 shape.
 
-Each figure comes twice: `clock` is what a user waits, `processor` leaves out what other programs took. Read the second
-on a busy machine; it needs `--threads 1`, because threads that wait for each other burn processor time. Turns are
-short, because a long one is interrupted for sure. Ratios are taken within each turn; medians and quartiles over the
-turns. The targets are 0.98 of the bare loop's speed at the 0.5B shape, and 0.75 on the bundled draft model.
+Each figure has two values: `clock` is the time that a user waits, `processor` leaves out the time of other programs.
+Read the second on a busy machine; it needs `--threads 1`, because threads that wait for each other burn processor time.
+Turns are short, because long ones are sure to be interrupted. Ratios are taken within each turn; medians and quartiles
+over the turns. The targets are 0.98 of the bare loop's speed at the 0.5B shape, and 0.75 on the bundled draft model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Loop = Callable[[int], list[int]]
 
 
 def ours(model: Model, threads: int) -> tuple[Callable[[], None], Loop]:
-    """Our loop: what makes it ready, and what is timed."""
+    """Return functions that prepare and run our loop; the second is timed."""
     context = Context(model, n_ctx=POSITIONS, threads=threads)
     feed = np.zeros(1, dtype=np.int32)
 
@@ -57,7 +57,7 @@ def ours(model: Model, threads: int) -> tuple[Callable[[], None], Loop]:
 
 
 def bare(model: Model, threads: int) -> tuple[Callable[[], None], Loop]:
-    """The least that Python can do: one prepared batch, one prepared view."""
+    """Return the same for the shortest possible loop in Python: one prepared batch, one prepared view."""
     params = lib.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch, params.kv_unified, params.no_perf = POSITIONS, 512, 512, True, True
     params.n_threads = params.n_threads_batch = threads
@@ -96,7 +96,7 @@ def bare(model: Model, threads: int) -> tuple[Callable[[], None], Loop]:
 
 
 def high_level(path: Path, threads: int) -> tuple[Callable[[], None], Loop]:
-    """llama-cpp-python's own class."""
+    """Return the same for llama-cpp-python's own class."""
     model = llama_cpp.Llama(
         str(path), n_ctx=POSITIONS, n_threads=threads, n_threads_batch=threads, flash_attn=True, verbose=False
     )
@@ -117,7 +117,7 @@ def high_level(path: Path, threads: int) -> tuple[Callable[[], None], Loop]:
 
 
 def measure(path: Path, tokens: int, repeats: int, threads: int) -> dict[str, Any]:
-    """Milliseconds a token of the three loops, and our speed as a share of the others'."""
+    """Return the milliseconds a token of the three loops, and our speed as a share of the others'."""
     model = Model.load(path)
     loops = [ours(model, threads), bare(model, threads), high_level(path, threads)]
     texts: list[list[int]] = [[], [], []]
@@ -155,7 +155,7 @@ def measure(path: Path, tokens: int, repeats: int, threads: int) -> dict[str, An
 
 
 def compared(mine: list[float], lean: list[float], theirs: list[float]) -> dict[str, dict[str, float]]:
-    """Spreads of the three loops, and of our speed as a share of the others' in the same turn."""
+    """Return spreads of the three loops, and of our speed as a share of the others' in the same turn."""
     return {
         "ours_ms": spread(mine),
         "bare_ms": spread(lean),
@@ -196,9 +196,9 @@ def _block(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", type=Path, default=ROOT / "models" / "draft.gguf")
-    parser.add_argument("--big", type=Path, help="a file of testkit.random_gguf that is there already")
-    parser.add_argument("--tokens", type=int, default=8, help="a turn of the small model; the big one does a quarter")
-    parser.add_argument("--repeats", type=int, default=300, help="turns of the small model; the big one has a fifth")
+    parser.add_argument("--big", type=Path, help="an existing file of testkit.random_gguf")
+    parser.add_argument("--tokens", type=int, default=8, help="a turn of the small model; a quarter for the big one")
+    parser.add_argument("--repeats", type=int, default=300, help="turns of the small model; a fifth for the big one")
     parser.add_argument("--threads", type=int, default=1, help="for all three loops")
     parser.add_argument("--name", default="decode_loop", help="of the result file")
     args = parser.parse_args()

@@ -1,13 +1,13 @@
-"""Measure a pass over drafted tokens up to the LM head, and with the rows of it that are looked at.
+"""Measure a pass over drafted tokens up to the LM head, and with the head of the rows that are looked at.
 
     python -m bench.engine.lm_head [--shapes qwen2.5-0.5b ...] [--type Q4_0] [--repeats 15] [--threads N]
 
 llama.cpp computes the LM head, the product with the whole vocabulary, for every drafted token. A context that decodes
-late stops before it, and computes the head for the rows that are looked at. Every way is decoded in random order behind
-the same text, each twice in a row, and the second time counts. Weights are random, of a real model's shape.
+late stops before it, and computes the head for the rows that are looked at. The variants are decoded in random order
+after the same text, each twice in a row, and the second time counts. Weights are random, of a real model's shape.
 
-Rows, in milliseconds (medians): everything `at once`, as llama.cpp does; `up to the head`; with one row of the head;
-and with all of them, one after the other. Columns are numbers of rows.
+Rows, in milliseconds (medians): everything `at once`, as in llama.cpp; `up to the head`; with one row of the head; and
+with all of them, one after another. Columns are numbers of rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AT_ONCE, BODY, ONE, ALL = "at once", "up to the head", "and one head", "and all 
 
 
 def measured(path: Path, repeats: int, threads: int | None) -> dict[str, Any]:
-    """For each number of rows, milliseconds of every way."""
+    """Return for each number of rows the milliseconds of every variant."""
     ids = np.random.default_rng(0).integers(300, 2000, BEHIND).astype(np.int32)
     with (
         Model.load(path) as model,
@@ -47,37 +47,37 @@ def measured(path: Path, repeats: int, threads: int | None) -> dict[str, Any]:
         late.lazy_head.take(measure_heads(late.lazy_head.head))
         for context in (bare, late):
             context.decode(ids)
-        ways: dict[str, Callable[[int], object]] = {
+        variants: dict[str, Callable[[int], object]] = {
             AT_ONCE: lambda n: bare.decode(ids[:n], outputs=n),
             BODY: lambda n: late.decode_lazy(ids[:n], outputs=n),
             ONE: lambda n: known(late.decode_lazy(ids[:n], outputs=n, reached=[0.0] * (n - 1)), 1),
             ALL: lambda n: known(late.decode_lazy(ids[:n], outputs=n, reached=[1.0] * (n - 1)), n),
         }
-        taken: dict[tuple[int, str], list[float]] = {(n, way): [] for n in ROWS for way in ways}
+        times: dict[tuple[int, str], list[float]] = {(n, variant): [] for n in ROWS for variant in variants}
         for turn in range(repeats):
-            order = list(taken)
+            order = list(times)
             random.Random(turn).shuffle(order)
-            for n, way in order:
+            for n, variant in order:
                 for _ in range(2):
                     bare.rollback(BEHIND)
                     late.rollback(BEHIND)
                     began = perf_counter()
-                    ways[way](n)
+                    variants[variant](n)
                     seconds = perf_counter() - began
-                taken[n, way].append(seconds)
-        rows = [{"rows": n, **{way: 1e3 * median(taken[n, way]) for way in ways}} for n in ROWS]
+                times[n, variant].append(seconds)
+        rows = [{"rows": n, **{variant: 1e3 * median(times[n, variant]) for variant in variants}} for n in ROWS]
         return {"rows": rows, "pays": head_pays(model)}
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return a Markdown table for each model: a column for each number of rows, a row for each way."""
+    """Return a Markdown table for each model: a column for each number of rows, a row for each variant."""
     lines = []
     for name, found in results["models"].items():
         rows = found["rows"]
         more = rows[0][BODY] / rows[0][AT_ONCE] - 1.0
         lines += [f"{name}, ms:", "", f"| rows | {' | '.join(str(row['rows']) for row in rows)} |"]
         lines.append("|---|" + "---|" * len(rows))
-        lines += [f"| {way} | {' | '.join(f'{row[way]:.0f}' for row in rows)} |" for way in (AT_ONCE, BODY, ONE, ALL)]
+        lines += [f"| {key} | {' | '.join(f'{row[key]:.0f}' for row in rows)} |" for key in (AT_ONCE, BODY, ONE, ALL)]
         lines += ["", f"A single row takes {more:+.1%} where a context can be late.", ""]
     return "\n".join(lines)
 

@@ -1,11 +1,11 @@
-"""Measure whether a thread decodes as fast where another thread of the process has decoded before it.
+"""Measure whether a thread decodes as fast if another thread of the process has decoded before it.
 
     python -m bench.engine.openmp [--model edgellm-verifier] [--rows 1 2 5 32] [--repeats 60]
 
-GNU's OpenMP sends waiting threads to sleep at once where two threads of a process have decoded, which made the decode
+GNU's OpenMP sends waiting threads to sleep at once if two threads of a process have decoded, which made the decode
 of a small model five to eight times slower; `edgellm/engine/native.py` has them wait a little.
 
-Medians in milliseconds of a decode behind 256 cached tokens by two threads, each case in a process of its own: by the
+Medians in milliseconds of a decode after 256 cached tokens by two threads, each case in a process of its own: by the
 main thread, and by a second thread while the main thread still has its team; with OpenMP's own waiting policy, and with
 ours. Columns are numbers of rows.
 """
@@ -34,9 +34,9 @@ WAYS = {"OpenMP's own": {"GOMP_SPINCOUNT": WAITING["GOMP_SPINCOUNT"]}, "ours": {
 
 
 def measured(model: Model, rows: list[int], repeats: int) -> dict[str, float]:
-    """Milliseconds of a decode of each number of rows."""
+    """Return the milliseconds of a decode of each number of rows."""
     prompt = (np.arange(CACHED) % 400 + 300).astype(np.int32)
-    taken: dict[str, float] = {}
+    medians: dict[str, float] = {}
     with Context(model, n_ctx=CACHED + max(rows), threads=2) as context:
         context.decode(prompt)
         for count in rows:
@@ -46,12 +46,12 @@ def measured(model: Model, rows: list[int], repeats: int) -> dict[str, float]:
                 context.decode(ids, outputs=count)
                 seconds.append(perf_counter() - began)
                 context.rollback(CACHED)
-            taken[str(count)] = 1e3 * median(seconds[3:])
-    return taken
+            medians[str(count)] = 1e3 * median(seconds[3:])
+    return medians
 
 
 def both(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """In this process: the main thread, then a second one beside it."""
+    """Measure in this process: in the main thread, then in a second one."""
     found: dict[str, dict[str, float]] = {}
     with Model.load(resolve(arguments.model)) as model:
 
@@ -70,8 +70,8 @@ def table(found: dict[str, Any]) -> str:
     first = next(iter(found["milliseconds"].values()))["main thread"]
     lines = [f"{'waiting':<14}{'decoded by':<15}" + "".join(f"{rows + ' rows':>10}" for rows in first)]
     for way, threads in found["milliseconds"].items():
-        for who, taken in threads.items():
-            lines.append(f"{way:<14}{who:<15}" + "".join(f"{value:>10.2f}" for value in taken.values()))
+        for who, medians in threads.items():
+            lines.append(f"{way:<14}{who:<15}" + "".join(f"{value:>10.2f}" for value in medians.values()))
     return "\n".join(lines) + "\n"
 
 

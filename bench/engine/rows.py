@@ -1,12 +1,12 @@
-"""Measure how long one decode of n rows takes, alone and filled up to another number of rows.
+"""Measure the time of one decode of n rows, alone and padded to another number of rows.
 
     python -m bench.engine.rows [--models edgellm-verifier 0.5b] [--type Q4_0] [--repeats 15] [--threads N]
 
 llama.cpp computes rows of quantised weights several at a time, and the rest one by one: more rows can take less time.
-The cost curve is measured as for replies (`measure_curve`), and says to how many rows a decode is filled up. Then every
-number of rows is decoded in random order, each way twice in a row, and the second time counts.
+The cost curve is measured as for replies (`measure_curve`), and says to how many rows a decode is padded. Then every
+number of rows is decoded in random order, padded or not, each twice in a row, and the second time counts.
 
-Rows of the table: rows of the decode, its median in milliseconds, the number of rows that it is filled up to, and the
+Rows of the table: rows of the decode, its median in milliseconds, the number of rows that it is padded to, and the
 median then.
 """
 
@@ -36,7 +36,7 @@ HALF = "0.5b"
 
 
 def measured(path: Path, repeats: int, threads: int | None) -> list[dict[str, Any]]:
-    """For each number of rows milliseconds as it is, to how many it is filled up, and milliseconds then."""
+    """Return for each number of rows the milliseconds, the number that it is padded to, and the milliseconds then."""
     ids = np.random.default_rng(0).integers(300, 2000, BEHIND).astype(np.int32)
     taken: dict[tuple[int, bool], list[float]] = {(n, filled): [] for n in ROWS for filled in (False, True)}
     with Model.load(path) as model, Context(model, n_ctx=2 * BEHIND, threads=threads) as context:
@@ -72,7 +72,7 @@ def table(results: Mapping[str, Any]) -> str:
         lines += [f"{name}:", "", f"| rows | {' | '.join(str(row['rows']) for row in found)} |"]
         lines.append("|---|" + "---|" * len(found))
         lines.append(f"| ms | {' | '.join(_short(row['alone_ms']) for row in found)} |")
-        lines.append(f"| filled up to | {' | '.join(str(row['filled_to']) for row in found)} |")
+        lines.append(f"| padded to | {' | '.join(str(row['filled_to']) for row in found)} |")
         lines += [f"| ms | {' | '.join(_short(row['filled_ms']) for row in found)} |", ""]
     return "\n".join(lines)
 

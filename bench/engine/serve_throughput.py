@@ -1,11 +1,11 @@
-"""Measure how many tokens a second a verifier verifies, for how many devices at once.
+"""Measure the tokens a second of a verifier against the number of devices that use it at once.
 
     python -m bench.engine.serve_throughput [--devices 1 2 4 8 16] [--repeats 5] [--model PATH] [--threads N] [--seed 0]
 
-Every device sends chunks of four along the verifier's own greedy text, three in ten of them with one wrong token, and
-asks again as soon as it has a verdict. Accepted tokens and the verifier's own are counted.
+Every device sends chunks of four along the verifier's own greedy text, three in ten of them with a wrong token, and
+sends the next one as soon as it has a verdict. Accepted tokens and the verifier's own are counted.
 
-Columns, in turns: the worker with one batch over all sessions, the worker with one session a batch, and the first of
+Columns, in turns: the engine with one batch over all sessions, the engine with one session a batch, and the first of
 the two over gRPC (a process of its own, loopback, all devices in this process). Then the `gain` of the first over the
 second, and the speed over gRPC as a share of the first (`of batch`), both within a turn. All are medians.
 """
@@ -53,7 +53,7 @@ class Script:
     seed: int
 
     def chunk(self, at: int) -> Chunk:
-        """What is drafted when `at` tokens of the text stand."""
+        """Return the draft after `at` tokens of the text."""
         rng = random.Random(f"{self.seed}/{at}")
         ids = self.text[at : at + GAMMA].copy()
         if rng.random() < WRONG:
@@ -65,7 +65,7 @@ class Script:
 
 
 def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[Script]:
-    """One for each device, from held-out cases of the families in turn."""
+    """Return a script for each device, from held-out cases of the families in turn."""
     made = []
     with Context(model, n_ctx=POSITIONS, threads=threads) as context:
         for number in range(devices):
@@ -83,7 +83,7 @@ def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[
 
 
 class Worker:
-    """The verifier's worker alone, with room for every device."""
+    """The verifier's engine alone, with room for every device."""
 
     def __init__(self, model: Model, work: list[Script], threads: int | None, limits: SchedulerLimits) -> None:
         context = Context(model, n_ctx=POSITIONS, n_seq=len(work), threads=threads, unified=False)
@@ -97,7 +97,7 @@ class Worker:
         self._worker.close()
 
     def rate(self) -> float:
-        """Tokens a second; the prompts are in the cache before the clock starts."""
+        """Return the tokens a second; the prompts are in the cache before the clock starts."""
         for device, script in enumerate(self._work):
             self._submit(VerifyRequest(device, GREEDY, 0, script.prompt, Chunk()))
         self._wait()
@@ -135,7 +135,7 @@ class Worker:
 
 
 def through_link(remote: RemoteVerifier, work: list[Script]) -> float:
-    """Tokens a second of a verifier in a process of its own, the prompts sent before the clock starts."""
+    """Return the tokens a second of a verifier process, the prompts sent before the clock starts."""
     sessions = [remote.open(GenerationState()) for _ in work]
     for session, script in zip(sessions, work, strict=True):
         session.submit(script.prompt, Chunk()).result()

@@ -1,14 +1,14 @@
-"""Measure processes that compute on one machine at the same time: do they share its cores, or ruin each other?
+"""Measure processes that compute on one machine at the same time: do they share its cores, or slow each other down?
 
     python -m bench.engine.shared_cores [--model PATH] [--draft PATH] [--repeats 4] [--seconds 2.5]
 
-llama.cpp's threads spin while they wait for each other, so with more of them than cores one spins while the thread that
-it waits for cannot run. `edgellm/engine/cores.py` keeps a table of all threads of a user that compute, and each uses
-its fair share of the cores; beside other busy programs it uses fewer threads.
+llama.cpp's threads spin while they wait for each other, so with more threads than cores one spins while the thread that
+it waits for cannot run. `edgellm/engine/cores.py` keeps a table of all computing threads of a user; each process uses
+its fair share of the cores, and fewer threads beside other busy programs.
 
 Tokens each second of processes that begin at the same time: some that decode token by token and do nothing else; a chat
-whose served verifier is another process, drafting on while it is verified; the same beside two that decode; and one
-that decodes beside programs that compute something else. Columns: every process for itself, and with cores shared, in
+whose verifier is another process, drafting on while it is verified; the same beside two that decode; and one
+that decodes beside other busy programs. Columns: every process for itself, and with cores shared, in
 turns (median and range), with OpenMP's settings of `edgellm/engine/native.py` in both; and the ratio. Default: the
 bundled pair; both may be files of `testkit.random_gguf`.
 """
@@ -51,7 +51,7 @@ SCENES: dict[str, tuple[str, ...]] = {
 
 
 def tokens_of_decodes(model: Path) -> Iterator[int]:
-    """Yield 1 for every token decoded; the first when everything is warm."""
+    """Yield 1 for every token decoded, the first when everything is warm."""
     ids = (np.arange(CACHED) % 400 + 300).astype(np.int32)
     with Model.load(model) as loaded, Context(loaded, n_ctx=POSITIONS) as context:
         context.decode(ids)
@@ -82,7 +82,7 @@ def play(arguments: argparse.Namespace) -> None:
             pass
     chats = arguments.role == "chat"
     tokens = tokens_of_chat(arguments.draft, arguments.port) if chats else tokens_of_decodes(arguments.model)
-    for _ in zip(range(40 if chats else 5), tokens, strict=False):  # a chat measures what decodes cost at first
+    for _ in zip(range(40 if chats else 5), tokens, strict=False):  # a chat first measures the cost of decodes
         pass
     print("ready", flush=True)
     sys.stdin.readline()
@@ -95,7 +95,7 @@ def play(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def playing(role: str, arguments: argparse.Namespace, apart: bool, port: int, home: Path) -> Iterator[Any]:
-    """Another process in a role, once it is ready."""
+    """Start another process in a role, and wait until it is ready."""
     words = ["--role", role, "--port", str(port), "--seconds", str(arguments.seconds), *["--apart"] * apart]
     models = ["--model", str(arguments.model), "--draft", str(arguments.draft)]
     process = subprocess.Popen(
@@ -114,7 +114,7 @@ def playing(role: str, arguments: argparse.Namespace, apart: bool, port: int, ho
 
 
 def rates(roles: Sequence[str], arguments: argparse.Namespace, apart: bool, home: Path) -> list[float]:
-    """Return the tokens a second of each of the processes, which run together."""
+    """Return the tokens a second of each process; all run together."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with ExitStack() as stack:
@@ -128,7 +128,7 @@ def rates(roles: Sequence[str], arguments: argparse.Namespace, apart: bool, home
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return for each scene the tokens a second of each process, both ways, with every repetition."""
+    """Return for each scene the tokens a second of each process, shared and apart, with every repetition."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.scenes:
@@ -147,7 +147,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the spread of the tokens a second of a process in each scene, by role and way."""
+    """Return the spread of the tokens a second of a process in each scene, by role, shared and apart."""
     rows: dict[str, Any] = {}
     for name, scene in found.items():
         for role in dict.fromkeys(scene["roles"]):
@@ -158,7 +158,7 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return a line for each row: tokens a second of a process, median and range, both ways."""
+    """Return a line for each row: tokens a second of a process, median and range, apart and shared."""
     lines = [f"{'tokens a second of each':<36}{'for themselves':>24}{'shared':>24}{'ratio':>8}"]
     for label, row in results["rows"].items():
         cells = [f"{row[way]['median']:.1f} ({row[way]['min']:.1f}-{row[way]['max']:.1f})" for way in row]

@@ -1,9 +1,9 @@
-"""Compare what a home of throttled machines measures of itself with what each machine was given.
+"""Compare the measurements of a home of throttled machines with the limits that were set.
 
     python -m bench.mesh.home_profile [--layers 8]
 
 Real processes in namespaces (`testkit.network.home`; Linux, as root): the laptop plans for a model of the 0.5B shape,
-for which every device measures itself and its lines. Then it deploys most of the layers to the other two, and a split
+for which every device measures itself and its lines. Then it deploys most of the layers to the other two, then a split
 that needs one layer more. A line for each device has the measured speed, disk and lines; below come the plan's advice
 and the transfers.
 """

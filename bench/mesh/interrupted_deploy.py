@@ -1,14 +1,14 @@
-"""Interrupt the deployment of a model at random, again and again: what is sent twice, and is every hash right?
+"""Interrupt the deployment of a model at random: how much is sent twice, and is every hash right?
 
     python -m bench.mesh.interrupted_deploy [--cuts 50] [--rounds 3]
 
 At each of `--cuts` random places one of three things happens: the line is cut, the worker is killed (SIGKILL) and
-started again, or the sender is, which then knows no more than what the worker has. A relay between the two processes
-counts the bytes; a deployment without interruptions says how many of them are gRPC's own. In the end every piece is
-hashed again.
+started again, or the sender is, which then resumes from what the worker has. A relay between the two processes counts
+the bytes; a deployment without interruptions shows how many of them are gRPC's own. In the end every piece is hashed
+again.
 
 A line for each round: the interruptions by kind, the bytes that were sent twice, those for each interruption beside the
-window that is allowed, and pieces whose hash is wrong. Exit code 1 where there is one, or where more is sent twice.
+window that is allowed, and pieces with a wrong hash. Exit code 1 if there is one, or if more is sent twice.
 """
 
 from __future__ import annotations
@@ -74,16 +74,16 @@ def sender(model: Path, recipe: Manifest, port: int) -> subprocess.Popen[str]:
 
 
 def on_disk(store: Path) -> int:
-    """Bytes of pieces, whole or not."""
+    """Return the bytes of all pieces, complete or not."""
     size = 0
     for path in (store / "pieces").glob("*"):
-        with contextlib.suppress(FileNotFoundError):  # it has just got its name
+        with contextlib.suppress(FileNotFoundError):  # it has just been renamed
             size += path.stat().st_size
     return size
 
 
 def wrong(store: Path, recipe: Manifest) -> list[str]:
-    """Pieces that are missing, or whose bytes have another hash."""
+    """Return pieces that are missing or have another hash."""
     keeper = LayerStore(store, 10**12)
     found = []
     for piece in recipe.pieces:
@@ -100,7 +100,7 @@ def free_port() -> int:
 
 @dataclass
 class Deployed:
-    """One deployment: the sender's exit code, bytes up the line, and pieces that are wrong."""
+    """A deployment: the sender's exit code, bytes up the line, and wrong pieces."""
 
     code: int
     carried: int
@@ -121,7 +121,7 @@ def deployed(model: Path, recipe: Manifest, store: Path, network: Network, cuts:
         sending = sender(model, recipe, relay.port)
         for place in places:
             while on_disk(store) < place:
-                if sending.poll() is not None:  # begun while the worker was not there: it says so and ends
+                if sending.poll() is not None:  # started while the worker was away: it says so and ends
                     kinds["asked again"] += 1
                     sending = sender(model, recipe, relay.port)
                 time.sleep(0.002)
@@ -151,7 +151,7 @@ def deployed(model: Path, recipe: Manifest, store: Path, network: Network, cuts:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cuts", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=3, help="deployments, each with so many interruptions")
+    parser.add_argument("--rounds", type=int, default=3, help="deployments, each with `--cuts` interruptions")
     parser.add_argument("--megabits", type=float, default=200.0)
     parser.add_argument("--round-trip", type=float, default=0.004, help="seconds")
     parser.add_argument("--layers", type=int, default=12)

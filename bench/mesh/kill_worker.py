@@ -1,15 +1,15 @@
-"""Kill or stop a worker while a reply goes through it: is a token lost, or another one written?
+"""Kill or stop a worker during a reply: is a token lost or changed?
 
     python -m bench.mesh.kill_worker [REPLIES] [--workers 4] [--seed 0]
 
 Every worker holds all layers of the bundled verifier (an f32 copy); three of the WORKERS hold its stages at first. Each
 reply is written twice, greedily, TOKENS long: undisturbed, and with one of the three hit by SIGKILL (in every fifth
 reply by SIGSTOP) at a random moment: while it loads, in the prefill, or while it writes. In every second reply the
-bundled draft model drafts, so that blocks of drafts are on their way. The worker that was hit is started again for the
+bundled draft model drafts, so that drafted chunks are on their way. The worker that was hit is started again for the
 next reply.
 
-Both texts must be that of the uncut model in one process, else the exit code is 1. The table has how many were, how
-many went on over other devices, what was under way when the worker was hit, and how much longer those replies took.
+Both texts must be that of the uncut model in one process, else the exit code is 1. The table has the replies with that
+text, those that went on over other devices, the state in which the worker was hit, and the time that this cost.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STAGES = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one hit did. `moment`: the share of the reply's time after which it came; `state`: what went on then."""
+    """The result of one hit, at `moment`, a share of the reply's time, when the mesh was in `state`."""
 
     kind: str
     state: str
@@ -92,7 +92,7 @@ class Coordinator:
         self._shares = [StageShare(name, LayerRange(a, b)) for name, a, b in zip(names, ends, ends[1:], strict=False)]
 
     def write(self, prompt: Ids, drafts: bool, hit: Callable[[Mesh, list[int]], None] | None = None) -> tuple[Any, ...]:
-        """The reply, the seconds that it took, and how often a pipeline was opened anew."""
+        """Return the reply, its seconds, and how often a pipeline was reopened."""
         members = [worker.member(name) for name, worker in self.workers.items()]
         mesh = Mesh(members, self._shares, self._work)
         verifier = MeshVerifier(mesh, lambda _token: False, rows=32)
@@ -122,7 +122,7 @@ class Coordinator:
 
 
 def alone(model: Model, prompt: Ids) -> list[int]:
-    """The uncut model's own greedy text."""
+    """Return the uncut model's own greedy text."""
     with Context(model, n_ctx=POSITIONS, threads=1) as context:
         found, ids = [], prompt
         for _ in range(TOKENS):
@@ -132,7 +132,7 @@ def alone(model: Model, prompt: Ids) -> list[int]:
 
 
 def trial(home: Coordinator, big: Model, prompt: Ids, number: int, rng: random.Random) -> Outcome:
-    """One reply, undisturbed and hit."""
+    """Write one reply, undisturbed and hit, and return the result."""
     for worker in home.workers.values():
         worker.wait()
     drafts, kind = number % 2 == 1, "hang" if number % 5 == 4 else "kill"
@@ -166,9 +166,9 @@ def trial(home: Coordinator, big: Model, prompt: Ids, number: int, rng: random.R
 
 def run(
     draft: Path, verifier: Path, replies: int, seed: int, workers: int = 4,
-    told: Callable[[Outcome], object] = lambda _outcome: None,
+    on_outcome: Callable[[Outcome], object] = lambda _outcome: None,
 ) -> list[Outcome]:  # fmt: skip
-    """All trials, on f32 model files; `told` hears of each."""
+    """Run all trials, on f32 model files; call `on_outcome` with each."""
     rng = random.Random(seed)
     cases = [held_out(family, -(-replies // len(FAMILIES))) for family in FAMILIES]
     prompts = [case.prompt for group in zip(*cases, strict=True) for case in group][:replies]
@@ -181,7 +181,7 @@ def run(
                 for number, turns in enumerate(prompts):
                     prompt = small.chat_prompt([Message(turn.role, turn.text) for turn in turns])[: POSITIONS - TOKENS]
                     outcomes.append(trial(home, big, prompt, number, rng))
-                    told(outcomes[-1])
+                    on_outcome(outcomes[-1])
                 return outcomes
         finally:
             for worker in served:
@@ -199,8 +199,8 @@ def main() -> None:
         draft, verifier = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
         to_f32(resolve("edgellm-draft"), draft)
         to_f32(resolve("edgellm-verifier"), verifier)
-        told = partial(print, file=sys.stderr, flush=True)
-        outcomes = run(draft, verifier, arguments.replies, arguments.seed, arguments.workers, told)
+        on_outcome = partial(print, file=sys.stderr, flush=True)
+        outcomes = run(draft, verifier, arguments.replies, arguments.seed, arguments.workers, on_outcome)
     problems = Counter(problem for outcome in outcomes for problem in outcome.problems)
     figures: dict[str, Any] = {
         "replies": len(outcomes), "workers": arguments.workers, "stages": STAGES, "tokens": TOKENS,
@@ -224,7 +224,7 @@ def main() -> None:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return what became of the replies."""
+    """Return a summary of the replies."""
     states = ", ".join(f"{count} {state}" for state, count in sorted(found["hit_while"].items()))
     complete, replies = found["complete_and_the_same"], found["replies"]
     lines = [f"{complete} of {replies} replies complete and the same; {found['recovered']} of them over other devices"]

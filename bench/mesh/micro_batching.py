@@ -1,14 +1,14 @@
-"""Measure the gain when sessions go through a stage of a mesh in one batch, and not one after the other.
+"""Measure the gain when sessions go through a stage of a mesh in one batch, not one after another.
 
     python -m bench.mesh.micro_batching [MODEL] [--repeats 5] [--tokens 32] [--name NAME]
 
 *Passes*: rows of several sessions through two blocks that hold the model's halves, in one process, in milliseconds of
 processor time. Every session has 64 positions before them.
 
-*Replies*: tokens each second of 1 to 8 replies that are written at once, through one worker and through two in
-processes of their own, with one thread each. Both ways take turns; ratios are taken within each turn (`gain`). The
-prompts are in the caches before the clock starts. In brackets is the processor time of the workers for each token,
-which leaves out other programs; `work` is its ratio.
+*Replies*: tokens a second of 1 to 8 replies that are written at once, through one worker and through two, each with a
+process and one thread of its own. Both variants take turns; ratios are taken within each turn (`gain`). The prompts are
+in the caches before the clock starts. In brackets is the processor time of the workers for each token, which leaves out
+other programs; `work` is its ratio.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ BEFORE, CONTEXT, SESSIONS, MOST = 64, 256, 8, 64
 COMPANY = (1, 2, 4, 8)
 ROWS = (1, 2, 5, 8, 16)
 STAGES = (1, 2)
-# What a worker without company runs first.
+# Run first by a worker without micro-batching.
 ALONE = "from edgellm.mesh import stage\nstage.SHARED_ROWS = 1\n"
 
 
 def passes(model: Path, repeats: int) -> list[dict[str, Any]]:
-    """Milliseconds that so many sessions take, with so many rows each."""
+    """Return the milliseconds of a pass for each number of sessions and of rows for each."""
     n = check_cuttable(check_gguf(model))
     ids = np.arange(100, 100 + BEFORE + max(ROWS), dtype=np.int32)
     found = []
@@ -108,7 +108,7 @@ class Home:
         self._vocabulary = work.n_vocab
 
     def rate(self, replies: int, tokens: int) -> tuple[float, float]:
-        """Tokens a second of all replies together, and milliseconds of the workers' processors for each."""
+        """Return tokens a second of all replies together, and milliseconds of the workers' processors for each."""
         sessions = [self._verifier.open(GenerationState()) for _ in range(replies)]
         texts = [self._text(seed) for seed in range(replies)]
         for pending in [session.submit(text, _NOTHING) for session, text in zip(sessions, texts, strict=True)]:
@@ -139,7 +139,7 @@ def _written(session: MeshSession, text: Ids, tokens: int) -> None:
 
 
 def replies(model: Path, repeats: int, tokens: int) -> list[dict[str, Any]]:
-    """Tokens a second with company and without."""
+    """Return the tokens a second, together and one by one."""
     found = []
     for stages in STAGES:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
@@ -168,12 +168,12 @@ def replies(model: Path, repeats: int, tokens: int) -> list[dict[str, Any]]:
 
 def table(found: dict[str, Any]) -> str:
     """Return medians of passes and of replies, one by one and together."""
-    lines = [f"{found['model']}: milliseconds of processor for a pass, in the median"]
+    lines = [f"{found['model']}: median milliseconds of processor time for a pass"]
     lines.append(f"{'sessions':>8} {'rows each':>9} {'one by one':>11} {'together':>9}")
     for row in found["passes"]:
         alone, together = row["one_by_one_ms"]["median"], row["together_ms"]["median"]
         lines.append(f"{row['sessions']:>8} {row['rows']:>9} {alone:>11.2f} {together:>9.2f} ({together / alone:.0%})")
-    lines.append("tokens a second of all replies; in brackets milliseconds of the workers' processors for a token")
+    lines.append("tokens a second of all replies; in brackets milliseconds of the workers' processor time for a token")
     lines.append(f"{'stages':>8} {'replies':>9} {'one by one':>18} {'together':>18} {'gain':>6} {'work':>6}")
     for row in found["replies"]:
         cells = [f"{row[way]['median']:>9.1f} ({row[f'{way}_processor_ms']['median']:>6.2f})" for way in _WAYS]

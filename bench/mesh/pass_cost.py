@@ -1,10 +1,10 @@
-"""Measure what it costs to have a model's layers in blocks, and on several devices, once everything is loaded.
+"""Measure the cost of splitting a model into blocks of layers, and of several devices, once everything is loaded.
 
     python -m bench.mesh.pass_cost [MODEL] [--threads 1] [--repeats 9] [--no-hops] [--name NAME]
 
 *Blocks*: the uncut model in one context beside chains of blocks of 1, 2 and 4 layers, and of the pieces into which a
-stage is cut, all in one process, for passes of 1, 8 and 64 rows behind 64 others; in turns, eight passes at once, with
-the same attention everywhere. Milliseconds of processor time, which leaves out other programs; so it is for one thread.
+stage is cut, all in one process, for passes of 1, 8 and 64 rows after 64 others; in turns, eight passes at once, with
+the same attention everywhere. Milliseconds of processor time, which leaves out other programs, so use one thread.
 
 *Hops*: a token, and eight drafted tokens, through 1 to 4 workers in processes of their own on this machine. Rows go
 `direct` from worker to worker, or are `passed on` by the coordinator.
@@ -45,7 +45,7 @@ ROWS = (1, 8, 64)
 SIZES = (1, 2, 4)
 CONTEXT = 256
 WORKERS = 4
-IN_A_ROW = 8  # so that a processor's caches hold what is measured, and not what was measured before
+IN_A_ROW = 8  # so that the processor's caches hold what is measured
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ def timed(run: Callable[[], object], clock: Callable[[], float] = perf_counter, 
 
 
 def sizes(model: Path) -> list[int]:
-    """Of the blocks in layers, that of the pieces for a stage among them."""
+    """Return the sizes of blocks in layers, with that of a stage's pieces."""
     return sorted({*SIZES, min(layers_per_piece(check_gguf(model)), check_cuttable(check_gguf(model)))})
 
 
 def blocks(model: Path, threads: int | None, repeats: int) -> list[dict[str, Any]]:
-    """Milliseconds of a pass, in one context and in blocks."""
+    """Return the milliseconds of a pass, in one context and in blocks."""
     ids = np.arange(100, 100 + BEFORE + max(ROWS), dtype=np.int32)
     with ExitStack() as closing, tempfile.TemporaryDirectory() as folder:
         chains = {size: Chain.of(model, size, threads, closing, Path(folder)) for size in sizes(model)}
@@ -116,7 +116,7 @@ def blocks(model: Path, threads: int | None, repeats: int) -> list[dict[str, Any
 
 
 def hops(model: Path, threads: int | None, repeats: int) -> list[dict[str, Any]]:
-    """Milliseconds from a question to its verdict, through so many workers."""
+    """Return the milliseconds from a request to its verdict, for each number of workers."""
     with Model.load(model) as loaded:
         n = loaded.n_layer
         work = StageSpec(
@@ -160,15 +160,15 @@ def _asked(mesh: Mesh, rows: int) -> None:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return medians of passes, how much more the blocks cost, and the hops."""
-    lines = [f"{found['model']}, {found['threads']} threads: milliseconds of processor a pass, in the median"]
+    """Return medians of passes, the additional cost of blocks, and the hops."""
+    lines = [f"{found['model']}, {found['threads']} threads: median milliseconds of processor time for a pass"]
     counts = list(found["blocks"][0]["blocks_ms"])
     lines.append(f"{'rows':>5} {'uncut':>8}" + "".join(f"{f'blocks of {size}':>19}" for size in counts))
     for each in found["blocks"]:
         uncut = each["uncut_ms"]["median"]
         cells = (each["blocks_ms"][size]["median"] for size in counts)
-        told = "".join(f"{ms:>11.2f} ({ms / uncut - 1:+.0%})" for ms in cells)
-        lines.append(f"{each['rows']:>5} {uncut:>8.2f}{told}")
+        blocks = "".join(f"{ms:>11.2f} ({ms / uncut - 1:+.0%})" for ms in cells)
+        lines.append(f"{each['rows']:>5} {uncut:>8.2f}{blocks}")
     for hop in found["hops"]:
         lines.append(f"{hop['workers']} workers, {hop['way']}, {hop['rows']} rows: {hop['ms']['median']:.2f} ms")  # noqa: PERF401
     return "\n".join(lines)
