@@ -1,9 +1,9 @@
-"""Run a command beside busy processes: what assumes an idle machine fails there.
+"""Run a command beside busy processes, where code that assumes an idle machine fails.
 
     python -m bench.robustness.busy [--processes 4] [--times 1] -- COMMAND ...
 
-The busy processes have the command's own priority and end with it. For each run: its exit code, how long it took, and
-how late a thread of this process woke up that wanted to sleep for 10 ms. Exit code 1 where a run failed.
+The busy processes have the command's own priority and end with it. For each run: its exit code, its seconds, and how
+late a thread of this process woke up from sleeping 10 ms. Exit code 1 if a run failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SPIN = "while True: pass"
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """So many processes that never rest, while the `with` lasts."""
+    """Run `processes` busy processes within the `with` block."""
     spinning = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in range(processes)]
     try:
         yield
@@ -36,7 +36,7 @@ def busy(processes: int) -> Iterator[None]:
 
 
 class Lateness:
-    """How much later than it wanted a thread wakes up, in seconds, while the `with` lasts."""
+    """Measures by how many seconds a thread oversleeps, within the `with` block."""
 
     def __init__(self) -> None:
         self.late: list[float] = []
@@ -63,7 +63,7 @@ class Lateness:
 
 
 def attempt(command: Sequence[str], processes: int) -> tuple[int, float, str]:
-    """Run the command once beside so many busy processes. Return its exit code, its seconds, and the lateness."""
+    """Run the command once beside `processes` busy ones. Return its exit code, its seconds, and the lateness."""
     with busy(processes), Lateness() as lateness:
         began = time.monotonic()
         code = subprocess.run(command, check=False).returncode

@@ -1,21 +1,20 @@
-"""Write a thousand replies over a link that goes wrong: does each end in time, with every word what it says it is?
+"""Write a thousand replies over a faulty link: does each end in time, with every word from the model that it names?
 
     python -m bench.robustness.faults [REPLIES] [--seed 0]
 
 A verifier in a process of its own (f32, mutual TLS), a device here, and `testkit.network.faulty_relay` between them. In
-each reply one thing goes wrong, at a random moment between the first and the last token; the next reply begins when the
+each reply one fault occurs, at a random moment between the first and the last token; the next reply begins when the
 line is back.
 
 Half of the replies are written by the decoding loop and judged as in `bench.robustness.kill_verifier`: no token is lost
 or repeated, each is the most probable one under the model that its source names, and up to the fault the text is the
-undisturbed one. The other half come from one `LLM` with everything a user has (retrieval, parallel inference, caches
-that one reply leaves to the next), at budget 1.0: up to the first unchecked word they are the verifier's own text, and
-all of it where nothing was lost. So a cache that an abandoned reply left damaged would show in the replies after it.
+undisturbed one. The other half come from one `LLM` with the features of a user (retrieval, parallel inference, caches
+kept from reply to reply), at budget 1.0: up to the first unchecked word they are the verifier's own text, and all of it
+if nothing was lost. So a cache that an abandoned reply left damaged would show in later replies.
 
 Columns, for each fault: replies; how many went on alone, and how many were verified again; how much longer they took,
-at the median and at most. Exit code 1 where a word is wrong, or where a reply takes DEADLINE longer than undisturbed.
-The injected delay is left out, and so is the time in which the machine was busy with other things, which a sleeping
-thread measures.
+at the median and at most. Exit code 1 if a word is wrong, or a reply takes DEADLINE longer than undisturbed. The
+injected delay is left out, and so is the time that other programs took, which a sleeping thread measures.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from testkit.traced_reply import TOKENS, Judge, Written
 
 PROMPTS = 16
 DEADLINE = 5.0  # seconds: a silence is noticed in one, and an attempt at a new connection has two
-HANG = 60.0  # seconds after which a reply that does not end is given up
+HANG = 60.0  # seconds after which a reply is given up
 KINDS = {
     "none": 10, "delay": 10, "jitter": 10, "cut": 14, "half-open": 9, "stall": 9, "short stall": 8, "garbage": 12,
     "door closed": 6, "verifier killed": 6, "verifier hangs": 6, "reply abandoned": 10, "device killed": 2,
@@ -55,7 +54,7 @@ DRAFTED = 1.0  # round trips a token at most, for the delay that a reply may tak
 
 
 class Clock:
-    """Seconds of this machine that went to others: those by which a thread that sleeps for a moment is woken late."""
+    """Seconds that other programs took: those by which a thread that sleeps for a moment wakes up late."""
 
     def __init__(self) -> None:
         self.lost = 0.0
@@ -66,25 +65,25 @@ class Clock:
             began = time.perf_counter()
             time.sleep(_TICK)
             late = time.perf_counter() - began - _TICK
-            if late > _TICK:  # else it has only waited for another thread of this process
+            if late > _TICK:  # a shorter wait was for another thread of this process
                 self.lost += late
 
 
 @dataclass
 class Outcome:
-    """What one fault did."""
+    """The result of one fault."""
 
     kind: str
     way: str
     seconds: float
-    longer: float  # than undisturbed, without what the delay explains, or other programs
-    unchecked: int  # tokens that nobody checked
-    back: bool  # the verifier was asked again before the end
+    longer: float  # than undisturbed, without the injected delay and other programs
+    unchecked: int  # tokens that were not verified
+    back: bool  # the verifier was used again before the end
     problems: list[str] = field(default_factory=list)
 
 
 def traced(scene: Scene, number: int, kind: str, rng: random.Random) -> tuple[Written, float]:
-    """One reply of the decoding loop, and the seconds that it took."""
+    """Return a reply of the decoding loop, and its seconds."""
     device = Device(scene.small, scene.remote, parallel=bool(rng.getrandbits(1)))
     moment, after = threading.Event(), rng.randrange(1, TOKENS - 8)
 
@@ -105,7 +104,7 @@ def traced(scene: Scene, number: int, kind: str, rng: random.Random) -> tuple[Wr
 
 
 def paired(scene: Scene, number: int, kind: str, rng: random.Random) -> tuple[list[Any], float, list[str]]:
-    """One reply of the pair: its tokens, the seconds it took, and what was said meanwhile."""
+    """Return a reply of the pair: its tokens, its seconds, and its notices."""
     notices: list[str] = []
     tokens: list[Any] = []
     after = rng.randrange(1, max(2, len(scene.alone[number]) // 2))
@@ -128,7 +127,7 @@ def paired(scene: Scene, number: int, kind: str, rng: random.Random) -> tuple[li
 
 
 def trial(scene: Scene, judge: Judge, number: int, kind: str, rng: random.Random, clock: Clock) -> Outcome:
-    """One reply in which something goes wrong."""
+    """Write one reply in which a fault occurs, and return the result."""
     scene.wait()
     lost = clock.lost
     if rng.getrandbits(1) and kind != "reply abandoned":
@@ -158,19 +157,19 @@ def trial(scene: Scene, judge: Judge, number: int, kind: str, rng: random.Random
 
 
 def run(
-    kinds: list[str], seed: int, told: Callable[[Outcome], object] = lambda _: None, prompts: int = PROMPTS
+    kinds: list[str], seed: int, on_outcome: Callable[[Outcome], object] = lambda _: None, prompts: int = PROMPTS
 ) -> tuple[list[Outcome], dict[str, Any]]:
-    """A trial of each of `kinds`, and what the verifier's process had at the end; `told` hears of each."""
+    """Return a trial of each of `kinds`, and the verifier's status at the end; call `on_outcome` with each trial."""
     rng = random.Random(seed)
     outcomes: list[Outcome] = []
 
     def work(scene: Scene) -> dict[str, Any]:
         judge, clock = Judge(scene.small, scene.big), Clock()
         for kind in kinds:
-            faulthandler.dump_traceback_later(HANG, exit=True)  # where a reply hangs, says where, and ends
+            faulthandler.dump_traceback_later(HANG, exit=True)  # if a reply hangs, print where, and exit
             outcomes.append(trial(scene, judge, rng.randrange(len(scene.talks)), kind, rng, clock))
             faulthandler.cancel_dump_traceback_later()
-            told(outcomes[-1])
+            on_outcome(outcomes[-1])
         end = time.monotonic() + 60
         while scene.served.status.get("sessions") != 0 and time.monotonic() < end:
             time.sleep(0.5)
@@ -182,7 +181,7 @@ def run(
 
 
 def figures_of(outcomes: list[Outcome]) -> dict[str, Any]:
-    """By kind of fault."""
+    """Return the figures by kind of fault."""
     found: dict[str, Any] = {}
     for kind in KINDS:
         of = [one for one in outcomes if one.kind == kind]
@@ -225,11 +224,11 @@ def main() -> None:
     arguments = parser.parse_args()
     began = time.monotonic()
 
-    def told(one: Outcome) -> None:
+    def show(one: Outcome) -> None:
         print(f"{time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}: {one}", file=sys.stderr, flush=True)
 
     kinds = random.Random(arguments.seed).choices(list(KINDS), list(KINDS.values()), k=arguments.replies)
-    outcomes, left = run(kinds, arguments.seed, told)
+    outcomes, left = run(kinds, arguments.seed, show)
     wrong, late = sum(bool(one.problems) for one in outcomes), sum(one.longer > DEADLINE for one in outcomes)
     figures = {
         "replies": len(outcomes), "wrong": wrong, "late": late, "deadline": DEADLINE, "faults": figures_of(outcomes),

@@ -1,4 +1,4 @@
-"""The processes between which `bench.robustness.faults` has its replies written: verifier, device and network."""
+"""The processes of `bench.robustness.faults`: verifier, device and network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SESSIONS = 3
 
 @dataclass
 class Scene:
-    """Everything that a reply is written on."""
+    """The models, processes and network that write a reply."""
 
     small: Model
     big: Model
@@ -46,13 +46,13 @@ class Scene:
     talks: list[list[Message]]
     undisturbed: list[Written] = field(default_factory=list)
     alone: list[list[int]] = field(default_factory=list)
-    usual: dict[str, float] = field(default_factory=dict)  # seconds of a reply of either way, the median
+    usual: dict[str, float] = field(default_factory=dict)  # median seconds of a reply of either kind
 
     def prompt(self, number: int) -> Any:
         return self.small.chat_prompt(self.talks[number])[: POSITIONS - TOKENS]
 
     def wait(self) -> None:
-        """Until the line is back."""
+        """Wait until the line is back."""
         Device(self.small, self.remote).wait()
 
     def heal(self) -> None:
@@ -61,7 +61,7 @@ class Scene:
 
 
 def strike(scene: Scene, kind: str, rng: random.Random) -> None:
-    """What goes wrong in the middle of a reply."""
+    """Cause the fault `kind` in the middle of a reply."""
     relay, served = scene.relay, scene.served
     match kind:
         case "delay":
@@ -91,7 +91,7 @@ def strike(scene: Scene, kind: str, rng: random.Random) -> None:
 
 
 def _kill_a_device(scene: Scene, rng: random.Random) -> None:
-    """Another device asks meanwhile, and dies of SIGKILL in the middle."""
+    """Kill (SIGKILL) another device in the middle of its requests."""
     files = [str(scene.folder / "other"), str(scene.texts)]
     run = ["testkit.processes.devices", str(scene.served.port), *files, "1", "0", "0.01"]
     process = subprocess.Popen([sys.executable, "-m", *run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
@@ -103,7 +103,7 @@ def _kill_a_device(scene: Scene, rng: random.Random) -> None:
 
 
 def opened(folder: Path, seed: int, prompts: int, work: Callable[[Scene], Any]) -> Any:
-    """Sets the scene, learns what is undisturbed, and has `work` done."""
+    """Set the scene, write the undisturbed replies, and return the result of `work`."""
     paths = folder / "draft.gguf", folder / "verifier.gguf"
     for name, path in zip(("edgellm-draft", "edgellm-verifier"), paths, strict=True):
         to_f32(resolve(name), path)

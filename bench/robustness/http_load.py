@@ -1,14 +1,14 @@
-"""Let HTTP clients come and go for half an hour: does the server's process grow, leak, or give a wrong answer?
+"""Run HTTP clients for half an hour: does the server's process grow, leak, or give a wrong answer?
 
     python -m bench.robustness.http_load [--minutes 30] [--clients 16] [--share 0.2] [--seed 0]
 
-`edgellm serve` with the bundled pair (f32) runs in a process of its own. Each client asks again and again, with pauses:
-for whole replies and streams, greedy ones and sampled ones with a seed. Some leave in the middle of a stream, some ask
-for what is refused, some look at the page, the health and the metrics. The pauses are so long that all processes
-together take `--share` of one core.
+`edgellm serve` with the bundled pair (f32) runs in a process of its own. Each client sends requests with pauses: for
+whole replies and streams, greedy ones and sampled ones with a seed. Some leave in the middle of a stream, some send
+invalid requests, some open the page, the health and the metrics. The pauses are so long that all processes together
+take `--share` of one core.
 
-Exit code 1 where a reply is not the text that the same question had before, where an answer has the wrong form, where
-descriptors are left when all clients are gone, or where memory grows by more than 5 %.
+Exit code 1 if a reply differs from an earlier one to the same question, if an answer has the wrong form, if descriptors
+are left when all clients are gone, or if memory grows by more than 5 %.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from models.corpus import held_out
 from testkit import ROOT
 
 KINDS = {"whole": 8, "stream": 7, "sampled": 4, "left": 4, "refused": 1, "looked": 1}
-"""What clients do, and how often."""
+"""The actions of clients, and their frequency."""
 FAMILIES = ("summary", "qa", "command", "reply")
 QUESTIONS, MOST = 24, 32
 BUSY = 503
@@ -50,7 +50,7 @@ BUSY = 503
 
 @dataclass
 class Tally:
-    """What the clients saw."""
+    """The answers that the clients got."""
 
     pause: float
     over: threading.Event = field(default_factory=threading.Event)
@@ -66,14 +66,14 @@ class Tally:
             self.counts[what] += 1
 
     def written(self, question: int, sampled: bool, text: str) -> None:
-        """A complete reply; the first one to a question is what all others are compared with."""
+        """Note a complete reply; the first one to a question is the one that all others must equal."""
         with self.lock:
             if self.texts.setdefault((question, sampled), text) != text:
                 self.wrong["another text than before"] += 1
 
 
 class Client:
-    """One that asks; each time over a connection of its own."""
+    """A client that opens a connection for every request."""
 
     def __init__(self, port: int, questions: list[list[dict[str, str]]], tally: Tally, seed: int) -> None:
         self._port, self._questions, self._tally = port, questions, tally
@@ -84,7 +84,7 @@ class Client:
             self.run_once(self._rng.choices(list(KINDS), list(KINDS.values()))[0])
 
     def run_once(self, kind: str) -> None:
-        """One of `KINDS`."""
+        """Do one of `KINDS`."""
         try:
             getattr(self, f"_{kind}")()
         except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
@@ -106,7 +106,7 @@ class Client:
         self._whole(sampled=True)
 
     def _stream(self, leaves: int | None = None) -> None:
-        """Reads a stream; with `leaves`, so many events of it."""
+        """Read a stream, with `leaves` only that number of events."""
         number = self._rng.randrange(len(self._questions))
         began, first, text, done = time.perf_counter(), 0.0, "", False
         with self._asked(self._body(number, False) | {"stream": True}) as answer:
@@ -170,7 +170,7 @@ class Client:
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[psutil.Process, int]]:
-    """`edgellm serve` with a home of its own, and its port."""
+    """Run `edgellm serve` with a home of its own, and yield its process and port."""
     models = []
     for name in ("edgellm-draft", "edgellm-verifier"):
         models.append(folder / f"{name}.gguf")
@@ -207,13 +207,13 @@ def _healthy(port: int) -> bool:
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Everything; the figures."""
+    """Run everything and return the figures."""
     cases = [held_out(family, QUESTIONS // len(FAMILIES), arguments.seed + 1) for family in FAMILIES]
     questions = [[{"role": turn.role, "content": turn.text} for turn in case.prompt] for some in cases for case in some]
     tally = Tally(pause=2.0)
     with served(folder) as (server, port):
         clients = [Client(port, questions, tally, arguments.seed + at) for at in range(arguments.clients)]
-        clients[0].run_once("whole")  # what is opened by the first reply stays open
+        clients[0].run_once("whole")  # files that the first reply opens stay open
         time.sleep(1.0)
         empty = look(server)
         threads = [threading.Thread(target=client.run) for client in clients]
@@ -236,7 +236,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _watch(arguments: argparse.Namespace, server: psutil.Process, tally: Tally) -> list[dict[str, float]]:
-    """Looks and paces until the time is over."""
+    """Sample and pace until the time is over."""
     began = since = time.monotonic()
     own = psutil.Process()
     spent = look(server)["seconds"] + look(own)["seconds"]
@@ -256,12 +256,12 @@ def _watch(arguments: argparse.Namespace, server: psutil.Process, tally: Tally) 
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return what clients did, what was sampled, and how long they waited."""
+    """Return the clients' actions, the samples, and the waiting times."""
     counts = found["counts"]
     did = ", ".join(f"{counts.get(kind, 0):,} {kind}" for kind in KINDS)
-    told = f"{found['clients']} clients, {found['minutes']:g} minutes: {did}"
+    actions = f"{found['clients']} clients, {found['minutes']:g} minutes: {did}"
     lines = [
-        f"{told}; {counts.get('told to come later', 0)} asked to come back later",
+        f"{actions}; {counts.get('told to come later', 0)} told to come back later",
         f"{'':<16}{'start':>9}{'end':>9}{'growth':>9}{'min':>9}{'max':>9}",
     ]
     for key, what, unit in (("rss", "memory MiB", 2**20), ("fds", "descriptors", 1), ("threads", "threads", 1)):
@@ -269,7 +269,7 @@ def table(found: dict[str, Any]) -> str:
         growth = f"{row['growth']:+.1%}" if key == "rss" else ""
         lines.append(f"{what:<16}{row['first'] / unit:>9.1f}{row['last'] / unit:>9.1f}{growth:>9}"
                      f"{row['min'] / unit:>9.0f}{row['max'] / unit:>9.0f}")  # fmt: skip
-    lines.append(f"behind the first reply and behind the last one: {found['empty']['fds']:.0f} and"
+    lines.append(f"after the first reply and after the last one: {found['empty']['fds']:.0f} and"
                  f" {found['left']['fds']:.0f} descriptors")  # fmt: skip
     for what, row in (("first text of a stream", found["first_ms"]), ("whole reply", found["whole_ms"])):
         lines.append(f"{what:<23}p50 {row['p50']:.1f} ms, p95 {row['p95']:.1f}, p99 {row['p99']:.1f},"
@@ -279,7 +279,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def failures(found: dict[str, Any]) -> list[str]:
-    """What was promised and not kept."""
+    """Return the promises that were broken."""
     checks = {
         "wrong answers": found["wrong"],
         "descriptors left": found["left"]["fds"] > found["empty"]["fds"],
@@ -300,7 +300,7 @@ def main() -> None:
         found = run(arguments, Path(folder))
     print(f"{table(found)}written: {write(arguments.name, 'bench.robustness.http_load', found, arguments.seed)}")
     if bad := failures(found):
-        sys.exit(f"not kept: {', '.join(bad)}")
+        sys.exit(f"broken: {', '.join(bad)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Kill or stop a verifier in the middle of replies: is a token lost, and who has to wait?
+"""Kill or stop a verifier in the middle of replies: is a token lost, and how long does a device wait?
 
     python -m bench.robustness.kill_verifier [REPLIES] [--budget 1.0] [--parallel] [--temperature 0] [--busy 0]
                                              [--seed 0] [--draft PATH] [--verifier PATH]
@@ -7,17 +7,17 @@ Each reply is written twice: undisturbed, and with the verifier's process hit by
 SIGSTOP) at a random moment between the first and the last token, and started again at once. In every fourth reply the
 device is slowed down, so that the verifier is back before the reply ends. F32 copies of the pair, held-out prompts, and
 replies that go on beyond the end of the turn up to TOKENS tokens. Every chunk is verified; with a `--budget` below 1
-that share of them, drawn at random. With `--parallel` the device drafts on meanwhile. With `--busy` that many other
-processes compute without rest.
+that share of them, drawn at random. With `--parallel` the device drafts on meanwhile. With `--busy N`, N other
+processes keep the cores busy.
 
-Each reply must have TOKENS tokens. Every round began with exactly the text that the rounds before it had written, and
-together they are the reply; each token is the most probable next one under the model that its source names; up to the
-hit it is the undisturbed reply. With a `--temperature` above 0 (top-k 40, top-p 0.95), each token is one that this
-model can have drawn, and every verdict is the one that its drafts, the verifier's logits and the seed lead to again.
+Each reply must have TOKENS tokens. Every round must begin with exactly the text of the rounds before it, and together
+they are the reply; each token is the most probable next one under the model that its source names; up to the hit it is
+the undisturbed reply. With a `--temperature` above 0 (top-k 40, top-p 0.95), each token is one that this model can have
+drawn, and every verdict follows again from its drafts, the verifier's logits and the seed.
 
-The longest gap between two tokens of each reply is noted, and its parts: drafting, waiting for the verifier (of which
-it computed), and the rest. Exit code 1 where anything fails, where a gap is longer than 5 s, or, without `--busy`,
-where a reply takes 2 s longer.
+The longest gap between two tokens of each reply is noted with its parts: drafting, waiting for the verifier (and how
+long that computed), and the rest. Exit code 1 if anything fails, if a gap is longer than 5 s, or, without `--busy`, if
+a reply takes 2 s longer.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ from testkit.traced_reply import (
     longest_gap,
 )
 
-MOST_GAP = 5.0  # seconds between two tokens, whatever the machine is busy with
-PACE = 0.08  # seconds by which a slowed-down device waits before each question
+MOST_GAP = 5.0  # seconds between two tokens, even on a busy machine
+PACE = 0.08  # seconds that a slowed-down device waits before each request
 
 
 class Device:
@@ -79,7 +79,7 @@ class Device:
         self._budget, self._parallel = budget, parallel
 
     def wait(self) -> None:
-        """Until the verifier is back."""
+        """Wait until the verifier is back."""
         end = time.monotonic() + 60
         while not self._verifier.open(GenerationState()).ready():
             if time.monotonic() > end:
@@ -94,7 +94,7 @@ class Device:
         after: int = 0,
         sampling: Sampling = GREEDY,
     ) -> Written:
-        """One reply; `hit` is set when `after` tokens are there."""
+        """Write one reply; set `hit` when `after` tokens are there."""
         drafter = self._drafter()
         written, rounds = Written(prompt, sampling=sampling), list[TracedRound]()
         traced = TracedVerifier(self._verifier, pace, rounds)
@@ -132,7 +132,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one hit did."""
+    """The result of one hit."""
 
     kind: str
     problems: tuple[str, ...]
@@ -141,15 +141,15 @@ class Outcome:
     false_alarm: bool  # the verifier seemed away in the undisturbed reply: the machine stood still for a second
     undisturbed: float  # seconds, the deliberate slowness left out
     longer: float  # seconds, against the undisturbed reply
-    gap: Gap  # the longest one of the reply that was hit
-    usual: float  # seconds, the longest gap of the undisturbed one
+    gap: Gap  # the longest of the reply that was hit
+    usual: float  # seconds, the longest gap of the undisturbed reply
 
 
 def trial(
     served: VerifierProcess, device: Device, judge: Judge, prompt: Ids, number: int, rng: random.Random,
     sampling: Sampling = GREEDY,
 ) -> Outcome:  # fmt: skip
-    """One reply, undisturbed and hit."""
+    """Write one reply, undisturbed and hit, and return the result."""
     kind, pace = "hang" if number % 5 == 4 else "kill", PACE if number % 4 == 3 else 0.0
     device.wait()
     undisturbed = device.write(prompt, pace, sampling=sampling)
@@ -188,13 +188,13 @@ def run(
     verifier: Path,
     replies: int,
     seed: int,
-    told: Callable[[Outcome], object] = lambda _outcome: None,
+    on_outcome: Callable[[Outcome], object] = lambda _outcome: None,
     *,
     budget: float = 1.0,
     parallel: bool = False,
     temperature: float = 0.0,
 ) -> list[Outcome]:
-    """All trials, on f32 model files; `told` hears of each."""
+    """Run all trials, on f32 model files; call `on_outcome` with each."""
     rng = random.Random(seed)
     cases = [held_out(family, -(-replies // len(FAMILIES))) for family in FAMILIES]
     prompts = [case.prompt for group in zip(*cases, strict=True) for case in group][:replies]
@@ -208,7 +208,7 @@ def run(
                 prompt = small.chat_prompt([Message(turn.role, turn.text) for turn in turns])[: POSITIONS - TOKENS]
                 sampling = Sampling(temperature, seed=seed + number)
                 outcomes.append(trial(served, device, judge, prompt, number, rng, sampling))
-                told(outcomes[-1])
+                on_outcome(outcomes[-1])
             remote.close()
             return outcomes
     finally:
@@ -216,7 +216,7 @@ def run(
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return what became of the replies."""
+    """Return a summary of the replies."""
     how = "everything verified" if found["budget"] >= 1.0 else f"budget {found['budget']:g}"
     lines = [f"{found['replies']} replies, {how}{', drafting on meanwhile' if found['parallel'] else ''}"]
     for kind in ("kill", "hang"):

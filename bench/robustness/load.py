@@ -1,16 +1,16 @@
-"""Let 64 devices come and go for half an hour: does the verifier's process grow, leak, or make a device wait?
+"""Run 64 devices for half an hour: does the verifier's process grow, leak, or make a device wait?
 
     python -m bench.robustness.load [--minutes 30] [--devices 64] [--share 0.2] [--seed 0]
 
 A verifier (f32, memory for 16 sessions) in a process of its own, and four processes of devices, over mutual TLS on
-loopback. A device connects, has one to six replies of twelve rounds with pauses in between, leaves one reply in ten in
-the middle, disconnects and comes again. Every minute one of three processes of devices is killed, with all its
+loopback. A device connects, writes one to six replies of twelve rounds with pauses in between, leaves one reply in ten
+in the middle, disconnects and reconnects. Every minute one of three processes of devices is killed, with all its
 connections, and started again. The pauses are so long that all processes together take `--share` of one core.
 
 Every few seconds the memory, descriptors, threads and open sessions are sampled, of the verifier's process and of the
-process of devices that is never killed. Columns: the first and the last sample, the growth, the least and the most. A
-verdict that is not the verifier's own text is wrong. Exit code 1 where one is wrong, where more than one in a thousand
-is lost, where sessions or descriptors are left when all devices are gone, or where memory grows by more than 5 %.
+process of devices that is never killed. Columns: the first and the last sample, the growth, the minimum and maximum. A
+verdict that is not the verifier's own text is wrong. Exit code 1 if one is wrong, if more than one in a thousand is
+lost, if sessions or descriptors are left when all devices are gone, or if memory grows by more than 5 %.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ from testkit import ROOT
 from testkit.processes.verifier import PairedVerifierProcess, acquaint
 
 SESSIONS, PROCESSES, TEXTS = 16, 4, 16
-EVERY = 5.0  # seconds between two looks
-PACED = 12  # looks between two changes of the pace
+EVERY = 5.0  # seconds between two samples
+PACED = 12  # samples between two changes of the pace
 KILLS = 60.0  # seconds between two killed processes of devices
-WARM = 0.1  # of the run, before memory is compared
+WARM = 0.1  # share of the run before memory is compared
 GROWTH = 0.05
-LOST = 0.001  # of the verdicts: where the machine is busy with other things, a verifier may be silent for a second
+LOST = 0.001  # share of the verdicts: on a busy machine a verifier may be silent for a second
 
 
 class Household:
-    """A process of devices, that can be killed and started anew; it tells `heard` of each reply."""
+    """A process of devices that can be killed and restarted; it reports each reply to `tally`."""
 
-    def __init__(self, run: list[str], heard: Tally) -> None:
-        self._run, self._heard, self._times = run, heard, 0
+    def __init__(self, run: list[str], tally: Tally) -> None:
+        self._run, self._tally, self._times = run, tally, 0
         self._start()
 
     def _start(self) -> None:
         self._times += 1
-        command = [*self._run[:-1], f"{self._run[-1]}/{self._times}", str(self._heard.pause)]
+        command = [*self._run[:-1], f"{self._run[-1]}/{self._times}", str(self._tally.pause)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "testkit.processes.devices", *command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
-        threading.Thread(target=self._heard.hear, args=(self.process,), daemon=True).start()
+        threading.Thread(target=self._tally.read, args=(self.process,), daemon=True).start()
 
     def kill(self) -> None:
         self.process.kill()
@@ -80,14 +80,14 @@ class Household:
         self.process.stdin.flush()
 
     def leave(self) -> None:
-        """In peace."""
+        """End the process after its current replies."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(120)
 
 
 class Tally:
-    """What the devices have told."""
+    """The reports of the devices."""
 
     def __init__(self, pause: float) -> None:
         self.pause = pause
@@ -97,27 +97,27 @@ class Tally:
         self.connects: list[float] = []
         self._lock = threading.Lock()
 
-    def hear(self, process: subprocess.Popen[str]) -> None:
+    def read(self, process: subprocess.Popen[str]) -> None:
         for line in process.stdout or ():
             try:
-                said = json.loads(line)
+                report = json.loads(line)
             except ValueError:  # it was killed in the middle of a line
                 continue
             with self._lock:
-                if "connected" in said:
-                    self.connects.append(said["connected"])
+                if "connected" in report:
+                    self.connects.append(report["connected"])
                     continue
-                if said.get("error"):
-                    self.errors[said["error"][:120]] += 1
-                if "waits" in said:
-                    self.waits += said["waits"]
+                if report.get("error"):
+                    self.errors[report["error"][:120]] += 1
+                if "waits" in report:
+                    self.waits += report["waits"]
                     self.counts["replies"] += 1
-                    self.counts["left"] += said["left"]
-                    self.counts["wrong"] += said["wrong"]
+                    self.counts["left"] += report["left"]
+                    self.counts["wrong"] += report["wrong"]
 
 
 def look(process: psutil.Process) -> dict[str, float]:
-    """What a process has now; seconds of processor time."""
+    """Return the memory, descriptors, threads and processor seconds of a process."""
     times = process.cpu_times()
     with process.oneshot():
         return {
@@ -133,16 +133,16 @@ def quantiles(values: list[float]) -> dict[str, float]:
 
 
 def drift(samples: list[dict[str, float]], key: str) -> dict[str, float]:
-    """Return how a figure changes from the first tenth behind the warm-up to the last tenth, and its extremes."""
+    """Return the change of a figure from the first tenth after the warm-up to the last tenth, and its extremes."""
     warm = [one[key] for one in samples[int(WARM * len(samples)) :]]
     tenth = max(1, len(samples) // 10)
     first, last = statistics.mean(warm[:tenth]), statistics.mean(warm[-tenth:])
-    growth = last / first - 1.0 if first else 0.0  # no share of nothing
+    growth = last / first - 1.0 if first else 0.0  # avoids dividing by zero
     return {"first": first, "last": last, "growth": growth, "min": min(warm), "max": max(warm)}
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Everything; the figures."""
+    """Run everything and return the figures."""
     model = folder / "verifier.gguf"
     to_f32(resolve("edgellm-verifier"), model)
     texts = folder / "texts.npz"
@@ -190,7 +190,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def first_verdict(served: PairedVerifierProcess, trust: Trust, prompt: Ids) -> None:
-    """Have the verifier decode once: what it opens for that it keeps."""
+    """Have the verifier decode once, as it keeps open what it opens for that."""
     with Model.load(resolve("edgellm-draft")) as draft:
         verifier = RemoteVerifier(f"127.0.0.1:{served.port}", draft.vocabulary, trust=trust)
         session = verifier.open(GenerationState())
@@ -202,7 +202,7 @@ def first_verdict(served: PairedVerifierProcess, trust: Trust, prompt: Ids) -> N
 
 
 def _spent(server: psutil.Process, households: list[Household]) -> float:
-    """Seconds of processor time of all of them."""
+    """Return the processor seconds of all processes."""
     devices = (psutil.Process(one.process.pid) for one in households)
     return sum(look(process)["seconds"] for process in (server, *devices))
 
@@ -211,7 +211,7 @@ def _watch(
     arguments: argparse.Namespace, served: PairedVerifierProcess, server: psutil.Process, households: list[Household],
     tally: Tally, rng: random.Random,
 ) -> list[dict[str, float]]:  # fmt: skip
-    """Look, kill and set the pace until the time is over; return the samples."""
+    """Sample, kill and pace until the time is over; return the samples."""
     began = time.monotonic()
     samples: list[dict[str, float]] = []
     kept, killed, spent, since = psutil.Process(households[0].process.pid), began, 0.0, began
@@ -223,7 +223,7 @@ def _watch(
         samples.append({"at": now - began, **own, "sessions": served.status["sessions"], "busy": busy,
                         **{f"device_{key}": value for key, value in device.items()}})  # fmt: skip
         spent, since = total, now
-        if len(samples) % PACED == 0:  # loading is over; a part of the way to the right pace at a time
+        if len(samples) % PACED == 0:  # loading is over; approach the right pace step by step
             lately = statistics.mean(one["busy"] for one in samples[-PACED:])
             tally.pause *= max(0.7, min(1.4, (lately / arguments.share) ** 0.5))
             for household in households:
@@ -241,7 +241,7 @@ def _watch(
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return what was sampled, and how long devices waited."""
+    """Return the samples, and the waiting times of devices."""
     server, device, counts = found["server"], found["device"], found["counts"]
     lines = [
         (
@@ -261,7 +261,7 @@ def table(found: dict[str, Any]) -> str:
                 lines.append(f"{name + ', ' + what:<26}{row['first']:>9.1f}{row['last']:>9.1f}{'':>9}"
                              f"{row['min']:>9.0f}{row['max']:>9.0f}")  # fmt: skip
     lines.append(
-        f"before the first device and behind the last one: {found['empty']['fds']:.0f} and {found['left']['fds']:.0f}"
+        f"before the first device and after the last one: {found['empty']['fds']:.0f} and {found['left']['fds']:.0f}"
         f" descriptors, {found['empty']['threads']:.0f} and {found['left']['threads']:.0f} threads,"
         f" {found['left']['sessions']:.0f} sessions left"
     )
@@ -273,7 +273,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def failures(found: dict[str, Any]) -> list[str]:
-    """What was promised and not kept."""
+    """Return the promises that were broken."""
     checks = {
         "wrong verdicts": found["counts"]["wrong"],
         "verdicts lost": sum(found["errors"].values()) > LOST * found["verdict_ms"]["n"],
@@ -286,7 +286,7 @@ def failures(found: dict[str, Any]) -> list[str]:
 
 
 def plot(found: dict[str, Any], path: Path) -> Path | None:
-    """Memory, descriptors and open sessions over time, of a verifier whose devices come and go."""
+    """Draw memory, descriptors and open sessions over time, of a verifier whose devices come and go."""
     plt = pyplot()
     if plt is None:
         return None
@@ -319,7 +319,7 @@ def main() -> None:
     path = write(arguments.name, "bench.robustness.load", found, arguments.seed, plot=plot)
     print(f"{table(found)}written: {path}")
     if bad := failures(found):
-        sys.exit(f"not kept: {', '.join(bad)}")
+        sys.exit(f"broken: {', '.join(bad)}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m bench.robustness.lossless [PROMPTS] [--max-tokens 64] [--threads N] [--draft PATH] [--verifier PATH]
         [--retrieval auto|off]
 
-Greedy, on f32 copies of the pair that are made on the spot, and held-out cases of every family in turn. At the first
+Greedy, on f32 copies of the pair, which are made first, and held-out cases of every family in turn. At the first
 difference the verifier's logits after the common text are computed again, in one pass. If the two tokens are nearly
 equal there, the difference is a numerical tie, because a batch of five adds up in another order than a batch of one;
 else it is a bug, and the exit code is 1.
@@ -31,17 +31,17 @@ from models.corpus import HELD_OUT_SEED, held_out
 from models.families import FAMILIES
 
 TIE = 1e-3
-"""Logits closer than this may change places with the shape of the batch. In f32 they move by some 1e-5."""
+"""Logits closer than this may swap ranks with the shape of the batch. In f32 they vary by some 1e-5."""
 
 
 def prompts(n: int) -> list[Case]:
-    """`n` held-out cases, the families in turn."""
+    """Return `n` held-out cases, the families in turn."""
     streams = [held_out(family, -(-n // len(FAMILIES))) for family in FAMILIES]
     return list(islice((case for group in zip(*streams, strict=True) for case in group), n))
 
 
 def gap(model: Model, prompt: Ids, common: list[int], one: int | None, other: int | None) -> float:
-    """How far apart the verifier's logits of two tokens are after prompt and common text; None ends the turn."""
+    """Return the difference of the verifier's logits of two tokens after prompt and common text; None ends the turn."""
     text = np.concatenate((prompt, np.array(common, dtype=np.int32)))
     context = Context(model, n_ctx=model.n_ctx_train)
     try:
@@ -54,7 +54,7 @@ def gap(model: Model, prompt: Ids, common: list[int], one: int | None, other: in
 
 
 def difference(model: Model, prompt: Ids, ours: list[int], theirs: list[int]) -> tuple[str, float, int]:
-    """Of two replies that differ: whether as a `tie` or a `bug`, how far apart the logits are, and at which token."""
+    """Return of two replies that differ: `tie` or `bug`, the difference of the logits, and the place of the token."""
     at = next(i for i in range(1 + max(len(ours), len(theirs))) if ours[i : i + 1] != theirs[i : i + 1])
     one, other = next(iter(ours[at : at + 1]), None), next(iter(theirs[at : at + 1]), None)
     apart = gap(model, prompt, ours[:at], one, other)
@@ -65,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=int, nargs="?", default=304)
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--threads", type=int, help="1 where the machine does other work too")
+    parser.add_argument("--threads", type=int, help="1 if the machine does other work, too")
     parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--verifier", default="edgellm-verifier")
     parser.add_argument("--retrieval", default="auto", help="as for `edgellm chat`")
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return what became of the replies, in a line."""
+    """Return a summary of the replies, in a line."""
     return (
         f"{found['equal']} of {found['prompts']} replies equal ({found['tokens']} tokens), {found['tie']} ties,"
         f" {found['bug']} bugs; mean acceptance length {found['mean_acceptance_length']:.2f}"

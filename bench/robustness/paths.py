@@ -4,14 +4,14 @@
 
 Greedy, f32 copies of the pair, held-out cases of every family in turn; the verifier in a process of its own.
 
-- *parallel*: the device drafts on behind predictions while a verdict is on its way, and keeps those that were right;
+- *parallel*: the device drafts on from predicted verdicts while it waits, and keeps the drafts of right ones;
 - *waiting*: it does not;
-- *evicted*: the verifier keeps a single session, and two replies take turns chunk by chunk, so that each finds its own
-  session gone every time and has to send its tokens again;
+- *evicted*: the verifier has a single KV slot, and two replies take turns chunk by chunk, so that each finds its
+  session evicted every time and has to send its tokens again;
 - *reconnected*: the connection is cut before every reply;
-- *early exit*: the draft model is cut in two, and may leave early by a threshold of 1.0, which is never.
+- *early exit*: the draft model is cut in two, and leaves early above a threshold of 1.0, which is never.
 
-Each is compared with the verifier alone in this process. A difference where its logits are nearly equal is a numerical
+Each is compared with the verifier alone in this process. A difference at nearly equal logits is a numerical
 tie; any other is a bug, and then the exit code is 1.
 """
 
@@ -44,7 +44,7 @@ NEAR = Network(megabits=1000.0, round_trip=0.002)
 
 @dataclass
 class Found:
-    """What came of one way."""
+    """The result of one path."""
 
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -57,8 +57,8 @@ class Found:
         self.counts["not wholly verified"] += summary.share_verified != 1.0
 
 
-class Ways:
-    """The pair, ready for every way."""
+class Paths:
+    """The pair, ready for every path."""
 
     def __init__(self, draft: Path, verifier: Path, most: int, closing: ExitStack) -> None:
         self._most = most
@@ -73,15 +73,15 @@ class Ways:
         )
         self.cut = closing.enter_context(LLM.open(draft, f"127.0.0.1:{self.near.port}", threads=1))
 
-    def straight(self, asked: Sequence[list[Message]], found: Found, **options: Any) -> list[list[int]]:
-        """One reply after the other."""
-        return [self._whole(self.pair, messages, found, **options) for messages in asked]
+    def straight(self, cases: Sequence[list[Message]], found: Found, **options: Any) -> list[list[int]]:
+        """Write one reply after another."""
+        return [self._whole(self.pair, messages, found, **options) for messages in cases]
 
-    def evicted(self, asked: Sequence[list[Message]], found: Found) -> list[list[int]]:
-        """Two at a time, a token of each in turn."""
+    def evicted(self, cases: Sequence[list[Message]], found: Found) -> list[list[int]]:
+        """Write two replies at a time, a token of each in turn."""
         written: list[list[int]] = []
-        for start in range(0, len(asked), 2):
-            pairs = zip((self.one, self.two), asked[start : start + 2], strict=False)
+        for start in range(0, len(cases), 2):
+            pairs = zip((self.one, self.two), cases[start : start + 2], strict=False)
             replies = [
                 pair.reply(messages, max_tokens=self._most, gate="always", retrieval="off") for pair, messages in pairs
             ]
@@ -98,10 +98,10 @@ class Ways:
             written += texts
         return written
 
-    def reconnected(self, asked: Sequence[list[Message]], found: Found) -> list[list[int]]:
-        """The connection is cut before every reply, and the device given the time to notice and to come back."""
+    def reconnected(self, cases: Sequence[list[Message]], found: Found) -> list[list[int]]:
+        """Cut the connection before every reply, and let the device notice and reconnect."""
         written = []
-        for messages in asked:
+        for messages in cases:
             self.near.cut()
             time.sleep(0.5)
             written.append(self._whole(self.cut, messages, found))
@@ -114,35 +114,35 @@ class Ways:
         return ids
 
 
-def run(draft: Path, verifier: Path, asked: Sequence[list[Message]], most: int) -> dict[str, Counter[str]]:
-    """Every way, compared with the verifier alone."""
+def run(draft: Path, verifier: Path, cases: Sequence[list[Message]], most: int) -> dict[str, Counter[str]]:
+    """Write replies on every path, and compare them with the verifier alone."""
     with ExitStack() as closing:
-        ways = Ways(draft, verifier, most, closing)
+        paths = Paths(draft, verifier, most, closing)
         alone = closing.enter_context(LLM.open("none", verifier, threads=1))
         model = closing.enter_context(Model.load(verifier))
-        right = [[token.id for token in alone.reply(messages, max_tokens=most, retrieval="off")] for messages in asked]
+        right = [[token.id for token in alone.reply(messages, max_tokens=most, retrieval="off")] for messages in cases]
         there: dict[str, Callable[[Found], list[list[int]]]] = {
-            "parallel": lambda found: ways.straight(asked, found),
-            "waiting": lambda found: ways.straight(asked, found, parallel=False),
-            "evicted": lambda found: ways.evicted(asked, found),
-            "reconnected": lambda found: ways.reconnected(asked, found),
-            "early exit": lambda found: ways.straight(asked, found, early_exit="on", exit_threshold=1.0),
+            "parallel": lambda found: paths.straight(cases, found),
+            "waiting": lambda found: paths.straight(cases, found, parallel=False),
+            "evicted": lambda found: paths.evicted(cases, found),
+            "reconnected": lambda found: paths.reconnected(cases, found),
+            "early exit": lambda found: paths.straight(cases, found, early_exit="on", exit_threshold=1.0),
         }
         counted = {}
         for name, write_all in there.items():
             found = Found()
-            for messages, ours, theirs in zip(asked, write_all(found), right, strict=True):
+            for messages, ours, theirs in zip(cases, write_all(found), right, strict=True):
                 found.counts["replies"] += 1
                 found.counts["tokens"] += len(ours)
                 if ours == theirs:
                     found.counts["equal"] += 1
                 else:
-                    kind, apart, at = difference(model, ways.pair.prompt_ids(messages), ours, theirs)
+                    kind, apart, at = difference(model, paths.pair.prompt_ids(messages), ours, theirs)
                     found.counts[kind] += 1
                     sys.stdout.write(f"{name}, token {at}: logits {apart:.2e} apart: {kind}\n")
             counted[name] = found.counts
             if name == "reconnected":
-                found.counts["connections"] = ways.near.connections
+                found.counts["connections"] = paths.near.connections
             sys.stdout.write(table({"ways": {name: found.counts}}))
             sys.stdout.flush()
         return counted
@@ -164,12 +164,12 @@ def main() -> None:
     parser.add_argument("--verifier", default="edgellm-verifier")
     parser.add_argument("--name", default="paths", help="of the result file")
     arguments = parser.parse_args()
-    asked = [[Message(turn.role, turn.text) for turn in case.prompt] for case in prompts(arguments.prompts)]
+    cases = [[Message(turn.role, turn.text) for turn in case.prompt] for case in prompts(arguments.prompts)]
     with tempfile.TemporaryDirectory() as folder:
         draft, verifier = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
         to_f32(resolve(arguments.draft), draft)
         to_f32(resolve(arguments.verifier), verifier)
-        counted = run(draft, verifier, asked, arguments.max_tokens)
+        counted = run(draft, verifier, cases, arguments.max_tokens)
     figures = {"tie_below": TIE, "ways": counted}
     sys.stdout.write(f"written: {write(arguments.name, 'bench.robustness.paths', figures, HELD_OUT_SEED)}\n")
     sys.exit(1 if any(counts["bug"] for counts in counted.values()) else 0)

@@ -1,10 +1,10 @@
-"""Attack edgellm from outside in every way that was thought of: how often, and how often it did harm.
+"""Run every attack on edgellm from outside, and count trials and harm.
 
     python -m bench.robustness.attack [ATTACK ...] [--quick]
     python -m bench.robustness.attack --list
 
 Each attack runs in a process of its own, whose death is harm, too. Its row in `bench/results/robustness/attack.json` is
-replaced; the rows of other attacks stay. Columns: trials, and how many of them did harm. Exit code 1 where one did.
+replaced; the rows of other attacks stay. Columns: trials, and how many of them did harm. Exit code 1 if one did.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PATIENCE = 4 * 3600.0  # seconds for one attack: 1,680 command lines take more t
 
 
 def attempt(name: str, quick: bool) -> dict[str, Any]:
-    """Return what one attack found, run in a process of its own."""
+    """Run one attack in a process of its own and return its row."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "bench.robustness.attack", name, "--child", *(["--quick"] if quick else [])]
     try:
@@ -46,14 +46,14 @@ def attempt(name: str, quick: bool) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """Return a line for each attack: trials, how many did harm, and its figures."""
+    """Return a line for each attack: trials, harmful trials, and its figures."""
     lines = [f"{'attack':<22}{'tried':>8}{'wrong':>7}  what was tried"]
     for row in found["rows"]:
         lines.append(f"{row['name']:<22}{row['tried']:>8,}{row['harmed']:>7}  {row['about']}")
         if row["figures"]:
             lines.append(f"{'':<39}{', '.join(f'{name} {value:g}' for name, value in row['figures'].items())}")
     tried, harmed = (sum(row[column] for row in found["rows"]) for column in ("tried", "harmed"))
-    lines += [f"{tried:,} trials, {harmed} of them did harm", "one again: python -m bench.robustness.attack NAME"]
+    lines += [f"{tried:,} trials, {harmed} of them did harm", "to repeat one: python -m bench.robustness.attack NAME"]
     return "\n".join(lines) + "\n"
 
 
@@ -65,10 +65,10 @@ def kept(name: str) -> dict[str, Any]:
 
 
 def published(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Put a row into the results at once, which an interruption of a later attack leaves alone; return them all."""
+    """Write a row into the results at once, so that an interruption of a later attack keeps it; return all rows."""
     rows = kept(name) | {row["name"]: row}
     figures = {
-        "command": "python -m bench.robustness.attack",  # of all rows, whichever were made again
+        "command": "python -m bench.robustness.attack",  # for all rows, whichever this run measured
         "rows": [rows[known] for known in attacks() if known in rows],
     }
     write(name, "bench.robustness.attack", figures)
@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help="names of attacks; all by default")
     parser.add_argument("--quick", action="store_true", help="few trials")
-    parser.add_argument("--list", action="store_true", help="what there is")
+    parser.add_argument("--list", action="store_true", help="list the attacks")
     parser.add_argument("--name", default="attack", help="of the result file")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

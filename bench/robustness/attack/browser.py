@@ -1,9 +1,9 @@
 """A real browser: hostile text on our page, and hostile pages against the HTTP server.
 
-Chromium is driven without a screen. Hostile names of models and devices, plans, notices, replies and errors are shown
-by the page; none may become an element, run, load anything or break the content policy. Then pages of three other
-origins (another port, another name of this machine, and a name that is rebound to it) try everything a page can do to
-reach the server: nothing may be read and no reply may be started.
+Chromium runs headless. The page shows hostile names of models and devices, plans, notices, replies and errors; none may
+become an element, run, load anything or break the content policy. Then pages of three other origins (another port,
+another name of this machine, and a name that is rebound to it) try everything that a page can do to reach the server:
+nothing may be read and no reply may be started.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from edgellm.spec.types import Notice, Source, Token
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((found for name in _NAMES if (found := shutil.which(name))), None)
-PATIENCE = 60_000.0  # milliseconds; a busy machine is no finding
+PATIENCE = 60_000.0  # milliseconds, enough for a busy machine
 LOOPBACK = Address.parse("127.0.0.1:0")
 
 HOSTILE = (
@@ -72,7 +72,7 @@ HOSTILE = (
     "e" + "\u0301" * 2000,
     "\U0001f468\u200d" * 300,
 )
-"""Text that a browser might take for something else."""
+"""Text that a browser might interpret as code or markup."""
 
 _WATCH = """() => {
   window.broken = [];
@@ -93,7 +93,7 @@ _LOOK = """() => {
 
 
 class Made:
-    """The pair behind the server: its replies say what they are told to."""
+    """The pair behind the server, with replies of a given text."""
 
     context_length = 64
     verifier_up = None
@@ -105,7 +105,7 @@ class Made:
         self.replies = 0
 
     def reply(self, *_: object, **_more: object) -> Reply:
-        """A reply of hostile pieces, hostile notices, and an error with a hostile message at its end."""
+        """Return a reply of hostile pieces, hostile notices, and an error with a hostile message at its end."""
         self.replies += 1
 
         def write(stats: Stats, _explain: bool, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
@@ -138,7 +138,7 @@ def _browser(*words: str) -> Iterator[Browser]:
 
 @contextmanager
 def _home() -> Iterator[Path]:
-    """An EDGELLM_HOME of its own for this process."""
+    """Give this process an EDGELLM_HOME of its own."""
     before = os.environ.get("EDGELLM_HOME")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EDGELLM_HOME"] = folder
@@ -152,7 +152,7 @@ def _home() -> Iterator[Path]:
 
 
 def _remember(name: str, folder: Path) -> None:
-    """Puts a device with a hostile name on the list of paired ones, past every check on names."""
+    """Add a device with a hostile name to the list of paired ones, past every check on names."""
     now = datetime.now(UTC).replace(microsecond=0)
     rights = frozenset(Right)
     certificate = Identity.load(folder).certificate
@@ -168,10 +168,10 @@ def _plan(text: str, folder: Path) -> Path:
 
 
 def _shown(page: Page, text: str, folder: Path) -> list[str]:
-    """Return what is wrong with the page after it has shown `text` in every place that others can write."""
-    asked: list[str] = []
+    """Return the harm done after the page has shown `text` in every place that others can write."""
+    requested: list[str] = []
     errors: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requested.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("dialog", lambda dialog: errors.append(f"a dialog: {dialog.message}"))
     page.add_init_script(f"({_WATCH})()")
@@ -184,10 +184,10 @@ def _shown(page: Page, text: str, folder: Path) -> list[str]:
         page.fill("#question", f"{text} ?")
         page.press("#question", "Enter")
         page.wait_for_selector(".trouble", state="attached")
-        page.locator(".words span").first.dispatch_event("mouseover")  # where it cannot be seen, too
+        page.locator(".words span").first.dispatch_event("mouseover")  # even where it is hidden
         found = page.evaluate(_LOOK)
         own = door.url
-    wrong = [f"asked for {url}" for url in asked if not url.startswith((own + "/", "data:"))]
+    wrong = [f"asked for {url}" for url in requested if not url.startswith((own + "/", "data:"))]
     wrong += [f"an error: {error}" for error in errors]
     wrong += [f"{what}: {found[what]}" for what in ("harmed", "broken", "odd", "handlers") if found[what]]
     wrong += ["the title changed"] if found["title"] != "edgellm" else []
@@ -219,7 +219,7 @@ _TRY = f"""async ([url, name]) => {{
 
 
 class _Hostile(BaseHTTPRequestHandler):
-    """An empty page for whatever asks."""
+    """Answers every request with an empty page."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -242,7 +242,7 @@ def _served() -> Iterator[int]:
 
 
 def hostile_pages(quick: bool) -> Found:
-    """Let pages of other origins try to read from the server or to have replies written."""
+    """Let pages of other origins try to read from the server or to start replies."""
     wrong: list[str] = []
     tried = 0
     words = ("--host-resolver-rules=MAP evil.test 127.0.0.1, MAP rebound.test 127.0.0.1", "--disable-popup-blocking")
@@ -253,13 +253,13 @@ def hostile_pages(quick: bool) -> Found:
         door.open(ServedModel(cast(LLM, made), "a model"))
         own = door.address.port
         # another port, another name, and a name that is rebound: there the page's own origin leads to our server
-        ways = [(f"http://127.0.0.1:{port}", door.url), (f"http://evil.test:{port}", door.url)]
-        ways += [
+        origins = [(f"http://127.0.0.1:{port}", door.url), (f"http://evil.test:{port}", door.url)]
+        origins += [
             (f"http://evil.test:{port}", f"http://localhost:{own}"),
             (f"http://rebound.test:{port}", f"http://rebound.test:{own}"),
         ]
-        ways = ways[-1:] if quick else ways
-        for origin, url in ways:
+        origins = origins[-1:] if quick else origins
+        for origin, url in origins:
             for name in tricks:
                 page = browser.new_page()
                 page.set_default_timeout(PATIENCE)
@@ -272,11 +272,11 @@ def hostile_pages(quick: bool) -> Found:
         wrong += [f"a page began {made.replies} replies"] if made.replies else []
         wrong += _rebound_page(browser, own)
         tried += 1
-    return Found(tried, tuple(wrong), {"tricks": len(tricks), "origins": len(ways)})
+    return Found(tried, tuple(wrong), {"tricks": len(tricks), "origins": len(origins)})
 
 
 def _rebound_page(browser: Browser, port: int) -> list[str]:
-    """Return whether our page opens by a name that was rebound to this machine, where its origin would be theirs."""
+    """Return whether our page opens under a name that was rebound to this machine, which would have their origin."""
     page = browser.new_page()
     page.set_default_timeout(PATIENCE)
     answer = page.goto(f"http://rebound.test:{port}/")

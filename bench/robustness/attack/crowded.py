@@ -1,4 +1,4 @@
-"""Processes that are killed or stopped while they hold cores that others wait for, and programs that take all cores."""
+"""Processes that are killed or stopped while they hold cores, and programs that take all cores."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from edgellm.engine.cores import SLOTS, Computation, CoreTable, Crowding, Gauges
 from edgellm.storage import resolve
 
 CORES = 4
-PATIENCE = 30.0  # seconds until a share must be right again; a busy machine needs some
-SLOW = 1.0  # seconds that a token of the bundled verifier must not take
+PATIENCE = 30.0  # seconds until a share must be right again, on a busy machine, too
+SLOW = 1.0  # seconds that a token of the bundled verifier must not exceed
 _COMPUTE = f"""
 import os, sys
 from edgellm.engine.cores import Computation, CoreTable
@@ -33,14 +33,14 @@ with computation.of({CORES}):
 
 
 def killed(quick: bool) -> Found:
-    """Kill or stop computing processes at random; afterwards all cores must be everybody's again."""
+    """Kill or stop computing processes at random; afterwards all cores must be free again."""
     draw, wrong, trials = random.Random(18), [], 5 if quick else 50
     slowest = 0.0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "cores")
         path.touch(0o600)
         table = CoreTable(os.open(path, os.O_RDWR), CORES, 0xF)
-        mine = Computation(table, Crowding(Gauges(lambda: 0, lambda: 0, lambda: 1)))  # whatever else runs here
+        mine = Computation(table, Crowding(Gauges(lambda: 0, lambda: 0, lambda: 1)))  # ignores other programs
         for trial in range(trials):
             others = [_started(path) for _ in range(draw.randint(1, 4))]
             if _share(mine) > CORES // 2:
@@ -64,7 +64,7 @@ def killed(quick: bool) -> Found:
 
 
 def busy(quick: bool) -> Found:
-    """Decode beside busy programs, two for each processor: no token may take long."""
+    """Decode beside busy programs, two for each processor; no token may take long."""
     spin = "print(flush=True)\nwhile True: pass"
     programs = [
         subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE) for _ in range(2 * (os.cpu_count() or 1))
@@ -104,6 +104,6 @@ def _share(mine: Computation) -> int:
 
 
 ATTACKS = (
-    Attack("cores-held", "processes killed and stopped while they compute: do others get their cores back?", killed),
-    Attack("cores-busy", "busy programs on every processor while a model decodes: does a token take for ever?", busy),
+    Attack("cores-held", "processes killed and stopped while they compute: do others get their cores?", killed),
+    Attack("cores-busy", "busy programs on every processor while a model decodes: is any token late?", busy),
 )

@@ -12,7 +12,7 @@ import bench.robustness.attack
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Outcome of one attack: trials made, one sentence for each that did harm, and figures worth keeping."""
+    """Outcome of one attack: the number of trials, a sentence for each harmful one, and figures to keep."""
 
     tried: int
     wrong: tuple[str, ...] = ()
@@ -21,7 +21,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A way to do harm. `run(quick)` tries it on real processes, sockets and files; `quick` takes few trials."""
+    """An attack. `run(quick)` tries it on real processes, sockets and files; `quick` takes few trials."""
 
     name: str
     about: str

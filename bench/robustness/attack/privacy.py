@@ -1,4 +1,4 @@
-"""Search every file for what was typed, and ask for what programs without a key are told of paired devices."""
+"""Search every file for typed text, and request information on paired devices without the key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _edge(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _chat(home: Path, words: Sequence[str]) -> str:
-    """Type the phrase at the prompt of a chat, three times over, and leave; return what was shown."""
+    """Type the phrase at the prompt of a chat, three times, and leave; return the output."""
     own, other = pty.openpty()
     termios.tcsetwinsize(other, (40, 100))
     process = subprocess.Popen(
@@ -73,7 +73,7 @@ def _chat(home: Path, words: Sequence[str]) -> str:
             os.write(own, line.encode())
             wait_for("first after", number)
         while process.poll() is None and time.monotonic() < until:
-            os.write(own, b"\x04")  # lost where the prompt is not back yet
+            os.write(own, b"\x04")  # is lost if the prompt is not back yet
             if select.select([own], [], [], 0.5)[0]:
                 shown += os.read(own, 65536).decode(errors="replace")
     if process.poll() is None:
@@ -84,7 +84,7 @@ def _chat(home: Path, words: Sequence[str]) -> str:
 
 
 def _leftovers(home: Path) -> list[str]:
-    """Return the files under a home in which the phrase, or a part of it that tells it, is found."""
+    """Return the files under a home that contain the phrase, or a part of it that reveals it."""
     return [
         str(path.relative_to(home))
         for path in home.rglob("*")
@@ -93,7 +93,7 @@ def _leftovers(home: Path) -> list[str]:
 
 
 def typed_text(quick: bool) -> Found:
-    """Type a phrase with each switch, and look for it in every file afterwards."""
+    """Type a phrase with each switch, and search every file for it afterwards."""
     tried, wrong, before = 0, [], 0
     for words in CHATS[: 2 if quick else None]:
         for switch in SWITCHES:
@@ -103,9 +103,9 @@ def typed_text(quick: bool) -> Found:
                 if switch == "history off":
                     _edge(home, "history", "off")
                 shown = _chat(home, [*words, *([switch] if switch.startswith("--") else [])])
-                told = f"{' '.join(words) or 'chat'}, {switch}"
+                case = f"{' '.join(words) or 'chat'}, {switch}"
                 if "first after" not in shown:
-                    wrong.append(f"{told}: no reply came: {shown[-200:]!r}")
+                    wrong.append(f"{case}: no reply came: {shown[-200:]!r}")
                 if switch.startswith("history clear"):
                     before += len(_leftovers(home))
                     if "year" in switch:
@@ -114,7 +114,7 @@ def typed_text(quick: bool) -> Found:
                     else:
                         _edge(home, "history", "clear", "--yes")
                 if left := _leftovers(home):
-                    wrong.append(f"{told}: left in {', '.join(left)}")
+                    wrong.append(f"{case}: left in {', '.join(left)}")
     return Found(tried, tuple(wrong), {"files with the phrase before they were cleared": before})
 
 
@@ -130,7 +130,7 @@ def _set_back(home: Path) -> None:
 
 
 def _paired(home: Path, other: Path) -> list[str]:
-    """Pair the device at `home` with another one; return everything that tells that one."""
+    """Pair the device at `home` with another one; return all text that identifies the other one."""
     here, there = Trust.load(home / "data" / "trust"), Trust.load(other / "data" / "trust")
     now, rights = datetime.now(UTC).replace(microsecond=0), frozenset({Right.VERIFY})
     addresses = (Address.parse("192.168.77.21:50151"), Address.parse("[fd00:7::9]:50151"))
@@ -144,7 +144,7 @@ def _paired(home: Path, other: Path) -> list[str]:
 
 @contextmanager
 def _served(home: Path, *words: str) -> Iterator[str]:
-    """Serve, and yield the URL of its API's root."""
+    """Run a server, and yield the URL of its API's root."""
     process = subprocess.Popen(
         [sys.executable, "-m", "edgellm", "serve", "--http-port", "0", *words], cwd=ROOT, env=_environment(home),
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -181,8 +181,8 @@ _BODIES = (
 )  # fmt: skip
 
 
-def _asked(url: str, quick: bool) -> Iterator[tuple[str, int, str]]:
-    """Yield what was asked without a key, the status, and everything that was told."""
+def _requested(url: str, quick: bool) -> Iterator[tuple[str, int, str]]:
+    """Yield each request without a key, the status, and the whole answer."""
     for headers in _HEADERS[: 2 if quick else None]:
         requests = [Request(url + path, headers=headers) for path in PATHS]
         requests += [
@@ -193,27 +193,27 @@ def _asked(url: str, quick: bool) -> Iterator[tuple[str, int, str]]:
         for request in requests:
             try:
                 with urlopen(request, timeout=PATIENCE) as answer:
-                    status, told = answer.status, answer.read().decode() + str(answer.headers)
+                    status, answered = answer.status, answer.read().decode() + str(answer.headers)
             except HTTPError as error:
                 with error:
-                    status, told = error.code, error.read().decode() + str(error.headers)
-            yield f"{request.get_method()} {request.full_url.removeprefix(url)} {headers}", status, told
+                    status, answered = error.code, error.read().decode() + str(error.headers)
+            yield f"{request.get_method()} {request.full_url.removeprefix(url)} {headers}", status, answered
 
 
 def paired_only(quick: bool) -> Found:
-    """Ask every role over HTTP on loopback without a key while it serves paired devices only."""
+    """Send requests without a key over HTTP on loopback to every role that serves paired devices only."""
     tried, wrong = 0, []
     for role in ("verifier", "worker"):
         with tempfile.TemporaryDirectory() as folder:
             home = Path(folder) / "home"
             secrets = _paired(home, Path(folder) / "other")
             with _served(home, "--role", role, "--port", "0", "--paired-only", "--no-announce") as url:
-                for what, status, told in _asked(url, quick):
+                for what, status, answered in _requested(url, quick):
                     tried += 1
                     open_ = re.match(r"GET /(?:page/side.js|health|) ", what)
                     if status == 200 and not open_:
-                        wrong.append(f"{role}, {what}: {status}, {told[:100]!r}")
-                    if any(secret.casefold() in told.casefold() for secret in secrets):
+                        wrong.append(f"{role}, {what}: {status}, {answered[:100]!r}")
+                    if any(secret.casefold() in answered.casefold() for secret in secrets):
                         wrong.append(f"{role}, {what}: it names a device")
                 key = (home / "data" / "http" / "api-key").read_text().strip()
                 with urlopen(Request(f"{url}/status", headers={"Authorization": f"Bearer {key}"})) as answer:
@@ -224,24 +224,22 @@ def paired_only(quick: bool) -> Found:
 
 
 def status_strangers(quick: bool) -> Found:
-    """Ask servers that ask for no key for anything that names a paired device, while its verifier comes and goes."""
+    """Request names of paired devices from servers that need no key, while their verifier comes and goes."""
     tried, wrong = 0, []
     with tempfile.TemporaryDirectory() as folder:
         home, other = Path(folder) / "home", Path(folder) / "other"
         secrets = _paired(home, other)
         for words in (["--role", "verifier", "--port", "0"], ["--role", "worker", "--port", "0"], []):
             with _served(home, *words, *(["--no-announce"] if words else [])) as url:
-                for what, _, told in _asked(url, quick):
+                for what, _, answered in _requested(url, quick):
                     tried += 1
-                    if any(secret.casefold() in told.casefold() for secret in secrets):
-                        wrong.append(f"{' '.join(words) or 'pair'}, {what}: it names a device: {told[:200]!r}")
+                    if any(secret.casefold() in answered.casefold() for secret in secrets):
+                        wrong.append(f"{' '.join(words) or 'pair'}, {what}: it names a device: {answered[:200]!r}")
     return Found(tried, tuple(wrong))
 
 
 ATTACKS = (
-    Attack(
-        "typed-text", "a phrase typed with --no-history, off, clear or after a year, sought in every file", typed_text
-    ),
-    Attack("paired-only", "HTTP on loopback without the key, in many ways, while --paired-only is on", paired_only),
-    Attack("status-strangers", "names, IDs and addresses of paired devices, asked for without a key", status_strangers),
+    Attack("typed-text", "a phrase typed with --no-history, off, clear or after a year, in every file", typed_text),
+    Attack("paired-only", "many HTTP requests on loopback without the key, while --paired-only is on", paired_only),
+    Attack("status-strangers", "names, IDs and addresses of paired devices, requested without a key", status_strangers),
 )

@@ -1,4 +1,4 @@
-"""Spoiled measurements: curves and figures of devices, disks and lines that are 300 times too long or too short."""
+"""Wrong measurements: curves and figures of devices, disks and lines that are 300 times too long or too short."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from testkit import ROOT
 FACTOR = 300.0
 TOKENS = 200
 NEAR = 16.0
-"""A mended figure is at most so many times off: what measured it may itself have been disturbed."""
+"""A corrected figure is off by at most this factor, as its new measurement may have been disturbed, too."""
 PROMPT = "Repeat this sentence word by word, three times: the blue mug stands beside the old lamp in the kitchen."
 BUSY = 4  # processes
 NOTES = ROOT / "docs" / "notes.txt"
 QUESTIONS = ("When is the film night?", "Who has the drill?", "Where is the blue umbrella?", "Where is the ladder?")
-LEAST_COPIED = 0.5  # of what is copied by a curve that was measured on a quiet machine
+LEAST_COPIED = 0.5  # share of the copied tokens with a curve that was measured on a quiet machine
 
 Spoil = Callable[[list[float]], list[float]]
 
 
 def _curves() -> dict[str, Spoil]:
-    """Return the ways to spoil the seconds of a curve."""
+    """Return functions that spoil the seconds of a curve, by name."""
     rows: dict[str, tuple[int, int | None]]
     rows = {"all": (0, None), "one row": (0, 1), "three rows": (2, 3), "drafts": (1, None)}
     return {
@@ -68,7 +68,7 @@ def _scaled(seconds: list[float], *, factor: float, first: int, end: int | None)
 
 
 def spoil_curves(quick: bool) -> Iterator[str]:
-    """Yield a sentence for each spoiled curve ("" where it was mended) after a reply of `TOKENS` tokens or fewer."""
+    """Yield a sentence for each spoiled curve ("" if it was corrected) after a reply of at most `TOKENS` tokens."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EDGELLM_HOME"] = folder
         _write(1)
@@ -86,21 +86,21 @@ def spoil_curves(quick: bool) -> Iterator[str]:
 
 
 def _write(tokens: int, prompt: str = PROMPT) -> tuple[int, int]:
-    """Write a reply; return its tokens, and how many of them were copied."""
+    """Write a reply; return the number of its tokens, and of copied ones."""
     with LLM.open("none", "edgellm-verifier") as pair:
         written = list(pair.reply(prompt, max_tokens=tokens))
     return len(written), sum(token.source is Source.RETRIEVED for token in written)
 
 
 def _copied() -> float:
-    """Return the share of copied tokens in answers that are in the notes."""
+    """Return the share of copied tokens in answers that stand in the notes."""
     notes = NOTES.read_text(encoding="utf-8")
     done = [_write(TOKENS, f"{notes}\n\n{question}") for question in QUESTIONS]
     return sum(copied for _, copied in done) / sum(tokens for tokens, _ in done)
 
 
 def spoil_figures() -> Iterator[str]:
-    """Yield a sentence for each spoiled figure of this device ("" where it was mended) after one reply at home."""
+    """Yield a sentence for each spoiled figure of this device ("" if it was corrected) after one reply at home."""
     file = ModelFile.open(resolve("edgellm-verifier"))
     blocks, planned = blocks_of(file), model_costs(file)
     with tempfile.TemporaryDirectory() as folder:
@@ -112,7 +112,7 @@ def spoil_figures() -> Iterator[str]:
         home = look()
         good = home.speeds[HERE].figures
         fleet = home.fleet()
-        real = predict(fleet.devices, planned, ((0, planned.shape.layers),), 64, 16)  # what a reply takes
+        real = predict(fleet.devices, planned, ((0, planned.shape.layers),), 64, 16)  # seconds of a reply
         for what in ("seconds", "disk"):
             for sign, factor in (("x", FACTOR), ("/", 1.0 / FACTOR)):
                 path = next(one for one in (Path(folder) / "cache" / "figures").glob(f"{blocks.key[:16]}-*.json"))
@@ -131,7 +131,7 @@ def spoil_figures() -> Iterator[str]:
 
 
 def spoil_lines() -> Iterator[str]:
-    """Yield a sentence for each spoiled line figure ("" where it was mended) after one reply at home."""
+    """Yield a sentence for each spoiled line figure ("" if it was corrected) after one reply at home."""
     file = ModelFile.open(resolve("edgellm-verifier"))
     blocks, planned = blocks_of(file), model_costs(file)
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +167,7 @@ def spoil_lines() -> Iterator[str]:
 
 
 def measured_while_busy() -> dict[str, float]:
-    """Return how far a curve measured beside `BUSY` processes is from a quiet one, and what is copied by it later."""
+    """Return the error of a curve measured beside `BUSY` processes, and the share that is copied with it later."""
     path = resolve("edgellm-verifier")
     with Model.load(path) as model, Context(model, n_ctx=128) as context:
         quiet = measure_curve(context)
@@ -190,7 +190,7 @@ def measured_while_busy() -> dict[str, float]:
 
 
 def run(quick: bool) -> Found:
-    """Spoil every kind of figure, and count those that are not mended within `TOKENS` tokens or one reply."""
+    """Spoil every kind of figure, and count those that are not corrected within `TOKENS` tokens or one reply."""
     tried = [*spoil_curves(quick)]
     if not quick:
         tried += [*spoil_figures(), *spoil_lines()]

@@ -1,1 +1,1 @@
-"""Mutated input for everything that reads what others have written."""
+"""Mutated input for every decoder of foreign data."""

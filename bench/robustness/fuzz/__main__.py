@@ -1,15 +1,15 @@
-"""Give a million bad inputs to everything that reads what others have written: does one of them do harm?
+"""Give a million bad inputs to every decoder of foreign data: does one of them do harm?
 
     python -m bench.robustness.fuzz [TARGET ...] [--inputs 1000000] [--headers 10000] [--seed 0]
 
 Good messages, names, lists and GGUF headers are changed at random, bytes and fields alike, and given to the code that
-reads them, behind a saved corpus of inputs that once did harm (`corpus.json`). An input that it does not take must be
-refused by an error of edgellm's; anything else, a warning too, is strange, and kept. Headers that pass are loaded by
-llama.cpp in a process of its own. The largest headers and messages have a process each, where memory is measured: at
-most LIMIT beyond what that process takes without them. Exit code 1 where an input is strange.
+reads them, after a saved corpus of inputs that once did harm (`corpus.json`). An input must be taken or refused with an
+error of edgellm's; anything else, also a warning, is strange, and kept. Headers that pass are loaded by llama.cpp in a
+process of its own. The largest headers and messages are read in a process each, which may use at most LIMIT more memory
+than without them. Exit code 1 if an input is strange.
 
 Columns, for each decoder: inputs, and how many were taken, refused and strange; the longest time for one, and the most
-memory beyond what its length allows for.
+memory beyond the allowance for its length.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from testkit import ROOT
 from testkit.hostile.inputs import HEADERS, header
 
 LIMIT = 256 * 2**20  # bytes that the largest header, or message, may take
-_SHOWN = 12  # of the sentences that refused, for each decoder
+_SHOWN = 12  # error messages shown for each decoder
 _CHILD = [sys.executable, "-m", "bench.robustness.fuzz.large_input"]
 
 
 def targets(folder: Path, stack: ExitStack) -> list[Target]:
-    """Everything that takes small inputs."""
+    """Return all decoders of small inputs."""
     own = stack.enter_context(own_files.targets(folder / "home"))
     link = stack.enter_context(messages.targets(folder / "link"))
     return [*link, *mesh_messages.targets(), *files.targets(folder), *own]
 
 
 def alone(kind: str, name: str) -> dict[str, Any]:
-    """What became of one large input in a process of its own: seconds, bytes, the error; or the exit code."""
+    """Read one large input in a process of its own; return seconds, bytes and the error, or the exit code."""
     done = subprocess.run([*_CHILD, kind, name], capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
         return {
@@ -61,7 +61,7 @@ def alone(kind: str, name: str) -> dict[str, Any]:
 
 
 def large() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Headers and messages as large as they may be."""
+    """Read headers and messages as large as they may be, and return a row for each."""
     for name in HEADERS:
         with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
             file.write(header(name))
@@ -81,12 +81,12 @@ def _row(name: str, done: Outcome) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return a line for each decoder, and which errors refused its input."""
-    return f"{_decoders(found)}\nwhat refused them:\n{_errors(found)}"
+    """Return a line for each decoder, and the errors that refused input."""
+    return f"{_decoders(found)}\nrefused with:\n{_errors(found)}"
 
 
 def _decoders(found: dict[str, Any]) -> str:
-    """A line for each decoder."""
+    """Return a line for each decoder."""
     lines = [
         f"{'read by':<16}{'inputs':>10}{'taken':>9}{'refused':>9}{'strange':>9}{'longest ms':>12}{'memory KiB':>12}"
     ]
@@ -98,7 +98,7 @@ def _decoders(found: dict[str, Any]) -> str:
         )
     total = sum(row["inputs"] for row in found["targets"])
     lines.append(f"{total:,} inputs, {sum(len(row['strange']) for row in found['targets'])} of them strange")
-    kinds = {"header": "headers full to the brim", "message": f"messages of {MAX_MESSAGE >> 20} MiB"}
+    kinds = {"header": "headers of the largest size", "message": f"messages of {MAX_MESSAGE >> 20} MiB"}
     for kind, what in kinds.items():
         rows = [row for row in found["large"] if row["kind"] == kind]
         most, longest = max(row["bytes"] for row in rows), max(row["seconds"] for row in rows)
@@ -110,7 +110,7 @@ def _decoders(found: dict[str, Any]) -> str:
 
 
 def _errors(found: dict[str, Any]) -> str:
-    """Which errors said no, and how often: those of all decoders together, by class."""
+    """Return the errors of all decoders by class, with their counts."""
     counts: Counter[str] = Counter()
     for row in found["targets"]:
         counts.update(row["classes"])

@@ -1,4 +1,4 @@
-"""Decoders of what users, files and announcements bring: names, lists, GGUF headers, which llama.cpp then loads."""
+"""Decoders of data from users, files and announcements: names, lists, and GGUF headers, which llama.cpp then loads."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ for line in sys.stdin:
 
 
 class Loader:
-    """A process that loads model files with llama.cpp, and may die of one; then there is another. What the check lets
-    pass is loaded at once: nothing is tried in a child before."""
+    """A process that loads model files with llama.cpp, and is replaced when it dies.
+
+    Files that pass the check are loaded at once, without a trial in a child process.
+    """
 
     def __init__(self) -> None:
         self._start()
@@ -65,7 +67,7 @@ class Loader:
         )  # fmt: skip
 
     def load(self, path: Path) -> str:
-        """What came of it; empty where the process died."""
+        """Return the outcome of loading `path`; empty if the process died."""
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018
         self._process.stdin.write(f"{path}\n")
         self._process.stdin.flush()
@@ -97,7 +99,7 @@ def _hub_name(text: str) -> None:
 
 
 def targets(folder: Path) -> list[Target]:
-    """Decoders of what is typed, announced, or lies in files of our own below `folder`."""
+    """Return decoders of typed, announced and stored text, the last in files below `folder`."""
     device = Identity.new()
     full, short = str(device.id).encode(), device.id.short.encode()
     trust = Trust(device, Peers(folder / "there"))
@@ -154,7 +156,7 @@ def _peers_file(folder: Path, trust: Trust) -> bytes:
 
 
 def headers(count: int, seed: int, folder: Path) -> Outcome:
-    """`count` GGUF files with changed headers: none may harm the check, and none that passes may kill llama.cpp."""
+    """Try `count` GGUF files with changed headers: none may harm the check, and none that passes may kill llama.cpp."""
     import time
 
     rng, done = random.Random(f"headers/{seed}"), Outcome()
@@ -175,7 +177,7 @@ def headers(count: int, seed: int, folder: Path) -> Outcome:
                 done.refused[f"{type(error).__name__}: {label(error.what.replace(str(path), 'FILE'))}"] += 1
                 done.longest = max(done.longest, time.perf_counter() - start)
                 continue
-            except Exception as error:  # noqa: BLE001 - finding these is what this is for
+            except Exception as error:  # noqa: BLE001 - the fuzzer looks for these
                 _keep(done, f"{type(error).__name__}: {error}", path, folder)
                 continue
             said = loader.load(path)

@@ -1,4 +1,4 @@
-"""Read one large input and print as JSON what it took; a program that `bench.robustness.fuzz` starts."""
+"""Read one large input and print its time and memory as JSON; a program that `bench.robustness.fuzz` starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgellm.engine.gguf.reader import check_gguf
 from edgellm.rpc.channel import MAX_MESSAGE
 from testkit.memory import most_memory
 
-# Tags of a repeated field of numbers, or of bytes, within each message that has one.
+# Tags of a repeated field of numbers, or of bytes, in each message that has one.
 _NUMBERS = {
     "session": (b"\x12", b"\x1a"),
     "verdict": (b"\x0a", b"\x1a"),
@@ -25,7 +25,7 @@ _EMPTY = {"session": b"\x0a\x00", "verdict": b"\x1a\x00", "vocabulary": b"\x12\x
 
 
 def message(name: str, shape: str) -> bytes:
-    """As long as a message may be."""
+    """Return a message of the largest size."""
     if shape == "zeros":
         return bytes(MAX_MESSAGE)
     if shape == "empty":
@@ -59,7 +59,7 @@ def main() -> None:
                 check_gguf(Path(name))
             else:
                 readers[which](data)
-        except Exception as raised:  # noqa: BLE001 - whatever it is, it is shown
+        except Exception as raised:  # noqa: BLE001 - any error is printed
             text = str(raised).replace(name, "FILE") if kind == "header" else str(raised)
             error = f"{type(raised).__name__}: {text}"[:200]
         taken = most_memory() - before

@@ -1,4 +1,4 @@
-"""Decoders of what the devices of a mesh tell each other: orders, rows, reports, recipes, figures."""
+"""Decoders of messages between the devices of a mesh: orders, rows, reports, recipes, figures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ROWS = np.linspace(-3, 3, 4 * WORK.n_embd, dtype=np.float32).reshape(4, -1)
 
 
 def _order(data: bytes) -> None:
-    """As the worker's service does it, and its stage behind it."""
+    """Decode an order as the worker's service and its stage do."""
     order = parse_message(mesh_pb2.Order, data)
     kind = order.WhichOneof("order")
     if kind == "prepare":
@@ -56,7 +56,7 @@ def _order(data: bytes) -> None:
 
 
 def _report(data: bytes) -> None:
-    """As the coordinator does it, which has asked for logits with its micro-batch."""
+    """Decode a report as a coordinator does that requested logits."""
     event = read_event(
         parse_message(mesh_pb2.Report, data), WORK, {NUMBER: VerifyRequest(0, GREEDY, 8, NO_IDS, _CHUNK, logits=True)}
     )
@@ -67,7 +67,7 @@ def _report(data: bytes) -> None:
 
 
 def _put(data: bytes) -> None:
-    """As the store of layers does it."""
+    """Decode the first frame of an upload as the store of layers does."""
     frame = parse_message(layers_pb2.PutFrame, data)
     if frame.WhichOneof("frame") != "wanted":
         raise ProtocolError("The first frame is not Wanted.", "Say what is wanted.")
@@ -86,7 +86,7 @@ def _line(data: bytes) -> None:
 
 
 def targets() -> list[Target]:
-    """All that reads what a mesh says."""
+    """Return all decoders of a mesh's messages."""
     warm = VerifyRequest(0, Sampling(0.8, 40, 0.9, 5), 2, NO_IDS, _CHUNK, logits=True)
     ids = MicroBatch(0, 1, 0, np.array([1, 2, 5, 6], np.int32), warm)
     orders = [mesh_pb2.Order(prepare=write_work(WORK, bytes(16))),
@@ -104,13 +104,13 @@ def targets() -> list[Target]:
     recipe = layers_pb2.Recipe(fingerprint=bytes(32), name="big", architecture="llama", layers=2, pieces=[piece])
     wanted = layers_pb2.PutFrame(wanted=layers_pb2.Wanted(protocol=1, recipe=recipe, pieces=[0]))
     figures = layers_pb2.Figures(taken=1, rows=[1, 4], seconds=[0.1, 0.2], layer=9, disk=1e9, memory=5, threads=2)
-    asked = layers_pb2.MeasureRequest(protocol=1, header=b"GGUF" * 9, data=5, layers=2, width=64)
+    query = layers_pb2.MeasureRequest(protocol=1, header=b"GGUF" * 9, data=5, layers=2, width=64)
     line = layers_pb2.LineReply(round_trip=0.01, up=1e6, down=1e6)
     return [
         Target("mesh orders", orders, _order, 80_000),
         Target("mesh reports", reports, _report, 80_000),
         Target("layers", [wanted], _put, 40_000),
         Target("figures", [layers_pb2.MeasureReply(figures=figures)], _figures, 20_000),
-        Target("measuring", [asked], lambda data: read_blocks(parse_message(layers_pb2.MeasureRequest, data)), 20_000),
+        Target("measuring", [query], lambda data: read_blocks(parse_message(layers_pb2.MeasureRequest, data)), 20_000),
         Target("lines", [line], _line, 20_000),
     ]

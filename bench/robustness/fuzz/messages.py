@@ -1,4 +1,4 @@
-"""Decoders of what may arrive over a link: the real ones, with nothing but the network left out."""
+"""The real decoders of messages that arrive over a link, without the network."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def ids(*tokens: int) -> Ids:
     return np.array(tokens, np.int32)
 
 
-def asked(position: int, prefix: Ids, draft: Chunk, extra: int, logprobs: int | None = None) -> VerifyRequest:
-    """Return a request of the round that all of this is about."""
+def verify_request(position: int, prefix: Ids, draft: Chunk, extra: int, logprobs: int | None = None) -> VerifyRequest:
+    """Return a request of the round that all inputs belong to."""
     return VerifyRequest(0, GREEDY, position, prefix, draft, extra, logprobs, ROUND)
 
 
@@ -60,11 +60,11 @@ def chunk(drafted: int, drawn: bool) -> Chunk:
 
 
 class Refused(Exception):
-    """What a gRPC status would have told the other side."""
+    """The error that gRPC would have sent to the other side."""
 
 
 class _Line:
-    """A stream without a network: who reads waits for `say`."""
+    """A stream without a network; `read` waits for `say`."""
 
     def __init__(self) -> None:
         self._said: asyncio.Queue[Any] = asyncio.Queue()
@@ -92,7 +92,7 @@ class _Line:
         pass
 
     async def say(self, data: bytes, over: Callable[[], bool]) -> None:
-        """Until it has been read and dealt with."""
+        """Send `data`, and wait until it has been processed."""
         while not self.waits and not over():
             await asyncio.sleep(0)
         self._said.put_nowait(data)
@@ -102,7 +102,7 @@ class _Line:
 
 
 class _Worker:
-    """Judges on made-up logits, at once, as the verifier's worker would, so that all that was sent is computed with."""
+    """Judges at once, on made-up logits, in place of the verifier's worker, so that all input is used."""
 
     counters = Counters()
 
@@ -130,7 +130,7 @@ class _Worker:
 
 
 class _Session:
-    """A verifier's session, which the device feeds one frame after another."""
+    """A verifier's session that is fed frame by frame."""
 
     def __init__(self, *openings: bytes) -> None:
         self._openings = cycle(openings)
@@ -147,7 +147,7 @@ class _Session:
         if self._task is None:
             self._line = _Line()
             self._task = asyncio.create_task(self._service.session(None, cast(Any, self._line)))
-            if not data.startswith(b"\x0a"):  # no Open of its own
+            if not data.startswith(b"\x0a"):  # the input is no Open
                 await self._line.say(next(self._openings), self._task.done)
         task = self._task
         await self._line.say(data, task.done)
@@ -157,7 +157,7 @@ class _Session:
 
 
 class _Device:
-    """A device that has asked for a verdict, and is told something."""
+    """A device that waits for a verdict and gets the input."""
 
     def __init__(self, logprobs: int | None = None) -> None:
         self.timing, self._logprobs = Timing(), logprobs
@@ -189,27 +189,27 @@ class _Device:
     async def feed(self, data: bytes) -> None:
         if self._stream is None or self._stream.over:
             self._stream = Stream(cast(Any, self), b"open", WORDS)
-        pending = RemotePending(asked(4, ids(1, 2, 3, 4), chunk(4, False), 4, self._logprobs), lambda: True)
+        pending = RemotePending(verify_request(4, ids(1, 2, 3, 4), chunk(4, False), 4, self._logprobs), lambda: True)
         stream = self._stream
         stream.send(pending, pending.request(2))
         await self._line.say(data, lambda: stream.over)
-        if not pending.done():  # told to wait, or asked for more of the prompt
+        if not pending.done():  # the input was Busy, Working or NeedPrefix
             stream.end()
             self._stream = None
             return
         if stream.over:
             self._stream = None
         verdict = pending.result()
-        told = verdict.accepted + len(verdict.tokens) if self._logprobs is not None else 0
-        if len(verdict.logprobs) != told or any(len(one.ids) != self._logprobs for one in verdict.logprobs):
-            raise AssertionError(f"probabilities that are none got through: {verdict}")
+        expected = verdict.accepted + len(verdict.tokens) if self._logprobs is not None else 0
+        if len(verdict.logprobs) != expected or any(len(one.ids) != self._logprobs for one in verdict.logprobs):
+            raise AssertionError(f"invalid probabilities got through: {verdict}")
         if not (verdict.accepted <= 4 and 1 <= len(verdict.tokens) <= 5 and int(verdict.tokens.max()) < WORDS):
-            raise AssertionError(f"a verdict that does not answer got through: {verdict}")
+            raise AssertionError(f"a verdict that does not fit the request got through: {verdict}")
 
 
 @dataclass
 class _Greeting:
-    """A verifier whose first words are `data`, or whose block of another vocabulary is."""
+    """A verifier whose HelloReply, or whose block of another vocabulary, is `data`."""
 
     data: bytes
     other: bool
@@ -224,7 +224,7 @@ class _Greeting:
 
 
 def _paired(folder: Path) -> tuple[Trust, Identity]:
-    """This device, and one that it knows."""
+    """Return this device, and one that it is paired with."""
     own, other = Trust(Identity.new(), Peers(folder)), Identity.new()
     words = trust_pb.Introduction(name="desk", rights=["verify"], addresses=["10.0.0.2:1"])
     own.peers.add(read_introduction(other.certificate, words.SerializeToString(), frozenset(Right), "10.0.0.2"))
@@ -233,7 +233,7 @@ def _paired(folder: Path) -> tuple[Trust, Identity]:
 
 @contextmanager
 def targets(folder: Path) -> Iterator[list[Target]]:
-    """All that reads what comes over a link; `folder` is for a list of paired devices."""
+    """Return all decoders of messages over a link; `folder` is for a list of paired devices."""
     loop = asyncio.new_event_loop()
     try:
         yield _targets(folder, loop)
@@ -255,9 +255,9 @@ def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
     hot = write_open(Sampling(1e300, 0, 1.0, 5), VOCABULARY.fingerprint)
     likely = [Logprobs(-0.5, ids(5, 6), np.array([-0.5, -2.0])) for _ in range(4)]
     telling = write_verdict(ROUND, Verdict(2, ids(5, 6), 0.1, logprobs=tuple(likely)))
-    asks = [write_verify(asked(at, ids(*range(1, 9)), chunk(n, drawn), 3))
+    asks = [write_verify(verify_request(at, ids(*range(1, 9)), chunk(n, drawn), 3))
             for at, n, drawn in ((0, 0, False), (0, 4, True), (8, 4, False), (400, 1, True))]  # fmt: skip
-    asks.append(write_verify(asked(0, ids(1, 2), chunk(2, False), 3, 20)))
+    asks.append(write_verify(verify_request(0, ids(1, 2), chunk(2, False), 3, 20)))
     verdict = write_verdict(ROUND, Verdict(2, ids(5, 6), 0.1, passes=2, plausible=(True, True, False, True)))
     frames = [verdict, pb.VerifierFrame(need_prefix=pb.NeedPrefix(round=ROUND, position=1)),
               pb.VerifierFrame(working=pb.Working(round=ROUND, step=3)),

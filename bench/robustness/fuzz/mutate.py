@@ -1,4 +1,4 @@
-"""Mutation: bytes that are changed at random, and messages and JSON whose values are."""
+"""Mutation: random changes of bytes, and of values in messages and JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PIECES = (
 
 
 def mutated(data: bytes, rng: random.Random, others: Sequence[bytes] = ()) -> bytes:
-    """`data` with one to four changes; some of them splice in one of the `others`."""
+    """Return `data` with one to four changes; some of them splice in one of the `others`."""
     made = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))):
         at = rng.randrange(len(made) + 1)
@@ -48,7 +48,7 @@ def mutated(data: bytes, rng: random.Random, others: Sequence[bytes] = ()) -> by
 
 
 def tweaked(message: Message, rng: random.Random) -> bytes:
-    """The bytes of `message` with one or two of its fields, or of those in it, set to something else."""
+    """Return the bytes of `message` with one or two fields, at any depth, set to another value."""
     made = type(message).FromString(message.SerializeToString())
     for _ in range(rng.choice((1, 1, 2))):
         _tweak(made, rng)
@@ -62,7 +62,7 @@ _ODD: tuple[Any, ...] = (
 
 
 def tweaked_json(found: Any, rng: random.Random) -> Any:
-    """Change one to three values, keys or lengths of `found`, which is what JSON may hold, and return it."""
+    """Change one to three values, keys or lengths of `found`, a JSON value, and return it."""
     for _ in range(rng.choice((1, 1, 2, 3))):
         place = _place(found, rng)
         if place is None:
@@ -81,7 +81,7 @@ def tweaked_json(found: Any, rng: random.Random) -> Any:
 
 
 def _place(found: Any, rng: random.Random) -> tuple[Any, Any] | None:
-    """Return a list or object in `found`, and a place in it, None where there is none; any depth is as likely."""
+    """Return a list or object in `found`, and a place in it (None if empty), each depth with the same probability."""
     place = None
     while isinstance(found, dict | list) and found and (place is None or rng.random() < 0.7):
         key = rng.choice(list(found)) if isinstance(found, dict) else rng.randrange(len(found))

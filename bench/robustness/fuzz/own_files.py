@@ -1,4 +1,4 @@
-"""Decoders of files that edgellm or its user wrote: damaged, from another version, or from somebody else."""
+"""Decoders of files of edgellm or its user: damaged, from another version, or foreign."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from edgellm.storage.retention import max_age
 from testkit import ROOT
 
 MODELS = ROOT / "models"
-_VARIANTS = 100  # of each file of JSON, beside the sound one
+_VARIANTS = 100  # variants of each JSON file, beside the valid one
 _MAKE = """
 import sys
 from pathlib import Path
@@ -70,7 +70,7 @@ _PLAN = {"ttft_s": 1.5, "advice": "Use both.", "stages": [
 
 @contextmanager
 def _home(folder: Path) -> Iterator[Path]:
-    """A home with a sound file of every kind, while the `with` lasts."""
+    """Yield a home with a valid file of every kind."""
     before = os.environ.get("EDGELLM_HOME")
     os.environ["EDGELLM_HOME"] = str(folder)
     subprocess.run(
@@ -84,7 +84,7 @@ def _home(folder: Path) -> Iterator[Path]:
 
 
 def _variants(name: str, data: bytes) -> list[bytes]:
-    """The file, and others with values that nobody wrote, where it is JSON, lines of it, or TOML."""
+    """Return the file and, if it is JSON, lines of JSON, or TOML, variants with other values."""
     rng, made = random.Random(name), [data]
     if data.startswith(b"SQLite"):
         return made
@@ -102,7 +102,7 @@ def _variants(name: str, data: bytes) -> list[bytes]:
 
 
 def _read_json(data: bytes) -> list[Any]:
-    """Return what the file holds, or what each of its lines does."""
+    """Return the JSON value of the file, or of each of its lines."""
     try:
         return [json.loads(data)]
     except ValueError:
@@ -111,7 +111,7 @@ def _read_json(data: bytes) -> list[Any]:
 
 @contextmanager
 def targets(folder: Path) -> Iterator[list[Target]]:
-    """Readers of files of our own, in a home below `folder`."""
+    """Yield the readers of files of our own, in a home below `folder`."""
     with _home(folder) as home:
         yield _targets(home)
 
@@ -145,7 +145,7 @@ def _targets(home: Path) -> list[Target]:
 
 
 def _use_chats(path: Path) -> None:
-    """Read everything in the database of chats, and add to it; forget what was set aside."""
+    """Read everything in the database of chats, and add to it; remove files that were set aside."""
     try:
         for read in (History().recent, History().facts, typed_lines().recent, Conversations().all):
             read()
@@ -166,7 +166,7 @@ def _target(home: Path, name: str, place: str, read: Callable[[Path], object], s
     paths = [path for path in sorted(home.glob(place)) if ".first" not in path.name or "first" in place]
     if not paths:
         raise InvalidOption(
-            f"There is no {place} in a sound home.", "Have bench/robustness/attack/files/own_files.py make one."
+            f"There is no {place} in the home.", "Have bench/robustness/attack/files/own_files.py make one."
         )
     path = paths[0]
     sound = path.read_bytes()
@@ -174,7 +174,7 @@ def _target(home: Path, name: str, place: str, read: Callable[[Path], object], s
     def put(data: bytes) -> None:
         if path.is_symlink() or path.is_dir():
             raise AssertionError(f"{path} is no file any more")
-        path.parent.mkdir(exist_ok=True)  # removed with what another reader has taken over
+        path.parent.mkdir(exist_ok=True)  # another reader may have taken it over and removed it
         path.write_bytes(data)
         path.chmod(0o600)
         read(path)

@@ -1,4 +1,4 @@
-"""A decoder, bad input for it, and the outcome: what it took, what it refused and how."""
+"""A decoder, bad input for it, and the outcome: inputs taken, and refused with which error."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from bench.robustness.fuzz.mutate import mutated, tweaked
 from edgellm.errors import EdgeError
 
 CORPUS = Path(__file__).with_name("corpus.json")
-MEMORY = 4 * 2**20  # bytes that reading an input may take, and
-PER_BYTE = 32  # so many more for each of its own
-_WEIGHED = 500  # inputs of a target whose memory is measured, which makes them slow
+MEMORY = 4 * 2**20  # bytes that reading an input may take
+PER_BYTE = 32  # further bytes for each byte of the input
+_WEIGHED = 500  # inputs of a target whose memory is measured, which is slow
 _KEPT = 20
 
 
 @dataclass(frozen=True)
 class Target:
-    """A decoder: good inputs (bytes, or messages), and a function that raises an EdgeError of what is none.
+    """A decoder: good inputs (bytes, or messages), and a function that raises an EdgeError for bad ones.
 
     Of a long run it takes its `share` of a million inputs.
     """
@@ -44,26 +44,26 @@ class Target:
 
 @dataclass
 class Outcome:
-    """What became of the inputs of a target. `strange` are those that were neither taken nor refused in our words."""
+    """The outcome of a target's inputs; `strange` ones were neither taken nor refused with an EdgeError."""
 
     inputs: int = 0
     taken: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     strange: list[dict[str, str]] = field(default_factory=list)
-    most_memory: int = 0  # bytes, beyond what the input's length allows for
+    most_memory: int = 0  # bytes beyond the allowance for the input's length
     longest: float = 0.0  # seconds
     seconds: float = 0.0
 
 
 def label(text: str) -> str:
-    """A message without what is particular to one input."""
+    """Return an error message without the parts that depend on the input."""
     text = re.sub(re.escape(tempfile.gettempdir()) + r"/[^/\s]+", "FOLDER", text)
     text = re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", text)
     return re.sub(r"\d[\d.e+-]*|nan|inf", "N", text)[:70]
 
 
 def inputs(target: Target, count: int, seed: int) -> Any:
-    """The saved corpus, the good inputs themselves, then mutations of them; always the same for a seed."""
+    """Yield the saved corpus, the good inputs, then mutations of them; always the same for a seed."""
     rng = random.Random(f"{target.name}/{seed}")
     whole = [one.SerializeToString() if isinstance(one, Message) else one for one in target.seeds]
     yield from (base64.b64decode(one) for one in json.loads(CORPUS.read_text()).get(target.name, ()))
@@ -78,7 +78,7 @@ def inputs(target: Target, count: int, seed: int) -> Any:
 
 
 def fire(target: Target, count: int, seed: int) -> Outcome:
-    """`count` mutations and the corpus. Warnings count as errors of nobody's."""
+    """Try `count` mutations and the corpus. Warnings count as strange errors."""
     done = Outcome()
     began = perf_counter()
     with warnings.catch_warnings():
@@ -91,7 +91,7 @@ def fire(target: Target, count: int, seed: int) -> Outcome:
 
 
 def take(target: Target, data: bytes, done: Outcome, *, weigh: bool) -> None:
-    """One input; what becomes of it is added to `done`. With `weigh` its memory is measured, which takes time."""
+    """Try one input and add its outcome to `done`. With `weigh` its memory is measured, which takes time."""
     done.inputs += 1
     if weigh:
         tracemalloc.start()

@@ -1,4 +1,4 @@
-"""A verifier that always works and never answers: a reply ends all the same."""
+"""A verifier that always works and never answers, beside which a reply must end."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from edgellm.storage import resolve
 from testkit import ROOT
 
 HONEST = 4  # verdicts, in all sessions together, before it stops answering
-MOST = 150.0  # seconds that a reply may take with a verifier that nobody knows
-MOST_KNOWN = 45.0  # and with one that was fast at first
+MOST = 150.0  # seconds that a reply may take with an unknown verifier
+MOST_KNOWN = 45.0  # the same with a verifier that was fast at first
 
 
 @contextmanager
 def hostile(model: Model, honest: int) -> Iterator[Address]:
-    """Serve a verifier that gives `honest` verdicts and then works for ever."""
+    """Serve a verifier that gives `honest` verdicts and then works forever."""
     answers = count()
 
     def greet(_request: bytes, _context: grpc.ServicerContext) -> pb.HelloReply:
@@ -74,7 +74,7 @@ def hostile(model: Model, honest: int) -> Iterator[Address]:
 
 
 def endless(quick: bool) -> Found:
-    """Chat with it, with a draft model and without one."""
+    """Chat with such a verifier, with a draft model and without one."""
     trials = [(known, draft) for known in ((True,) if quick else (True, False)) for draft in (True, False)]
     wrong: list[str] = []
     figures: dict[str, float] = {}
@@ -108,4 +108,4 @@ def endless(quick: bool) -> Found:
     return Found(len(trials), tuple(wrong), figures)
 
 
-ATTACKS = (Attack("endless-working", "a verifier works for ever and never answers", endless),)
+ATTACKS = (Attack("endless-working", "a verifier works forever and never answers", endless),)

@@ -1,8 +1,8 @@
-"""A paired device that asks a verifier for as much as it can, in one of the ways of `KINDS`; in the last a stranger.
+"""A paired device that floods a verifier with requests of one of the `KINDS`; in the last kind it is not paired.
 
     python -m bench.robustness.attack.devices.flooder PORT HOME KIND
 
-It writes a line when the flood has begun, and ends with its stdin.
+It prints a line when the flood has begun, and ends with its stdin.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgellm.spec.types import GREEDY
 
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """`streams` at once; each asks `verify(rng, round)` again and again, on new sessions every `rounds` rounds."""
+    """`streams` at once; each repeats the request `verify(rng, round)`, in new sessions every `rounds` rounds."""
 
     streams: int
     verify: Callable[[random.Random, int], pb.Verify]
@@ -62,16 +62,16 @@ KINDS = {
     "700 new, chunk 256": Flood(8, _wide),
     "100 streams": Flood(100, _smallest),
     "50 of NeedPrefix": Flood(50, _missing),
-    "300 streams": Flood(300, _smallest),  # more than the queue holds, and `busy` is not heeded
+    "300 streams": Flood(300, _smallest),  # more than the queue holds, and `busy` is ignored
     "new sessions": Flood(50, _smallest, rounds=1),
     "new connections": Flood(8, _smallest, rounds=1),
-    "bare connections": Flood(8, _smallest),  # nothing is asked in them: TLS begins, or does not, and that is all
+    "bare connections": Flood(8, _smallest),  # without requests: TLS begins, or not even that
 }
 _HELLO = b"\x16\x03\x01\x00\x05\x01\x00\x01\x00\x03"  # where TLS begins
 
 
 async def _stream(channel: grpc.aio.Channel, opening: bytes, flood: Flood, rng: random.Random) -> None:
-    """One session, or as much of it as the verifier likes."""
+    """Flood one session until its end, or until the verifier ends it."""
     call: Any = channel.stream_stream(SESSION, bytes, bytes)()  # type: ignore[call-arg]
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         await call.write(opening)

@@ -1,4 +1,4 @@
-"""One paired device (in the last flood a stranger) floods a verifier, while another device asks it as usual."""
+"""One device (not paired in the last flood) floods a verifier that another device uses as usual."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SESSIONS = 8
 ROUNDS = 12  # verdicts of a reply
 GAMMA = 4
 DRAFTING = 0.005  # seconds between a verdict and the next request
-MEDIAN, WORST = 3.0, 10.0  # so many times as long may a verdict take, at the median and at the 99th percentile
+MEDIAN, WORST = 3.0, 10.0  # limits for a verdict's slowdown, at the median and at the 99th percentile
 PROMPTS = (
     "The red mug is on the shelf in the kitchen. The blue one is in the box under the stairs. Where is the red mug?",
     "Alice has the key to the shed. Bob has the key to the house. Who has the key to the shed, and who to the house?",
@@ -37,7 +37,7 @@ PROMPTS = (
 
 
 def texts(model: Model) -> list[tuple[Ids, Ids]]:
-    """Return prompts, and what the verifier writes behind each of them."""
+    """Return prompts, and the verifier's text after each of them."""
     verifier = LocalVerifier(model, ContextPool(lambda: Context(model, n_ctx=CONTEXT, threads=1)), CONTEXT)
     with closing(verifier):
         made = []
@@ -50,7 +50,7 @@ def texts(model: Model) -> list[tuple[Ids, Ids]]:
 
 
 class Good:
-    """A device that asks as usual. `waits` are its verdicts' seconds, `alone` how often it went on without one."""
+    """A device with usual requests. `waits` are its verdicts' seconds, `alone` counts rounds without a verdict."""
 
     def __init__(self, remote: RemoteVerifier, work: list[tuple[Ids, Ids]]) -> None:
         self._remote, self._work = remote, work
@@ -58,7 +58,7 @@ class Good:
         self.wrong = 0
 
     def ask(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Return seconds of verdicts, and of waits after which it went on alone, for about so long."""
+        """Return seconds of verdicts, and of waits after which it went on alone, within about `seconds`."""
         waits: list[float] = []
         alone: list[float] = []
         end = time.monotonic() + seconds
@@ -79,9 +79,9 @@ class Good:
                     alone.append(time.monotonic() - began)
                     continue
                 waits.append(time.monotonic() - began)
-                said = np.concatenate((chunk.ids[: verdict.accepted], verdict.tokens))
-                self.wrong += not np.array_equal(said, text[at : at + len(said)])
-                at += len(said)
+                written = np.concatenate((chunk.ids[: verdict.accepted], verdict.tokens))
+                self.wrong += not np.array_equal(written, text[at : at + len(written)])
+                at += len(written)
             session.close()
         return waits, alone
 
@@ -94,7 +94,7 @@ def percentiles(waits: list[float]) -> tuple[float, float]:
 
 @contextmanager
 def flooding(port: int, home: Path, kind: str) -> Iterator[None]:
-    """A flood, in a process of its own."""
+    """Run a flood in a process of its own."""
     command = [sys.executable, "-m", "bench.robustness.attack.devices.flooder", str(port), str(home), kind]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -107,7 +107,7 @@ def flooding(port: int, home: Path, kind: str) -> Iterator[None]:
 
 
 def floods(quick: bool) -> Found:
-    """Each flood in turn: an honest device's verdicts before it and in it."""
+    """Measure an honest device's verdicts before and in each flood in turn."""
     seconds = 3.0 if quick else 8.0
     path = resolve("edgellm-verifier")
     wrong: list[str] = []
@@ -144,4 +144,4 @@ def floods(quick: bool) -> Found:
     return Found(len(KINDS), tuple(wrong), figures)
 
 
-ATTACKS = (Attack("floods", "one device floods the verifier in nine ways, another one asks as usual", floods),)
+ATTACKS = (Attack("floods", "nine kinds of floods by one device, while another one is served", floods),)

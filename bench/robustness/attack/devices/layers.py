@@ -1,4 +1,4 @@
-"""A paired device that may only bring layers tries to decide what a worker computes, or to end the worker."""
+"""A paired device that may only upload layers tries to control what a worker computes, or to end the worker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def edgellm(home: Path, *words: str, seconds: float = 120.0) -> tuple[int, str, 
 
 @dataclass(slots=True)
 class Home:
-    """A worker's process, an owner who may bring layers and have them computed, and an attacker with some rights."""
+    """A worker's process, an owner who may upload layers and have them computed, and an attacker with some rights."""
 
     folder: Path
     port: int
@@ -113,7 +113,7 @@ class Home:
 
 @contextmanager
 def household(rights: str = "files", *options: str, role: str = "worker", host: str = "127.0.0.1") -> Iterator[Home]:
-    """Three devices, paired with each other as far as they need be; the attacker has these `rights` at the worker."""
+    """Yield three devices, paired as far as needed; the attacker has these `rights` at the worker."""
     with tempfile.TemporaryDirectory() as name, socket.create_server((host, 0)) as free:
         folder, port = Path(name), int(free.getsockname()[1])
         free.close()
@@ -140,7 +140,7 @@ def _peer(identity: Identity, name: str, rights: str) -> Peer:
 
 
 class Attacker:
-    """What a device with the right `files` may ask of the worker."""
+    """The calls that a device with the right `files` may make to the worker."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -161,7 +161,7 @@ class Attacker:
         self._ask(work)
 
     def wants(self, manifest: Manifest, places: Sequence[int], data: bytes = b"") -> None:
-        """Announces pieces, and sends nothing of them, or a beginning that is none."""
+        """Announce pieces, and send nothing of them, or a false beginning."""
 
         async def work(channel: grpc.aio.Channel) -> None:
             bring: Any = channel.stream_stream(method("Put"), pb.PutFrame.SerializeToString, pb.PutReply.FromString)
@@ -183,12 +183,12 @@ class Attacker:
             async with (await connect_authenticated(address, self._home.attacker))[0] as channel:
                 await work(channel)  # type: ignore[misc]
 
-        with suppress(EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it is refused: that is no harm
+        with suppress(EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError):  # a refusal is no harm
             run_in_network_loop(asked()).result(60)
 
 
 def trial(make: Callable[[Manifest, Path], Bytes], order: str, *options: str) -> list[str]:
-    """Have the owner bring layers and write a reply before and after the attack; return what harm that did."""
+    """Have the owner upload layers and write a reply before and after the attack; return the harm."""
     os.environ["EDGELLM_HOME"] = tempfile.gettempdir() + "/edgellm-attack"
     model = resolve(MODEL)
     as_deployed = [LayerRange(0, FIRST), LayerRange(FIRST, LAST + 1)]
@@ -203,7 +203,7 @@ def trial(make: Callable[[Manifest, Path], Bytes], order: str, *options: str) ->
             code, expected, said = home.run()
             if code:
                 return [f"{order}: nothing works before the attack: {said[-200:]}"]
-            time.sleep(2.0)  # until the worker has given its layers back
+            time.sleep(2.0)  # until the worker has unloaded its layers
         wrong = attacked(home, order, manifest, bad, pieces, expected)
         code, out, said = home.run()
         if not home.alive:
@@ -216,7 +216,7 @@ def trial(make: Callable[[Manifest, Path], Bytes], order: str, *options: str) ->
 
 
 def attacked(home: Home, order: str, manifest: Manifest, bad: Manifest, pieces: Bytes, expected: str) -> list[str]:
-    """Do what `order` says; return what harm is seen at once."""
+    """Attack in the given `order`; return the harm seen at once."""
     attacker, places = Attacker(home), [at for at, piece in enumerate(manifest.pieces) if piece.first >= FIRST]
     if order == "restarted":
         home.stop()
@@ -234,7 +234,7 @@ def attacked(home: Home, order: str, manifest: Manifest, bad: Manifest, pieces: 
     code, out, _ = home.run()
     wrong = [f"{order}: layers of the attacker were computed"] if code == 0 and out != expected else []
     code, _, said = home.deploy()
-    return wrong + ([f"{order}: the owner cannot bring its layers any more: {said[-160:]}"] if code else [])
+    return wrong + ([f"{order}: the owner cannot upload its layers any more: {said[-160:]}"] if code else [])
 
 
 def poison(quick: bool) -> Found:

@@ -1,4 +1,4 @@
-"""A device that computes layers lies about them, or says nothing: the reply ends right, or with a reason."""
+"""A worker that lies or is silent: the reply must end with the right text, or with a reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUICK = ("rows of NaN", "nothing", "no answer", "works for ever")
 
 
 def lying(quick: bool) -> Found:
-    """Try every lie of a first and of a last stage; rows go to the next device, or through the coordinator."""
+    """Try every lie in a first and in a last stage, with rows sent directly or through the coordinator."""
     pipeline.IDLE_SECONDS, pipeline.ANSWER_SECONDS, pipeline.LOAD_SECONDS = 3.0, 6.0, 6.0
     lies = [(lie, False) for lie in (*MIDDLE, *EITHER)] + [(lie, True) for lie in (*LAST, *EITHER)]
     tried, wrong, slowest, recovered = 0, list[str](), 0.0, 0
@@ -72,7 +72,7 @@ def lying(quick: bool) -> Found:
 def reply(
     workers: Sequence[WorkerProcess], work: StageSpec, prompt: Ids, expected: list[int], last: bool, direct: bool
 ) -> tuple[str, float, int]:
-    """Return what went wrong in a reply over the first two of these workers, its seconds, and how many were lost."""
+    """Return the harm in a reply over the first two of these workers, its seconds, and the number of lost workers."""
     members = [worker.member(name, direct) for worker, name in zip(workers, ("liar", "b", "c"), strict=True)]
     half = work.n_layers // 2
     names = ("b", "liar") if last else ("liar", "b")
@@ -93,8 +93,8 @@ def reply(
             written = text[len(prompt) :].tolist()
             found.append("" if written == expected else f"the text is {written} instead of {expected}")
         except EdgeError:
-            found.append("")  # it says what is wrong
-        except Exception as error:  # noqa: BLE001  that is what is looked for
+            found.append("")  # an error of ours is right
+        except Exception as error:  # noqa: BLE001 - the attack looks for these
             found.append(f"{type(error).__name__}: {error}")
 
     began = time.monotonic()
@@ -109,5 +109,5 @@ def reply(
 
 
 ATTACKS = (
-    Attack("mesh-liar", "a device of a mesh sends wrong shapes, NaN, too much, nothing, or works for ever", lying),
+    Attack("mesh-liar", "a device of a mesh sends wrong shapes, NaN, too much, nothing, or works forever", lying),
 )

@@ -1,4 +1,4 @@
-"""Attacks on pairing by somebody who knows the code, or everything that was said, but not another device's key."""
+"""Attacks on pairing with the code, or a recorded exchange, but without another device's key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from testkit.hostile.pairing_relay import PAIR, Relay
 
 CODE = Code(7, ("lamp", "otter"))
 LOOPBACK = ["127.0.0.1"]
-PATIENCE = 60.0  # seconds, for what must happen at once
+PATIENCE = 60.0  # seconds for events that must come at once
 HONEST = Introduction("honest", frozenset({Right.VERIFY}), ())
 GREEDY = Introduction("greedy", frozenset(Right), ())
 ROUNDS = 8  # of every case
@@ -37,7 +37,7 @@ ROUNDS = 8  # of every case
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Devices with folders of their own: `desk` shows the code, `phone` types it, `tablet` is the one to pose as."""
+    """Devices with folders of their own: `desk` shows the code, `phone` types it, `tablet` is the victim."""
 
     desk: Trust
     phone: Trust
@@ -50,7 +50,7 @@ class Scene:
         return Trust(identity, Peers(self.folder / "thief"))
 
     def harmed(self, before: dict[str, list[Peer]]) -> str:
-        """Return whose list of paired devices changed; empty where nobody's did."""
+        """Return the devices whose list of paired devices changed; empty if none did."""
         return ", ".join(name for name, peers in self.lists().items() if peers != before[name])
 
     def lists(self) -> dict[str, list[Peer]]:
@@ -63,7 +63,7 @@ Case = Callable[[Scene], None]
 
 @contextmanager
 def window(trust: Trust, about: Introduction = HONEST) -> Iterator[tuple[PairingWindow, Address]]:
-    """A device that shows the code, and where."""
+    """Yield the window of a device that shows the code, and its address."""
     with PairingWindow(trust, CODE, about) as opened:
         yield opened, opened.open(LOOPBACK, 0)[0]
 
@@ -93,7 +93,7 @@ def key_not_owned_by_who_shows_the_code(scene: Scene) -> None:
 
 
 def existing_entry_changed(scene: Scene) -> None:
-    """The victim is paired already: a new name and all rights for it, and, on the thief's word, all rights there."""
+    """Pair again as a victim that is already paired, with another name and all rights."""
     now = datetime.now(UTC).replace(microsecond=0)
     known = Peer("tablet", scene.tablet.identity.certificate, frozenset(), frozenset(), (), now, now)
     scene.desk.peers.add(known)
@@ -105,35 +105,35 @@ def existing_entry_changed(scene: Scene) -> None:
 
 
 def replay(scene: Scene) -> None:
-    """All that an honest device has said, once more to the same code."""
-    said: list[bytes] = []
+    """Replay all frames of an honest device to the same code."""
+    sent: list[bytes] = []
 
-    def heard(frame: pb.PairFrame, up: bool) -> None:
+    def record(frame: pb.PairFrame, up: bool) -> None:
         if up:
-            said.append(frame.SerializeToString())
+            sent.append(frame.SerializeToString())
 
-    with window(scene.desk) as (opened, at), Relay(at, heard) as between:
+    with window(scene.desk) as (opened, at), Relay(at, record) as between:
         join(between, CODE, scene.phone, HONEST)
         opened.wait(PATIENCE)
     scene.desk.peers.remove(scene.phone.identity.id)
     scene.phone.peers.remove(scene.desk.identity.id)
     with window(scene.desk) as (opened, at):
-        refused("the replay", lambda: lead(at, lambda _frame: said.pop(0) if said else None))
+        refused("the replay", lambda: lead(at, lambda _frame: sent.pop(0) if sent else None))
         refused("the window", lambda: opened.wait(PATIENCE))
 
 
 def reflection(scene: Scene) -> None:
-    """Everything the window says is said back to it, behind a first word that it takes."""
+    """Send the window's own frames back to it, after a valid first one."""
     stranger = Identity.new()
     first = pb.PairHello(protocol=PAIRING_PROTOCOL, certificate=stranger.certificate.der)
     first.spake = Exchange("A", CODE, stranger).spake
 
-    def echo(heard: pb.PairFrame | None) -> bytes | None:
-        if heard is None:
+    def echo(received: pb.PairFrame | None) -> bytes | None:
+        if received is None:
             return pb.PairFrame(hello=first).SerializeToString()
-        if heard.WhichOneof("frame") == "hello":  # what B proves can only be asked for with a proof
-            return pb.PairFrame(confirm=pb.PairConfirm(mac=heard.hello.spake)).SerializeToString()
-        return heard.SerializeToString()
+        if received.WhichOneof("frame") == "hello":  # B only proves its key after a proof
+            return pb.PairFrame(confirm=pb.PairConfirm(mac=received.hello.spake)).SerializeToString()
+        return received.SerializeToString()
 
     with window(scene.desk) as (opened, at):
         refused("the reflection", lambda: lead(at, echo))
@@ -141,34 +141,34 @@ def reflection(scene: Scene) -> None:
 
 
 def lead(at: Address, answer: Callable[[pb.PairFrame | None], bytes | None]) -> None:
-    """Lead a pairing frame by frame: `answer` is given what was heard, None at first, and says what is sent.
+    """Lead a pairing frame by frame: `answer` returns the next frame for the last one received, None at first.
 
     Raises:
         PairingFailed: the other side refuses.
     """
-    heard: list[pb.PairFrame | None] = [None]
+    received: list[pb.PairFrame | None] = [None]
     with grpc.insecure_channel(str(at), options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         stream: Any = channel.stream_stream
 
         def frames() -> Iterator[bytes]:
             for _ in range(3):
-                frame = answer(heard[-1])
+                frame = answer(received[-1])
                 if frame is None:
                     return
-                seen = len(heard)
+                seen = len(received)
                 yield frame
-                while len(heard) == seen and not call.done():
+                while len(received) == seen and not call.done():
                     time.sleep(0.005)
 
         call = stream(PAIR)(frames(), timeout=PATIENCE)
         try:
-            heard.extend(map(pb.PairFrame.FromString, call))
+            received.extend(map(pb.PairFrame.FromString, call))
         except grpc.RpcError as error:
             raise PairingFailed("The other side refuses.", str(error)) from None
 
 
 def no_signature(scene: Scene) -> None:
-    """As an older version would confirm: without one, on both ways."""
+    """Confirm without a signature, as an older version would, in both directions."""
 
     def strip(frame: pb.PairFrame, _up: bool) -> None:
         if frame.WhichOneof("frame") == "confirm":
@@ -179,7 +179,7 @@ def no_signature(scene: Scene) -> None:
 
 
 def swapped_signatures(scene: Scene) -> None:
-    """A is sent its own signature back; B is sent one by A's key, of the exchange before."""
+    """Send A its own signature, and B one by A's key of the previous exchange."""
     kept: list[bytes] = []
 
     def swap(frame: pb.PairFrame, up: bool) -> None:
@@ -193,30 +193,30 @@ def swapped_signatures(scene: Scene) -> None:
 
     def another(frame: pb.PairFrame, up: bool) -> None:
         if frame.WhichOneof("frame") == "confirm" and up:
-            frame.confirm.signature = kept[0]  # by the right key, of the exchange before
+            frame.confirm.signature = kept[0]  # by the right key, of the previous exchange
 
     with window(scene.desk) as (opened, at), Relay(at, another) as between:
         both_refuse(opened, between, scene.phone)
 
 
 def between_who_knows_the_code(scene: Scene) -> None:
-    """One exchange with each side, under the other's certificate; the phone's signature is passed on to the desk."""
+    """Run an exchange with each side under the other's certificate, and forward the phone's signature to the desk."""
     passed: list[bytes] = []
 
     class PassesOn(Identity):
-        """Has nothing to sign with but what the victim has signed for somebody else."""
+        """An identity that can only sign with a signature which the victim made for another device."""
 
         def sign(self, message: bytes) -> bytes:
             return passed[-1] if passed else super().sign(message)
 
-    def hear(frame: pb.PairFrame, up: bool) -> None:
+    def record(frame: pb.PairFrame, up: bool) -> None:
         if frame.WhichOneof("frame") == "confirm" and up:
             passed.append(frame.confirm.signature)
 
     key: ec.EllipticCurvePrivateKey = Identity.new().key
     towards_phone = Trust(Identity(key, scene.desk.identity.certificate), Peers(scene.folder / "left"))
     towards_desk = Trust(PassesOn(key, scene.phone.identity.certificate), Peers(scene.folder / "right"))
-    with window(towards_phone, GREEDY) as (opened, at), Relay(at, hear) as between:
+    with window(towards_phone, GREEDY) as (opened, at), Relay(at, record) as between:
         refused("the phone", lambda: join(between, CODE, scene.phone, HONEST))
         with suppress(EdgeError):
             opened.wait(PATIENCE)
@@ -227,7 +227,7 @@ def between_who_knows_the_code(scene: Scene) -> None:
 
 
 def an_older_version(scene: Scene) -> None:
-    """A side that speaks the version without signatures."""
+    """Pair with a side that has the version without signatures."""
 
     def older(frame: pb.PairFrame, _up: bool) -> None:
         if frame.WhichOneof("frame") == "hello":
@@ -244,7 +244,7 @@ CASES: tuple[Case, ...] = (
 
 
 def run(quick: bool) -> Found:
-    """Try every case; an honest pairing in between must work."""
+    """Try every case, with an honest pairing in between, which must work."""
     tried, wrong, by_case = 0, list[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -265,6 +265,4 @@ def run(quick: bool) -> Found:
     return Found(tried, tuple(wrong), {name: float(count) for name, count in by_case.items()})
 
 
-ATTACKS = (
-    Attack("pairing", "pairing by somebody who knows the code, or all that was said, but no other device's key", run),
-)
+ATTACKS = (Attack("pairing", "pairing with the code, or a recorded exchange, but without another device's key", run),)

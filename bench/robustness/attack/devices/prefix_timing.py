@@ -1,4 +1,4 @@
-"""One paired device asks what another may have asked, and measures the time until its verdict."""
+"""One paired device sends prompts that another may have sent, and measures the time of the verdict."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from edgellm.storage import resolve
 from testkit.processes.verifier import PairedVerifierProcess, acquaint
 
 LENGTH = 200  # tokens of a prompt
-CLOSE = 0.6  # a time below this share of another one tells something
+CLOSE = 0.6  # a time below this share of another one reveals something
 
 
 def _seconds(line: RemoteVerifier, prompt: Ids) -> float:
-    """Return how long the verifier says that it computed."""
+    """Return the verifier's computing time, by its own account."""
     session = line.open(GenerationState())
     seconds = session.submit(prompt, Chunk()).result().seconds
     session.close()
@@ -29,7 +29,7 @@ def _seconds(line: RemoteVerifier, prompt: Ids) -> float:
 
 
 def prefixes(quick: bool) -> Found:
-    """Compare the times of prompts that the other device has asked with those of fresh ones."""
+    """Compare the times of prompts that the other device has sent with those of new ones."""
     trials = 8 if quick else 40
     rng = np.random.default_rng(18)
     path = resolve("edgellm-verifier")
@@ -50,9 +50,9 @@ def prefixes(quick: bool) -> Found:
                 own.append(_seconds(spy, other))
     middle = {name: float(np.median(times)) for name, times in (("asked", asked), ("fresh", fresh), ("own", own))}
     figures = {f"{name} ms": round(1e3 * seconds, 2) for name, seconds in middle.items()}
-    told = sum(one < CLOSE * middle["fresh"] for one in asked) - sum(one < CLOSE * middle["fresh"] for one in fresh)
-    wrong = [f"{told} of {trials} prompts of the other device were told by their time."] if told > trials // 8 else []
+    revealed = sum(one < CLOSE * middle["fresh"] for one in asked) - sum(one < CLOSE * middle["fresh"] for one in fresh)
+    wrong = [f"{revealed} of {trials} prompts of the other device were revealed."] if revealed > trials // 8 else []
     return Found(trials, tuple(wrong), figures)
 
 
-ATTACKS = (Attack("prefix-timing", "one device asks what another one asked, and looks at the time it takes", prefixes),)
+ATTACKS = (Attack("prefix-timing", "one device sends the prompts of another one, and measures the time", prefixes),)

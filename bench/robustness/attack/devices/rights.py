@@ -1,4 +1,4 @@
-"""Use a paired device's rights, and those that it does not have, also when one is taken away in the middle."""
+"""Use the rights of a paired device and those that it does not have, also when one is taken away meanwhile."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ async def _bring(home: Home, events: list[float]) -> None:
     model = ModelFile.open(resolve(MODEL))
     manifest = await asyncio.to_thread(manifest_of, model)
 
-    def told(carried: UploadProgress) -> None:
+    def on_progress(carried: UploadProgress) -> None:
         if carried.sent:
             events.append(time.monotonic())
 
     async with (await connect_authenticated(Address(home.host, home.port), home.attacker))[0] as channel:
         await upload(channel, "worker", manifest, range(len(manifest.pieces)),
-                  lambda piece: cut_piece(model, piece.layers), RateLimiter(2e6), told)  # fmt: skip
+                  lambda piece: cut_piece(model, piece.layers), RateLimiter(2e6), on_progress)  # fmt: skip
 
 
 async def _compute(home: Home, events: list[float]) -> None:
@@ -109,22 +109,22 @@ async def _compute(home: Home, events: list[float]) -> None:
 
 
 def _work(layers: range, context: int) -> StageSpec:
-    """What a stage of the bundled verifier is asked to do."""
+    """Return the order for a stage of the bundled verifier."""
     model = resolve(MODEL)
     vocabulary = next(t.shape[-1] for t in check_gguf(model).tensors if t.name == "token_embd.weight")
     return StageSpec(fingerprint(model), "v", LayerRange(layers[0], layers[-1] + 1), 12, 192, vocabulary, context, 1)
 
 
 def scan(_quick: bool) -> Found:
-    """Have a worker dial programs on its own machine, and others that the device it names is not at."""
+    """Have a worker dial programs on its own machine, and addresses that the named device does not have."""
     hosts = [host for host in own_hosts() if not host.startswith("127.") and ":" not in host]
     if not hosts:
         return Found(0)
-    wrong, said, took = list[str](), set[str](), list[float]()
+    wrong, answers, took = list[str](), set[str](), list[float]()
     with household("compute", "-m", MODEL, host=hosts[0]) as home, socket.create_server(("127.0.0.1", 0)) as door:
         door.setblocking(False)
         open_port = door.getsockname()[1]
-        asked = [f"127.0.0.1:{open_port}", "127.0.0.1:1", f"[::1]:{open_port}", f"[::ffff:127.0.0.1]:{open_port}",
+        addresses = [f"127.0.0.1:{open_port}", "127.0.0.1:1", f"[::1]:{open_port}", f"[::ffff:127.0.0.1]:{open_port}",
                  f"localhost.:{open_port}", f"0.0.0.0:{open_port}", "198.51.100.7:80", "2130706433:80"]  # fmt: skip
 
         async def ask(text: str) -> None:
@@ -133,7 +133,7 @@ def scan(_quick: bool) -> Found:
                 try:
                     await request_link_measurement(channel, "worker", owner, Address(*_split(text)))
                 except EdgeError as error:
-                    said.add(str(error))
+                    answers.add(str(error))
                     took.append(time.monotonic() - began)
                 call: Any = channel.stream_stream(WORK)()  # type: ignore[call-arg]
                 prepare = write_work(work, os.urandom(16))
@@ -147,16 +147,16 @@ def scan(_quick: bool) -> Found:
 
         work = _work(range(6), 256)
         owner: DeviceID = home.owner.identity.id
-        for text in asked:
+        for text in addresses:
             run_in_network_loop(ask(text)).result(60)
             with suppress(BlockingIOError):
                 door.accept()
                 wrong.append(f"{text} was dialled")
-    if len(said) != 1:
-        wrong.append(f"the answers differ: {sorted(said)}")
+    if len(answers) != 1:
+        wrong.append(f"the answers differ: {sorted(answers)}")
     if max(took) - min(took) > 1.0:
         wrong.append(f"the answers take between {min(took):.1f} and {max(took):.1f} s")
-    return Found(2 * len(asked), tuple(wrong), {"spread_s": round(max(took) - min(took), 2)})
+    return Found(2 * len(addresses), tuple(wrong), {"spread_s": round(max(took) - min(took), 2)})
 
 
 def _split(text: str) -> tuple[str, int]:
@@ -165,7 +165,7 @@ def _split(text: str) -> tuple[str, int]:
 
 
 def memory(quick: bool) -> Found:
-    """Have a worker set aside as many positions as can be asked for, again and again."""
+    """Have a worker allocate as many positions as can be requested, again and again."""
     rounds, wrong = 3 if quick else 20, list[str]()
     with household("compute", "-m", MODEL) as home:
         assert home.process is not None
@@ -193,7 +193,7 @@ def memory(quick: bool) -> Found:
 
 
 def links(_quick: bool) -> Found:
-    """Put links where a store of layers writes."""
+    """Put links at the paths that a store of layers writes."""
     os.environ["EDGELLM_HOME"] = tempfile.gettempdir() + "/edgellm-attack"
     model, wrong = resolve(MODEL), list[str]()
     manifest = manifest_of(ModelFile.open(model))
@@ -222,6 +222,6 @@ ATTACKS = (
     Attack("rights-subsets", "every call with every set of rights, against a worker and a verifier", subsets),
     Attack("rights-revoked", "a right is taken away while layers arrive and while tokens are computed", revoked),
     Attack("compute-scan", "a device with `compute` has a worker dial its own machine and other networks", scan),
-    Attack("compute-memory", "a device with `compute` asks for a million positions, again and again", memory),
-    Attack("store-links", "links to a user's files lie where a store of layers writes", links),
+    Attack("compute-memory", "a device with `compute` requests a million positions, again and again", memory),
+    Attack("store-links", "links to a user's files at the paths that a store of layers writes", links),
 )

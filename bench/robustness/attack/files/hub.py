@@ -1,4 +1,4 @@
-"""A model hub that lies, in every answer that `edgellm pull` asks it for."""
+"""A model hub that lies, in every answer to `edgellm pull`."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from testkit.random_gguf import Shape, write
 
 REPO, COMMIT, FILE = "ann/tiny-GGUF", "0123456789abcdef0123456789abcdef01234567", "tiny-Q4_K_M.gguf"
 _SECRET = "hf_secretSECRETsecretSECRETsecretSECRET12"
-_ENOUGH = 90.0  # seconds after which the user has had enough, and presses Ctrl-C
-_DRIP = 6.0  # the same where the hub drips on purpose
-_HEARD = 15.0  # seconds until a pull that was interrupted is over
+_ENOUGH = 90.0  # seconds after which the user presses Ctrl-C
+_DRIP = 6.0  # the same if the hub drips on purpose
+_HEARD = 15.0  # seconds until an interrupted pull ends
 _MOST_MEMORY = 600 * 2**20
 _BLOCK = bytes(2**16)
 
 
 @dataclass
 class Hub:
-    """`lie` is what it does wrong, `data` the file that it should serve."""
+    """A hub with one `lie`, which should serve `data`."""
 
     lie: str
     data: bytes
     url: str = ""
     elsewhere: str = ""
-    tokens: list[str] = field(default_factory=list)  # that arrived at the other host
+    tokens: list[str] = field(default_factory=list)  # received by the other host
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -82,13 +82,13 @@ class _Handler(BaseHTTPRequestHandler):
         lie, data = self.hub.lie, self.hub.data
         if lie.startswith("file: redirect") and (body or "head" in lie):
             return self.redirect(lie)
-        told = _HEADERS.get(lie, {})
+        headers = _HEADERS.get(lie, {})
         if not body:
             self.send_response(200)
             size = {"file: endless": 2**24, "file: small": 10, "file: long": len(data) * 9}.get(lie, len(data))
             etag = hashlib.sha256(b"other" if lie == "file: wrong hash" else data).hexdigest()
             for name, value in (
-                {"Content-Length": str(size), "ETag": f'"{etag}"', "X-Repo-Commit": COMMIT} | told
+                {"Content-Length": str(size), "ETag": f'"{etag}"', "X-Repo-Commit": COMMIT} | headers
             ).items():
                 self.send_header(name, value)
             self.end_headers()
@@ -110,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
             data = data[: len(data) // 2]
         if lie == "file: not a model":
             data = b"<html>".ljust(len(data), b"\x1b")
-        return self.whole(data, told)
+        return self.whole(data, headers)
 
     def redirect(self, lie: str) -> None:
         target = {
@@ -208,7 +208,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: Any) -> None:
-        """A client that leaves half-way is no error here."""
+        """Ignore clients that leave halfway."""
 
 
 @contextmanager
@@ -226,7 +226,7 @@ def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 @contextmanager
 def lying(hub: Hub) -> Iterator[Hub]:
-    """Serve what `hub` tells, and another host that notes the tokens which reach it."""
+    """Serve `hub`, and another host that notes the tokens which reach it."""
 
     class Lying(_Handler):
         pass
@@ -242,7 +242,7 @@ def lying(hub: Hub) -> Iterator[Hub]:
 
 
 def _pull(hub: Hub, folder: Path) -> str:
-    """Return what is wrong with how the command line takes the lie; empty where nothing is."""
+    """Return the harm of the lie to the command line; empty if there is none."""
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "HF_TOKEN": _SECRET,
                    "EDGELLM_HOME": str(folder / "home"), "HF_HUB_DISABLE_XET": "1"}  # fmt: skip
     environment.pop("HF_HUB_CACHE", None)
@@ -263,12 +263,12 @@ def _pull(hub: Hub, folder: Path) -> str:
     if raw := {one for one in words if not (one.isprintable() or one in "\n\r\t")}:
         return f"wrote {raw} to the terminal"
     if hub.tokens:
-        return "told another host the user's token"
+        return "sent another host the user's token"
     return _left(hub, folder, child.returncode)
 
 
 def _ended(child: subprocess.Popen[bytes], enough: float) -> str:
-    """Wait for the end, as a user does who loses patience; return what is wrong about it."""
+    """Wait for the end as an impatient user does; return the harm."""
     memory = [0]
     deadline, asked = time.monotonic() + enough, False
     while True:
@@ -287,7 +287,7 @@ def _ended(child: subprocess.Popen[bytes], enough: float) -> str:
 
 
 def _left(hub: Hub, folder: Path, code: int) -> str:
-    """Return what is wrong about the files that are left."""
+    """Return the harm in the files that are left."""
     cache = folder / "hf" / "hub" / f"models--{REPO.replace('/', '--')}"
     strange = [path for path in folder.rglob("*evil*") if ".locks" not in path.parts]
     models = [path for path in cache.glob("snapshots/**/*.gguf") if path.is_file()]

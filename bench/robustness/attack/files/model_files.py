@@ -1,4 +1,4 @@
-"""Crafted model files against the loader: whatever a file says, the process that loads it lives."""
+"""Crafted model files against the loader: no file may end the process that loads it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testkit import ROOT
 from testkit.hostile.crafted_gguf import KNOWN, crafted
 
 _PATIENCE = 300.0  # seconds for one file
-_QUICK = 20  # files besides those that are known to kill
+_QUICK = 20  # files besides those known to end the process
 
 _LOAD = """
 import sys
@@ -47,7 +47,7 @@ for line in sys.stdin:
 
 
 class _Loader:
-    """A process that loads model files one after the other; another takes its place where it dies."""
+    """A process that loads model files one after another, and is replaced when it dies."""
 
     def __init__(self, home: Path) -> None:
         self._environment = {
@@ -66,7 +66,7 @@ class _Loader:
         )  # fmt: skip
 
     def load(self, path: Path) -> str:
-        """Return what came of it, which begins with `!` where that is harm."""
+        """Return the outcome, which begins with `!` if it is harm."""
         process = self._process
         if process.stdin is None or process.stdout is None:
             return "!no pipe"
@@ -91,7 +91,7 @@ class _Loader:
 
 
 def _library(quick: bool) -> Found:
-    """Every crafted file through the library, each twice: the second time its verdict is known."""
+    """Load every crafted file through the library twice: the second time its verdict is known."""
     wrong, kinds, tried = [], Counter[str](), 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -113,7 +113,7 @@ def _library(quick: bool) -> Found:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Return a fresh home and the guard at work; a debugger would be asked for a trace of each death."""
+    """Return a new home with the guard at work and no debugger, which would trace each death."""
     kept = {name: value for name, value in os.environ.items() if name != "EDGELLM_PROBE"}
     return kept | {"EDGELLM_HOME": str(home), "PYTHONPATH": str(ROOT), "GGML_NO_BACKTRACE": "1"}
 
@@ -127,7 +127,7 @@ def _checked(path: Path) -> bool:
 
 
 def _command(quick: bool) -> Found:
-    """Those that are known to kill, and some that only a child process finds out, through the command line."""
+    """Load the files known to end the process, and some that only a child detects, through the command line."""
     wrong, tried = [], 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -154,4 +154,4 @@ def _run(quick: bool) -> Found:
     return Found(library.tried + command.tried, library.wrong + command.wrong, library.figures)
 
 
-ATTACKS = (Attack("model-files", "sound GGUF files that mean something llama.cpp was not written for", _run),)
+ATTACKS = (Attack("model-files", "valid GGUF files with a meaning that llama.cpp does not expect", _run),)

@@ -1,8 +1,8 @@
-"""Every file of edgellm's own, damaged in every way: the command that reads it ends, and says what is wrong.
+"""Every damage to every file of edgellm's own: the command that reads it must end, and say what is wrong.
 
-Each trial runs one command line in a process of its own on a copy of a home in which every kind of file is sound. It
-did harm when the command does not end, is killed, says that something unexpected happened, deletes a file of the
-user's, or writes through a link.
+Each trial runs one command line in a process of its own on a copy of a home in which every kind of file is valid. Harm
+is a command that does not end, is killed, says that something unexpected happened, deletes a file of the user's, or
+writes through a link.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ PATIENCE = 60.0  # seconds for one command
 ASK = ("chat", "Hello", "--max-tokens", "2")
 _LINK_TARGET = "nobody's business"
 _OLD = "on the old shelf"
-"""What is said in the files of earlier versions, and nowhere else."""
+"""Text that only the files of earlier versions have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """A kind of file: where it is in a home, who reads it, and whether it is the user's, so never to be deleted."""
+    """A kind of file: its path in a home, its reader, and whether it is the user's and must never be deleted."""
 
     name: str
     place: str
@@ -67,7 +67,7 @@ class Own:
 
 
 def sound_home(home: Path) -> None:
-    """Fill the home, which EDGELLM_HOME names, with a sound file of every kind."""
+    """Fill the home that EDGELLM_HOME names with a valid file of every kind."""
     here, there = Trust.load(), Trust.load(home / "there")
     now = datetime.now(UTC).replace(microsecond=0)
     verify = frozenset({Right.VERIFY})
@@ -98,7 +98,7 @@ def sound_home(home: Path) -> None:
 
 
 def old_chats(folder: Path, now: datetime) -> None:
-    """Keep something as earlier versions did, each kind in a file of its own."""
+    """Write files of earlier versions, each kind in a file of its own."""
     line = json.dumps({"when": now.isoformat(), "question": "Where is my mug?", "reply": _OLD})
     write_state(folder / "conversations.jsonl", f"{line}\n")
     write_state(folder / "typed.jsonl", f"{line}\n")
@@ -145,7 +145,7 @@ OWN = (
 
 
 def _values(path: Path, changed: object) -> None:
-    """Put `changed` in the place of every value of the outermost object, or else in that of all."""
+    """Replace every value of the outermost object, or else the whole content, by `changed`."""
     with suppress(ValueError):
         found = json.loads(path.read_bytes())
         if isinstance(found, dict) and found:
@@ -155,7 +155,7 @@ def _values(path: Path, changed: object) -> None:
 
 
 def _value(at: float, changed: object) -> Callable[[Path], None]:
-    """Put `changed` in the place of one value, that at a share `at` of all keys."""
+    """Return a function that replaces one value, that at a share `at` of all keys, by `changed`."""
 
     def change(path: Path) -> None:
         try:
@@ -232,15 +232,15 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 def _trial(own: Own, damage: str, sound: Path, home: Path) -> str:
-    """Return what one damaged file did wrong, nothing where all was well."""
+    """Return the harm of one damaged file, empty if there is none."""
     shutil.copytree(sound, home)
     os.environ["EDGELLM_HOME"] = str(home)
     path = min(one for one in home.glob(own.place) if ".first" not in one.name or "first" in own.place)
     (target := path.parent / "target").write_text(_LINK_TARGET)
-    told = home.with_suffix(".txt")
+    report = home.with_suffix(".txt")
     child = os.fork()
     if not child:
-        _run_child(own, damage, path, told)
+        _run_child(own, damage, path, report)
     until = time.monotonic() + PATIENCE
     while not (done := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > until:
@@ -248,11 +248,11 @@ def _trial(own: Own, damage: str, sound: Path, home: Path) -> str:
             os.waitpid(child, 0)
             return "it does not end"
         time.sleep(0.01)
-    said = told.read_text(errors="replace")
+    output = report.read_text(errors="replace")
     if os.WIFSIGNALED(done[1]):
         return f"it was killed by signal {os.WTERMSIG(done[1])}"
-    if os.WEXITSTATUS(done[1]) not in (0, 1, 2) or "unexpected" in said or "Traceback" in said:
-        return said.strip()[-300:] or f"it ended with {os.WEXITSTATUS(done[1])}"
+    if os.WEXITSTATUS(done[1]) not in (0, 1, 2) or "unexpected" in output or "Traceback" in output:
+        return output.strip()[-300:] or f"it ended with {os.WEXITSTATUS(done[1])}"
     if target.read_text() != _LINK_TARGET or (path.parent / "nowhere").exists():
         return "it wrote through a link"
     if own.users and not any(path.parent.glob(f"{path.name}*")) and not os.path.lexists(path) and not _taken(path):
@@ -261,16 +261,16 @@ def _trial(own: Own, damage: str, sound: Path, home: Path) -> str:
 
 
 def _taken(path: Path) -> bool:
-    """Return whether what was said in a file of an earlier version is in the database now."""
+    """Return whether the text of an earlier version's file is in the database now."""
     database = History().path
     return path != database and database.is_file() and _OLD.encode() in database.read_bytes()
 
 
-def _run_child(own: Own, damage: str, path: Path, told: Path) -> None:
+def _run_child(own: Own, damage: str, path: Path, report: Path) -> None:
     """Damage the file, read it, and end this process."""
     code = 99
     try:
-        with told.open("w") as file:
+        with report.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         sys.stdin = Path(os.devnull).open()  # noqa: SIM115
@@ -283,7 +283,7 @@ def _run_child(own: Own, damage: str, path: Path, told: Path) -> None:
             with suppress(EdgeError):
                 own.read()
             code = 0
-    except BaseException as error:  # noqa: BLE001  whatever it is, it is what the trial is about
+    except BaseException as error:  # noqa: BLE001 - the trial reports any error
         print(f"unexpected: {type(error).__name__}: {error}"[:300], file=sys.stderr)
     finally:
         sys.stdout.flush()
@@ -312,7 +312,7 @@ def _pairs(quick: bool) -> Iterator[tuple[Own, str]]:
 
 
 def own_files(quick: bool) -> Found:
-    """Try every damage on every file of edgellm's own."""
+    """Try every damage to every file of edgellm's own."""
     tried, wrong = 0, []
     before = os.environ.get("EDGELLM_HOME")
     with tempfile.TemporaryDirectory() as folder:
@@ -330,7 +330,7 @@ def own_files(quick: bool) -> Found:
 
 
 def own_modes(_quick: bool) -> Found:
-    """Look for a file or folder of edgellm's own that others may read, in a home that was open to all before."""
+    """Look for files and folders of edgellm's own that others may read, in a home that was open to all before."""
     wrong = []
     before = os.environ.get("EDGELLM_HOME")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Chat templates that take long to compile, do more than they may, or look for a way out of the sandbox."""
+"""Chat templates that take long to compile, do more than they may, or try to escape from the sandbox."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from edgellm.errors import ModelUnsupported
 from testkit.hostile.inputs import ESCAPES, HARMLESS, HOSTILE, LONG_TO_COMPILE
 from testkit.memory import most_memory
 
-SECONDS = 3.0  # seconds of the processor: the limit is 2, and Python starts besides
-MEMORY = 128 * 2**20  # bytes of the child with its Python, and of this process beyond what it had before
+SECONDS = 3.0  # processor seconds: the limit of 2, and Python's start
+MEMORY = 128 * 2**20  # bytes of the child with its Python, and additional bytes of this process
 _INSIDE = ("<class", "<module", "built-in", "root:")
 _MODULE = "edgellm.isolation.template_child"
 _MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 class Watch:
-    """Looks at the memory of this process's children until it is stopped; `most` is the most that one had at once."""
+    """Samples the memory of this process's children until it is stopped; `most` is the maximum of one child."""
 
     def __init__(self) -> None:
         self.most, self._over = 0, threading.Event()
@@ -42,18 +42,18 @@ class Watch:
         while not self._over.wait(0.002):
             for child in psutil.Process().children():
                 with suppress(psutil.Error, OSError, KeyError):  # it has just ended
-                    if child.cmdline()[3:4] == [_MODULE]:  # before, it shares this process's memory
+                    if child.cmdline()[3:4] == [_MODULE]:  # until then it shares this process's memory
                         self.most = max(self.most, most_memory(child.pid))
 
 
 def processor() -> float:
-    """Return the seconds of the processor that the ended children of this process have used, and this thread."""
+    """Return the processor seconds of this process's ended children, and of this thread."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime + time.thread_time()
 
 
 def rendered(source: str) -> str | None:
-    """Return what a template writes; None where it is refused."""
+    """Return the text that a template writes; None if it is refused."""
     template = Template(source, "a hostile model")
     try:
         return template.render(_MESSAGES, "<bos>", "<eos>")
@@ -64,7 +64,7 @@ def rendered(source: str) -> str | None:
 
 
 def exhaust(sources: Mapping[str, str], harmless: Collection[str], _quick: bool) -> Found:
-    """Render each; only the harmless ones may have an answer."""
+    """Render each template; only harmless ones may be rendered."""
     wrong, longest, before = [], 0.0, most_memory()
     watch = Watch()
     for name, source in sources.items():
@@ -85,7 +85,7 @@ def exhaust(sources: Mapping[str, str], harmless: Collection[str], _quick: bool)
 
 
 def escape(_quick: bool) -> Found:
-    """Render each; nothing may be written into a file, or told about Python's insides."""
+    """Render each template; none may write a file or show Python's internals."""
     wrong = []
     for name, source in ESCAPES.items():
         with TemporaryDirectory() as folder:
@@ -105,8 +105,8 @@ ATTACKS = (
     ),
     Attack(
         "template-rendering",
-        "chat templates that loop, multiply texts and numbers, or write without an end",
+        "chat templates that loop, multiply texts and numbers, or write endlessly",
         partial(exhaust, HOSTILE, HARMLESS),
     ),
-    Attack("template-escaping", "ways out of sandboxes that were known once, to files, processes and sockets", escape),
+    Attack("template-escaping", "known escapes from sandboxes, to files, processes and sockets", escape),
 )

@@ -21,14 +21,14 @@ from bench.robustness.attack.harness import Attack, Found
 from testkit.hostile.inputs import PRE_TOKENIZERS, TEXTS
 from testkit.random_gguf import Shape, write
 
-LARGEST = 2**22  # bytes: what one text of a request may have
+LARGEST = 2**22  # bytes that one text of a request may have
 SHORT = Shape("llama", 400, 1, 32, 2, 1, 64, 512)
 PATIENCE = 120.0  # seconds for one answer
 
 
 @dataclass(slots=True)
 class Tally:
-    """What happened so far."""
+    """The outcomes so far."""
 
     tried: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ def lengths(quick: bool) -> tuple[int, ...]:
 
 
 def _in_process(quick: bool) -> Found:
-    """Tokenise every text with every pre-tokenizer, and compare with llama.cpp's own ids where that survives."""
+    """Tokenise every text with every pre-tokenizer, and compare with llama.cpp's own ids if that survives."""
     from edgellm.engine import Model
     from edgellm.errors import TextRefused
 
@@ -89,17 +89,17 @@ def _chats(quick: bool, *, linked: bool) -> Found:
             write(path, SHORT, "F32", pre_tokenizer=pre)
             with _served(folder, path, verifier=True) if linked else nullcontext(0) as port:
                 verifier = f"127.0.0.1:{port}" if linked else "none"
-                ways = ["--draft", str(path), "--verifier", verifier]
+                options = ["--draft", str(path), "--verifier", verifier]
                 for name, made in TEXTS.items():
                     for length in (60_000, LARGEST) if not quick else (60_000,):
                         text = Path(folder, "text")
                         text.write_text(made(length), encoding="utf-8")
-                        _chat(tally, folder, [*ways, "--context", str(text)], f"{pre}, {length} of {name}")
+                        _chat(tally, folder, [*options, "--context", str(text)], f"{pre}, {length} of {name}")
     return tally.found()
 
 
-def _chat(tally: Tally, folder: str, ways: list[str], what: str) -> None:
-    command = [sys.executable, "-m", "edgellm", "chat", *ways, "--max-tokens", "2", "?"]
+def _chat(tally: Tally, folder: str, options: list[str], what: str) -> None:
+    command = [sys.executable, "-m", "edgellm", "chat", *options, "--max-tokens", "2", "?"]
     began = time.perf_counter()
     tally.tried += 1
     try:
@@ -113,7 +113,7 @@ def _chat(tally: Tally, folder: str, ways: list[str], what: str) -> None:
 
 
 def _http(quick: bool) -> Found:
-    """Send every text to a server, and ask it something small after each: it must be there, and answer."""
+    """Send every text to a server, and a small request after each, which must be answered."""
     tally = Tally()
     with tempfile.TemporaryDirectory() as folder:
         for pre in ("tekken", "superbpe") if quick else PRE_TOKENIZERS:
@@ -127,7 +127,7 @@ def _http(quick: bool) -> Found:
     return tally.found()
 
 
-def _posted(tally: Tally, port: int, text: str, what: str, wanted: int = 0) -> None:
+def _posted(tally: Tally, port: int, text: str, what: str, expected: int = 0) -> None:
     body = json.dumps({"prompt": text, "max_tokens": 2}, ensure_ascii=False).encode()
     began = time.perf_counter()
     tally.tried += 1
@@ -142,12 +142,12 @@ def _posted(tally: Tally, port: int, text: str, what: str, wanted: int = 0) -> N
         tally.wrong.append(f"{what}: {type(error).__name__}: {error}")
         return
     tally.seconds.append(time.perf_counter() - began)
-    if status not in ((wanted,) if wanted else (200, 400)):
+    if status not in ((expected,) if expected else (200, 400)):
         tally.wrong.append(f"{what}: status {status}")
 
 
 def _held_up(quick: bool) -> Found:
-    """Some clients send a megabyte of control tokens each; another one asks something small meanwhile."""
+    """Send a megabyte of control tokens from each of some clients, and a small request from another meanwhile."""
     tally = Tally()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "short.gguf")
@@ -184,14 +184,14 @@ def _served(folder: str, path: Path, *more: str, verifier: bool = False) -> Iter
 
 
 def _until_ready(port: int, *, http: bool) -> None:
-    """Wait until it listens; over HTTP, until the model is loaded."""
+    """Wait until the server listens; over HTTP, until the model is loaded."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         with suppress(OSError):
             if not http:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
                 return
-            with urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE):  # an error while it is loaded
+            with urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE):  # an error while the model is loaded
                 return
         time.sleep(0.1)
     raise TimeoutError("the server is not ready")
