@@ -1,4 +1,4 @@
-"""Held-out questions of the little world, the scores of replies to them, and a verifier that is asked nothing twice."""
+"""Held-out questions of the little world, scores of replies to them, and a verifier that remembers its verdicts."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Question:
 
 def questions(count: int, seed: int = HELD_OUT_SEED) -> list[Question]:
     """Return `count` questions of each family, in random order, as a household asks."""
-    asked = [
+    cases = [
         Question(case, [Message(turn.role, turn.text) for turn in case.prompt])
         for family in FAMILIES
         for case in held_out(family, count, seed)
     ]
-    random.Random(seed).shuffle(asked)
-    return asked
+    random.Random(seed).shuffle(cases)
+    return cases
 
 
 @dataclass
@@ -69,14 +69,14 @@ class Answers:
         self.passes += (summary.verifier_passes_per_token or 0.0) * summary.tokens
         self.share = summary.share_offloaded
 
-    def figures(self, asked: Sequence[Question]) -> dict[str, Any]:
-        return by_family(self.scores, asked) | {"share": self.share, "passes_per_token": self.passes / self.tokens}
+    def figures(self, cases: Sequence[Question]) -> dict[str, Any]:
+        return by_family(self.scores, cases) | {"share": self.share, "passes_per_token": self.passes / self.tokens}
 
 
-def answered(asked: Sequence[Question], answer: Callable[[Question, int], Reply]) -> Answers:
+def answered(cases: Sequence[Question], answer: Callable[[Question, int], Reply]) -> Answers:
     """Answer all questions, each with a seed of its own, and return their scores."""
     answers = Answers()
-    for seed, question in enumerate(asked):
+    for seed, question in enumerate(cases):
         answers.add(question, answer(question, seed))
     return answers
 
@@ -86,18 +86,18 @@ def reply_with(pair: LLM, **options: Any) -> Callable[[Question, int], Reply]:
     return lambda question, seed: pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **options)
 
 
-def by_family(scores: Sequence[float], asked: Sequence[Question]) -> dict[str, Any]:
+def by_family(scores: Sequence[float], cases: Sequence[Question]) -> dict[str, Any]:
     """Return the mean of each family with its 95 % half-width, and the mean over families."""
     means, widths = {}, {}
     for family in FAMILIES:
-        part = np.array([score for score, question in zip(scores, asked, strict=True) if question.family == family])
+        part = np.array([score for score, question in zip(scores, cases, strict=True) if question.family == family])
         means[family] = float(part.mean())
         widths[family] = float(1.96 * part.std() / len(part) ** 0.5)
     return {"families": means, "half_width_95": widths, "mean": float(np.mean(list(means.values())))}
 
 
 class Remembering(Verifier, VerifierSession):
-    """A verifier that is asked nothing twice, as greedy verdicts depend on nothing but the text and the chunk."""
+    """A verifier that remembers greedy verdicts, which depend only on the text and the chunk."""
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier

@@ -1,12 +1,12 @@
-"""Measure the time between tokens on slower and slower networks, with and without compression (Synera, Fig. 13).
+"""Measure the time between tokens against bandwidth, with and without compression (Synera, Fig. 13).
 
     python -m bench.synera.bandwidth [--cases 1] [--budget 0.2] [--megabits 0.1 0.3 1 3 10 100] [--vocabulary 32000]
 
 The bundled pair runs at the pace of a device (see `testkit.processes.paced_pair`), over a network with a round trip of
-20 ms. It samples at temperature 0.8, where drafts travel with the distributions that they were drawn from.
+20 ms. It samples at temperature 0.8, where drafts are sent with the distributions that they were drawn from.
 
-Columns: the draft model `alone`; `compressed`, as it is; and `whole`, with 4 bytes for every token of the vocabulary
-and every draft sent along with each chunk, for a vocabulary as large as that of the paper's models. The replies are the
+Columns: the draft model `alone`; `compressed`, our protocol; and `whole`, with 4 more bytes in each chunk for every
+token of the vocabulary and every draft, for a vocabulary as large as that of the paper's models. The replies are the
 same in both; only their times differ.
 """
 
@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from bench.harness.figures import empty_plot, save_plot
 from bench.harness.report import write
-from bench.synera.stalls import Way
+from bench.synera.stalls import Method
 from edgellm.services.client.verifier_client import RemotePending
 from edgellm.storage import resolve
 from models.corpus import HELD_OUT_SEED
@@ -30,11 +30,11 @@ from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
 from testkit.questions import questions
 
 TEMPERATURE = 0.8
-_UNKNOWN = b"\xfa\x3f"  # field 1023, of bytes: whoever does not know it skips it
+_UNKNOWN = b"\xfa\x3f"  # field 1023, of bytes, which decoders skip as unknown
 
 
 def _length(n: int) -> bytes:
-    """A protobuf varint."""
+    """Return a protobuf varint."""
     parts = []
     while n > 127:
         parts.append(n & 127 | 128)
@@ -44,7 +44,7 @@ def _length(n: int) -> bytes:
 
 @contextmanager
 def whole_distributions(vocabulary: int) -> Iterator[None]:
-    """Requests carry as many bytes more as whole distributions would."""
+    """Pad requests by the bytes of whole distributions."""
     request = RemotePending.request
 
     def padded(pending: RemotePending, position: int) -> bytes:
@@ -58,25 +58,25 @@ def whole_distributions(vocabulary: int) -> Iterator[None]:
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each network."""
-    asked, rows = questions(arguments.cases), []
+    """Return a row for each network."""
+    cases, rows = questions(arguments.cases), []
     for megabits in arguments.megabits:
         network = Network(megabits, 0.020)
         with ExitStack() as closing:
             relay = closing.enter_context(paced_verifier(resolve(arguments.verifier), PASS, network))
             address = f"127.0.0.1:{relay.port}"
-            ways = {
-                "alone": Way({"gate": "never", "temperature": TEMPERATURE}),
-                "compressed": Way({"budget": arguments.budget, "temperature": TEMPERATURE}),
-                "whole": Way({"budget": arguments.budget, "temperature": TEMPERATURE}),
+            methods = {
+                "alone": Method({"gate": "never", "temperature": TEMPERATURE}),
+                "compressed": Method({"budget": arguments.budget, "temperature": TEMPERATURE}),
+                "whole": Method({"budget": arguments.budget, "temperature": TEMPERATURE}),
             }
-            pairs = {name: closing.enter_context(paced_pair(arguments.draft, address, TOKEN)) for name in ways}
-            for seed, question in enumerate(asked):
+            pairs = {name: closing.enter_context(paced_pair(arguments.draft, address, TOKEN)) for name in methods}
+            for seed, question in enumerate(cases):
                 for name in ("alone", "compressed"):
-                    ways[name].answer(pairs[name], question, seed)
+                    methods[name].answer(pairs[name], question, seed)
                 with whole_distributions(arguments.vocabulary):
-                    ways["whole"].answer(pairs["whole"], question, seed)
-        figures = {name: way.figures(len(asked), ways["alone"]) for name, way in ways.items()}
+                    methods["whole"].answer(pairs["whole"], question, seed)
+        figures = {name: method.figures(len(cases), methods["alone"]) for name, method in methods.items()}
         rows.append({"megabits": megabits, **figures})
         print(table({"networks": rows[-1:]}), end="", flush=True)
     return rows
@@ -101,7 +101,7 @@ def _bytes(name: str, row: dict[str, Any]) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> Path | None:
-    """Time between tokens against bandwidth (Fig. 13)."""
+    """Draw the time between tokens against bandwidth (Fig. 13)."""
     made = empty_plot(
         "Slower and slower networks", "bandwidth, Mbit/s", "time between tokens, ms", xscale="log", yscale="log"
     )
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1, help="a family")
     parser.add_argument("--budget", type=float, default=0.2)
     parser.add_argument("--megabits", type=float, nargs="+", default=[0.1, 0.3, 1.0, 3.0, 10.0, 100.0])
-    parser.add_argument("--vocabulary", type=int, default=32_000, help="of what would be sent whole")
+    parser.add_argument("--vocabulary", type=int, default=32_000, help="size of the vocabulary for whole distributions")
     parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--verifier", default="edgellm-verifier")
     parser.add_argument("--name", default="bandwidth", help="of the result file")

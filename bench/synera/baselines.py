@@ -1,4 +1,4 @@
-"""Two baselines of Synera (section 6.1): what they make of a budget, on the pair's own models and profile."""
+"""Two baselines of Synera (section 6.1), under a budget, with the pair's own models and profile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STEPS = 64  # thresholds between a share of 0 and of 1
 class HybridGate(Rule):
     """Hybrid SLM and LLM inference (Hao et al. 2024): each token below a confidence threshold is offloaded.
 
-    It decides token by token, so its chunks are of one token.
+    It decides token by token, so its chunks have one token.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -43,11 +43,11 @@ def hybrid_gate(profile: Profile, budget: float, controller: BudgetController) -
     return BudgetGate(lambda share: at(round(share * _STEPS)), budget, controller)
 
 
-def hybrid(pair: LLM, profile: Profile, budget: float, asked: Sequence[Question]) -> Answers:
+def hybrid(pair: LLM, profile: Profile, budget: float, cases: Sequence[Question]) -> Answers:
     """Answer all questions by the hybrid gate, under a budget of tokens."""
     answers, controller = Answers(), BudgetController()
     gate = TailGate(hybrid_gate(profile, budget, controller), controller=controller)
-    for seed, question in enumerate(asked):
+    for seed, question in enumerate(cases):
         answers.add(
             question, pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", gamma=1, gate=gate)
         )
@@ -55,14 +55,14 @@ def hybrid(pair: LLM, profile: Profile, budget: float, asked: Sequence[Question]
     return answers
 
 
-def edgefm(pair: LLM, alone: LLM, profile: Profile, budget: float, asked: Sequence[Question]) -> Answers:
+def edgefm(pair: LLM, alone: LLM, profile: Profile, budget: float, cases: Sequence[Question]) -> Answers:
     """Answer all questions by EdgeFM (Yang et al. 2023), under a budget of replies.
 
-    The draft model of `pair` writes the whole reply. Where its perplexity is above a threshold that follows the budget,
+    The draft model of `pair` writes the whole reply. If its perplexity is above a threshold that follows the budget,
     the verifier `alone` writes it again.
     """
     answers, controller = Answers(), BudgetController()
-    for seed, question in enumerate(asked):
+    for seed, question in enumerate(cases):
         reply = pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", gate="never")
         surprise = perplexity([token.confidence or 1.0 for token in reply])
         aim = controller.target_share(budget)

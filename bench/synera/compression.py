@@ -1,9 +1,9 @@
-"""Measure the bytes of a drafted chunk on its way to the verifier, against whole distributions (Synera, 4.2).
+"""Measure the bytes of a drafted chunk as it is sent, against whole distributions (Synera, 4.2).
 
     python -m bench.synera.compression [--cases 20] [--chunks 16] [--draft PATH] [--seed 0]
 
 Chunks of four tokens are drawn by the bundled draft model along held-out cases, and from made-up logits over a
-vocabulary of 152,000 tokens: a power law of the rank with noise, over shuffled ids, from sure (exponent 3) to flat (1).
+vocabulary of 152,000 tokens: a noisy power law of the rank over shuffled ids, from sharp (exponent 3) to flat (1).
 
 Columns: `tokens` that remain of a distribution, the bytes of a whole request after the first of a reply, the bytes of
 `whole` distributions (4 for each token of the vocabulary and each draft), and the share `saved`. `moved` is the
@@ -56,7 +56,7 @@ class Tally:
     drafted: int = 0
 
     def add(self, chunk: Chunk) -> None:
-        """A request in the middle of a reply: the verifier has all tokens before the chunk but its own last one."""
+        """Count a request within a reply: the verifier has all tokens before the chunk but its own last one."""
         last = np.array([self.vocabulary - 1], dtype=np.int32)
         ask = VerifyRequest(0, GREEDY, 500, last, chunk, round=100)
         self.sent.append(write_verify(ask).ByteSize())
@@ -75,14 +75,14 @@ class Tally:
 
 
 def apart(one: Distribution, other: Distribution) -> float:
-    """Total variation distance; every token of `other` is one of `one`."""
+    """Return the total variation distance; every token of `other` is one of `one`."""
     left = one.probs.astype(np.float64)
     left[one.ids.searchsorted(other.ids)] -= other.probs
     return float(np.abs(left).sum()) / 2
 
 
 class Watched(Context):
-    """Keeps the rows that drafts were drawn from."""
+    """A context that keeps the rows that drafts were drawn from."""
 
     rows: list[Floats]
 
@@ -93,7 +93,7 @@ class Watched(Context):
 
 
 def of_the_pair(model: Model, sampling: Sampling, cases: int, chunks: int) -> Tally:
-    """Chunks that the draft model draws, all of which are kept."""
+    """Return the requests of chunks that the draft model draws, all of which are accepted."""
     tally = Tally(model.n_vocab)
     context = Watched(model, n_ctx=model.n_ctx_train, threads=1)
     with closing(ModelDrafter(model, context)) as drafter:
@@ -113,7 +113,7 @@ def of_the_pair(model: Model, sampling: Sampling, cases: int, chunks: int) -> Ta
 
 
 def made_up(sampling: Sampling, exponent: float, chunks: int, seed: int) -> Tally:
-    """Chunks from made-up logits over a big vocabulary."""
+    """Return the requests of chunks from made-up logits over a big vocabulary."""
     tally = Tally(WIDE)
     rng = np.random.default_rng(seed)
     for number in range(chunks):
@@ -161,7 +161,7 @@ HEAD = f"{'drafts':<22}{'sampling':<22}{'tokens':>8}{'bytes a chunk':>15}{'whole
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return a line for each source of drafts and way of sampling."""
+    """Return a line for each source of drafts and sampling method."""
     return "\n".join([HEAD, *map(_row, results["requests"])]) + "\n"
 
 

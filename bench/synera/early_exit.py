@@ -1,13 +1,13 @@
-"""Sweep the threshold of the early exit: which tokens leave early, and what that saves (Synera, 4.3 and Fig. 17).
+"""Sweep the threshold of the early exit: the share of tokens that leave early, and the time saved (Synera, Fig. 17).
 
     python -m bench.synera.early_exit [--cases 40] [--thresholds 0.3 0.5 0.7 0.9 1.0] [--draft PATH]
 
-The draft model alone, cut behind the first layer of its last quarter, answers held-out cases of every family. A token
-leaves early where its probability is more than the threshold above that of the second one. At 1.0 none does, which is
+The draft model alone, cut after the first layer of its last quarter, answers held-out cases of every family. A token
+leaves early if its probability exceeds that of the second one by more than the threshold. At 1.0 none does, which is
 the cost of the cut itself.
 
-Columns: `score` of the replies, `agreement`, the share of replies that are what full depth writes, `left`, the share of
-tokens that left early, and `time` of a token against full depth, over replies that are the same.
+Columns: `score` of the replies; `agreement`, the share of replies that equal those of full depth; `left`, the share of
+tokens that left early; and `time` of a token against full depth, over equal replies.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from testkit.questions import MOST, Question, questions
 
 
 @dataclass
-class Way:
+class Setting:
     """One threshold, or full depth."""
 
     options: dict[str, Any]
     texts: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # of a token, each reply
+    seconds: list[float] = field(default_factory=list)  # of a token, for each reply
     tokens: int = 0
     exits: int = 0
 
@@ -52,25 +52,25 @@ class Way:
 
 
 def run(draft: str, cases: int, thresholds: list[float]) -> list[dict[str, Any]]:
-    """A row for each threshold."""
-    full = Way({"early_exit": "off"})
-    ways = {threshold: Way({"early_exit": "on", "exit_threshold": threshold}) for threshold in thresholds}
+    """Return a row for each threshold."""
+    full = Setting({"early_exit": "off"})
+    settings = {threshold: Setting({"early_exit": "on", "exit_threshold": threshold}) for threshold in thresholds}
     with LLM.open(draft, "none", threads=1) as pair:
         asked = questions(cases)
-        for way in (full, *ways.values()):  # drafters of one kind only are kept open, so not question by question
+        for setting in (full, *settings.values()):  # not by question, as only drafters of one kind are kept open
             for question in asked:
-                way.answer(pair, question)
+                setting.answer(pair, question)
     rows = []
-    for threshold, way in ways.items():
-        both = zip(way.seconds, full.seconds, way.texts, full.texts, strict=True)
+    for threshold, setting in settings.items():
+        both = zip(setting.seconds, full.seconds, setting.texts, full.texts, strict=True)
         ratios = [ours / theirs for ours, theirs, *texts in both if texts[0] == texts[1] and not isnan(theirs)]
         rows.append(
             {
                 "threshold": threshold,
-                "score": sum(way.scores) / len(asked),
+                "score": sum(setting.scores) / len(asked),
                 "full_score": sum(full.scores) / len(asked),
-                "agreement": sum(a == b for a, b in zip(way.texts, full.texts, strict=True)) / len(asked),
-                "left": way.exits / way.tokens,
+                "agreement": sum(a == b for a, b in zip(setting.texts, full.texts, strict=True)) / len(asked),
+                "left": setting.exits / setting.tokens,
                 "time": median(ratios),
                 "time_spread": spread(ratios),
             }
@@ -90,7 +90,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> Path | None:
-    """Score and share of tokens that leave early, against the threshold (Fig. 17)."""
+    """Draw score and share of tokens that leave early, against the threshold (Fig. 17)."""
     made = empty_plot("The early exit's threshold", "threshold of the margin", "%")
     if made is None:
         return None

@@ -1,9 +1,9 @@
-"""Measure how soon a device that is alone with its verifier has the first verdict on a prompt (Synera, 4.5).
+"""Measure the time to the first verdict on a prompt, for a device that is alone with its verifier (Synera, 4.5).
 
     python -m bench.synera.first_verdict [--models edgellm-verifier 0.5b] [--lengths 64 128 256 512] [--repeats 9]
 
-The verifier's worker reads a prompt in pieces of 32 tokens where others may ask meanwhile, as in the paper, and in
-larger pieces where no other device is connected. The two take turns.
+The verifier prefills a prompt in pieces of 32 tokens while other devices are connected, as in the paper, and otherwise
+in larger pieces. The two take turns.
 
 Columns: tokens of the prompt, milliseconds from the request to the verdict in pieces of 32 and alone, and the ratio
 within a turn. All are medians.
@@ -47,7 +47,7 @@ class Verifier:
         self._sessions = 0
 
     def first(self, length: int) -> float:
-        """Milliseconds for a prompt of so many tokens that it has not seen."""
+        """Return the milliseconds for a new prompt of `length` tokens."""
         self._sessions += 1
         ids = np.random.default_rng(self._sessions).integers(300, 2000, length).astype(np.int32)
         answers: SimpleQueue[Answer] = SimpleQueue()
@@ -64,7 +64,7 @@ class Verifier:
 
 
 def measured(path: Path, lengths: list[int], repeats: int, threads: int | None) -> list[dict[str, Any]]:
-    """A row for each length."""
+    """Return a row for each length."""
     limits = SchedulerLimits()
     with (
         Model.load(path) as model,

@@ -1,10 +1,10 @@
-"""Measure what a gate costs the device, beside the drafted tokens that it judges (Synera, Table 5).
+"""Measure the cost of a gate on the device, against that of the drafted tokens (Synera, Table 5).
 
     python -m bench.synera.gate_cost [--repeats 60] [--gamma 4] [--threads 1]
 
-At the Qwen2.5-0.5B shape (random weights, Q4_0) and on the bundled draft model, chunks are drafted behind the same
-prompt, once without a gate and once with the attention captured that a gate needs; all runs take turns. Then each gate
-decides on such chunks, with the bundled pair's profile and a budget of 0.2.
+At the Qwen2.5-0.5B shape (random weights, Q4_0) and on the bundled draft model, chunks are drafted after the same
+prompt, once without a gate and once with capture of the attention that a gate needs; all runs take turns. Then each
+gate decides on such chunks, with the bundled pair's profile and a budget of 0.2.
 
 Columns, for each drafted token: microseconds of capturing attention, microseconds of the decision, and both together as
 a share of the time of drafting the token.
@@ -49,7 +49,7 @@ NEEDS_ATTENTION = ("synera", "importance")
 
 
 def drafters(model: Model, layers: tuple[int, ...], threads: int, stack: ExitStack) -> dict[str, ModelDrafter]:
-    """One that measures nothing, one that captures the attention of `layers`, and one that captures all."""
+    """Return drafters that capture the attention of no layer, of `layers`, and of all layers."""
     found = {}
     for name, captured in (("none", ()), ("profile", layers), ("all", tuple(range(model.n_layer)))):
         capture = Capture(attention=captured) if captured else None
@@ -60,14 +60,14 @@ def drafters(model: Model, layers: tuple[int, ...], threads: int, stack: ExitSta
 
 
 def drafting(drafter: ModelDrafter, gamma: int) -> float:
-    """Seconds for a drafted token of one chunk."""
+    """Return the seconds for a drafted token of one chunk."""
     began = perf_counter()
     chunk = drafter.propose(GenerationState(PROMPT), gamma)
     return (perf_counter() - began) / len(chunk)
 
 
 def deciding(gate: Gate, chunk: Chunk) -> float:
-    """Seconds for one decision, the median of many along a reply."""
+    """Return the seconds for one decision, the median of many along a reply."""
     taken = []
     state = GenerationState(limits=GenerationLimits(DECISIONS, DECISIONS + 1))
     for _ in range(DECISIONS):
@@ -78,7 +78,7 @@ def deciding(gate: Gate, chunk: Chunk) -> float:
 
 
 def measured(model: Model, profile: Profile, gamma: int, threads: int, repeats: int) -> dict[str, Any]:
-    """Microseconds a drafted token, of drafting and of every gate."""
+    """Return the microseconds of drafting and of every gate, for each drafted token."""
     with ExitStack() as stack:
         found = drafters(model, tuple(layer for layer in profile.layers if layer < model.n_layer), threads, stack)
         for drafter in found.values():
@@ -105,7 +105,7 @@ def measured(model: Model, profile: Profile, gamma: int, threads: int, repeats: 
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return a Markdown table for each model: what each gate takes for a drafted token."""
+    """Return a Markdown table for each model: the cost of each gate for a drafted token."""
     lines = []
     for name, found in results["models"].items():
         everything = found["all_layers_us"] / found["token_us"]

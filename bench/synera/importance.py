@@ -1,4 +1,4 @@
-"""Measure whether attention tells which chunks the verifier will reject, and which of them matter (Synera, 4.2).
+"""Measure whether attention predicts which chunks the verifier rejects, and which of them matter (Synera, 4.2).
 
     python -m bench.synera.importance [--prompts 240] [--gamma 4]
 
@@ -7,9 +7,9 @@ model's attention captured in all layers. Each rejected chunk is kept once while
 that lowers the reply's score.
 
 A reading turns a chunk's attention into one number. The table has its AUC: the chance that the number is higher for a
-rejected chunk than for an accepted one, or for a rejected chunk that matters than for one that does not. 0.5 says
-nothing. Columns: the mean over all layers, each layer alone, and the best layer and the best head. The best of many is
-also best by luck; so it is chosen on one half of the prompts, and its AUC is that of the other half.
+rejected chunk than for an accepted one, or for a rejected chunk that matters than for one that does not. 0.5 is chance.
+Columns: the mean over all layers, each layer alone, and the best layer and the best head. As the best of many is partly
+luck, it is chosen on one half of the prompts, and its AUC is that of the other half.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KINDS = {
     "rejected": "rejected chunks, those that matter",
 }
 SINK = 4
-"""First positions, which attention falls on when it finds nothing."""
+"""First positions, which get the attention that has no other target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Writer:
         closing.callback(self._session.close)
 
     def rounds(self, prompt: Ids, ids: Ids) -> Iterator[tuple[Ids, Chunk, Verdict, Ids]]:
-        """Goes on behind `ids`: for each round the text before it, the chunk, the verdict, and the text behind it."""
+        """Continue `ids`; yield for each round the text before it, the chunk, the verdict, and the text after it."""
         while len(ids) < len(prompt) + MOST and not self.over(ids[len(prompt) :]):
             chunk = self._drafter.propose(GenerationState(ids), self._gamma)
             verdict = self._session.submit(ids, chunk).result()
@@ -88,7 +88,7 @@ class Writer:
         return any(map(self._draft.is_eog, reply.tolist()))
 
     def score(self, question: Question, prompt: Ids, ids: Ids) -> float:
-        """Of the reply that follows `prompt` in `ids`, gone on with to its end."""
+        """Return the score of the reply that follows `prompt` in `ids`, continued to its end."""
         for *_, after in self.rounds(prompt, ids):
             ids = after
         reply = ids[len(prompt) :].tolist()
@@ -97,7 +97,7 @@ class Writer:
 
 
 def chunks(draft: Model, verifier: Model, prompts: int, gamma: int) -> list[Seen]:
-    """All chunks of fully verified replies."""
+    """Return all chunks of fully verified replies."""
     layers = tuple(range(draft.n_layer))
     found: list[Seen] = []
     with ExitStack() as closing:
@@ -117,7 +117,7 @@ def chunks(draft: Model, verifier: Model, prompts: int, gamma: int) -> list[Seen
 
 
 def attention(context: Context, ids: Ids, chunk: Chunk) -> Floats:
-    """Of the chunk's tokens behind `ids`, in every layer."""
+    """Return the attention of the chunk's tokens after `ids`, in every layer."""
     recorder = context.captured
     if recorder is None:
         raise RuntimeError("the context captures nothing")
@@ -131,8 +131,9 @@ def attention(context: Context, ids: Ids, chunk: Chunk) -> Floats:
 
 
 def mean_importance(seen: Seen, rows: Floats, *, own: bool = True, last: bool = False) -> float:
-    """The paper's: mean over the chunk of the column sums, from the queries that have been fed when the gate decides;
-    `last` has the last token's too, which costs one decode more.
+    """Return the paper's importance: the chunk's mean of the column sums over the queries decoded before the gate.
+
+    `last` adds the last token's query, which costs another decode.
     """
     n = len(seen.chunk)
     queries = n if last else max(1, n - 1)
@@ -150,9 +151,9 @@ READINGS: dict[str, Callable[[Seen, Floats], float]] = {
 }
 
 
-def study(found: list[Seen], told: Callable[[Seen], bool]) -> dict[str, Any]:
-    """AUC of every reading for what is `told` of a chunk: over all layers, of each, and of the best layer and head."""
-    positive = np.array([told(seen) for seen in found])
+def study(found: list[Seen], label: Callable[[Seen], bool]) -> dict[str, Any]:
+    """Return the AUC of every reading for the `label` of a chunk: of all layers, each, and the best layer and head."""
+    positive = np.array([label(seen) for seen in found])
     half = np.array([seen.half for seen in found])
     n_layer, n_head = found[0].rows.shape[:2]
     rows: dict[str, Any] = {}
@@ -180,13 +181,13 @@ def study(found: list[Seen], told: Callable[[Seen], bool]) -> dict[str, Any]:
 
 
 def chosen(values: Floats, positive: Flags, half: Ids) -> float:
-    """The AUC of the column that tells most on one half, in either direction, on the other half; mean of both ways."""
+    """Choose the column of best AUC, or worst, on one half; return its AUC on the other half, mean over both halves."""
     found = []
     for one in (0, 1):
         here, there = half == one, half != one
-        told = [auc(values[here, column], positive[here]) for column in range(values.shape[1])]
-        best = int(np.abs(np.array(told) - 0.5).argmax())
-        sign = 1.0 if told[best] >= 0.5 else -1.0
+        aucs = [auc(values[here, column], positive[here]) for column in range(values.shape[1])]
+        best = int(np.abs(np.array(aucs) - 0.5).argmax())
+        sign = 1.0 if aucs[best] >= 0.5 else -1.0
         found.append(auc(sign * values[there, best], positive[there]))
     return float(np.mean(found))
 

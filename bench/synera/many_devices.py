@@ -1,19 +1,19 @@
-"""Measure how long 64 devices wait for a verdict when they ask more and more often (Synera, Fig. 15).
+"""Measure how long 64 devices wait for a verdict, against the rate of requests (Synera, Fig. 15).
 
     python -m bench.synera.many_devices [--devices 64] [--seconds 20] [--repeats 5] [--model PATH] [--threads N]
                                         [--kept] [--seed 0]
 
 Devices draft chunks at random moments (Poisson, open loop) and send the share of them that their budget allows. Each
-request is five rows at 256 cached tokens; with `--kept` it also brings the chunks before it that were not sent. A
-device has one request under way. No network: `bench.engine.serve_throughput` has the link.
+request is five rows at 256 cached tokens; with `--kept` it also has the chunks before it that were not sent. A
+device has one open request. There is no network; `bench.engine.serve_throughput` measures the link.
 
-First, requests that are all sent at once are computed in three ways in turn: by the worker; by llama.cpp alone, with
+First, requests that are all sent at once are computed by three methods in turn: by the worker; by llama.cpp alone, with
 the very batches of the worker and the same attention; and by the worker with one request a batch.
 
-Columns: the budget; chunks that all devices draft each second, and those that are sent; latency from the moment at
-which a device wanted to send, at the median and the 95th percentile; and the share that was answered before the trace
-ended. A rate is carried where that is 95 % or more. `--rates` are shares of the requests that the verifier answers each
-second when all ask at once.
+Columns: the budget; chunks that all devices draft each second, and those that are sent; latency from a request's
+scheduled time, at the median and the 95th percentile; and the share that was answered before the trace ended. A rate is
+carried if that is 95 % or more. `--rates` are shares of the requests that the verifier answers each second when all are
+sent at once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CARRIED = 0.95
 
 
 def trace(rate: float, budget: float, seconds: float, devices: int, seed: int, kept: bool) -> list[Arrival]:
-    """The chunks that are sent, of those drafted `rate` times a second; how many each device kept before it."""
+    """Return the chunks sent, of those drafted `rate` times a second, with the number that each device kept before."""
     rng = random.Random(seed)
     at, behind, sent = 0.0, [0] * devices, []
     while (at := at + rng.expovariate(rate)) < seconds:
@@ -60,7 +60,7 @@ def trace(rate: float, budget: float, seconds: float, devices: int, seed: int, k
 
 
 class Bare:
-    """llama.cpp without any of our code in its way: the batches are made before the clock starts."""
+    """llama.cpp without our code: the batches are made before the clock starts."""
 
     def __init__(self, model: Model, work: list[Script], threads: int, rows: int, flash: bool) -> None:
         rows = max(rows, len(work), CACHED)
@@ -82,7 +82,7 @@ class Bare:
         self._text = [np.concatenate((script.before, script.text)) for script in work]
 
     def load(self, batches: list[list[tuple[int, int, int]]]) -> None:
-        """Prepares the same batches: (sequence, tokens, rows with logits)."""
+        """Prepare the same batches: (sequence, tokens, rows with logits)."""
         for batch, _ in self._made:
             lib.llama_batch_free(batch)
         self._made = []
@@ -95,7 +95,7 @@ class Bare:
             self._made.append((self._batch(rows), starts))
 
     def seconds(self) -> float:
-        """How long all of them take."""
+        """Return the seconds of all batches."""
         began = perf_counter()
         for batch, starts in self._made:
             for seq, start in starts:
@@ -122,7 +122,7 @@ class Bare:
 
 
 def at_the_same_moment(devices: int, arguments: argparse.Namespace) -> list[Arrival]:
-    """Requests of all devices at once, several of each; with `--kept` they bring what a budget of 0.3 leaves out."""
+    """Return requests of all devices at once; with `--kept` they have the chunks that a budget of 0.3 leaves out."""
     rng = random.Random(arguments.seed)
     return [
         Arrival(0.0, number % devices, kept_before(BUDGETS[0], rng) if arguments.kept else 0)
@@ -131,7 +131,7 @@ def at_the_same_moment(devices: int, arguments: argparse.Namespace) -> list[Arri
 
 
 def ratios(model: Model, work: list[Script], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Verified tokens a second of the three ways, and their ratios within each turn."""
+    """Return the verified tokens a second of the three methods, and their ratios within each turn."""
     burst = at_the_same_moment(len(work), arguments)
     limits = SchedulerLimits()
     with (
@@ -153,7 +153,7 @@ def ratios(model: Model, work: list[Script], arguments: argparse.Namespace) -> d
         def alone() -> float:
             return tokens[0] / bare.seconds()
 
-        worker()  # warm, and the batches that llama.cpp is to repeat
+        worker()  # warms up, and makes the batches for llama.cpp
         bare.load(together.context.batches)
         rates = alternate(arguments.repeats, worker, alone, one_by_one)
         batches = [len(batch) for batch in together.context.batches]
@@ -169,13 +169,13 @@ def ratios(model: Model, work: list[Script], arguments: argparse.Namespace) -> d
 
 
 def capacity(fleet: Fleet, devices: int, rounds: int) -> float:
-    """Requests a second when all devices always have one waiting."""
+    """Return the requests a second when all devices always have one waiting."""
     burst = [Arrival(0.0, device) for _ in range(rounds) for device in range(devices)]
     return len(burst) / fleet.play(burst).busy
 
 
 def point(play: Callable[[list[Arrival]], Any], sent: list[Arrival], seconds: float) -> dict[str, float] | None:
-    """Latency in milliseconds, and the share of the requests that was answered while they came; None of no requests."""
+    """Return latencies in ms, and the share of requests answered while others still came; None without requests."""
     if not sent:
         return None
     played = play(sent)
@@ -191,9 +191,9 @@ def point(play: Callable[[list[Arrival]], Any], sent: list[Arrival], seconds: fl
 
 
 def sweep(fleet: Fleet, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Latency against rate, for each budget."""
+    """Return the latency against the rate, for each budget."""
     most = capacity(fleet, arguments.devices, arguments.rounds)
-    print(f"{most:.1f} requests a second when all ask at once")
+    print(f"{most:.1f} requests a second when all are sent at once")
     print(HEAD)
     curves, carried = [], {}
     for budget in BUDGETS:
@@ -224,7 +224,7 @@ def _row(row: dict[str, Any]) -> str:
 
 
 def at_once(found: dict[str, Any]) -> str:
-    """All devices asking at once, in three ways."""
+    """Return the throughput of all requests at once, by each of the three methods."""
     lines = [
         f"{name:<12}{found[name]['median']:>10.0f} verified tokens a second"
         for name in ("worker", "llama_cpp", "one_by_one")
@@ -269,10 +269,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each trace")
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="shares of the capacity")
-    parser.add_argument("--rounds", type=int, default=10, help="requests of each device where all ask at once")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="as shares of the capacity")
+    parser.add_argument("--rounds", type=int, default=10, help="requests of each device when all are sent at once")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--kept", action="store_true", help="requests bring the chunks that were not sent")
+    parser.add_argument("--kept", action="store_true", help="requests have the chunks that were not sent")
     parser.add_argument("--model", default="edgellm-verifier")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seed", type=int, default=0)

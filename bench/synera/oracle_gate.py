@@ -1,4 +1,4 @@
-"""An oracle gate: it knows the verdicts and the right replies, and spends its budget where the score gains most."""
+"""An oracle gate, which knows verdicts and right replies, and spends its budget where the score gains most."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgellm.spec.types import Ids
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Scores of a reply after 0, 1, 2 ... of its rejected chunks were corrected, in order; chunks of the first."""
+    """Scores of a reply with its first 0, 1, 2 ... rejected chunks corrected; chunks of the uncorrected reply."""
 
     scores: tuple[float, ...]
     chunks: int
@@ -26,7 +26,7 @@ def path(
     prompt: Ids, score: Callable[[str], float], *, alphabet: Model, drafter: Drafter, session: VerifierSession,
     gamma: int, most: int, lookup_below: float = 0.0,
 ) -> Course:  # fmt: skip
-    """The reply with its first rejected chunks corrected, for every number of them."""
+    """Write the reply with its first rejected chunks corrected, for every number of them; return the scores."""
     scores: list[float] = []
     chunks = 0
     while True:
@@ -47,7 +47,7 @@ def _written(
     most: int,
     lookup_below: float,
 ) -> tuple[str, int, int]:
-    """The reply with at most so many corrections; how many there were, and the chunks drafted."""
+    """Return the reply with at most `corrections` corrections, their number, and that of the drafted chunks."""
     ids, pieces, corrected, chunks = prompt, [], 0, 0
     rules = DraftRules(lookup_below=lookup_below)
     context = ContextLookup(prompt) if lookup_below else None
@@ -68,12 +68,12 @@ def _written(
 
 
 def oracle(paths: Sequence[Course], budget: float) -> list[float]:
-    """Each reply's score where `budget` of all chunks is spent on the corrections that gain most for their number."""
+    """Return each reply's score if `budget` of all chunks goes to the corrections that gain most for their number."""
     left = budget * sum(path.chunks for path in paths)
     offers = []
     for at, path in enumerate(paths):
         best = 0
-        while best < len(path.scores) - 1:  # the upper hull of the path: what each further correction brings on average
+        while best < len(path.scores) - 1:  # the upper hull of the path: the average gain of further corrections
             rates = [(path.scores[k] - path.scores[best]) / (k - best) for k in range(best + 1, len(path.scores))]
             step = int(np.argmax(rates)) + best + 1
             if rates[step - best - 1] <= 0:

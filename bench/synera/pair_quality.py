@@ -1,9 +1,9 @@
-"""Judge the bundled pair through llama.cpp on held-out cases: the table of the model card.
+"""Judge the bundled pair through llama.cpp on held-out cases, for the table of the model card.
 
     python -m bench.synera.pair_quality [--cases 300] [--draft PATH] [--verifier PATH]
 
 Greedy. Columns, for each family: exact match of the draft model alone, of the verifier alone, and of both together with
-every chunk verified; ROUGE-1 of both models; the share of chunks of four drafted tokens that were accepted whole, and
+every chunk verified; ROUGE-1 of both models; the share of chunks of four drafted tokens that were accepted whole; and
 the mean acceptance length, in tokens for each verification.
 """
 
@@ -65,7 +65,7 @@ class Score:
 
 
 def replies(pair: edgellm.LLM, cases: list[Case]) -> Iterator[tuple[Case, str, Summary]]:
-    """Greedy replies to `cases`."""
+    """Return greedy replies to `cases`."""
     for case in cases:
         reply = pair.reply([Message(turn.role, turn.text) for turn in case.prompt], max_tokens=96, retrieval="off")
         for _ in reply:
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--verifier", default="edgellm-verifier")
     parser.add_argument("--name", default="pair_quality", help="of the result file")
-    parser.add_argument("--show", type=int, default=0, help="print so many of the verifier's mistakes a family")
+    parser.add_argument("--show", type=int, default=0, help="the verifier's mistakes to print for each family")
     arguments = parser.parse_args()
     chosen = {
         "draft": (arguments.draft, "none"),

@@ -1,10 +1,10 @@
-"""Measure what each gate makes of a budget: quality by task family (Synera, Table 4 and Fig. 14).
+"""Measure the quality of each gate at a budget, by task family (Synera, Table 4 and Fig. 14).
 
     python -m bench.synera.quality [--cases 300] [--profiled 300] [--budgets 0.1 0.2 0.4] [--profile FILE]
 
 The bundled pair answers held-out cases of all families greedily, in random order, with its own profile, which was made
-on other cases. Every gate is asked for the same share of chunks and held to it; `hybrid` and `edgefm` are asked for a
-share of tokens and of replies.
+on other cases. Every gate has the same budget of chunks and is held to it; those of `hybrid` and `edgefm` are of tokens
+and of replies.
 
 Columns: `share` is the share that was really verified, `passes` the verifier's passes for each token. Then the score of
 each family in percent, which is exact match, or ROUGE-1 for free text, and the mean over all families. Half-widths are
@@ -13,9 +13,9 @@ those of 95 % confidence.
 Chunks are as long as the profile's. With smaller chunks the same share takes more passes of the verifier. So some gates
 also run with other lengths (`auto_1`, `auto_4`, `synera_4`), each with a profile of such chunks, and `hybrid_even` has
 a budget that takes as many passes as that of `auto`. In `auto_no_lookup` the draft model does not look up the context,
-and the profile matches that. `published` is the paper's gate with its chunks of four, and nothing holds it to its
-budget. The oracle knows the verdicts on the draft model's own chunks and the right replies. It verifies rejected chunks
-alone, where that raises the score most; in `oracle_lookup` the draft model looks up the context, too.
+and the profile matches that. `published` is the paper's gate with its chunks of four, which is not held to its budget.
+The oracle knows the verdicts on the draft model's own chunks and the right replies. It verifies only rejected chunks,
+where that raises the score most; in `oracle_lookup` the draft model looks up the context, too.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ POSITIONS = 1024
 GATES = ("auto", "synera", "confidence", "importance", "random")
 OTHERS = (("auto", 1), ("auto", 4), ("synera", 4))
 NO_LOOKUP = "auto_no_lookup"
-"""Ours where the draft model does not look up the context, with a profile of its own."""
+"""Our gate with a draft model that does not look up the context, and its own profile."""
 PAPERS = 4
 """Tokens of the paper's chunks."""
 
 
 def profile_of(draft: Model, verifier: Model, given: Path | None) -> Profile:
-    """The pair's own profile, or the given one."""
+    """Return the pair's own profile, or the given one."""
     hashes = fingerprint(draft.path), fingerprint(verifier.path)
     found = find_profile(*hashes) if given is None else read_profile(given, *hashes)
     if found is None:
@@ -70,37 +70,37 @@ def profile_of(draft: Model, verifier: Model, given: Path | None) -> Profile:
 
 
 def at_budget(
-    pairs: Mapping[int, LLM], alone: LLM, profile: Profile, paper: Profile, asked: Sequence[Question], budget: float
+    pairs: Mapping[int, LLM], alone: LLM, profile: Profile, paper: Profile, cases: Sequence[Question], budget: float
 ) -> dict[str, Answers]:
-    """Every gate at one budget; `pairs` by the chunks of their profile, of which the first is the pair's own."""
+    """Return the answers of every gate at one budget; `pairs` by the chunks of their profile, the pair's own first."""
     usual, own = next(iter(pairs.items()))
-    found = {gate: answered(asked, reply_with(own, gate=gate, budget=budget)) for gate in GATES}
-    found["hybrid"] = hybrid(own, profile, budget, asked)
-    found["edgefm"] = edgefm(own, alone, profile, budget, asked)
-    found["hybrid_even"] = hybrid(own, profile, budget / usual, asked)
+    found = {gate: answered(cases, reply_with(own, gate=gate, budget=budget)) for gate in GATES}
+    found["hybrid"] = hybrid(own, profile, budget, cases)
+    found["edgefm"] = edgefm(own, alone, profile, budget, cases)
+    found["hybrid_even"] = hybrid(own, profile, budget / usual, cases)
     for gate, gamma in OTHERS:
-        found[f"{gate}_{gamma}"] = answered(asked, reply_with(pairs[gamma], gate=gate, budget=budget))
-    found[NO_LOOKUP] = answered(asked, reply_with(pairs[0], gate="auto", budget=budget, context_lookup=False))
+        found[f"{gate}_{gamma}"] = answered(cases, reply_with(pairs[gamma], gate=gate, budget=budget))
+    found[NO_LOOKUP] = answered(cases, reply_with(pairs[0], gate="auto", budget=budget, context_lookup=False))
     i_th = paper.i_th(budget)
-    found["published"] = answered(asked, lambda question, seed: own.reply(
+    found["published"] = answered(cases, lambda question, seed: own.reply(
         question.messages, max_tokens=MOST, gamma=PAPERS, gate=Published(paper, i_th, seed)
     ))  # fmt: skip
     return found
 
 
 def profiles(pool: Executor, arguments: argparse.Namespace, folder: Path) -> dict[int, Path]:
-    """Profiles of the pair with chunks of other lengths, and at 0 one for which the context was not asked, on prompts
-    that nothing else uses."""
-    wanted: dict[int, dict[str, Any]] = {gamma: {"gamma": gamma} for gamma in {gamma for _, gamma in OTHERS} | {PAPERS}}
-    wanted[0] = {"context_lookup": False}
+    """Return profiles by length of chunks, and at 0 one without context lookup, on prompts that nothing else uses."""
+    lengths = {gamma for _, gamma in OTHERS} | {PAPERS}
+    options: dict[int, dict[str, Any]] = {gamma: {"gamma": gamma} for gamma in lengths}
+    options[0] = {"context_lookup": False}
     made = partial(profiled, arguments.draft, arguments.verifier, arguments.profiled, folder)
-    return dict(pool.map(made, wanted.keys(), wanted.values()))
+    return dict(pool.map(made, options.keys(), options.values()))
 
 
 def profiled(
     draft: str, verifier: str, cases: int, folder: Path, number: int, options: dict[str, Any]
 ) -> tuple[int, Path]:
-    """One profile, made with these options on so many cases of each family."""
+    """Make one profile with these options on `cases` cases of each family; return its number and file."""
     file = folder / f"{number}.json"
     with LLM.open(draft, verifier, threads=1) as pair:
         pair.profile(prompts(cases), **options).save(file)
@@ -108,16 +108,16 @@ def profiled(
 
 
 class Published(SyneraGate):
-    """The paper's gate, held to its budget by nothing but its thresholds."""
+    """The paper's gate, whose thresholds alone keep its budget."""
 
     def __init__(self, profile: Profile, i_th: float, seed: int) -> None:
         super().__init__(profile.c_th, i_th, seed, profile.usual_importance)
         self.layers = profile.layers
 
 
-def against(ours: Answers, other: Answers, asked: Sequence[Question]) -> dict[str, Any]:
-    """How far we are above another gate: on average with the 95 % half-width of paired differences, and where."""
-    apart = by_family([a - b for a, b in zip(ours.scores, other.scores, strict=True)], asked)
+def against(ours: Answers, other: Answers, cases: Sequence[Question]) -> dict[str, Any]:
+    """Return our lead over another gate: the mean with the 95 % half-width of paired differences, and by family."""
+    apart = by_family([a - b for a, b in zip(ours.scores, other.scores, strict=True)], cases)
     width = float(np.linalg.norm(list(apart["half_width_95"].values())) / len(FAMILIES))
     return {
         "mean": apart["mean"],
@@ -128,23 +128,23 @@ def against(ours: Answers, other: Answers, asked: Sequence[Question]) -> dict[st
 
 
 def figures_at(
-    found: dict[str, Answers], best: dict[str, list[float]], never: Answers, always: Answers, asked: Sequence[Question]
+    found: dict[str, Answers], best: dict[str, list[float]], never: Answers, always: Answers, cases: Sequence[Question]
 ) -> dict[str, Any]:
-    """One budget: every gate, the oracles, and how our gate compares."""
-    rows = {name: answers.figures(asked) for name, answers in found.items()}
-    rows |= {name: by_family(scores, asked) for name, scores in best.items()}
-    low, high = (by_family(each.scores, asked)["mean"] for each in (never, always))
+    """Return the figures of one budget: every gate, the oracles, and the comparison with our gate."""
+    rows = {name: answers.figures(cases) for name, answers in found.items()}
+    rows |= {name: by_family(scores, cases) for name, scores in best.items()}
+    low, high = (by_family(each.scores, cases)["mean"] for each in (never, always))
     ours = rows["auto"]["mean"]
     return {
         "gates": rows,
-        "ours_above": {name: against(found["auto"], other, asked) for name, other in found.items() if name != "auto"},
+        "ours_above": {name: against(found["auto"], other, cases) for name, other in found.items() if name != "auto"},
         **{f"recovered_of_{name}": (ours - low) / (rows[name]["mean"] - low) for name in best},
         "recovered_of_gap": (ours - low) / (high - low),
     }
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All budgets, each in a process of its own, as many at a time as there are cores."""
+    """Return the figures of all budgets, each in a process of its own, one process for each core at a time."""
     with (
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(machine()["cores"], multiprocessing.get_context("spawn")) as pool,
@@ -160,8 +160,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: float) -> dict[str, Any]:
-    """One budget, with what it is compared with; `others` as `profiles` makes them."""
-    asked = questions(arguments.cases)
+    """Return the figures of one budget, with those of its references; `others` as returned by `profiles`."""
+    cases = questions(arguments.cases)
     with ExitStack() as closing:
         small, big = (
             closing.enter_context(Model.load(resolve(name))) for name in (arguments.draft, arguments.verifier)
@@ -177,8 +177,8 @@ def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: fl
             for gamma, file in others.items()
         }
         paper = read_profile(others[PAPERS], fingerprint(small.path), fingerprint(big.path))
-        never = answered(asked, reply_with(pair, gate="never"))
-        always = answered(asked, reply_with(pair, gate="always"))
+        never = answered(cases, reply_with(pair, gate="never"))
+        always = answered(cases, reply_with(pair, gate="always"))
         drafter = ModelDrafter(small, Context(small, n_ctx=POSITIONS, threads=1))
         closing.callback(drafter.close)
         session = verifier.open(GenerationState())
@@ -189,14 +189,14 @@ def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: fl
                     pair.prompt_ids(question.messages), question.score, alphabet=small, drafter=drafter,
                     session=session, gamma=profile.gamma, most=MOST, lookup_below=hesitates,
                 )
-                for question in asked
+                for question in cases
             ]  # fmt: skip
-        found = at_budget(pairs, alone, profile, paper, asked, budget)
+        found = at_budget(pairs, alone, profile, paper, cases, budget)
         best = {name: oracle(each, budget) for name, each in paths.items()}
         return {
             "cases": arguments.cases, "gamma": profile.gamma, "evidence": profile.evidence, "alpha": profile.alpha,
-            "c_th": profile.c_th, "never": never.figures(asked), "always": always.figures(asked),
-            "budgets": {str(budget): figures_at(found, best, never, always, asked)},
+            "c_th": profile.c_th, "never": never.figures(cases), "always": always.figures(cases),
+            "budgets": {str(budget): figures_at(found, best, never, always, cases)},
         }  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def _at_budget(figures: dict[str, Any], budget: str) -> str:
-    """One budget's table."""
+    """Return one budget's table."""
     at = figures["budgets"][budget]
     lines = [
         f"budget {budget}",
@@ -232,11 +232,11 @@ def _at_budget(figures: dict[str, Any], budget: str) -> str:
 
 
 _OF_OTHER_CHUNKS = ("hybrid_even", "auto_1", "auto_4", "synera_4", "published")
-"""Gates whose shares are of other chunks than `auto`'s: they are compared by what they cost."""
+"""Gates whose shares are of other chunks than `auto`'s, and which are therefore compared by cost."""
 
 
 def plot(found: dict[str, Any], path: Path) -> Path | None:
-    """Mean score against the share that was really verified, and against what that costs, a line a gate (Fig. 14)."""
+    """Draw the mean score against the verified share, and against its cost, a line for each gate (Fig. 14)."""
     plt = pyplot()
     if plt is None:
         return None
@@ -274,8 +274,8 @@ def main() -> None:
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.1, 0.2, 0.4])
     parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--verifier", default="edgellm-verifier")
-    parser.add_argument("--profile", type=Path, help="another than the pair's own")
-    parser.add_argument("--profiled", type=int, default=CASES, help="cases a family, for profiles other than the own")
+    parser.add_argument("--profile", type=Path, help="profile to use in place of the pair's own")
+    parser.add_argument("--profiled", type=int, default=CASES, help="cases a family, for other profiles")
     parser.add_argument("--name", default="quality", help="of the result file")
     arguments = parser.parse_args()
     write(arguments.name, "bench.synera.quality", run(arguments), HELD_OUT_SEED, plot=plot)

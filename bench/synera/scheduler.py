@@ -1,10 +1,10 @@
-"""Measure what scheduling costs the verifier: its worker's time outside the model and the rule (Synera, Fig. 18).
+"""Measure the cost of scheduling: the verifier's time outside the model and the rule (Synera, Fig. 18).
 
     python -m bench.synera.scheduler [--sessions 64] [--rounds 20] [--repeats 5] [--model PATH] [--threads N] [--seed 0]
 
 All sessions always have a request waiting, at 256 cached tokens. A budget is the share of chunks that a device sends; a
-request also brings the chunks that were kept before it. The higher the budget, the fewer tokens a request brings, and
-the more its scheduling shows (25 % at the highest in the paper). Batches are made as the verifier makes them
+request also has the chunks that were kept before it. The higher the budget, the fewer tokens a request has, and the
+larger the share of its scheduling (25 % at the highest in the paper). Batches are made as the verifier makes them
 (`together`), and with one request each, which gives the most iterations.
 
 Columns: requests in a batch, the time of an iteration, and the share of it that the worker spends in `next_batch` and
@@ -35,7 +35,7 @@ WAYS = {"together": SchedulerLimits(), "one_by_one": SchedulerLimits(rows=1)}
 
 
 class Clock:
-    """A function that counts the seconds in it."""
+    """A function that counts the seconds spent in it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -49,7 +49,7 @@ class Clock:
 
 
 def run(fleet: Fleet, sessions: int, rounds: int, budget: float, seed: int) -> dict[str, float]:
-    """Shares of the worker's time, and milliseconds, of one burst."""
+    """Return shares of the worker's time, and milliseconds, for one burst."""
     rng = random.Random(seed)
     burst = [Arrival(0.0, device, kept_before(budget, rng)) for _ in range(rounds) for device in range(sessions)]
     with (
@@ -72,7 +72,7 @@ HEAD = f"{'batches':<12}{'budget':>7}{'requests':>10}{'iteration':>14}{'next_bat
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return a line for each way of batching and budget."""
+    """Return a line for each batching and budget."""
     return "\n".join([HEAD, *map(_row, results["costs"])]) + "\n"
 
 

@@ -1,26 +1,26 @@
-"""Measure how long a device waits for its verifier, and how much of that parallel inference hides (Synera, 4.4).
+"""Measure a device's waiting time for its verifier, and the share that parallel inference hides (Synera, 4.4).
 
     python -m bench.synera.stalls [--cases 3] [--budget 0.2] [--token-ms 30] [--pass-ms 60] [--megabits 10]
 
 The bundled pair answers held-out questions of all families greedily, at the pace of a device (see
-`testkit.processes.paced_pair`). Every question is answered in each way in turn, each by a pair of its own, because what
-a budget is spent on counts for the pair.
+`testkit.processes.paced_pair`). Every question is answered by each method in turn, each with a pair of its own, because
+a budget is kept for each pair.
 
 Columns:
 
-- `TBT ms`: time between tokens, over whole replies without their first round: tokens that came, over the time from the
-  first round to the last. A round brings up to a chunk of tokens at once. If only the first token were left out, longer
+- `TBT ms`: time between tokens, over whole replies without their first round: the time from the first round to the last
+  over the tokens in it. A round gives up to a chunk of tokens at once. If only the first token were left out, longer
   chunks would seem faster than their pace; with replies of sixteen tokens the draft model alone would by a tenth.
-- `of alone`: that, as a multiple of the draft model alone on the same questions, which writes token by token.
-- `to end`: the same up to the end of the reply, and the token that ends the turn counts. This is the cost of a further
-  token in a reply of any length; `of alone` also has the effect of the last word in each reply.
+- `of alone`: this time as a multiple of that of the draft model alone on the same questions.
+- `to end`: the same up to the end of the reply, with the token that ends the turn. This is the cost of a further token
+  in a reply of any length; `of alone` also has the effect of the last word in each reply.
 - `score`, `share`: quality in percent, and the share of chunks that was verified.
 - `passes`: the verifier's passes for each token.
 - `hits`, `hidden`: the share of predictions that hit, and of the waiting time that drafting hid.
 - `B/tok`: bytes sent for each token.
 
-A decoding takes as long for a token of several branches as for one, which holds for graphics cards and the like. On a
-processor the number of branches follows from what they were measured to take (`branches` in `verdict_prediction.py`).
+A decode of a token in several branches takes as long as in one, as on graphics cards. On a processor the number of
+branches follows from their measured time (`branches` in `verdict_prediction.py`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from testkit.questions import MOST, Question, questions
 
 
 @dataclass
-class Way:
-    """One way of answering, and what came of it."""
+class Method:
+    """A method of answering, and its measurements."""
 
     options: dict[str, Any]
     drafted: bool = True
@@ -89,7 +89,7 @@ class Way:
             self.hidden += summary.stall_hidden * summary.chunks_verified
             self.asking += summary.chunks_verified
 
-    def figures(self, replies: int, alone: Way) -> dict[str, Any]:
+    def figures(self, replies: int, alone: Method) -> dict[str, Any]:
         between, to_end = self.seconds / self.tokens, self.lasted / self.counted
         return {
             "time_between_tokens_ms": 1e3 * between,
@@ -106,41 +106,41 @@ class Way:
         }
 
 
-def ways(budget: float) -> dict[str, Way]:
-    """Everything that is compared."""
+def methods(budget: float) -> dict[str, Method]:
+    """Return all methods that are compared."""
     return {
-        "draft model alone": Way({"gate": "never", "gamma": 1}),
-        "synera": Way({"gate": "synera", "budget": budget}),
-        "synera, waiting": Way({"gate": "synera", "budget": budget, "parallel": False}),
-        "auto": Way({"budget": budget}),
-        "auto, waiting": Way({"budget": budget, "parallel": False}),
-        "auto, chunks of four": Way({"budget": budget, "gamma": 4}),
-        "random": Way({"gate": "random", "budget": budget}),
-        "everything verified": Way({"gate": "always"}),
-        "everything, waiting": Way({"gate": "always", "parallel": False}),
-        "verifier alone": Way({}, drafted=False),
+        "draft model alone": Method({"gate": "never", "gamma": 1}),
+        "synera": Method({"gate": "synera", "budget": budget}),
+        "synera, waiting": Method({"gate": "synera", "budget": budget, "parallel": False}),
+        "auto": Method({"budget": budget}),
+        "auto, waiting": Method({"budget": budget, "parallel": False}),
+        "auto, chunks of four": Method({"budget": budget, "gamma": 4}),
+        "random": Method({"gate": "random", "budget": budget}),
+        "everything verified": Method({"gate": "always"}),
+        "everything, waiting": Method({"gate": "always", "parallel": False}),
+        "verifier alone": Method({}, drafted=False),
     }
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Answers everything in every way."""
+    """Answer all questions by every method, and return the figures."""
     network = Network(arguments.megabits, arguments.round_trip_ms / 1e3)
-    asked = questions(arguments.cases)
-    compared = ways(arguments.budget)
+    cases = questions(arguments.cases)
+    compared = methods(arguments.budget)
     with ExitStack() as closing:
         relay = closing.enter_context(paced_verifier(resolve(arguments.verifier), arguments.pass_ms / 1e3, network))
         address = f"127.0.0.1:{relay.port}"
-        drafts = [arguments.draft if way.drafted else "none" for way in compared.values()]
+        drafts = [arguments.draft if method.drafted else "none" for method in compared.values()]
         pairs = [closing.enter_context(paced_pair(draft, address, arguments.token_ms / 1e3)) for draft in drafts]
-        for seed, question in enumerate(asked):
-            for way, pair in zip(compared.values(), pairs, strict=True):
-                way.answer(pair, question, seed)
+        for seed, question in enumerate(cases):
+            for method, pair in zip(compared.values(), pairs, strict=True):
+                method.answer(pair, question, seed)
     base = compared["draft model alone"]
-    return {name: way.figures(len(asked), base) for name, way in compared.items()}
+    return {name: method.figures(len(cases), base) for name, method in compared.items()}
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return a line for each way of answering."""
+    """Return a line for each method of answering."""
     widths = {"TBT ms": 8, "of alone": 10, "to end": 8, "score": 7, "share": 7, "passes": 8, "hits": 6, "hidden": 8}
     lines = [" " * 22 + "".join(head.rjust(width) for head, width in widths.items()) + f"{'B/tok':>8}"]
     for name, row in results["ways"].items():
@@ -156,14 +156,14 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> Path | None:
-    """Time between tokens of every way."""
+    """Draw the time between tokens of every method."""
     made = empty_plot("A device's pace: 30 ms a token, 60 ms a verification", "time between tokens, ms", "")
     if made is None:
         return None
     figure, axes = made
-    ways = found["ways"]
-    axes.barh(list(ways), [row["time_between_tokens_ms"] for row in ways.values()], label="mean")
-    axes.axvline(ways["draft model alone"]["time_between_tokens_ms"], color="k", ls=":", label="draft model alone")
+    methods = found["ways"]
+    axes.barh(list(methods), [row["time_between_tokens_ms"] for row in methods.values()], label="mean")
+    axes.axvline(methods["draft model alone"]["time_between_tokens_ms"], color="k", ls=":", label="draft model alone")
     axes.invert_yaxis()
     return save_plot(figure, axes, path)
 
@@ -180,10 +180,10 @@ def main() -> None:
     parser.add_argument("--verifier", default="edgellm-verifier")
     parser.add_argument("--name", default="stalls", help="of the result file")
     arguments = parser.parse_args()
-    ways = run(arguments)
-    print(table({"ways": ways}), end="")
+    methods = run(arguments)
+    print(table({"ways": methods}), end="")
     keys = ("cases", "budget", "token_ms", "pass_ms", "megabits", "round_trip_ms")
-    figures = {"setting": {key: getattr(arguments, key) for key in keys}, "ways": ways}
+    figures = {"setting": {key: getattr(arguments, key) for key in keys}, "ways": methods}
     print(f"written: {write(arguments.name, 'bench.synera.stalls', figures, HELD_OUT_SEED, plot=plot)}")
 
 

@@ -1,12 +1,12 @@
-"""Measure how often the right verdict is among the likeliest predictions of it (Synera, 4.4).
+"""Measure how often the right verdict is among the likeliest predictions (Synera, 4.4).
 
     python -m bench.synera.verdict_prediction [--cases 40] [--budget 0.2] [--known 1 3 10 30 100]
 
 The bundled pair writes held-out replies at a budget, as a device that waits for its verifier does. At each verdict but
-a reply's last, the sixteen likeliest predictions are made and the rank of the right one is noted. So a column says how
+a reply's last, the sixteen likeliest predictions are made and the rank of the right one is noted. So a column shows how
 often that many branches would hit, on a device that has time for all of them.
 
-`known` is the factor by which tokens that occur in the text already are held to be likelier than the draft model says
+`known` is the factor by which tokens that already occur in the text are taken as likelier than the draft model says
 (`verdict_prediction.KNOWN`). The second row of each is for rejections alone. The last line says how many of the
 verifier's corrections are such tokens.
 """
@@ -47,7 +47,7 @@ POSITIONS = 1024
 
 
 class Guesser(Drafter):
-    """The device's side: drafts, and says where the right verdict was among its guesses."""
+    """The device's side: drafts, and notes the rank of the right verdict among its guesses."""
 
     def __init__(self, model: Model, closing: ExitStack) -> None:
         self._model = model
@@ -60,10 +60,10 @@ class Guesser(Drafter):
             self.own, is_eog=model.is_eog, rejection=self.acceptance.rejection, branches=MAX_BRANCHES
         )
         self.places: list[int] = []
-        """Of the right guess, from 0; MOST_BRANCHES where none was right."""
+        """Rank of the right guess, from 0; MAX_BRANCHES if none was right."""
         self.rejected: list[bool] = []
         self.there: list[bool] = []
-        """Whether the verifier's own token stood in the text."""
+        """For each verdict, whether the verifier's own token stood in the text."""
         self._prefix: Ids = np.empty(0, dtype=np.int32)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
@@ -71,7 +71,7 @@ class Guesser(Drafter):
         return self.own.propose(state, gamma)
 
     def observe(self, state: GenerationState, turn: Round) -> None:  # noqa: ARG002
-        """Where is the verdict of a round among the guesses?"""
+        """Note the rank of a round's verdict among the guesses."""
         chunk, verdict = turn.chunk, turn.verdict
         if verdict is None:
             return
@@ -84,7 +84,7 @@ class Guesser(Drafter):
 
     def _place(self, chunk: Chunk, accepted: int, token: int) -> int:
         likely = [(guess.accepted, guess.token) for guess in self._ahead.predictions(chunk)]
-        if accepted == len(chunk):  # what follows the whole chunk is computed only now
+        if accepted == len(chunk):  # tokens after the whole chunk are computed only now
             whole = np.concatenate((self._prefix, chunk.ids))
             row = self._behind.decode(whole[self._behind.sync(whole) :])[0]
             behind = iter(likely_corrections(row, len(likely), np.unique(whole))[0].tolist())
@@ -92,8 +92,8 @@ class Guesser(Drafter):
         return likely.index((accepted, token)) if (accepted, token) in likely else MAX_BRANCHES
 
 
-def hits(asked: list[Question], budget: float) -> dict[str, Any]:
-    """Shares of verdicts that were among the 1, 2, ... likeliest guesses: of all, and of rejections alone."""
+def hits(cases: list[Question], budget: float) -> dict[str, Any]:
+    """Return the shares of verdicts among the 1, 2, ... likeliest guesses: of all verdicts, and of rejections alone."""
     with ExitStack() as closing:
         small, big = (
             closing.enter_context(Model.load(resolve(name))) for name in ("edgellm-draft", "edgellm-verifier")
@@ -103,7 +103,7 @@ def hits(asked: list[Question], budget: float) -> dict[str, Any]:
         guesser = Guesser(small, closing)
         profile = profile_of(small, big, None)
         controller, options = BudgetController(), ReplyOptions(budget=budget)
-        for question in asked:
+        for question in cases:
             prompt = big.chat_prompt(question.messages)
             choice = choose(options, 0, profile=profile, controller=controller, linked=True)
             events = generate(
@@ -134,7 +134,7 @@ def hits(asked: list[Question], budget: float) -> dict[str, Any]:
 
 
 def weighing(known: float, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A row where tokens of the text weigh so much."""
+    """Return a row in which tokens of the text weigh `known` times as much."""
     with patch.object(guess, "KNOWN", known):
         return {"known": known, **measure()}
 
@@ -159,8 +159,8 @@ def main() -> None:
     parser.add_argument("--known", type=float, nargs="+", default=[1.0, 3.0, 10.0, 30.0, 100.0])
     parser.add_argument("--name", default="verdict_prediction", help="of the result file")
     arguments = parser.parse_args()
-    asked = questions(arguments.cases, SEED)
-    rows = [weighing(known, lambda: hits(asked, arguments.budget)) for known in arguments.known]
+    cases = questions(arguments.cases, SEED)
+    rows = [weighing(known, lambda: hits(cases, arguments.budget)) for known in arguments.known]
     print(table({"rows": rows}), end="")
     figures = {"budget": arguments.budget, "rows": rows}
     print(f"written: {write(arguments.name, 'bench.synera.verdict_prediction', figures, SEED)}")
