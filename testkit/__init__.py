@@ -1,6 +1,6 @@
-"""What tests and benchmarks share: models, networks, processes and hostile input made for the purpose."""
+"""Shared by tests and benchmarks: models, networks, processes and hostile input."""
 
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-"""The checkout."""
+"""Root of the checkout."""

@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def most_memory(pid: int | None = None) -> int:
-    """Return the most bytes that this process, or that of the number `pid`, has had at once.
+    """Return the maximum memory, in bytes, of this process or of process `pid`.
 
-    Linux hands `ru_maxrss` down from the process that started this one, so it is read from `/proc` there.
+    On Linux it is read from `/proc`, because a process inherits `ru_maxrss` from its parent.
     """
     status = Path(f"/proc/{pid or 'self'}/status")
     if status.exists():
         lines = dict(line.split(":", 1) for line in status.read_text(encoding="ascii").splitlines())
         return int(lines["VmHWM"].split()[0]) * 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of macOS, in bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS

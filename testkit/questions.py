@@ -41,7 +41,7 @@ class Question:
 
 
 def questions(count: int, seed: int = HELD_OUT_SEED) -> list[Question]:
-    """Return `count` questions of each family, in random order, as a household asks."""
+    """Return `count` questions of each family, in random order."""
     cases = [
         Question(case, [Message(turn.role, turn.text) for turn in case.prompt])
         for family in FAMILIES
@@ -53,7 +53,7 @@ def questions(count: int, seed: int = HELD_OUT_SEED) -> list[Question]:
 
 @dataclass
 class Answers:
-    """Scores in the order of the questions, and what the replies cost."""
+    """Scores in the order of the questions, and the cost of the replies."""
 
     scores: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -127,7 +127,7 @@ class Remembering(Verifier, VerifierSession):
         return _Known(self._known[key])
 
     def close(self) -> None:
-        """Do nothing between replies: the session is used again."""
+        """Do nothing: the session is used again for the next reply."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Random fleets of nine families, easy and hard ones, for the planner."""
+"""Random fleets of nine families, easy and hard, for the planner."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import numpy as np
 
 from edgellm.coldstart.problem import Overlap, Task, uniform
 
-SAME = 3e-8  # as a share of T: the planner's margin, and rounding
+SAME = 3e-8  # share of T: the planner's margin, and rounding
 
 Rng = np.random.Generator
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # load, compute, cap, send
 
 
 def _star(up: np.ndarray, down: np.ndarray, size: float) -> np.ndarray:
-    """Return the seconds to send `size` between each two, by uplink or downlink (equation 20)."""
+    """Return the seconds to send `size` between every two devices, by uplink or downlink (equation 20)."""
     times: np.ndarray = size / np.minimum(up[:, None], down[None, :])
     return times
 
 
 def _base(rng: Rng, k: int, layers: int, spread: float = 4.0, disk: float = 3.0, comm: float = 1.0) -> Parts:
-    """Draw loads around 0.2 s a layer, and computing of a sixteenth of that to twice that, by the prompt's length."""
+    """Draw loads around 0.2 s a layer, and computing times of a sixteenth to twice that, by the prompt's length."""
     load = 0.2 * disk ** rng.uniform(-0.5, 0.5, k)
     compute = 0.2 * spread ** rng.uniform(-0.5, 0.5, k) * 2.0 ** rng.uniform(-4.0, 1.0)
     cap = np.maximum(1, rng.uniform(1.0, 6.0, k) * layers / k).astype(int)
@@ -44,7 +44,7 @@ def tight(rng: Rng, k: int, layers: int) -> Parts:
 
 
 def _tight(rng: Rng, k: int, layers: int) -> np.ndarray:
-    """Draw memories that together hold a quarter more layers than there are."""
+    """Draw memories that together hold a quarter more than all layers."""
     share = rng.uniform(0.5, 1.5, k)
     cap: np.ndarray = np.maximum(1, np.floor(1.25 * layers * share / share.sum())).astype(int)
     while cap.sum() < 1.25 * layers:

@@ -30,10 +30,10 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers that fix the arithmetic of a model.
+    """The sizes that determine the arithmetic of a model.
 
     `bias` is on query, key and value; `tied` means that the LM head is the embedding; `n_expert` is the number of
-    feed-forward parts of size `n_ff` in each layer, of which two are used, and 0 for a plain one.
+    feed-forward parts of size `n_ff` in each layer, of which two are used, and 0 in a dense model.
     """
 
     arch: str
@@ -101,7 +101,7 @@ def vocabulary(size: int) -> tuple[list[str], list[int], list[str]]:
 
 
 def random_matrix(rng: np.random.Generator, rows: int, cols: int, kind: str, sigma: float) -> Array:
-    """Return (rows, cols) weights of standard deviation `sigma` in the file's form: quantised rows are bytes."""
+    """Return (rows, cols) weights of standard deviation `sigma` as in the file: quantised rows are bytes."""
     if kind in ("F32", "F16"):
         weights = rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(sigma)
         return weights if kind == "F32" else weights.astype(np.float16)
@@ -146,7 +146,7 @@ def write(
     chat_template: str = CHAT_TEMPLATE,
     pre_tokenizer: str = "qwen2",
 ) -> None:
-    """Write the file tensor by tensor; memory stays at the largest. `pre_tokenizer` is a name of llama.cpp's."""
+    """Write the file tensor by tensor, so that memory holds one at a time. `pre_tokenizer` is a name of llama.cpp's."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, shape.arch)
     writer.add_name(f"random {path.stem}")
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-0.5b")
     parser.add_argument("--type", choices=TYPES, default="Q4_0")
-    parser.add_argument("--layers", type=int, help="fewer or more blocks than the shape has")
+    parser.add_argument("--layers", type=int, help="number of blocks, in place of the shape's")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     shape = SHAPES[args.shape]

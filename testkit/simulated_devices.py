@@ -25,13 +25,13 @@ GAMMA, CACHED, WRONG = 4, 256, 0.3
 
 @dataclass(frozen=True)
 class Script:
-    """What a device always has: `CACHED` tokens, and the verifier's own text after them."""
+    """The text of a device: `CACHED` tokens, and the verifier's own text after them."""
 
     before: Ids
     text: Ids
 
     def ask(self, device: int, rng: random.Random) -> VerifyRequest:
-        """Return a request for a verdict on four tokens, of which in three cases of ten one is wrong."""
+        """Return a request for a verdict on four tokens, with a wrong one in three cases of ten."""
         ids = self.text.copy()
         if rng.random() < WRONG:
             ids[rng.randrange(GAMMA)] ^= 1
@@ -39,7 +39,7 @@ class Script:
 
 
 def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[Script]:
-    """Return a script for each device: held-out text from a place of its own."""
+    """Return a script for each device, from different places of held-out text."""
     made, rng = [], np.random.default_rng(seed)
     cases = [list(held_out(family, 4)) for family in FAMILIES]
     prompts = [[Message(turn.role, turn.text) for turn in case.prompt] for group in cases for case in group]
@@ -57,10 +57,10 @@ def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[
 
 
 class Clocked(Context):
-    """A context that counts its seconds, and keeps what was in each batch: (sequence, tokens, rows with logits)."""
+    """A context that counts its seconds, and keeps the shape of each batch: (sequence, tokens, rows with logits)."""
 
     def __init__(self, model: Model, devices: int, threads: int | None, limits: SchedulerLimits) -> None:
-        rows = max(limits.rows, 512, devices)  # llama.cpp aborts where a batch cannot hold a row of every sequence
+        rows = max(limits.rows, 512, devices)  # llama.cpp aborts if a batch cannot hold a row of every sequence
         super().__init__(model, n_ctx=CACHED + 64, n_seq=devices, n_batch=rows, threads=threads, unified=False)
         self.began = 0.0  # the first batch, on the clock
         self.seconds = 0.0
@@ -85,7 +85,7 @@ class Clocked(Context):
 
 @dataclass(frozen=True)
 class Arrival:
-    """A chunk that a device sends `at` seconds after the start; `kept` ones before it have not been sent."""
+    """A chunk that a device sends `at` seconds after the start, after `kept` chunks that it did not send."""
 
     at: float
     device: int
@@ -94,23 +94,23 @@ class Arrival:
 
 @dataclass
 class Played:
-    """The outcome of a trace: latency of each request in seconds and when it was answered, in order of the answers."""
+    """The outcome of a trace: latency in seconds and time of each answer, in order of the answers."""
 
     latencies: list[float] = field(default_factory=list)
     answered: list[float] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
-    deliver: float = 0.0  # seconds of the worker's that were spent in this benchmark
+    deliver: float = 0.0  # seconds of the worker's spent in this benchmark
     busy: float = 0.0  # from the first batch to the last answer
 
 
 class Fleet:
-    """A worker with room for every device. Each device has one request under way; its others wait."""
+    """A worker with room for every device. Each device has one open request; its others wait."""
 
     def __init__(
         self, model: Model, work: list[Script], threads: int | None, limits: SchedulerLimits, seed: int
     ) -> None:
-        # sessions get slots in the order in which they come first, so that device i has slot i
+        # sessions get slots in the order of their first requests, so that device i has slot i
         self.context = Clocked(model, len(work), threads, limits)
         self.worker = VerifierWorker(self.context, len(work), lambda _token: False, limits)
         self._work = work
@@ -128,7 +128,7 @@ class Fleet:
         self.worker.close()
 
     def _fill(self) -> None:
-        """Have all devices' tokens computed."""
+        """Compute the cached tokens of all devices."""
         over = threading.Semaphore(0)
         for device, script in enumerate(self._work):
             ask = VerifyRequest(device, GREEDY, 0, script.before, Chunk())
@@ -137,7 +137,7 @@ class Fleet:
             over.acquire()
 
     def play(self, arrivals: Sequence[Arrival]) -> Played:
-        """Send everything at its time, open loop, and return when all is answered. Latency counts from the arrival."""
+        """Send every request at its time, open loop, and wait for all answers. Latency counts from the arrival."""
         self.context.seconds = 0.0
         self.context.batches.clear()
         self._played = Played()
@@ -179,7 +179,7 @@ class Fleet:
 
 
 def kept_before(budget: float, rng: random.Random, most: int = 6) -> int:
-    """Draw how many chunks a device keeps unverified between two that it sends, if it sends that share of them."""
+    """Draw the number of chunks kept unverified between two sent ones, for a `budget` of chunks that are sent."""
     kept = 0
     while kept < most and rng.random() >= budget:
         kept += 1

@@ -15,10 +15,10 @@ from edgellm.coldstart.graph_switching import (
     synchronous,
 )
 
-Way = Callable[[Instance], tuple[Plan, str]]
+Policy = Callable[[Instance], tuple[Plan, str]]
 
 
-WAYS: dict[str, Way] = {
+POLICIES: dict[str, Policy] = {
     "synchronous": synchronous,
     "naive": naive,
     "progressive": progressive,
@@ -51,12 +51,12 @@ def drawn(rng: random.Random, blocks: int, chunks: int, slowdown: float) -> Inst
 
 
 def partition(items: Sequence[int]) -> Instance:
-    """Return the instance that Appendix A makes of whole numbers: to halve their sum is to hide every load.
+    """Return the instance that Appendix A derives from whole numbers: halving their sum hides every load.
 
-    There is a block for each number, which is the time of its load, and a long one behind them, which takes half the
-    sum and loads in no time; two chunks. The paper's symbols are lost, so this is reconstructed: the decode graphs are
-    as fast as the others, and the short blocks so fast that all their computations hide less than half a unit. All
-    times are whole numbers. The optimum is the time of a bare prefill if the numbers can be halved, and more if not.
+    There is a block for each number, the time of its load, and a long one after them, which takes half the sum and
+    loads in no time; two chunks. The paper's symbols are lost, so this is reconstructed: the decode graphs are as fast
+    as the others, and the short blocks so fast that all their computations hide less than half a unit. All times are
+    whole numbers. The optimum is the time of the prefill alone if the numbers can be halved, and more if not.
     """
     unit = 8 * len(items)
     compute = (*[1.0] * len(items), sum(items) * unit / 2)

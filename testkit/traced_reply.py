@@ -1,4 +1,4 @@
-"""Replies that note how they were written, and a judge that finds what is wrong with one."""
+"""Replies that note how they were written, and a judge that finds errors in them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgellm.spec.verification import verify_sampling
 TOKENS = 64
 POSITIONS = 1024
 _UNCHECKED = (Source.DRAFT, Source.PARALLEL)
-TIE = 1e-3  # logits closer than this may change places with the shape of the batch
+TIE = 1e-3  # logits closer than this may swap ranks with the shape of the batch
 
 
 @dataclass
@@ -33,23 +33,23 @@ class TracedRound:
     chunk: Chunk
     verdict: Verdict | None = None
     drafted: float = 0.0  # seconds
-    waited: float = 0.0  # seconds for the verdict, or until it was given up
+    waited: float = 0.0  # seconds for the verdict, or until the device gave it up
     lost: bool = False
 
 
 @dataclass(frozen=True)
 class Gap:
-    """The longest time between two tokens of a reply, and where it went; all in seconds."""
+    """The longest time between two tokens of a reply, and its parts; all in seconds."""
 
     seconds: float = 0.0
     drafted: float = 0.0
     waited: float = 0.0  # for the verifier
-    computed: float = 0.0  # there, as it says itself; 0 where no verdict came
-    lost: bool = False  # the verifier was found to be gone meanwhile
+    computed: float = 0.0  # by the verifier's own account; 0 without a verdict
+    lost: bool = False  # the verifier was lost meanwhile
 
     @property
     def rest(self) -> float:
-        """Neither drafted nor waited: connecting, and whatever this process was kept from."""
+        """Seconds of neither drafting nor waiting: connecting, and delays by other programs."""
         return self.seconds - self.drafted - self.waited
 
 
@@ -79,9 +79,9 @@ class Traced(Drafter):
 
 
 class TracedVerifier(Verifier):
-    """A verifier whose verdicts are noted, perhaps slow to ask.
+    """A verifier whose verdicts are noted, with an optional delay.
 
-    `lost_at` is the length of the text where it was first found to be away.
+    `lost_at` is the length of the text at which it was first lost.
     """
 
     def __init__(self, verifier: RemoteVerifier, pace: float, rounds: list[TracedRound]) -> None:
@@ -101,13 +101,13 @@ class TracedVerifier(Verifier):
         return TracedSession(self._verifier.open(state), self)
 
     def wait(self) -> None:
-        """Wait as long as the device is slow."""
+        """Wait for the device's delay."""
         began = time.perf_counter()
         time.sleep(self._pace)
         self.slept += time.perf_counter() - began
 
     def away(self) -> None:
-        """Note that it was found to be away."""
+        """Note that the verifier was lost."""
         if self.lost_at is None:
             self.lost_at = len(self._rounds[-1].prefix)
 
@@ -120,7 +120,7 @@ class TracedVerifier(Verifier):
 
 
 class TracedSession(VerifierSession):
-    """A reply's session with such a verifier."""
+    """A reply's session with a `TracedVerifier`."""
 
     def __init__(self, session: VerifierSession, verifier: TracedVerifier) -> None:
         self._session, self._verifier = session, verifier
@@ -139,7 +139,7 @@ class TracedSession(VerifierSession):
 
 
 class TracedPending:
-    """A verdict that such a verifier owes."""
+    """A pending verdict of a `TracedVerifier`."""
 
     def __init__(self, pending: Pending, verifier: TracedVerifier) -> None:
         self._pending, self._verifier, self._asked = pending, verifier, time.perf_counter()
@@ -160,7 +160,7 @@ class TracedPending:
 
 
 class Endless:
-    """The draft model's alphabet, without an end of the turn."""
+    """The draft model's vocabulary, without an end of the turn."""
 
     def __init__(self, model: Model) -> None:
         self.piece = model.piece
@@ -188,7 +188,7 @@ class Written:
 
 
 class Judge:
-    """Finds what is wrong with a reply, if anything."""
+    """Finds errors in a reply."""
 
     def __init__(self, draft: Model, verifier: Model) -> None:
         self._models = {True: verifier, False: draft}
@@ -215,7 +215,7 @@ class Judge:
         return found
 
     def _strangers(self, reply: Written, whole: Ids, verified: bool) -> list[str]:
-        """Return tokens that the model that their source names would not have written."""
+        """Return errors for tokens that the model named by their source would not have written."""
         places = [i for i, token in enumerate(reply.tokens) if (token.source not in _UNCHECKED) == verified]
         if not places:
             return []
@@ -229,7 +229,7 @@ class Judge:
                 for i, gap in gaps.items() if gap > TIE]  # fmt: skip
 
     def _replay(self, reply: Written, text: Ids) -> list[str]:
-        """Return verdicts that the seed, the drafts and the verifier's logits do not lead to again."""
+        """Return errors for verdicts that do not follow again from the seed, the drafts and the verifier's logits."""
         start = len(reply.prompt)
         with Context(self._models[True], n_ctx=POSITIONS, threads=1) as context:
             rows = context.decode(text[:-1], outputs=len(text) - start).copy()
@@ -238,7 +238,7 @@ class Judge:
             if done.verdict is None:
                 continue
             at, said = len(done.prefix) - start, (done.verdict.accepted, int(done.verdict.tokens[0]))
-            # nothing behind the first rejected token was looked at, and nothing behind it is in the text
+            # tokens after the first rejected one were not verified and are not in the text
             chunk, behind = done.chunk, rows[at : at + said[0] + 1]
             behind = np.concatenate((behind, np.repeat(behind[-1:], len(chunk) + 1 - len(behind), axis=0)))
             luck = uniforms(reply.sampling.seed, len(done.prefix), len(chunk) + 1)
@@ -248,18 +248,18 @@ class Judge:
         return found
 
 
-_NEAR = (0.0, -1e-4, 1e-4)  # a draw so close to the edge between two tokens may fall to either
+_NEAR = (0.0, -1e-4, 1e-4)  # a draw this close to the edge between two tokens may give either
 
 
 def _drawable(row: Floats, token: int, sampling: Sampling) -> bool:
-    """Return whether `token` can be drawn from `row` (n_vocab,) of logits; tokens on the edge of the cut-off count."""
+    """Return whether `token` can be drawn from the logits `row` (n_vocab,); tokens on the edge of the cut-off count."""
     near = row.copy()
     near[token] += TIE
     return probability(exact_distribution(near, sampling), token) > 0.0
 
 
 def longest_gap(moments: Sequence[tuple[float, int]], rounds: Sequence[TracedRound]) -> Gap:
-    """Return the longest time between two tokens, given each one's moment in seconds and its round."""
+    """Return the longest time between two tokens, given the second and the round of each."""
     longest = Gap()
     for (before, _), (now, number) in pairwise(moments):
         if now - before > longest.seconds:

@@ -35,7 +35,7 @@ from edgellm.coldstart.graph_switching import (
     optimum,
     simulate,
 )
-from testkit.switching_instances import EXAMPLES, WAYS, drawn, partition
+from testkit.switching_instances import EXAMPLES, POLICIES, drawn, partition
 
 SLOWDOWNS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0)
 LARGE = (12, 6)
@@ -44,22 +44,22 @@ LARGE = (12, 6)
 def measured(instances: Sequence[Instance], least: Callable[[Instance], float]) -> dict[str, dict[str, float]]:
     """Return for each policy by which share it takes longer than `least`: mean and spread over the instances."""
     lows = [least(instance) for instance in instances]
-    ways = {}
-    for name, way in WAYS.items():
+    found = {}
+    for name, policy in POLICIES.items():
         began = process_time()
-        plans = [way(instance)[0] for instance in instances]
+        plans = [policy(instance)[0] for instance in instances]
         cost = 1e3 * (process_time() - began) / len(instances)
         gaps = [latency(instance, plan) / low - 1.0 for instance, plan, low in zip(instances, plans, lows, strict=True)]
         best = statistics.fmean(gap < 1e-9 for gap in gaps)
-        ways[name] = {"mean": statistics.fmean(gaps), **spread(gaps), "best": best, "planning_ms": cost}
-    return ways
+        found[name] = {"mean": statistics.fmean(gaps), **spread(gaps), "best": best, "planning_ms": cost}
+    return found
 
 
 def example(title: str, instance: Instance, names: Sequence[str]) -> dict[str, Any]:
     """Return the timelines of an instance for a Gantt chart."""
     rows = {}
     for name in names:
-        plan, reason = WAYS[name](instance)
+        plan, reason = POLICIES[name](instance)
         timeline = simulate(instance, plan)
         rows[name] = {"reason": reason, "latency": timeline.latency, **dataclasses.asdict(timeline)}
     least = best_latency(instance)
@@ -80,7 +80,7 @@ def best_latency(instance: Instance) -> float:
     return latency(instance, optimum(instance)[0])
 
 
-HEAD = f"{'above the optimum, %':<26}" + "".join(f"{name:>18}" for name in WAYS)
+HEAD = f"{'above the optimum, %':<26}" + "".join(f"{name:>18}" for name in POLICIES)
 
 
 def table(found: dict[str, Any]) -> str:
@@ -93,8 +93,8 @@ def table(found: dict[str, Any]) -> str:
 
 def _line(name: str, ways: dict[str, dict[str, float]]) -> str:
     cells = [
-        f"{100 * way['mean']:>9.2f}, {100 * way['max']:>5.1f}{'*' if way['best'] == 1.0 else ' '}"
-        for way in ways.values()
+        f"{100 * policy['mean']:>9.2f}, {100 * policy['max']:>5.1f}{'*' if policy['best'] == 1.0 else ' '}"
+        for policy in ways.values()
     ]
     return f"{name:<26}" + "".join(f"{cell:>18}" for cell in cells)
 

@@ -150,7 +150,7 @@ def one_home(specs: Sequence[Spec], folder: Path, model: Path, prompt: str, toke
             out, err = machines[0].start(*command, module="bench.csgo.list_plans").communicate(timeout=300)
         assert out, err
         planned = json.loads(out)
-        splits = {name: way["split"] for name, way in planned["ways"].items()}
+        splits = {name: option["split"] for name, option in planned["ways"].items()}
         prepare(machines, list(splits.values()))
         measured: dict[str, Any] = {}
         for split in dict.fromkeys(splits.values()):
@@ -163,23 +163,23 @@ def one_home(specs: Sequence[Spec], folder: Path, model: Path, prompt: str, toke
         return {"specs": [asdict(spec) for spec in specs], "planned": planned, "measured": measured, "rpc": by_rpc}
 
 
-WAYS = ("planned", "best single", "even", "by strength")
+SPLITS = ("planned", "best single", "even", "by strength")
 
 
 def row(found: dict[str, Any]) -> list[str]:
     """Return the cells of a home: each split, measured (predicted), then RPC's better one, and the planned split."""
-    ways, words = found["planned"]["ways"], [str(len(found["specs"]))]
-    for name in WAYS:
-        way = ways.get(name)
-        took = "" if way is None else f"{found['measured'][way['split']]['ttft_s']:.2f} ({way['ttft_s']:.2f})"
+    options, words = found["planned"]["ways"], [str(len(found["specs"]))]
+    for name in SPLITS:
+        option = options.get(name)
+        took = "" if option is None else f"{found['measured'][option['split']]['ttft_s']:.2f} ({option['ttft_s']:.2f})"
         words.append(took)
     runs = [run["ttft_s"] for run in found["rpc"].values() if "ttft_s" in run]
-    return [*words, f"{min(runs):.1f}" if runs else "", ways["planned"]["split"]]
+    return [*words, f"{min(runs):.1f}" if runs else "", options["planned"]["split"]]
 
 
 def table(found: dict[str, Any]) -> str:
     """Return a line for each home, and a summary."""
-    head = ["devices", *(name.upper() for name in WAYS), "RPC", "SPLIT"]
+    head = ["devices", *(name.upper() for name in SPLITS), "RPC", "SPLIT"]
     rows = [head, *map(row, found["each"])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in rows]
@@ -200,11 +200,10 @@ def figures(homes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     off, first, ratios = [], 0, []
     rivals: dict[str, list[float]] = {}
     for found in homes:
-        ways = found["planned"]["ways"]
-        took = {name: found["measured"][way["split"]]["ttft_s"] for name, way in ways.items()}
-        off += [
-            ways[name]["ttft_s"] / took[name] - 1.0 for name in {way["split"]: n for n, way in ways.items()}.values()
-        ]
+        options = found["planned"]["ways"]
+        took = {name: found["measured"][option["split"]]["ttft_s"] for name, option in options.items()}
+        different = {option["split"]: name for name, option in options.items()}
+        off += [options[name]["ttft_s"] / took[name] - 1.0 for name in different.values()]
         first += took["planned"] <= min(took.values()) * 1.02
         for name, seconds in took.items():
             if name != "planned":

@@ -30,7 +30,7 @@ from edgellm.engine.native import WAITING
 from edgellm.storage import resolve
 
 CACHED = 256
-WAYS = {"OpenMP's own": {"GOMP_SPINCOUNT": WAITING["GOMP_SPINCOUNT"]}, "ours": {}}
+POLICIES = {"OpenMP's own": {"GOMP_SPINCOUNT": WAITING["GOMP_SPINCOUNT"]}, "ours": {}}
 
 
 def measured(model: Model, rows: list[int], repeats: int) -> dict[str, float]:
@@ -69,9 +69,9 @@ def table(found: dict[str, Any]) -> str:
     """Return a line for each policy and thread: milliseconds by number of rows."""
     first = next(iter(found["milliseconds"].values()))["main thread"]
     lines = [f"{'waiting':<14}{'decoded by':<15}" + "".join(f"{rows + ' rows':>10}" for rows in first)]
-    for way, threads in found["milliseconds"].items():
+    for policy, threads in found["milliseconds"].items():
         for who, medians in threads.items():
-            lines.append(f"{way:<14}{who:<15}" + "".join(f"{value:>10.2f}" for value in medians.values()))
+            lines.append(f"{policy:<14}{who:<15}" + "".join(f"{value:>10.2f}" for value in medians.values()))
     return "\n".join(lines) + "\n"
 
 
@@ -87,11 +87,11 @@ def main() -> None:
         print(json.dumps(both(arguments)))
         return
     found: dict[str, Any] = {}
-    for way, extra in WAYS.items():
+    for policy, extra in POLICIES.items():
         environment = {name: value for name, value in os.environ.items() if name not in WAITING} | extra
         command = [sys.executable, "-m", "bench.engine.openmp", "--here", *sys.argv[1:]]
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-        found[way] = json.loads(done.stdout)
+        found[policy] = json.loads(done.stdout)
     figures = {"model": arguments.model, "milliseconds": found}
     print(table(figures), end="")
     print(f"written: {write(arguments.name, 'bench.engine.openmp', figures, 0)}")

@@ -31,7 +31,7 @@ from edgellm.verifier.scheduler import SchedulerLimits, next_batch
 from testkit.simulated_devices import Arrival, Fleet, kept_before, scripts
 
 BUDGETS = (0.3, 0.6, 0.9, 1.0)
-WAYS = {"together": SchedulerLimits(), "one_by_one": SchedulerLimits(rows=1)}
+BATCHING = {"together": SchedulerLimits(), "one_by_one": SchedulerLimits(rows=1)}
 
 
 class Clock:
@@ -98,7 +98,7 @@ def main() -> None:
     print(HEAD)
     with Model.load(resolve(arguments.model)) as model:
         work = scripts(model, arguments.sessions, arguments.threads, arguments.seed)
-        for way, limits in WAYS.items():
+        for batching, limits in BATCHING.items():
             with closing(Fleet(model, work, arguments.threads, limits, arguments.seed)) as fleet:
                 for budget in BUDGETS:
                     runs = [
@@ -106,7 +106,7 @@ def main() -> None:
                         for number in range(arguments.repeats)
                     ]
                     row = {key: spread([one[key] for one in runs]) for key in runs[0]}
-                    results.append({"batches": way, "budget": budget, **row})
+                    results.append({"batches": batching, "budget": budget, **row})
                     print(_row(results[-1]), flush=True)
     figures = {"model": arguments.model, "sessions": arguments.sessions, "costs": results}
     print(f"written: {write(arguments.name, 'bench.synera.scheduler', figures, arguments.seed)}")

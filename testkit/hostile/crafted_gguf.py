@@ -1,4 +1,4 @@
-"""Model files that are sound GGUF and mean something that llama.cpp was not written for, one flaw each."""
+"""Model files that are valid GGUF with one flaw each that llama.cpp does not expect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = MappingProxyType({name: kind for kind, (name, _, _) in TENSOR_TYPES.ite
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _FORMS = MappingProxyType({_U32: "<I", _I32: "<i", _F32: "<f", _BOOL: "<?"})
 
-# The ten that passed the check and ended the process when it was first attacked.
+# The ten that passed the check and ended the process in the first attack.
 KNOWN = (
     "tokenizer.ggml.model = rwkv", "rope.scaling.type = fractal", "expert_count = 10000",
     *(f"blk.0.attn_norm.weight in {kind}" for kind in ("I32", "F64", "F16", "Q8_0")),
@@ -48,7 +48,7 @@ class Crafted:
 
     @classmethod
     def of(cls, path: Path) -> Crafted:
-        """Return the pieces of a sound file."""
+        """Return the pieces of a valid file."""
         header, whole = check_gguf(path), path.read_bytes()
         with path.open("rb") as file:
             entries = raw_entries(file, header)
@@ -66,12 +66,12 @@ class Crafted:
         return head + bytes(-len(head) % 32) + bytes(body)
 
     def set(self, key: str, value: object, kind: int | None = None) -> Crafted:
-        """Return the file with a metadata value; None takes it away."""
+        """Return the file with a metadata value; None removes it."""
         entries = {name: raw for name, raw in self.entries.items() if name != key}
         return replace(self, entries=entries if value is None else entries | {key: entry(key, value, kind)})
 
     def put(self, name: str, tensor: Tensor | None) -> Crafted:
-        """Return the file with a tensor; None takes it away."""
+        """Return the file with a tensor; None removes it."""
         tensors = {other: one for other, one in self.tensors.items() if tensor is not None or other != name}
         return replace(self, tensors=tensors if tensor is None else tensors | {name: tensor})
 
@@ -80,7 +80,7 @@ class Crafted:
         return self.put(name, made(self.tensors[name].shape, kind, fill))
 
     def renamed(self, arch: str) -> Crafted:
-        """Return the file as one of another architecture, its hyperparameters under that one's names."""
+        """Return the file under another architecture, with its hyperparameters renamed."""
         old = next(key.partition(".")[0] for key in self.entries if key.endswith(".block_count"))
         entries: dict[str, bytes] = {}
         for key, raw in self.entries.items():
@@ -97,7 +97,7 @@ def made(shape: tuple[int, ...], kind: str, fill: int = 0) -> Tensor:
 def entry(key: str, value: object, kind: int | None = None) -> bytes:
     """Return a metadata entry; its type follows from the value unless a `kind` is given."""
     head = _text(key)
-    if isinstance(value, bytes):  # as it is, behind its type
+    if isinstance(value, bytes):  # raw bytes after the type
         return head + value
     if isinstance(value, str):
         return head + struct.pack("<I", _STRING) + _text(value)
@@ -121,7 +121,7 @@ def _text(value: object) -> bytes:
 
 
 def crafted(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield what is wrong with a file, and the file; those of `KNOWN` first."""
+    """Yield the flaw of a file, and the file; those of `KNOWN` first."""
     pieces = []
     for shape in (BASE, BIASED, EXPERTS):
         path = folder / f"{shape.arch}.gguf"
@@ -138,7 +138,7 @@ _Makers = Iterator[tuple[str, Callable[[], Crafted]]]
 
 
 def _types(base: Crafted, biased: Crafted, experts: Crafted) -> _Makers:
-    """Every role in types that do not belong there, and matrices in all types, with all bits set or none."""
+    """Yield every tensor role in wrong types, and matrices in all types, with all bits set or none."""
     freqs = base.put("rope_freqs.weight", made((32,), "F32", 63))
     odd = ("I8", "I16", "I32", "I64", "F64", "F16", "BF16", "Q8_0", "Q8_1", "Q8_K")
     roles = (
@@ -159,7 +159,7 @@ def _types(base: Crafted, biased: Crafted, experts: Crafted) -> _Makers:
 
 
 def _values(base: Crafted, _biased: Crafted, experts: Crafted) -> _Makers:
-    """Hyperparameters that are zero, huge, of another type, or contradict each other."""
+    """Yield hyperparameters that are zero, huge, of another type, or contradict each other."""
     keys = (
         "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
         "attention.head_count_kv", "vocab_size", "rope.dimension_count", "attention.key_length",
@@ -191,7 +191,7 @@ def _values(base: Crafted, _biased: Crafted, experts: Crafted) -> _Makers:
 
 
 def _tokenizers(base: Crafted, _biased: Crafted, _experts: Crafted) -> _Makers:
-    """Vocabularies that lack, repeat or contradict something."""
+    """Yield vocabularies with missing, repeated or contradicting entries."""
     for model in ("rwkv", "llama", "bert", "t5", "plamo2", "gemma4", "none", "test", "hybriddna", "whitespace", "?"):
         name = f"tokenizer.ggml.model = {model}"
         yield name, partial(base.set, "tokenizer.ggml.model", model)
@@ -235,7 +235,7 @@ def _tokenizers(base: Crafted, _biased: Crafted, _experts: Crafted) -> _Makers:
 
 
 def _tensors(base: Crafted, _biased: Crafted, experts: Crafted) -> _Makers:
-    """Tensors that are missing, too many, or of another shape."""
+    """Yield tensors that are missing, too many, or of another shape."""
     for name in list(base.tensors)[:12]:
         yield f"no {name}", partial(base.put, name, None)
         yield f"{name} of one row", partial(base.put, name, made((256,), "F32"))
@@ -261,7 +261,7 @@ def _tensors(base: Crafted, _biased: Crafted, experts: Crafted) -> _Makers:
 
 
 def _families(base: Crafted, _biased: Crafted, experts: Crafted) -> _Makers:
-    """The same layers under the name of another family, whose graph asks for other things."""
+    """Yield the same layers under the name of another family, whose graph needs other tensors."""
     families = (
         "llama4", "gemma", "gemma2", "gemma3", "gemma3n", "phi2", "phi3", "qwen", "qwen2vl", "qwen3", "qwen3next",
         "qwen35", "mamba", "mamba2", "rwkv6", "rwkv7", "falcon", "falcon-h1", "bloom", "mpt", "starcoder2", "gptneox",

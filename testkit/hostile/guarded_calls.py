@@ -40,11 +40,11 @@ Calls = Sequence[tuple[str, str, Right]]
 
 
 async def answered(channel: grpc.aio.Channel, path: str, kind: str) -> bool:
-    """Return whether a call gets further than the guard: anything but a refusal, also that its bytes mean nothing."""
+    """Return whether a call passes the guard: any answer but a refusal, also one that its bytes are invalid."""
     data = b"\xff\xff\xff" if kind == STREAM else b""
     method: Any = getattr(channel, kind)(path)
     call = method() if kind == STREAM else method(data)
-    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # what it was ended with is asked below
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # its status is read below
         if kind == STREAM:
             await call.write(data)
             await call.done_writing()
@@ -60,7 +60,7 @@ async def answered(channel: grpc.aio.Channel, path: str, kind: str) -> bool:
 
 
 def broken(server: Trust, client: Trust, address: Address, calls: Calls) -> tuple[int, list[str]]:
-    """Try every call with every set of rights; return how many, and which were answered or refused against the rule."""
+    """Try every call with every set of rights; return their number, and those answered or refused against the rule."""
 
     async def ask(some: frozenset[Right]) -> list[str]:
         async with (await connect_authenticated(address, client))[0] as channel:

@@ -74,7 +74,7 @@ HOSTILE = MappingProxyType({
 HARMLESS = frozenset({"dicts of dicts", "a namespace in itself", "fromkeys", "sums", "a long date"})
 """Those that do no more than they may, and are rendered."""
 
-# Ways out of sandboxes that were known once, or that anyone would try. MARK is a file that would be written.
+# Known and obvious escapes from sandboxes. MARK is a file that would be written.
 ESCAPES = MappingProxyType({
     "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "classes, by item": "{{ ''['__class__']['__mro__'] }}",
@@ -108,7 +108,7 @@ ESCAPES = MappingProxyType({
     "do": "{% do messages.clear() %}",
 })  # fmt: skip
 
-# Statements that are harmless when they are rendered; compiling as many as a template may have took half a minute.
+# Statements that are harmless to render, but of which as many as a template may have took half a minute to compile.
 LONG_TO_COMPILE = MappingProxyType({
     "ors": "{% if a" + " or a" * 189 + " %}{% endif %}",
     "ands": "{{ a" + " and a" * 150 + " }}",
@@ -120,9 +120,9 @@ HEADERS = ("texts", "numbers", "entries", "tokens", "empty tokens", "more tokens
 
 
 def header(name: str) -> bytes:
-    """Return a GGUF without tensors that holds as much of something as it may, or more."""
+    """Return a GGUF without tensors, with the greatest allowed amount of something, or more."""
     match name:
-        case "texts":  # each wrong byte becomes a character, and one in ten makes all of them take four bytes
+        case "texts":  # each wrong byte becomes a character, and one in ten of them widens all to four bytes
             text = (b"\xff" * 9 + "🙂".encode()) * 500_000
             return _gguf([_entry(b"%d" % i, 8, _text(text)) for i in range(5)])
         case "numbers":
@@ -156,7 +156,7 @@ def _gguf(entries: Sequence[bytes]) -> bytes:
     return whole.ljust(-(-len(whole) // 32) * 32, b"\0")
 
 
-# One name (`tokenizer.ggml.pre`) for each way in which llama.cpp splits words.
+# One name (`tokenizer.ggml.pre`) for each of llama.cpp's methods of splitting words.
 PRE_TOKENIZERS = (
     "default", "llama-bpe", "jais-2", "dbrx", "deepseek-llm", "deepseek-v3", "deepseek-coder", "spark2_5", "youtu",
     "falcon", "starcoder", "gpt-2", "qwen2", "qwen35", "poro-chat", "chatglm-bpe", "viking", "tekken", "chameleon",

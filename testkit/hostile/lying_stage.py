@@ -1,4 +1,4 @@
-"""A worker of a mesh that lies: every stage that it computes breaks its promise in one way."""
+"""A worker of a mesh that lies: every stage that it computes breaks the protocol with one lie."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ EITHER = ("never loads", "works for ever")
 
 
 class LyingStage(Stage):
-    """A stage that tells one of the lies above."""
+    """A stage with one of the lies above."""
 
     lie = ""
 
@@ -96,8 +96,8 @@ class LyingStage(Stage):
             super()._remove(moving, event)
             return
         super()._remove(moving, None)
-        for said in (MIDDLE | LAST).get(self.lie, _truth)(event):
-            self._post(said)
+        for lie_event in (MIDDLE | LAST).get(self.lie, _truth)(event):
+            self._post(lie_event)
 
     def _load(self) -> None:
         while self.lie == "never loads" and not self._closed:

@@ -15,10 +15,10 @@ PAIR = "/edgellm.v1.Pairing/Pair"
 
 
 class Relay:
-    """A man in the middle of pairings, who may change every frame, either way; `with` gives his address."""
+    """A man in the middle of pairings, who may change every frame in both directions; `with` gives his address."""
 
     def __init__(self, at: Address, change: Callable[[pb.PairFrame, bool], object]) -> None:
-        """`change` is given each frame, and whether it goes to the side that shows the code."""
+        """`change` gets each frame, and whether it goes to the side that shows the code."""
         self._at, self._change = at, change
         self._pool = ThreadPoolExecutor(4)
         self._server = grpc.server(self._pool, options=[("grpc.so_reuseport", 0)])

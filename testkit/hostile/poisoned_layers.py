@@ -1,4 +1,4 @@
-"""Layers that are not what their manifest says: other weights, or some that llama.cpp does not survive."""
+"""Layers that differ from their manifest: with other weights, or with some that make llama.cpp end the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece
 FIRST, LAST = 6, 11  # the layers of the worker, counted from 0
 
 
-_I32 = 26  # a type of tensors that llama.cpp cannot use for a norm
+_I32 = 26  # a tensor type that llama.cpp cannot use for a norm
 
 
 Bytes = dict[LayerPiece, bytes]
@@ -40,7 +40,7 @@ def garbled(manifest: Manifest, model: Path) -> Bytes:
 
 
 def deadly(manifest: Manifest, model: Path) -> Bytes:
-    """Return layers with a norm of whole numbers, with which llama.cpp ends the process."""
+    """Return layers with a norm of integers, with which llama.cpp ends the process."""
     return {piece: _retyped(data, "blk.0.attn_norm.weight", _I32) for piece, data in honest(manifest, model).items()}
 
 
@@ -52,7 +52,7 @@ def _retyped(data: bytes, tensor: str, kind: int) -> bytes:
 
 
 def claimed(manifest: Manifest, pieces: Bytes) -> tuple[Manifest, Bytes]:
-    """Return the manifest that says of other bytes that they are the layers of the same model, and its pieces."""
+    """Return a manifest that claims other bytes as layers of the same model, and its pieces."""
     made = {
         replace(piece, size=len(data), sha256=hashlib.sha256(data).hexdigest()): data for piece, data in pieces.items()
     }

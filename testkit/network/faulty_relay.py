@@ -14,7 +14,7 @@ _RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: close with RST
 
 
 class FaultyRelay:
-    """Listens on a loopback port of its own and passes everything on to `target`, until it is told to fail."""
+    """Listens on a loopback port of its own and forwards everything to `target`, until a method makes it fail."""
 
     def __init__(self, target: int, seed: int = 0) -> None:
         """`target` is a port on this machine."""
@@ -22,15 +22,15 @@ class FaultyRelay:
         self._door = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._door.getsockname()[1]
         self._open: list[socket.socket] = []
-        self._flows = threading.Event()  # cleared: nothing gets through, and waits
-        self._delay = (0.0, 0.0)  # seconds for whatever comes, and as many more at most, at random
+        self._flows = threading.Event()  # cleared: all bytes wait
+        self._delay = (0.0, 0.0)  # seconds for all bytes, and the most seconds added at random
         self._garbage = False  # before the next bytes to the device
-        self._lost = self._closed = False  # what goes to the device is; so are new connections
+        self._lost = self._closed = False  # bytes to the device are lost; new connections are closed
         self.heal()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def heal(self) -> None:
-        """End every fault, for the connections that are left."""
+        """End every fault, for the remaining connections."""
         self._delay, self._garbage, self._lost, self._closed = (0.0, 0.0), False, False, False
         self._flows.set()
 
@@ -38,11 +38,11 @@ class FaultyRelay:
         self._delay = (seconds, jitter)
 
     def stall(self) -> None:
-        """Let nothing through any more; `heal` passes on what has waited."""
+        """Hold back all bytes; `heal` forwards them."""
         self._flows.clear()
 
     def half_open(self) -> None:
-        """Lose what the verifier says, and tell neither side."""
+        """Silently drop the verifier's bytes."""
         self._lost = True
 
     def garbage(self) -> None:
@@ -55,7 +55,7 @@ class FaultyRelay:
         for end in open_now:
             with suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                end.shutdown(socket.SHUT_RD)  # wakes who reads
+                end.shutdown(socket.SHUT_RD)  # wakes the reader
             end.close()
 
     def close_door(self) -> None:
@@ -84,15 +84,15 @@ class FaultyRelay:
                     if self._closed:
                         raise ConnectionRefusedError
                     far = socket.create_connection(("127.0.0.1", self._target))
-                except OSError:  # nobody is there
+                except OSError:  # the target is away
                     near.close()
                     continue
                 self._open += [near, far]
                 for source, sink, down in ((near, far, False), (far, near, True)):
                     source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    threading.Thread(target=self._pass_on, args=(source, sink, down), daemon=True).start()
+                    threading.Thread(target=self._forward, args=(source, sink, down), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, down: bool) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, down: bool) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
                 seconds, jitter = self._delay

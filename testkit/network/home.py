@@ -6,7 +6,7 @@
 
 Each machine has a namespace, a veth pair to one bridge with `tc tbf` on both of its ends, a control group (v1) with
 `blkio.throttle.read_bps_device` and a CPU quota, and a home folder of its own with an identity; all are paired with
-each other. Everything is taken away when the `with` ends. It needs root; `why_not()` says what else is missing.
+each other. Everything is removed when the `with` ends. It needs root; `why_not()` says what else is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from testkit import ROOT
 
 GROUPS = Path("/sys/fs/cgroup")
 _PERIOD = 100_000  # microseconds of a CPU quota
-_FIRST = 100_000  # of which other programs have 1,024: what a machine is given it gets, whoever else is busy
+_FIRST = 100_000  # other programs have 1,024, so that a machine gets its share beside them
 _NET = "10.79.0"
 
 
@@ -43,7 +43,7 @@ class Machine:
     """A network namespace with a home folder of its own."""
 
     def __init__(self, name: str, home: Path, before: Sequence[str] = ()) -> None:
-        """`before`: what a command is started through, such as a shell that joins a control group."""
+        """`before`: words that start a command, such as those of a shell that joins a control group."""
         self.name, self.home, self._before = name, home, tuple(before)
 
     def ip(self, *words: str) -> None:
@@ -79,8 +79,8 @@ class Machine:
     def running(
         self, *words: str, until: str, module: str = "edgellm", program: Sequence[str] = ()
     ) -> Iterator[list[str]]:
-        """Run a command in the background, from the line on that matches `until`; yield the lines that it prints."""
-        process, said = self.start(*words, module=module, program=program), list[str]()
+        """Run a command in the background; wait for a line that matches `until`, then yield all printed lines."""
+        process, printed = self.start(*words, module=module, program=program), list[str]()
         news = threading.Condition()
         assert process.stderr is not None
         assert process.stdout is not None
@@ -88,7 +88,7 @@ class Machine:
         def read(lines: Any) -> None:
             for line in lines:
                 with news:
-                    said.append(line)
+                    printed.append(line)
                     news.notify_all()
 
         readers = [threading.Thread(target=read, args=(pipe,)) for pipe in (process.stderr, process.stdout)]
@@ -96,8 +96,8 @@ class Machine:
             reader.start()
         try:
             with news:
-                assert news.wait_for(lambda: re.search(until, "".join(said)), 90), "".join(said)
-            yield said
+                assert news.wait_for(lambda: re.search(until, "".join(printed)), 90), "".join(printed)
+            yield printed
         finally:
             process.send_signal(signal.SIGTERM if program else signal.SIGINT)
             try:
@@ -113,10 +113,10 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A machine to be made; 0 is no limit.
+    """The specification of a machine; 0 is no limit.
 
     `up` and `down` are Mbit/s to and from the others, `disk` is MB/s, `cpu` is processor cores. The machine sees whole
-    cores, and takes as many threads; machines that need less than a core share one, see `cores`.
+    cores, and uses as many threads; machines that need less than a core share one, see `cores`.
     """
 
     name: str
@@ -145,11 +145,11 @@ class Throttled(Machine):
     def worker(self, *words: str) -> Iterator[list[str]]:
         """Run a worker that keeps layers for the others; yield the lines that it prints."""
         module = ("--host", self.address, "--port", "50151", "--home", str(self.home), *words)
-        with self.running(*module, until="listening", module="testkit.processes.layer_worker") as said:
-            yield said
+        with self.running(*module, until="listening", module="testkit.processes.layer_worker") as printed:
+            yield printed
 
     def forget(self) -> int:
-        """Drop all of its files from memory, so that the next load is cold; return how many bytes they have."""
+        """Drop all of its files from memory, so that the next load is cold; return their bytes."""
         size = 0
         for path in self.home.rglob("*"):
             with suppress(OSError):
@@ -164,7 +164,7 @@ class Throttled(Machine):
         return size
 
     def throttle(self, folder: Path) -> None:
-        """Make its control groups, for the disk that `folder` is on."""
+        """Create its control groups, for the disk that `folder` is on."""
         for group in self._groups:
             group.mkdir(exist_ok=True)
         (self._groups[1] / "cpu.shares").write_text(str(_FIRST))
@@ -174,7 +174,7 @@ class Throttled(Machine):
         self._limit()
 
     def _limit(self, disk: bool = True, cpu: bool = True) -> None:
-        """Set what it may read and compute in a second; no limit for what is not to be limited."""
+        """Limit the disk and the processor, each only if a limit is given."""
         rate = int(self.spec.disk * 1e6) if disk else 0
         quota = int(self.spec.cpu * _PERIOD) if cpu and self.spec.cpu else -1
         (self._groups[0] / "blkio.throttle.read_bps_device").write_text(f"{self._device} {rate}")
@@ -205,9 +205,9 @@ class Throttled(Machine):
 
 
 def cores(specs: Sequence[Spec], there: int) -> list[list[int]]:
-    """Return which of the cores that are `there` each machine sees.
+    """Return the cores among `there` that each machine sees.
 
-    The cores with most left to give are taken, so that each machine gets its share as long as there is enough for all.
+    The least used cores are taken, so that each machine gets its share as long as there are enough for all.
     """
     left = [1.0] * there
     found: list[list[int]] = [list(range(there))] * len(specs)
@@ -220,7 +220,7 @@ def cores(specs: Sequence[Spec], there: int) -> list[list[int]]:
 
 
 def no_namespaces() -> str:
-    """Return why no network namespace can be made here; empty where one can."""
+    """Return why no network namespace can be made here; empty if one can."""
     if sys.platform != "linux" or shutil.which("ip") is None:
         return "network namespaces need Linux and iproute2"
     name = f"edge-{os.getpid()}-try"
@@ -232,7 +232,7 @@ def no_namespaces() -> str:
 
 
 def why_not() -> str:
-    """Return why no home can be made here; empty where one can."""
+    """Return why no home can be made here; empty if one can."""
     if reason := no_namespaces():
         return reason
     for program in ("tc", "taskset"):
@@ -277,7 +277,7 @@ def home(specs: Sequence[Spec], folder: Path) -> Iterator[list[Throttled]]:
 
 
 def _join(machine: Throttled, hub: Machine, port: str) -> None:
-    """Connect the machine to the hub by a cable with a bandwidth each way."""
+    """Connect the machine to the hub by a cable with a bandwidth in each direction."""
     subprocess.run(["ip", "netns", "add", machine.name], check=True, capture_output=True)
     machine.ip("link", "set", "lo", "up")
     machine.ip("link", "add", "lan0", "type", "veth", "peer", "name", port, "netns", hub.name)
@@ -286,13 +286,13 @@ def _join(machine: Throttled, hub: Machine, port: str) -> None:
     hub.ip("link", "set", port, "master", "home0", "up")
     for where, device, rate in ((machine, "lan0", machine.spec.up), (hub, port, machine.spec.down)):
         if rate:
-            burst = max(16_384, int(rate * 1e6 / 8 * 0.005))  # bytes that may go at once: what comes in 5 ms
+            burst = max(16_384, int(rate * 1e6 / 8 * 0.005))  # bytes that may be sent at once: those of 5 ms
             words = f"qdisc add dev {device} root tbf rate {rate}mbit burst {burst} latency 100ms"
             subprocess.run(["tc", "-n", where.name, *words.split()], check=True, capture_output=True)
 
 
 def _pair(machines: Sequence[Throttled]) -> None:
-    """Make every two machines know each other as if they had been paired, with all rights."""
+    """Pair every two machines, with all rights."""
     now = datetime.now(UTC).replace(microsecond=0)
     known = [(machine, machine.trust) for machine in machines]
     for machine, trust in known:

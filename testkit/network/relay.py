@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Self
 
-BLOCK = 1448  # bytes that travel together, as in an Ethernet frame
+BLOCK = 1448  # bytes sent together, as in an Ethernet frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Network:
 
 
 class Relay:
-    """Listens on a loopback port of its own and passes everything on to `target`, as late as the network would."""
+    """Listens on a loopback port of its own and forwards everything to `target`, with the network's delay."""
 
     def __init__(self, target: int, network: Network) -> None:
         """`target` is a port on this machine. All connections share each direction's bandwidth."""
@@ -31,13 +31,13 @@ class Relay:
         self.port: int = self._door.getsockname()[1]
         self._open: list[socket.socket] = []
         self.connections = 0  # so far
-        self._ways = (_Way(network), _Way(network))  # up and down
+        self._directions = (_Direction(network), _Direction(network))  # up and down
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def carried(self) -> tuple[int, int]:
         """Bytes up and down so far."""
-        return self._ways[0].carried, self._ways[1].carried
+        return self._directions[0].carried, self._directions[1].carried
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -46,14 +46,14 @@ class Relay:
                 self.connections += 1
                 try:
                     far = socket.create_connection(("127.0.0.1", self._target))
-                except OSError:  # nobody listens there now
+                except OSError:  # the target does not listen now
                     near.close()
                     continue
                 self._open += [near, far]
                 for end in (near, far):
                     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._ways[0].join(near, far)
-                self._ways[1].join(far, near)
+                self._directions[0].join(near, far)
+                self._directions[1].join(far, near)
 
     def cut(self) -> None:
         """End all connections; new ones are possible."""
@@ -76,12 +76,12 @@ class Relay:
         self.close()
 
 
-class _Way:
+class _Direction:
     """One direction of a relay."""
 
     def __init__(self, network: Network) -> None:
         self._per_byte, self._delay = 8e-6 / network.megabits, network.round_trip / 2
-        self._free = 0.0  # when the last byte so far has left
+        self._free = 0.0  # time at which the last byte so far is sent
         self._lock = threading.Lock()
         self.carried = 0
 

@@ -1,7 +1,7 @@
-"""Several devices in one process, which come, ask, pause, leave in the middle, and come again.
+"""Several devices in one process, which connect, send requests, pause, leave in the middle, and reconnect.
 
-Reads lines of JSON from stdin: `{"pause": SECONDS}` sets the mean time between two replies of a device; the end of
-stdin is the end. Writes a line for every reply: the milliseconds of its verdicts, and what was wrong.
+Reads lines of JSON from stdin: `{"pause": SECONDS}` sets the mean time between two replies of a device; the process
+ends with stdin. Writes a line for every reply: the milliseconds of its verdicts, and its errors.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from edgellm.spec.types import Chunk, Ids
 from edgellm.storage import resolve
 
 GAMMA = 4
-WRONG = 0.3  # of the chunks hold a token that the verifier would not write
-ABRUPT = 0.1  # of the replies are left in the middle
-ROUNDS = 12  # of a reply
+WRONG = 0.3  # share of chunks with a token that the verifier would not write
+ABRUPT = 0.1  # share of replies that are left in the middle
+ROUNDS = 12  # rounds of a reply
 
 
 class Pace:
-    """The mean pause between two replies of a device, and whether all is over."""
+    """The mean pause between two replies of a device, and the end of the process."""
 
     def __init__(self, pause: float) -> None:
         self.pause = pause
@@ -43,12 +43,12 @@ class Pace:
         self._over.set()
 
     def rest(self, rng: random.Random) -> bool:
-        """Pause; return False where it is time to go."""
+        """Pause; return False if the process is to end."""
         return not self._over.wait(min(rng.expovariate(1.0 / self.pause), 10 * self.pause))
 
 
 class Device:
-    """A device with its own connection, which asks along the verifier's own text."""
+    """A device with its own connection, whose requests follow the verifier's own text."""
 
     def __init__(self, port: int, trust: Trust, model: Model, rng: random.Random, work: list[tuple[Ids, Ids]]) -> None:
         self._port, self._trust, self._model, self._rng, self._work = port, trust, model, rng, work
@@ -90,9 +90,9 @@ class Device:
                     error = f"{type(lost).__name__}: {lost.what}"
                     break
                 waits.append((time.monotonic() - began) * 1e3)
-                said = np.concatenate((chunk[: verdict.accepted], verdict.tokens))
-                wrong += not np.array_equal(said, text[at : at + len(said)]) or (right and len(said) <= GAMMA)
-                at += len(said)
+                written = np.concatenate((chunk[: verdict.accepted], verdict.tokens))
+                wrong += not np.array_equal(written, text[at : at + len(written)]) or (right and len(written) <= GAMMA)
+                at += len(written)
         session.close()
         _say(waits=waits, wrong=wrong, left=leave < ROUNDS, error=error)
 

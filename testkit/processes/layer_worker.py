@@ -1,8 +1,8 @@
-"""A device that keeps layers for others and has itself measured, and does nothing else.
+"""A device that only keeps layers for others and measures itself.
 
     python -m testkit.processes.layer_worker --port 50151 --store layers
 
-With `--home` it answers paired devices alone, as the device whose home folder that is.
+With `--home` it serves paired devices only, as the device with that home folder.
 """
 
 from __future__ import annotations

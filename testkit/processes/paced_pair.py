@@ -1,8 +1,8 @@
-"""The bundled pair at the pace of a device: 30 ms a drafted token, 60 ms a verification, over the network of a home.
+"""The bundled pair at the pace of a device: 30 ms a drafted token, 60 ms a verification, over a home's network.
 
 The pair's own speed says little about devices: its draft model takes a third of a millisecond for a token. So every
-decoding of the draft model and every pass of the verifier is made to last as long as asked for. All else is real: two
-processes, gRPC, and a relay with the network's bandwidth and round trip between them.
+decode of the draft model and every pass of the verifier is made to last a given time. All else is real: two processes,
+gRPC, and a relay with the network's bandwidth and round trip between them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ servers.serve_verifier(Path(model), port=int(port), sessions=int(sessions), cont
 
 
 class Paced(Context):
-    """A context of which each decoding lasts `pace` seconds, or as long as it takes if that is longer."""
+    """A context in which each decode lasts at least `pace` seconds."""
 
     def __init__(self, *arguments: Any, pace: float, **options: Any) -> None:
         self._pace = pace
@@ -55,7 +55,7 @@ class Paced(Context):
 
 @contextmanager
 def paced_verifier(model: Path, pace: float, network: Network, sessions: int = 2) -> Iterator[Relay]:
-    """Run a verifier at `pace` in a process of its own, and yield the relay that leads to it."""
+    """Run a verifier at `pace` in a process of its own, and yield the relay in front of it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     command = [sys.executable, "-c", _SERVE, str(model), str(port), str(pace), str(sessions)]

@@ -2,8 +2,8 @@
 
     python -m testkit.processes.verifier MODEL PORT SESSIONS
 
-listens to paired devices alone, and prints a line of JSON each second with the number of open sessions.
-`PairedVerifierProcess` starts that, with a home folder in which the device that asks is on the list.
+serves paired devices only, and prints a line of JSON each second with the number of open sessions.
+`PairedVerifierProcess` starts it, with a home folder in which the calling device is paired.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ CONTEXT = 1024
 
 
 def acquaint(host: Path, devices: Sequence[Path]) -> list[Trust]:
-    """Make the identities of a verifier and of devices below these homes, and pair each device with the verifier.
+    """Create the identities of a verifier and of devices in these homes, and pair each device with the verifier.
 
     Return the devices' trust.
     """
@@ -107,7 +107,7 @@ def _as_peer(identity: Identity, name: str) -> Peer:
 
 
 class PairedVerifierProcess(VerifierProcess):
-    """A verifier's process that answers paired devices alone; `status` is the last line that it printed."""
+    """A verifier's process that serves paired devices only; `status` is the last line that it printed."""
 
     def __init__(self, model: Path, home: Path, sessions: int) -> None:
         """`home` is where `acquaint` has made the verifier's identity."""
@@ -128,7 +128,7 @@ class PairedVerifierProcess(VerifierProcess):
     def _started(self) -> subprocess.Popen[str]:
         environment = {**os.environ, "EDGELLM_HOME": str(self._home)}
         process = subprocess.Popen(self._run, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE)
-        self._listener = threading.Thread(target=self._hear, args=(process,), daemon=True)
+        self._listener = threading.Thread(target=self._read, args=(process,), daemon=True)
         self._listener.start()
         return process
 
@@ -136,15 +136,15 @@ class PairedVerifierProcess(VerifierProcess):
         super().close()
         self._listener.join()
 
-    def _hear(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        with process.stdout as said:
-            for line in said:
+        with process.stdout as lines:
+            for line in lines:
                 with suppress(ValueError):  # it was killed in the middle of a line
                     self.status = json.loads(line)
 
     def line(self, vocabulary: Vocabulary, trust: Trust, port: int | None = None) -> RemoteVerifier:
-        """Return a paired device's connection to it once it is up, perhaps through a relay's `port`."""
+        """Return a paired device's connection to it once it is up, through a relay's `port` if given."""
         end = time.monotonic() + 60
         while True:
             try:
@@ -159,7 +159,7 @@ def main() -> None:
     model, port, sessions = sys.argv[1:]
     open_now = 0
 
-    def heard(event: ServerEvent) -> None:
+    def on_event(event: ServerEvent) -> None:
         nonlocal open_now
         open_now += (event.what is EventKind.CONNECTED) - (event.what is EventKind.ENDED)
 
@@ -170,7 +170,7 @@ def main() -> None:
         context=CONTEXT,
         threads=1,
         paired_only=True,
-        on_event=heard,
+        on_event=on_event,
     )
     while not server.wait(1.0):
         print(json.dumps({"sessions": open_now, **asdict(server.counters)}), flush=True)

@@ -37,7 +37,7 @@ class WorkerProcess:
     """A worker's process, which can be killed or stopped, and started again."""
 
     def __init__(self, model: Path, home: Path, threads: int | None = 1, keep: float = 30.0, first: str = "") -> None:
-        """`first` is code that the process runs before."""
+        """`first` is code that the process runs first."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self._run = [sys.executable, "-c", first + _SERVE, str(model), *map(str, (self.port, threads or 0, keep))]
@@ -59,7 +59,7 @@ class WorkerProcess:
         self._process = self._started()
 
     def processor(self) -> float:
-        """Return the seconds of processor time that it has used."""
+        """Return the processor seconds that it has used."""
         times = psutil.Process(self._process.pid).cpu_times()
         return float(times.user + times.system)
 

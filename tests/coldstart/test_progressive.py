@@ -27,7 +27,7 @@ from edgellm.coldstart.graph_switching import (
     synchronous,
 )
 from edgellm.errors import InvalidOption
-from testkit.switching_instances import EXAMPLES, WAYS, drawn, partition
+from testkit.switching_instances import EXAMPLES, POLICIES, drawn, partition
 from tests.coldstart.clock import least_ticks
 
 FIG_8 = EXAMPLES[0][1]
@@ -226,7 +226,7 @@ def test_a_search_that_would_not_end_is_refused() -> None:
 @given(instances(), st.integers(1, 3))
 @example(Instance((3.0, 0.0), (6.0, 4.0), (0.0, 0.0), chunks=2), 1)
 def test_nothing_undercuts_the_optimum_and_the_better_ways_are_never_worse(instance: Instance, width: int) -> None:
-    taken = {name: latency(instance, way(instance)[0]) for name, way in WAYS.items()}
+    taken = {name: latency(instance, way(instance)[0]) for name, way in POLICIES.items()}
     narrow, sure = beam(instance, width)
     taken["narrow"], best = latency(instance, narrow), latency(instance, optimum(instance)[0])
     assert floor(instance) <= best * (1 + 1e-9)
@@ -285,7 +285,7 @@ def test_hiding_every_load_is_number_partitioning(items: list[int]) -> None:
     assert hidden == (sum(items) / 2 in sums)
 
 
-@pytest.mark.parametrize("way", [*WAYS.values(), optimum])
+@pytest.mark.parametrize("way", [*POLICIES.values(), optimum])
 @given(instances(blocks=4, chunks=3))
 @settings(max_examples=20)
 def test_every_way_tells_what_its_plan_takes(way: Callable[[Instance], tuple[Plan, str]], instance: Instance) -> None:
