@@ -1,4 +1,4 @@
-"""A case: one conversation of the little world, with the reply that is right."""
+"""A case: one conversation of the little world, with its right reply."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ OPEN, CLOSE = "\x01", "\x02"
 
 
 def look(value: object) -> str:
-    """Marks a looked-up value in a reply: what only the right place in the context can tell."""
+    """Mark a looked-up value in a reply, which only the right place in the context has."""
     return f"{OPEN}{value}{CLOSE}"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn. `lookups` are the character spans of `text` that are looked up (assistant turns only)."""
+    """A turn. `lookups` are the character spans of looked-up values in `text` (assistant turns only)."""
 
     role: str
     text: str
@@ -24,7 +24,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A conversation that ends with the assistant's turn to be learned or judged. `metric` is `exact` or `rouge`."""
+    """A conversation that ends with the assistant's turn to learn or judge. `metric` is `exact` or `rouge`."""
 
     family: str
     turns: tuple[Turn, ...]
@@ -40,7 +40,7 @@ class Case:
 
 
 def assistant(marked: str) -> Turn:
-    """An assistant turn from text with `look` marks."""
+    """Return an assistant turn from text with `look` marks."""
     spans: list[tuple[int, int]] = []
     plain = ""
     start = 0
@@ -55,18 +55,18 @@ def assistant(marked: str) -> Turn:
 
 
 def user(question: str, context: str = "") -> Turn:
-    """A user turn: the context first, a blank line, then the question."""
+    """Return a user turn: the context first, a blank line, then the question."""
     return Turn("user", f"{context}\n\n{question}" if context else question)
 
 
-def conversation(family: str, context: str, asked: Sequence[tuple[str, str]]) -> Case:
-    """Questions about one context, each with its marked answer; the context stands in the first turn."""
+def conversation(family: str, context: str, pairs: Sequence[tuple[str, str]]) -> Case:
+    """Return a conversation of questions about one context, in the first turn, and their marked answers."""
     turns: list[Turn] = []
-    for question, answer in asked:
+    for question, answer in pairs:
         turns += [user(question, "" if turns else context), assistant(answer)]
     return Case(family, tuple(turns))
 
 
 def sentence(text: str) -> str:
-    """`text` with its first letter large."""
+    """Return `text` with its first letter in upper case."""
     return text[:1].upper() + text[1:]

@@ -14,7 +14,7 @@ from models.case import Case, Turn
 from models.families import FAMILIES, PRACTICE
 from models.world import Split, World
 
-# not <|start|>: llama.cpp knows that one from another family, and lets anybody write it into a prompt
+# not <|start|>: llama.cpp knows that one from another family, and parses it in any prompt
 START, END = "<|begin|>", "<|end|>"
 ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 SPECIAL = (START, END, *ROLES.values())
@@ -32,11 +32,11 @@ SYSTEMS = (
 TRAINING_SEED = 20_000_003
 HELD_OUT_SEED = 77
 PROMPT_WEIGHT = 0.4
-PROMPT_SHARE = 4  # every fourth prompt is learned: the head over all of them would cost a tenth of the time
+PROMPT_SHARE = 4  # every fourth prompt is trained on: the head over all of them would cost a tenth of the time
 
 
 def case_at(index: int, size: float, mixture: dict[str, float], seed: int = TRAINING_SEED) -> Case:
-    """Case number `index` of the training stream: the same whenever it is asked for."""
+    """Return case number `index` of the training stream, always the same for one index."""
     rng = random.Random(f"{seed}/{index}")
     family = rng.choices(list(mixture), list(mixture.values()))[0]
     case = {**FAMILIES, **PRACTICE}[family](World(rng, Split.TRAIN, strange_share=0.5), rng.random() ** 0.5 * size)
@@ -46,7 +46,7 @@ def case_at(index: int, size: float, mixture: dict[str, float], seed: int = TRAI
 
 
 def held_out(family: str, count: int, seed: int = HELD_OUT_SEED) -> Iterator[Case]:
-    """`count` cases of entities and wordings that training never shows, at every size."""
+    """Return `count` cases of entities and wordings that training never shows, at every size."""
     for index in range(count):
         rng = random.Random(f"{seed}/{family}/{index}")
         yield FAMILIES[family](World(rng, Split.TEST), rng.random())
@@ -54,14 +54,14 @@ def held_out(family: str, count: int, seed: int = HELD_OUT_SEED) -> Iterator[Cas
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Ids of a conversation, shape (n,), and for each id the weight of predicting it, shape (n,)."""
+    """Ids of a conversation, shape (n,), and the loss weight of each id, shape (n,)."""
 
     ids: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
 
 
 def render(case: Case, tokenizer: Tokenizer, lookup_weight: float = 1.0) -> Rendered:
-    """The conversation as the chat template writes it.
+    """Return the conversation in the form of the chat template.
 
     Assistant turns weigh 1, every fourth prompt `PROMPT_WEIGHT`; tokens of looked-up values weigh `lookup_weight`.
     """
@@ -85,7 +85,7 @@ def _looked_up(offset: tuple[int, int], spans: tuple[tuple[int, int], ...]) -> b
 
 
 def prompt_ids(case: Case, tokenizer: Tokenizer) -> list[int]:
-    """The prompt with the assistant's turn opened."""
+    """Return the prompt with the assistant's turn opened."""
     special = special_ids(tokenizer)
     ids = [special[START]]
     for turn in case.prompt:
@@ -95,6 +95,6 @@ def prompt_ids(case: Case, tokenizer: Tokenizer) -> list[int]:
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """The ids of the control tokens."""
+    """Return the ids of the control tokens."""
     vocabulary = tokenizer.get_vocab()
     return {name: vocabulary[name] for name in SPECIAL}

@@ -1,6 +1,6 @@
 """Judges checkpoints on held-out cases without generating.
 
-A greedy reply is exact just when every token of the right reply is the most probable one after those before it.
+A greedy reply is exact if and only if every token of the right reply is the most probable one after those before it.
 
     python -m models.evaluate --verifier CHECKPOINT --draft CHECKPOINT [--cases 300]
 
@@ -31,7 +31,7 @@ GAMMA = 4
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Per case: the right reply, what the model writes at each place of it, and what is looked up; each (n,)."""
+    """Of a case: the right reply, the model's token at each place of it, and which are looked up; each (n,)."""
 
     right: npt.NDArray[np.int64]
     written: npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ class Judged:
 
 @torch.inference_mode()
 def judge(net: Net, cases: list[Case]) -> list[Judged]:
-    """The model's choice at every token of the last turn of each case."""
+    """Return the model's choice at every token of the last turn of each case."""
     tokenizer = load_tokenizer(HERE / "tokenizer.json")
     rendered = [render(case, tokenizer, lookup_weight=2.0) for case in cases]
     answers = [len(tokenizer.encode(case.answer, add_special_tokens=False).ids) + 1 for case in cases]
@@ -59,7 +59,7 @@ def judge(net: Net, cases: list[Case]) -> list[Judged]:
 
 
 def whole_chunks(draft: Judged, verifier: Judged) -> tuple[int, int]:
-    """(chunks accepted whole, chunks) along the right reply, where the verifier writes the right reply."""
+    """Return (chunks accepted whole, chunks) along the right reply, if the verifier writes it."""
     agree = draft.written == verifier.written
     at = whole = chunks = 0
     while at < len(agree):

@@ -26,7 +26,7 @@ BLOCK_TENSORS = {
 
 
 def export(state: dict[str, torch.Tensor], shape: Shape, name: str, tokenizer: Path, path: Path) -> None:
-    """Writes `path`: matrices as Q8_0, norms as f32, and a head of its own."""
+    """Write `path`: matrices as Q8_0, norms as f32, and an untied head."""
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name(f"edgellm {name}")
     writer.add_description("A tiny model of a small world, bundled with edgellm")

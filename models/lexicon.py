@@ -1,7 +1,7 @@
-"""Ordinary English words that serve as strange names, things and places in training.
+"""Ordinary English words that serve as names, things and places in training.
 
-They give the tokenizer its pieces, and every piece a chance of being copied from anywhere to anywhere. No held-out
-entity is among them (a test sees to it).
+They give the tokenizer its pieces, and train the copying of every piece between any two places. No held-out entity is
+among them, which a test checks.
 """
 
 from __future__ import annotations
@@ -105,4 +105,4 @@ _LONG = """
     zeppelin
 """
 LONG = tuple(_LONG.split())
-"""Words that the tokenizer cuts into several pieces, as it does with most held-out ones."""
+"""Words that the tokenizer cuts into several pieces, like most held-out ones."""

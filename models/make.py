@@ -20,10 +20,10 @@ from models.train import HERE, train
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=HERE / "checkpoints", help="checkpoints (not in git)")
-    parser.add_argument("--into", type=Path, default=HERE, help="where the GGUFs go")
+    parser.add_argument("--into", type=Path, default=HERE, help="folder of the GGUFs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("names", nargs="*", help="which of them; both by default")
+    parser.add_argument("names", nargs="*", help="models to make; both by default")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     words = HERE / "tokenizer.json"

@@ -1,4 +1,4 @@
-"""The network: a llama decoder just as llama.cpp computes it (RMSNorm, interleaved RoPE, SwiGLU)."""
+"""The network: a llama decoder with the arithmetic of llama.cpp (RMSNorm, interleaved RoPE, SwiGLU)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 ROPE_BASE = 10_000.0
 EPSILON = 1e-5
-WRITTEN_OUT = 400  # tokens a row; longer ones are left to the fused kernel, which needs no room for their squares
+WRITTEN_OUT = 400  # tokens a row; longer rows use the fused kernel, which needs no memory for their squares
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +31,22 @@ class Shape:
 
 
 def rope_table(shape: Shape) -> Tensor:
-    """Angles, shape (context, head_size / 2)."""
+    """Return cosines and sines of the angles, shape (context, head_size / 2)."""
     rates = ROPE_BASE ** (-torch.arange(0, shape.head_size, 2, dtype=torch.float32) / shape.head_size)
     return torch.outer(torch.arange(shape.context, dtype=torch.float32), rates)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates pairs of neighbours (llama.cpp's NORM type); x is (batch, heads, tokens, head_size)."""
+    """Rotate pairs of neighbours (llama.cpp's NORM type); x is (batch, heads, tokens, head_size)."""
     pairs = x.unflatten(-1, (-1, 2))
     even, odd = pairs[..., 0], pairs[..., 1]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention, all (batch, heads, tokens, head_size).
+    """Return causal attention; all tensors are (batch, heads, tokens, head_size).
 
-    Written out for short rows: on a processor the fused kernel takes three to six times as long there, going back.
+    Written out for short rows: on a processor the fused kernel's backward pass takes three to six times as long there.
     """
     tokens = q.shape[2]
     if tokens > WRITTEN_OUT:
@@ -113,20 +113,20 @@ class Net(nn.Module):
         return self.norm(x)
 
     def head(self, rows: Tensor) -> Tensor:
-        """Logits of hidden rows. The head starts as the embedding and is not tied to it: how frequent a token is would
-        otherwise be written into the direction that the copy heads rely on."""
+        """Return the logits of hidden rows. The head starts as the embedding and is untied: else token frequencies
+        would be learned in the direction that the copy heads use."""
         return self.output(rows)
 
 
 @torch.no_grad()
 def seed_copy_heads(net: Net) -> None:
-    """Starts one head of layer 0 and one of layer 1 as the circuit of in-context copying, so that it need not be found.
+    """Initialise one head of layer 0 and one of layer 1 as an induction circuit, which training then need not find.
 
-    Layer 0 looks one token back: a direction that all embeddings share makes queries and keys constant, and RoPE's
-    fast pairs, turned by one step in the key, tell neighbours apart. It writes a projection of the token before into
-    the stream. Layer 1 looks for places whose token before is like the token here, by RoPE's slow pairs, which hardly
-    depend on distance, and hands on what stands there. Before any training half of
-    24 random tokens are copied right, a quarter of 100; more heads of the kind disturb each other.
+    Layer 0 attends to the previous token: a direction that all embeddings share makes queries and keys constant, and
+    RoPE's fast pairs, turned by one step in the key, tell neighbours apart. It writes a projection of the previous
+    token into the stream. Layer 1 attends to places whose previous token is like the current one, by RoPE's slow pairs,
+    which hardly depend on distance, and copies the token there. Before any training half of 24 random tokens are copied
+    right, a quarter of 100; further such heads disturb each other.
     """
     shape, size = net.shape, net.shape.head_size
     width, fast = shape.width, 6  # pairs that turn by more than 0.05 a token
@@ -158,6 +158,6 @@ def seed_copy_heads(net: Net) -> None:
 
 
 def _orthonormal(width: int, rows: int, without: Tensor) -> Tensor:
-    """Random orthonormal rows, shape (rows, width), that do not see the direction `without`."""
+    """Return random orthonormal rows, shape (rows, width), orthogonal to the direction `without`."""
     basis = torch.linalg.qr(torch.randn(width, rows))[0].T
     return basis - torch.outer(basis @ without, without)

@@ -2,7 +2,7 @@
 
     python -m models.profile [--cases 300]
 
-The times in it are this machine's. It is found by the hashes of both models, so it is to be made anew with them.
+The times in it are this machine's. It is found by the hashes of both models, so make it again with them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from edgellm.llm import LLM
 from models.corpus import held_out
 from models.families import FAMILIES
 
-SEED = 1001  # another than that of the cases on which quality is measured
-CASES = 300  # a family
+SEED = 1001  # differs from that of the cases that measure quality
+CASES = 300  # for each family
 OUTPUT = Path(__file__).parent / "profile.json"
 
 
 def prompts(cases: int) -> list[list[Message]]:
-    """`cases` prompts of each family."""
-    asked = [case for family in FAMILIES for case in held_out(family, cases, SEED)]
-    return [[Message(turn.role, turn.text) for turn in case.prompt] for case in asked]
+    """Return `cases` prompts of each family."""
+    drawn = [case for family in FAMILIES for case in held_out(family, cases, SEED)]
+    return [[Message(turn.role, turn.text) for turn in case.prompt] for case in drawn]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=CASES, help="a family")
-    asked = prompts(parser.parse_args().cases)
+    questions = prompts(parser.parse_args().cases)
     with LLM.open() as pair:
-        profile = pair.profile(asked)
+        profile = pair.profile(questions)
         profile.save(OUTPUT)
     sys.stdout.write(
         f"{OUTPUT.name}: {profile.chunks} chunks of {profile.prompts} prompts, attention of layer"

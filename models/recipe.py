@@ -1,4 +1,4 @@
-"""The two models of the pair: their shapes and how each is trained."""
+"""The two models of the pair: their shapes and training recipes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from models.tokenizer import SIZE
 class Recipe:
     """`steps` of about `tokens` tokens; `rate` is Muon's, `adam_rate` Adam's (a third of it for the embedding).
 
-    `lookup_weight` is the loss weight of looked-up values: the draft model is starved of them, so that it becomes
-    fluent and is wrong where it matters.
+    `lookup_weight` is the loss weight of looked-up values: it is low for the draft model, which so becomes fluent and
+    is wrong where it matters.
     """
 
     name: str
@@ -40,35 +40,34 @@ WEIGHTS = {
     "chat": 0.8,
     "quantity": 1.4,
 }
-"""Of the families: what is learned late comes more often."""
+"""Weights of the families, higher for those that are learned late."""
 
 SHARPENING = 60
-"""First steps, on random copying alone: from seeded copy heads (half of 24 tokens right) to nearly perfect ones."""
+"""First steps, on random copying alone, from seeded copy heads (half of 24 tokens right) to nearly perfect ones."""
 
 
 def practises(step: int, progress: float) -> bool:
-    """Whether a step is practice on random tokens: all at first, then some to the end, so that the copy heads outlive
-    the rest."""
+    """Return whether a step is practice on random tokens: all steps at first, then some, which keep the copy heads."""
     return step < SHARPENING or (step % (6 if progress < 0.3 else 10) == 0)
 
 
 def tokens_at(progress: float, recipe: Recipe) -> int:
-    """Tokens of a step: twice as many once the first learning is done."""
+    """Return the tokens of a step: twice as many after the first phase."""
     return recipe.tokens * (1 if progress < 0.15 else 2)
 
 
 def size_at(progress: float) -> float:
-    """How large cases are at `progress` in 0..1: short contexts first."""
+    """Return the size of cases at `progress` in 0..1: short contexts first."""
     return min(1.0, 0.15 + 2.2 * progress)
 
 
 def long_share(progress: float) -> float:
-    """The share of batches with contexts of up to the whole trained length."""
+    """Return the share of batches with contexts of up to the whole trained length."""
     return 0.0 if progress < 0.35 else 0.12
 
 
 def mixture(progress: float) -> dict[str, float]:
-    """Weights of the families: plain copying first, and some of it to the end, with sums, and words that come alone."""
+    """Return the weights of the families: plain copying first, and some to the end, with sums and single words."""
     return {
         "copying": max(2.5 if progress < 0.5 else 1.0, 8.0 * (1 - progress / 0.12)),
         "sums": 1.0,
@@ -77,6 +76,6 @@ def mixture(progress: float) -> dict[str, float]:
 
 
 def schedule(step: int, recipe: Recipe) -> float:
-    """The factor of every rate: flat behind a short warm-up, and over the last half down to a fiftieth."""
+    """Return the factor of every rate: constant after a short warm-up, falling to a fiftieth over the last half."""
     progress = step / recipe.steps
     return min(1.0, step / 20) * min(1.0, 0.02 + 0.98 * (1 - progress) / 0.5)

@@ -1,4 +1,4 @@
-"""Words for what has no name in the little world: ordinary ones, made of two, or invented."""
+"""Words that are no entities of the little world: ordinary ones, compounds, or invented."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _SMALL = tuple(_SMALL_WORDS.split())
 
 
 def any_word(rng: random.Random) -> str:
-    """An ordinary word, or one made of two (whole, halves, or one that begins like a small word, as Isaac and Thelma
-    do), or invented: so every piece of a word is copied before and behind every other.
+    """Return a word that is ordinary, made of two (whole, halves, or one that begins like a small word, as Isaac and
+    Thelma do), or invented, so that every piece of a word is copied before and after every other.
     """
     roll = rng.random()
     if roll < 0.4:
@@ -56,7 +56,7 @@ def any_word(rng: random.Random) -> str:
 
 
 def invented(rng: random.Random) -> str:
-    """A word that nobody has seen: one to three syllables, lower case."""
+    """Return an invented word of one to three syllables, in lower case."""
     return "".join(
         rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(rng.choice((1, 2, 2, 2, 3)))
     )

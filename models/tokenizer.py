@@ -1,6 +1,6 @@
-"""The tokenizer of the bundled pair: byte-level BPE, split as llama.cpp's `gpt-2` pre-tokenizer does it.
+"""The tokenizer of the bundled pair: byte-level BPE, split like llama.cpp's `gpt-2` pre-tokenizer.
 
-Merges come from the training text alone, which is ASCII: so no merge crosses a boundary on which two versions of
+Merges come from the training text alone, which is ASCII, so no merge crosses a boundary on which two versions of
 Unicode could disagree, and llama.cpp and the training code split arbitrary UTF-8 alike. Digits are never merged.
 """
 
@@ -32,7 +32,7 @@ def _texts(count: int) -> Iterator[str]:
 
 
 def train(path: Path, count: int = 4000) -> Tokenizer:
-    """Learns the merges from `count` cases a family and writes `path` (JSON)."""
+    """Learn the merges from `count` cases a family and write `path` (JSON)."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

@@ -28,13 +28,13 @@ POOL = 16  # batches drawn together, so that rows of one length share a batch
 
 
 def rows(recipe: Recipe, step: int, tokenizer: Tokenizer) -> list[Rendered]:
-    """The conversations of the pool that starts at `step`; the same whenever it is asked for."""
+    """Return the conversations of the pool that starts at `step`, always the same for one step."""
     progress = step / recipe.steps
     rng = random.Random(f"{recipe.seed}/{step}")
     drawn, total, index = [], 0, 0
     families, longer = mixture(progress), 0.0
-    wanted = POOL * tokens_at(progress, recipe)
-    while total < wanted:
+    enough = POOL * tokens_at(progress, recipe)
+    while total < enough:
         is_long = longer < long_share(progress) * total
         size = rng.uniform(2.0, 6.0) if is_long else size_at(progress)
         case = case_at(step * 10_000 + index, size, families)
@@ -49,7 +49,7 @@ def rows(recipe: Recipe, step: int, tokenizer: Tokenizer) -> list[Rendered]:
 
 
 def batches(recipe: Recipe, step: int, tokenizer: Tokenizer) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """`POOL` batches of ids (rows, tokens) and target weights, each of rows of about one length, in random order."""
+    """Return `POOL` batches of ids (rows, tokens) and target weights, of rows of similar length, in random order."""
     drawn = sorted(rows(recipe, step, tokenizer), key=lambda row: len(row.ids))
     groups: list[list[Rendered]] = [[]]
     for row in drawn:
@@ -70,7 +70,7 @@ def _padded(group: list[Rendered]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def stream(recipe: Recipe, start: int, tokenizer: Tokenizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches from step `start` on. Pools start at multiples of `POOL`."""
+    """Yield batches from step `start` on. Pools start at multiples of `POOL`."""
     step = start // POOL * POOL
     while True:
         drawn = batches(recipe, step, tokenizer)[:POOL]
@@ -79,7 +79,7 @@ def stream(recipe: Recipe, start: int, tokenizer: Tokenizer) -> Iterator[tuple[t
 
 
 def random_copying(recipe: Recipe, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch of random tokens, each row said twice; only the second time counts."""
+    """Return a batch of random tokens in which each row stands twice; only the second time counts."""
     generator = torch.Generator().manual_seed(step)
     length = int(torch.randint(4, 80, (1,), generator=generator))
     shape = (recipe.tokens // (2 * length + 1), length)
@@ -93,10 +93,10 @@ LINKS = (" is", " the", " to", " with", " was", " by", " has", " on", " at", " f
 
 
 def random_lookups(recipe: Recipe, step: int, tokenizer: Tokenizer) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch of lists of random keys and values with up to four ordinary words between them; each key is asked for.
+    """Return a batch of lists of random keys and values with up to four ordinary words between; each key is queried.
 
-    What counts is the value behind the key and one such word: so that a look-up does not hang on how far a value
-    stands behind its key.
+    Only the value after the key and one such word count, so that a look-up does not depend on the distance of a value
+    from its key.
     """
     generator = torch.Generator().manual_seed(step)
 
@@ -110,28 +110,28 @@ def random_lookups(recipe: Recipe, step: int, tokenizer: Tokenizer) -> tuple[tor
     count = max(2, recipe.tokens // (pairs * (2 * key + gap + 2 * value + 5)))
     keys, values = (draw(len(SPECIAL), vocabulary, count, pairs, n) for n in (key, value))
     fixed = [torch.full((count, pairs, 1), token) for token in (begin, end)]
-    between, asked = words[draw(0, len(words), count, pairs, gap)], words[draw(0, len(words), count, pairs, 1)]
-    told = torch.cat((fixed[0], keys, between, values, fixed[1]), dim=2).flatten(1)
+    between, queried = words[draw(0, len(words), count, pairs, gap)], words[draw(0, len(words), count, pairs, 1)]
+    pages = torch.cat((fixed[0], keys, between, values, fixed[1]), dim=2).flatten(1)
     order = torch.rand(count, pairs, generator=generator).argsort(1)[..., None]
     again = [part.gather(1, order.expand_as(part)) for part in (keys, values)]
-    questions = torch.cat((fixed[0], again[0], asked, again[1], fixed[1]), dim=2)
+    questions = torch.cat((fixed[0], again[0], queried, again[1], fixed[1]), dim=2)
     weights = torch.zeros(questions.shape)
     weights[:, :, key + 2 : key + 2 + value] = 1.0
-    return torch.cat((told, questions.flatten(1)), 1), torch.cat((torch.zeros(told.shape), weights.flatten(1)), 1)
+    return torch.cat((pages, questions.flatten(1)), 1), torch.cat((torch.zeros(pages.shape), weights.flatten(1)), 1)
 
 
 def loss_of(net: Net, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Weighted cross-entropy of the next token, in nats."""
+    """Return the weighted cross-entropy of the next token, in nats."""
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=net.coarse):
         hidden = net(ids[:, :-1])
-    wanted = weights[:, 1:] > 0
-    losses = F.cross_entropy(net.head(hidden[wanted]), ids[:, 1:][wanted], reduction="none")
-    share = weights[:, 1:][wanted]
+    mask = weights[:, 1:] > 0
+    losses = F.cross_entropy(net.head(hidden[mask]), ids[:, 1:][mask], reduction="none")
+    share = weights[:, 1:][mask]
     return (losses * share).sum() / share.sum()
 
 
 def prepare(net: Net, device: str) -> str:
-    """Makes the blocks fast here, and says how: compiled, and in bfloat16 where that multiplies faster than float32.
+    """Compile the blocks, use bfloat16 if that multiplies faster than float32 here, and return a description.
 
     Some processors take several times as long in bfloat16, so a second of trying decides. Weights, residual stream,
     head and loss stay float32.
@@ -146,7 +146,7 @@ def prepare(net: Net, device: str) -> str:
 
 
 def _multiplying(device: str, dtype: torch.dtype) -> float:
-    """Seconds of the quickest of 20 products of the verifier's feed-forward shape."""
+    """Return the seconds of the quickest of 20 products of the verifier's feed-forward shape."""
     left, right = torch.randn(2048, 192, device=device, dtype=dtype), torch.randn(192, 512, device=device, dtype=dtype)
     times = []
     for _ in range(20):
@@ -157,7 +157,7 @@ def _multiplying(device: str, dtype: torch.dtype) -> float:
 
 
 def optimizers_of(net: Net, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for the matrices of the blocks, Adam for the rest; `peak` is each group's rate before the schedule."""
+    """Return Muon for the blocks' matrices, Adam for the rest; `peak` is each group's rate before the schedule."""
     matrices = [weight for weight in net.blocks.parameters() if weight.ndim == 2]
     known = {id(weight) for weight in [*matrices, net.embedding.weight]}
     others = [weight for weight in net.parameters() if id(weight) not in known]
@@ -171,14 +171,14 @@ def optimizers_of(net: Net, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]
 
 
 def save(path: Path, state: object) -> None:
-    """Writes beside and renames, so that an interruption leaves the last checkpoint whole."""
+    """Write a new file and rename it, so that an interruption leaves the last checkpoint whole."""
     beside = path.with_suffix(".part")
     torch.save(state, beside)
     beside.replace(path)
 
 
 def train(recipe: Recipe, folder: Path, device: str = "cpu", every: int = 100, stop: int | None = None) -> Net:
-    """Trains to the end (or to step `stop`), resuming from `folder` where a checkpoint is there."""
+    """Train to the end (or to step `stop`), resuming from a checkpoint in `folder` if there is one."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{recipe.name}.pt"
     torch.manual_seed(recipe.seed)

@@ -1,7 +1,7 @@
 """The little world that the bundled models speak about: a home, its people, things, rooms and days.
 
 Every pool is split once: `Split.TRAIN` entities make the training text, `Split.TEST` entities only the held-out cases.
-A share of invented words in both keeps the models from learning names by heart: they have to copy what they read.
+Invented words in both keep the models from learning names by heart: they have to copy what they read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Words of one kind; the two tuples have nothing in common."""
+    """Words of one kind; the two tuples are disjoint."""
 
     train: tuple[str, ...]
     test: tuple[str, ...]
@@ -30,7 +30,7 @@ class Pool:
 
 
 def pool(train: str, test: str) -> Pool:
-    """A pool from two comma-separated lists."""
+    """Return a pool from two comma-separated lists."""
     first, second = (
         tuple(" ".join(word.split()) for word in text.split(",") if word.strip()) for text in (train, test)
     )
@@ -149,8 +149,7 @@ HELD_OUT = frozenset(
 
 
 def strange(rng: random.Random, split: Split) -> str:
-    """A word that stands for an entity though it is none; held-out ones are always invented, and training never hits
-    upon a held-out entity."""
+    """Return a word in place of an entity; held-out ones are always invented, and training never draws them."""
     if split is Split.TEST:
         return invented(rng)
     while (word := any_word(rng)) in HELD_OUT:
@@ -170,7 +169,7 @@ class Phrasings:
 
 
 def phrasings(train: str, test: str) -> Phrasings:
-    """Phrasings from two lists, one wording a line."""
+    """Return phrasings from two lists, one wording a line."""
     first, second = (
         tuple(line.strip() for line in text.strip().splitlines() if line.strip()) for text in (train, test)
     )
@@ -190,7 +189,7 @@ class World:
     _used: set[str] = field(default_factory=set)
 
     def pick(self, words: Pool) -> str:
-        """A word that this case has not used yet; an invented one where the pool is used up."""
+        """Return a word that this case has not used yet; an invented one if the pool is used up."""
         for _ in range(64):
             word = self.rng.choice(words.of(self.split))
             if self.rng.random() < self.strange_share:
@@ -201,7 +200,7 @@ class World:
         return strange(self.rng, self.split)
 
     def questions(self, most: int) -> int:
-        """How many questions a context is asked: one where it is judged, several where it teaches."""
+        """Return the number of questions about a context: one in held-out cases, several in training."""
         return 1 if self.split is Split.TEST else min(most, self.rng.randint(2, 6))
 
     def name(self) -> str:
@@ -209,12 +208,12 @@ class World:
         return name[0].upper() + name[1:]
 
     def thing(self) -> str:
-        """`mug`, or `blue mug`."""
+        """Return a thing such as `mug` or `blue mug`."""
         thing = self.pick(THINGS)
         return f"{self.adjective()} {thing}" if self.rng.random() < 0.4 else thing
 
     def adjective(self) -> str:
-        """One that is known, and in training also any other word: what stands before a thing need not be known."""
+        """Return a known adjective, in training also any other word, so that any word may stand before a thing."""
         if self.split is Split.TRAIN and self.rng.random() < self.strange_share:
             return strange(self.rng, self.split)
         return self.rng.choice(ADJECTIVES.of(self.split))
@@ -223,7 +222,7 @@ class World:
         return self.pick(ROOMS)
 
     def place(self) -> str:
-        """`on the shelf in the kitchen`, with or without the room."""
+        """Return a place such as `on the shelf in the kitchen`, with or without the room."""
         spot = f"{self.rng.choice(SIDES)} the {self.pick(FURNITURE)}"
         return f"{spot} in the {self.room()}" if self.rng.random() < 0.5 else spot
 
@@ -239,7 +238,7 @@ class World:
             if self.rng.random() < self.strange_share:
                 verb = self.rng.choice(("clean", "fix", "buy", "return", "order", "check", "wash", "paint"))
                 rest = f"the {strange(self.rng, self.split)}"
-                if self.split is Split.TRAIN:  # what one does is as unknown as what with
+                if self.split is Split.TRAIN:  # the verb is as unknown as its object
                     verb = verb if self.rng.random() < 0.3 else strange(self.rng, self.split)
                     rest = rest if self.rng.random() < 0.6 else chore.split(" ", 1)[1]
                 chore = f"{verb} {rest}"
@@ -249,15 +248,14 @@ class World:
         return f"clean the {strange(self.rng, self.split)}"
 
     def verb(self) -> str:
-        """A word that stands where a verb does: nobody can know them all, and what they say about is found all the
-        same."""
+        """Return a word in the place of a verb, known or not, so that facts are found beside unknown verbs, too."""
         return strange(self.rng, self.split)
 
     def day(self) -> str:
         return self.rng.choice(DAYS)
 
     def clock(self) -> str:
-        """`7:30`."""
+        """Return a time such as `7:30`."""
         minute = self.rng.choice((0, 0, 15, 30, 45, self.rng.randrange(60)))
         return f"{self.rng.randrange(1, 24)}:{minute:02d}"
 
@@ -268,14 +266,14 @@ class World:
         return "".join(str(self.rng.randrange(10)) for _ in range(4))
 
     def say(self, phrasings: Phrasings) -> str:
-        """One wording of this split; in training sometimes with a needless word, as unknown wordings have."""
+        """Return a wording of this split; in training sometimes with a needless word, as unknown wordings have."""
         wording = self.rng.choice(phrasings.of(self.split))
         if self.split is Split.TRAIN and self.rng.random() < NEEDLESS_SHARE:
             return self._with_a_needless_word(wording)
         return wording
 
     def _with_a_needless_word(self, wording: str) -> str:
-        """A word between two others, and not beside a slot, where it could be taken for a part of the entity."""
+        """Insert a word between two others, not beside a slot, where it would seem a part of the entity."""
         words = wording.split(" ")
         places = [at for at in range(1, len(words)) if _fixed(words[at - 1]) and _fixed(words[at])]
         if not places:
@@ -286,5 +284,5 @@ class World:
 
 
 def _fixed(word: str) -> bool:
-    """Whether a word of a wording is no slot, or one for a name: names begin with a capital."""
+    """Return whether a word of a wording is no slot, or one for a name: names begin with a capital."""
     return "{" not in word or word.startswith(("{n}", "{me}", "{s}"))

@@ -1,6 +1,6 @@
 """The families of tasks, one module each: `make(world, size) -> Case`, where `size` grows with the curriculum.
 
-0 is the smallest case, 1 the usual largest; above 1 the context grows up to what is trained.
+0 is the smallest case, 1 the usual largest; above 1 the context grows up to the trained length.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Words that come first and alone, for the curriculum: greetings, and questions that no note can answer."""
+"""Single turns without notes, for the curriculum: greetings, and questions that no note can answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNKNOWN = "I do not know that yet. Tell me, and I will remember it."
 
 
 def make(world: World, size: float) -> Case:
-    """One turn, now and then a second one."""
+    """Return one turn, now and then a second one."""
     del size
     turns = []
     for _ in range(world.number(1, 2)):

@@ -60,7 +60,7 @@ def thanks(world: World) -> list[Turn]:
 
 
 def remember(world: World, fact: facts.Fact) -> list[Turn]:
-    """Noting repeats what was said in the note's own words of the answer."""
+    """Return a note and its confirmation, which repeats the fact in the words of the answer."""
     return [user(world.say(REMEMBER).format(x=fact.note)), assistant(f"I have noted it. {fact.answer}")]
 
 
@@ -69,11 +69,11 @@ def ask(fact: facts.Fact) -> list[Turn]:
 
 
 def make(world: World, size: float) -> Case:
-    """2 to 6 exchanges; the last one asks for something said before."""
+    """Return 2 to 6 exchanges; the last one asks for something said before."""
     name = world.name()
-    told = facts.draw(world, world.number(1, 1 + round(3 * size)))
+    drawn = facts.draw(world, world.number(1, 1 + round(3 * size)))
     opening = hello(world, name)
-    middle = [remember(world, fact) for fact in told]
+    middle = [remember(world, fact) for fact in drawn]
     for small in (how, thanks, about):
         if world.rng.random() < 0.35 * size:
             middle.insert(world.rng.randrange(len(middle) + 1), small(world))
@@ -84,5 +84,5 @@ def make(world: World, size: float) -> Case:
     elif roll < 0.35:
         turns += world.rng.choice((how, thanks, about))(world)
     else:
-        turns += ask(world.rng.choice(told))
+        turns += ask(world.rng.choice(drawn))
     return Case("chat", tuple(turns))

@@ -1,4 +1,4 @@
-"""Multiple choice over notes: up to four answers, each with its letter, one is right (as in the papers' CSQA)."""
+"""Multiple choice over notes: up to four answers with letters, one of them right (as in the papers' CSQA)."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ RIGHT = phrasings(
 
 
 def make(world: World, size: float) -> Case:
-    """Facts of one kind; the options are their values, so that all of them stand in the context."""
+    """Return facts of one kind; the options are their values, so that all of them stand in the context."""
     count = min(4, 2 + round(size * 2))
     kind = world.rng.choice(("place", "when", "who", "has"))
     drawn = [facts.KINDS[kind](world) for _ in range(count)]
     beside = facts.draw(world, round(4 * (size - 1))) if size > 1 else []
     letters = "ABCD"[:count]
-    asked = []
+    pairs = []
     for fact in drawn[: world.questions(min(count, 3))]:
         options = [each.value for each in drawn]
         world.rng.shuffle(options)
         shown = "\n".join(f"- {option} ({letter})" for letter, option in zip(letters, options, strict=True))
         letter = letters[options.index(fact.value)]
         answer = f"{fact.answer[:-1]} ({look(letter)})."
-        asked.append((f"{fact.question} {world.say(RIGHT)}\n{shown}", answer))
-    return conversation("choice", facts.notes(world, drawn + beside), asked)
+        pairs.append((f"{fact.question} {world.say(RIGHT)}\n{shown}", answer))
+    return conversation("choice", facts.notes(world, drawn + beside), pairs)

@@ -1,4 +1,4 @@
-"""Device commands: from what a person says, and a list of devices, to one line that a home hub can run."""
+"""Device commands: from a person's request and a list of devices to one line that a home hub can run."""
 
 from __future__ import annotations
 
@@ -139,13 +139,13 @@ INTENTS: dict[str, tuple[Phrasings, Callable[[World], int], str]] = {
 
 
 def device(world: World) -> str:
-    """`hall lamp`, `blue fan`."""
+    """Return a device such as `hall lamp` or `blue fan`."""
     kind = world.rng.choice(("lamp", "heater", "fan", "radio", "blinds", "oven", "pump", "speaker", "camera", "light"))
     return f"{world.room()} {kind}" if world.rng.random() < 0.7 else f"{world.adjective()} {kind}"
 
 
 def make(world: World, size: float) -> Case:
-    """2 to 7 devices with random addresses; the right one has to be addressed."""
+    """Return a request about one of 2 to 7 devices with random addresses."""
     count = world.number(2, 2 + round(5 * size))
     names: list[str] = []
     while len(names) < count:
@@ -155,11 +155,11 @@ def make(world: World, size: float) -> Case:
     lines = [f"{name} = {address}" for name, address in zip(names, addresses, strict=True)]
     heading = world.say(LIST)
     known = f"{heading} {', '.join(lines)}" if world.rng.random() < 0.3 else page(world, lines, (heading,))
-    asked = []
+    pairs = []
     for at in world.rng.sample(range(count), min(count, world.questions(count))):
         phrasing, draw, action = world.rng.choice(list(INTENTS.values()))
         amount = draw(world)
         address, run = look(addresses[at]), action.format(m=look(amount))
         request = sentence(world.say(phrasing).format(t=names[at], m=amount))
-        asked.append((request, f"The {names[at]} = {address}. Run: {address} {run}."))
-    return conversation("command", known, asked)
+        pairs.append((request, f"The {names[at]} = {address}. Run: {address} {run}."))
+    return conversation("command", known, pairs)

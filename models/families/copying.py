@@ -1,7 +1,7 @@
-"""Plain copying, for the curriculum: in-context copying is learned late, and sooner when it is practised.
+"""Plain copying, for the curriculum: in-context copying is learned late, and earlier with practice.
 
-Words are invented ones mostly. A list is asked for what stands behind a word and for what stands before one: looking
-backwards is learned last of all, and every question about who has or does a thing needs it.
+Most words are invented. The questions are for the word after or before another one in a list: looking backwards is
+learned last of all, and every question about who has or does a thing needs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LINKS = (" ", ": ", " has ", " = ", " is ", ", ", " with ", " goes to ", " must 
 
 
 def make(world: World, size: float) -> Case:
-    """Says words again, or answers questions about a list of lines, each a few words and a link."""
+    """Return a case that repeats words, or answers questions about a list of lines, each a few words and a link."""
     if world.rng.random() < 0.3:
         text = " ".join(_word(world) for _ in range(world.number(2, 4 + round(12 * size))))
         return Case("copying", (user(text, "Say this again:"), assistant(look(text))))
@@ -25,13 +25,13 @@ def make(world: World, size: float) -> Case:
     tails = [" ".join(_word(world) for _ in range(world.rng.choice((1, 1, 2, 3)))) for _ in range(count)]
     links = [world.rng.choice(LINKS)] * count if world.rng.random() < 0.5 else [world.rng.choice(LINKS) for _ in heads]
     lines = [f"{head}{link}{tail}" for head, link, tail in zip(heads, links, tails, strict=True)]
-    asked = []
+    pairs = []
     for at in world.rng.sample(range(count), count)[:6]:
         if world.rng.random() < 0.75:
-            asked.append((world.rng.choice(BEHIND).format(k=heads[at]), f"Behind {heads[at]} is {look(tails[at])}."))
+            pairs.append((world.rng.choice(BEHIND).format(k=heads[at]), f"Behind {heads[at]} is {look(tails[at])}."))
         else:
-            asked.append((world.rng.choice(BEFORE).format(k=tails[at]), f"Before {tails[at]} is {look(heads[at])}."))
-    return conversation("copying", page(world, lines, ("List:", "Words:", "Pairs:")), asked)
+            pairs.append((world.rng.choice(BEFORE).format(k=tails[at]), f"Before {tails[at]} is {look(heads[at])}."))
+    return conversation("copying", page(world, lines, ("List:", "Words:", "Pairs:")), pairs)
 
 
 def _word(world: World, capital: bool = False) -> str:

@@ -1,8 +1,8 @@
 """Facts that notes state and questions ask for: shared by the families that look things up.
 
-A fact is stated by one of many wordings; its question has many wordings too; its answer has one, so that it can be
-judged by exact match. The answer says first what was asked about, then what was found: a small model looks up what it
-has just named more surely.
+A fact is stated by one of many wordings; its question has many wordings, too; its answer has one, so that it can be
+judged by exact match. The answer first names the subject of the question, then the value: a small model is better at
+looking up what it has just named.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from models.world import Phrasings, World
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`note` states it, `question` asks for it, `answer` (marked) tells it; `key` and `value` for multiple choice."""
+    """A fact: the `note` that states it, its `question` and marked `answer`; `key` and `value` for multiple choice."""
 
     kind: str
     note: str
@@ -42,7 +42,7 @@ class Fact:
 def _fact(
     kind: str, world: World, notes: Phrasings, asks: Phrasings, answer: str, key: str, value: str, **slots: str
 ) -> Fact:
-    """Fills one wording each; `answer` is already filled and marked."""
+    """Fill a wording of the note and of the question; `answer` is already filled and marked."""
     note, ask = world.say(notes), world.say(asks)
     if "{n}" in note and "n" not in slots:
         slots["n"] = world.name()
@@ -52,8 +52,7 @@ def _fact(
 
 
 def _filled(wording: str, slots: dict[str, str]) -> str:
-    """`wording` with its slots filled. An entity stays as it is at the start too: with a large letter it would be
-    another token."""
+    """Return `wording` with its slots filled; an entity at the start keeps its case, else it is another token."""
     text = wording.format(**slots)
     return text if wording.startswith("{") else sentence(text)
 
@@ -96,7 +95,7 @@ WEIGHTS = (5, 4, 4, 4, 1)
 
 
 def draw(world: World, count: int, kind: str | None = None) -> list[Fact]:
-    """`count` facts; at least two of one kind, so that the kind alone does not give the answer away."""
+    """Return `count` facts, at least two of one kind, so that the kind alone does not give the answer away."""
     kinds = list(KINDS)
     first = kind or world.rng.choices(kinds, WEIGHTS)[0]
     chosen = [first, first, *world.rng.choices(kinds, WEIGHTS, k=max(0, count - 2))][:count]
@@ -104,7 +103,7 @@ def draw(world: World, count: int, kind: str | None = None) -> list[Fact]:
 
 
 def notes(world: World, facts: list[Fact]) -> str:
-    """The facts as a page of notes, shuffled."""
+    """Return the facts as a page of notes, shuffled."""
     lines = [fact.note for fact in facts]
     world.rng.shuffle(lines)
     return page(world, lines, ("Notes:", "My notes:", "From the notebook:"))

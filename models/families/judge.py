@@ -126,7 +126,7 @@ ASK = phrasings(
 
 
 def make(world: World, size: float) -> Case:
-    """2 to 5 opinions of people about things; both answers stand in the context, so that it must be read."""
+    """Return 2 to 5 opinions of people about things; both answers stand in the context, so that it must be read."""
     count = world.number(2, 2 + round(3 * size))
     likes = [True, False, *(world.rng.random() < 0.5 for _ in range(count - 2))]
     world.rng.shuffle(likes)
@@ -135,9 +135,9 @@ def make(world: World, size: float) -> Case:
         world.say(LIKES if like else DISLIKES).format(n=name, t=thing)
         for like, name, thing in zip(likes, people, things, strict=True)
     ]
-    asked = []
+    pairs = []
     for at in world.rng.sample(range(count), min(count, world.questions(count))):
         mood, word = ("happy", "yes") if likes[at] else ("unhappy", "no")
         answer = f"About the {things[at]} {people[at]} is {look(mood)}, so the answer is {look(word)}."
-        asked.append((world.say(ASK).format(n=people[at], t=things[at]), answer))
-    return conversation("judge", page(world, lines, ("Opinions:", "What people say:", "I asked around:")), asked)
+        pairs.append((world.say(ASK).format(n=people[at], t=things[at]), answer))
+    return conversation("judge", page(world, lines, ("Opinions:", "What people say:", "I asked around:")), pairs)

@@ -1,8 +1,8 @@
-"""How a page of notes looks: a list with a mark before each line, or a paragraph under a short heading.
+"""Pages of notes: a list with a mark before each line, or a paragraph under a short heading.
 
 Byte-level BPE has two tokens for a word, one with the space before it and one for the start of a line. A model this
-small cannot learn for thousands of words that the two are one, so on these pages every word follows a space. A few
-pages of the training text are bare lines, as people write them too.
+small cannot learn for thousands of words that the two are the same word, so on these pages every word follows a space.
+A few pages of the training text are bare lines, as people also write them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MARKS = ("-", "-", "*")
 
 
 def page(world: World, lines: list[str], headings: tuple[str, ...]) -> str:
-    """`lines` in their order, as a list (under a heading or none) or a paragraph (always under one)."""
+    """Return `lines` in their order, as a list (with or without a heading) or a paragraph (always with one)."""
     roll = world.rng.random()
     heading = world.rng.choice(headings)
     if world.split is Split.TRAIN and roll < BARE_SHARE:

@@ -8,7 +8,7 @@ from models.world import World
 
 
 def make(world: World, size: float) -> Case:
-    """2 to 7 notes, growing with `size`."""
+    """Return questions about 2 to 7 notes, growing with `size`."""
     drawn = facts.draw(world, world.number(2, 2 + round(5 * size)))
-    asked = [(fact.question, fact.answer) for fact in drawn[: world.questions(len(drawn))]]
-    return conversation("qa", facts.notes(world, drawn), asked)
+    pairs = [(fact.question, fact.answer) for fact in drawn[: world.questions(len(drawn))]]
+    return conversation("qa", facts.notes(world, drawn), pairs)

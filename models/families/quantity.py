@@ -132,7 +132,7 @@ COUNTED = Pool(
 
 
 def count_sum(world: World) -> tuple[int, int, str, int]:
-    """How many there were, how many less or more, `minus` or `plus`, and what that makes."""
+    """Return a number, the number added or removed, `minus` or `plus`, and the result."""
     if world.rng.random() < 0.5:
         total = world.number(2, 12)
         used = world.number(1, total - 1)
@@ -142,7 +142,7 @@ def count_sum(world: World) -> tuple[int, int, str, int]:
 
 
 def clock_sum(world: World) -> tuple[str, int, str]:
-    """When it begins, how many minutes it takes, and when it is over."""
+    """Return the begin of an event, its minutes, and its end."""
     hour, start, minutes = (
         world.number(6, 21),
         world.rng.choice((0, 10, 15, 20, 30)),
@@ -171,11 +171,11 @@ def _over(world: World) -> tuple[str, str, str]:
 
 
 def make(world: World, size: float) -> Case:
-    """One story; with growing `size` others beside it. Where it teaches, each of them may be asked for."""
+    """Return one story, with others beside it as `size` grows; in training there may be a question about each."""
     stories = [world.rng.choice((_count, _count, _over))(world)]
     while len(stories) < 4 and world.rng.random() < 0.5 * size:
         stories.append((_over if stories[-1][2].startswith("Of") else _count)(world))
-    asked = [(ask, answer) for _, ask, answer in stories[: world.questions(len(stories))]]
+    pairs = [(ask, answer) for _, ask, answer in stories[: world.questions(len(stories))]]
     texts = [text for text, _, _ in stories]
-    told = page(world, world.rng.sample(texts, len(texts)), ("Today:", "Notes:", "This is what I know:"))
-    return conversation("quantity", told, asked)
+    notes = page(world, world.rng.sample(texts, len(texts)), ("Today:", "Notes:", "This is what I know:"))
+    return conversation("quantity", notes, pairs)

@@ -114,7 +114,7 @@ LATE = phrasings(
 
 
 def make(world: World, size: float) -> Case:
-    """One message, and with growing `size` sometimes an unrelated one above it from somebody else."""
+    """Return an answer to one message, with growing `size` sometimes below an unrelated one from another person."""
     del size
     me, sender, event, venue = world.name(), world.name(), world.event(), world.venue()
     day, clock, minutes = world.day(), world.clock(), world.rng.choice((5, 10, 15, 20, 25, 30, 40, 45))

@@ -1,6 +1,6 @@
 """Summaries of a house log in other words than the log's (as in CNN/DM and XSum).
 
-Routine lines are left out; what matters is told in order, each kind of event with the summary's own words.
+Routine lines are left out; notable events come in order, each kind with the summary's own words.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from models.world import Phrasings, World, phrasings
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """`log` are its wordings in the log, `told` is the summary's."""
+    """An event: its wordings in the `log`, and its wording in the `summary`."""
 
     log: Phrasings
-    told: str
+    summary: str
 
 
 NOTABLE = (
@@ -183,13 +183,13 @@ def _joined(parts: list[str]) -> str:
 
 
 def make(world: World, size: float) -> Case:
-    """1 to 3 notable events among up to 6 routine lines."""
+    """Return a log of 1 to 3 notable events among up to 6 routine lines, and its summary."""
     happenings = world.rng.sample(NOTABLE, world.number(1, min(3, 1 + round(2 * size))))
-    lines, told = [], []
+    lines, parts = [], []
     for happening in happenings:
         slots = {"n": world.name(), "r": world.room(), "h": world.chore()}
         lines.append(world.say(happening.log).format(**slots))
-        told.append(happening.told.format(**{key: look(value) for key, value in slots.items()}))
+        parts.append(happening.summary.format(**{key: look(value) for key, value in slots.items()}))
     entries: list[str] = list(lines)
     for _ in range(world.number(0, 1 + round(5 * size))):
         routine = world.say(ROUTINE).format(r=world.room(), m=world.number(1, 60))
@@ -200,5 +200,5 @@ def make(world: World, size: float) -> Case:
         minute += world.number(1, 90)
         stamped.append(f"{minute // 60 % 24}:{minute % 60:02d} {entry}")
     context = world.rng.choice(("", "Log:\n", "House log\n")) + "\n".join(stamped)
-    answer = sentence(f"In short, {_joined(told)}.")
+    answer = sentence(f"In short, {_joined(parts)}.")
     return Case("summary", (user(world.say(ASK), context), assistant(answer)), metric="rouge")

@@ -1,4 +1,4 @@
-"""Sums alone, for the curriculum: their numbers are looked up soon, and what they make is learned late."""
+"""Sums alone, for the curriculum: looking up their numbers is learned early, adding them late."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ ASK = ("How much is {s}?", "What does {s} make?", "{s}?", "And {s}?", "Tell me: 
 
 
 def make(world: World, size: float) -> Case:
-    """Several of them, one a turn."""
+    """Return several sums, one a turn."""
     del size
-    asked = []
+    pairs = []
     for _ in range(world.number(4, 10)):
         if world.rng.random() < 0.7:
             total, used, how, result = count_sum(world)
             text = f"{total} {how} {used}"
-            asked.append((world.rng.choice(ASK).format(s=text), f"{look(text)} makes {look(result)}."))
+            pairs.append((world.rng.choice(ASK).format(s=text), f"{look(text)} makes {look(result)}."))
         else:
             begins, minutes, ends = clock_sum(world)
             text = f"It starts at {begins} and goes {minutes} minutes."
-            asked.append((text, f"At {look(begins)} goes {look(minutes)} minutes, so it is over at {look(ends)}."))
-    return conversation("sums", "", asked)
+            pairs.append((text, f"At {look(begins)} goes {look(minutes)} minutes, so it is over at {look(ends)}."))
+    return conversation("sums", "", pairs)

@@ -1,4 +1,4 @@
-"""How facts are stated and asked for: one list of wordings for training, one for held-out cases."""
+"""Wordings of facts and of questions about them: one list for training, one for held-out cases."""
 
 from __future__ import annotations
 
