@@ -1,4 +1,4 @@
-"""How large the package is, and how much of it a command runs.
+"""Measure the size of the package, and how much of it a command runs.
 
     python tools/architecture.py [CHECKOUT ...]
 
@@ -68,7 +68,7 @@ def _classes(tree: ast.Module) -> Iterator[str]:
 
 
 def modules_run(root: Path, words: tuple[str, ...]) -> dict[str, int]:
-    """Return of how many modules a function runs for a command, and with those of which the body of a class does."""
+    """Return the modules of which a command runs a function, and those of which it runs a function or a class body."""
     python = root / ".venv" / "bin" / "python"
     with tempfile.TemporaryDirectory() as home:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Looks up what is locked in the databases of known vulnerabilities, by pip-audit; passes over where they are away.
+"""Looks up locked packages in the databases of known vulnerabilities, by pip-audit; skips unreachable databases.
 
 ./start audit [pip-audit words]
 """
@@ -15,7 +15,7 @@ LOCKS = Path(__file__).resolve().parent / "locks"
 
 
 def main(words: Sequence[str]) -> int:
-    """Return 1 where something is known against a version, and 0 also where nobody could be asked."""
+    """Return 1 if a version has a known vulnerability, and 0 otherwise or if no database answered."""
     command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--require-hashes", "--progress-spinner", "off"]
     command += ["--format", "json", *words]
     for lock in ("build", "dev"):
@@ -25,12 +25,12 @@ def main(words: Sequence[str]) -> int:
         found = json.loads(done.stdout)["dependencies"]
     except (ValueError, LookupError, TypeError):
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        say(f"Nothing was looked up, because the database cannot be asked: {why}")
+        say(f"Nothing was looked up, because the database does not answer: {why}")
         return 0
     known = [(one, flaw) for one in found for flaw in one.get("vulns", ())]
     for one, flaw in known:
         mended = ", ".join(flaw.get("fix_versions", ())) or "no version yet"
-        say(f"{one['name']} {one['version']}: {flaw['id']}, mended in {mended}")
+        say(f"{one['name']} {one['version']}: {flaw['id']}, fixed in {mended}")
     say(f"{len(found)} packages looked up, {len(known)} known vulnerabilities.")
     return 1 if known else 0
 

@@ -1,7 +1,7 @@
 """Sets up .venv for ./start: makes it, installs edgellm into it, and shows how the compiling goes.
 
 Only the standard library: this runs before anything is installed. Safe to interrupt and to run again, also twice at
-once. The stamp is written last, so a half-made environment is never taken for a whole one.
+once. The stamp is written last, so an unfinished environment is never taken for a finished one.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ LOCKS = ROOT / "tools" / "locks"  # made by tools/lock.py
 BY_HASH = ("--require-hashes", "--no-build-isolation")
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"  # see edgellm/engine/trial/probe.py
 CORE_MINUTES = 9.0  # llama.cpp took four and a half minutes on two cores
-QUIET_SECONDS = 30.0  # between two lines of progress where the screen cannot be rewritten
+QUIET_SECONDS = 30.0  # between two lines of progress if the screen cannot be rewritten
 
 NINJA = re.compile(r"\[(\d+)/(\d+)\] ")
 COLLECTING = re.compile(r"Collecting ([A-Za-z0-9_.-]+)")
 
 
 class SetupFailed(Exception):
-    """What is wrong, and what mends it."""
+    """Setting up failed; the message says what is wrong and what to do."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Arguments: `run` or `dev`, and the fingerprint that the stamp will hold."""
+    """Set up for `arguments`: `run` or `dev`, and the fingerprint of the stamp. Return the exit code."""
     kind, fingerprint = arguments
     try:
         with locked(ROOT / ".venv.lock"):
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def is_ready(kind: str, fingerprint: str) -> bool:
-    """Another ./start may have done the work while this one waited."""
+    """Return whether the environment is ready; another ./start may have set it up meanwhile."""
     stamp = VENV / f"ready-{kind}"
     return stamp.exists() and stamp.read_text(encoding="utf-8") == fingerprint
 
@@ -70,7 +70,7 @@ def set_up(kind: str) -> None:
         say(f"llama.cpp is compiled on {os.cpu_count()} cores, about {minutes} min, unless pip has kept it.")
     environment = {**os.environ, **compiler_flags()}
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-v", "--no-input", "--no-deps"]
-    # What builds comes first, since pip's isolated builds would fetch it again without looking at hashes.
+    # Build tools come first, since pip's isolated builds would fetch them again without checking hashes.
     for lock in ("build", "dev" if kind == "dev" else "run"):
         watch([*pip, *BY_HASH, "-r", str(LOCKS / f"{lock}.txt")], environment)
     watch([*pip, "--no-build-isolation", "--no-index", "-e", str(ROOT)])
@@ -78,7 +78,7 @@ def set_up(kind: str) -> None:
 
 
 def make_venv() -> None:
-    """A virtual environment with pip; one that is there and works is kept."""
+    """Make a virtual environment with pip, or keep one that works."""
     python = VENV / "bin" / "python"
     ours = (VENV / "pyvenv.cfg").exists() or LOG.exists()
     if VENV.exists() and not ours and any(VENV.iterdir()):
@@ -91,7 +91,7 @@ def make_venv() -> None:
     if works([sys.executable, "-c", "import ensurepip"]):
         watch([sys.executable, "-m", "venv", str(VENV)])
     elif works([sys.executable, "-m", "pip", "--version"]):
-        # Debian keeps ensurepip in a package of its own; the pip that is there can fill the environment as well.
+        # Debian has ensurepip in a package of its own; an installed pip can fill the environment as well.
         watch([sys.executable, "-m", "venv", "--without-pip", str(VENV)])
         watch([sys.executable, "-m", "pip", "--python", str(python), "install", *BY_HASH, "--no-deps",
                "-r", str(LOCKS / "build.txt")])  # fmt: skip
@@ -104,7 +104,7 @@ def has_llama() -> bool:
 
 
 def missing_compiler() -> str | None:
-    """What is missing to compile llama.cpp, with the command that installs it; None where all is there."""
+    """Return what is missing to compile llama.cpp, with the command that installs it; None if nothing is."""
     if sys.platform == "darwin" and not works(["xcode-select", "-p"]):
         return "A C++ compiler is needed to build llama.cpp. Install it with: xcode-select --install"
     for language, variable, names in (("C", "CC", ("cc", "gcc", "clang")), ("C++", "CXX", ("c++", "g++", "clang++"))):
@@ -115,9 +115,9 @@ def missing_compiler() -> str | None:
 
 
 def compiler_flags() -> dict[str, str]:
-    """Return CFLAGS and CXXFLAGS that leave out what the compiler of llama.cpp gets wrong, where it knows the flags.
+    """Return CFLAGS and CXXFLAGS that avoid wrong code from the compiler, if it knows the flags.
 
-    On a processor with AMX llama.cpp ends the process at the first decode, if GCC 12 has compiled it.
+    On a processor with AMX, llama.cpp compiled by GCC 12 ends the process at the first decode.
     """
     flags = {}
     for variable, compiler, usual in (("CFLAGS", "CC", "cc"), ("CXXFLAGS", "CXX", "c++")):
@@ -128,7 +128,7 @@ def compiler_flags() -> dict[str, str]:
 
 
 def install_hint(thing: str) -> str:
-    """The exact command where we know the system, plain words elsewhere."""
+    """Return the exact command for a known system, plain words for others."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     if shutil.which("apt-get"):
         package = {"venv": f"python{version}-venv", "compiler": "build-essential"}[thing]
@@ -151,13 +151,13 @@ def works(command: Sequence[str]) -> bool:
 
 
 def watch(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    """Runs `command` with its output in the log, and shows what it is doing. Stopping this stops all of it."""
+    """Run `command` with its output in the log, and show its progress. An interruption ends all of its processes."""
     VENV.mkdir(exist_ok=True)
     with LOG.open("a", encoding="utf-8") as log:
         log.write(f"$ {shlex.join(command)}\n")
         log.flush()
         start = LOG.stat().st_size
-        # A session of its own: pip, ninja and the compilers under it are one group, and end together.
+        # A session of its own: pip, ninja and the compilers are one group, and end together.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
@@ -190,11 +190,11 @@ def stop_group(process: subprocess.Popen[bytes]) -> None:
 def explain_failure() -> str:
     tail = LOG.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
     shown = "\n".join(f"  | {line}" for line in tail)
-    return f"Setting up failed. The end of {LOG}:\n{shown}\nMend what it says, then run the same line again."
+    return f"Setting up failed. The end of {LOG}:\n{shown}\nFix this, then run the same line again."
 
 
 class Progress:
-    """What pip and ninja are doing, read from their output."""
+    """The progress of pip and ninja, read from their output."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
@@ -224,7 +224,7 @@ class Progress:
 
 
 class Screen:
-    """One line that is rewritten on a terminal; elsewhere a new line now and then."""
+    """A line that is rewritten on a terminal; elsewhere a new line now and then."""
 
     def __init__(self) -> None:
         self.terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -247,7 +247,7 @@ class Screen:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Only one ./start sets up at a time; the lock goes with its process, however that ends."""
+    """Let only one ./start set up at a time; the lock ends with its process, even if that is killed."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,9 +3,9 @@
     .venv/bin/python -m tools.lock
 
 pip-compile (of pip-tools, in an environment of its own) takes the versions of constraints.txt and asks the index for
-the hashes of all wheels and source archives, whatever they are for, so that one lock serves every system. What only
-another system or Python would need is not found that way, and is told. No address is written down: pip asks the index
-that it is set up for, and takes nothing that has another hash.
+the hashes of all wheels and source archives, so that one lock serves every system. Packages that only another system or
+Python needs are not found that way, and are printed. No address is written down: pip asks its configured index, and
+refuses files with another hash.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def main() -> int:
 
 
 def normal(name: str) -> str:
-    """Return a package's name as every spelling of it is written."""
+    """Return the normal form of a package's name."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def pins(lock: str) -> dict[str, str]:
-    """Return version by package of one of the locks."""
+    """Return the version of each package in a lock."""
     text = (LOCKS / f"{lock}.txt").read_text(encoding="utf-8")
     return {normal(name): version for name, version in PIN.findall(text)}
 
 
 def missing(there: dict[str, str]) -> Iterator[str]:
-    """Yield what an installed package of the lock needs on some system with some Python, and the lock has not."""
+    """Yield packages that an installed one needs on some system with some Python, and that the lock lacks."""
     from packaging.requirements import Requirement
 
     for package in there:
