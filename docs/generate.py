@@ -1,4 +1,4 @@
-"""Runs the commands that the documentation shows, and puts what they print into it.
+"""Runs the commands that the documentation shows, and puts their output into it.
 
 A block between `<!-- $ command -->` and `<!-- end -->` holds the command's real output. `./start docs` renews them all;
 a test compares them. Figures that differ from run to run (times, speeds, probabilities) are left out of the comparison.
@@ -26,7 +26,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md")), ROOT / "mo
 
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
 _RESULTS = re.compile(r"python -m bench (show .+)")
-_SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # said only where a model takes long
+_SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # printed only if a model takes long
 _HELP = """
 import io, json, sys
 from contextlib import redirect_stdout
@@ -44,7 +44,7 @@ _VARIES = (
     (re.compile(r"first after \d+ ms"), "first after N ms"),
     (re.compile(r"planned in \d+ ms"), "planned in N ms"),
     (re.compile(r'"confidence": ?([\d.]+|null)'), '"confidence": N'),
-    (re.compile(r"^■ .+$", re.MULTILINE), "■ who wrote how many"),  # what is copied depends on what it costs here
+    (re.compile(r"^■ .+$", re.MULTILINE), "■ who wrote how many"),  # copies depend on their cost on this machine
     (re.compile(r"100% verified · .* · 0 B up"), "100% verified · 0 B up"),
     (re.compile(r'"source": ?"(accepted|corrected|bonus|retrieved|verifier)"'), '"source": "CHECKED"'),
     (re.compile(r'"round": ?\d+'), '"round": N'),
@@ -52,7 +52,7 @@ _VARIES = (
     (re.compile(r'"id": ?"(chatcmpl|cmpl)-[0-9a-f]+"'), '"id": "ID"'),
     (re.compile(r'"((?:prompt|predicted)_(?:per_token_)?(?:ms|per_second))": ?[\d.]+'), r'"\1": N'),
     (re.compile(r'"seed": ?\d+'), '"seed": N'),
-    (  # how drafts are made depends on what that costs here
+    (  # drafts depend on their cost on this machine
         re.compile(
             r'"(draft_n|draft_n_accepted|rounds|drafted|tokens_per_round|acceptance_rate|mean_acceptance_length|'
             r'verifier_passes_per_token|share_offloaded)": ?(?:[\d.]+|null)'
@@ -63,7 +63,7 @@ _VARIES = (
 
 
 def main() -> int:
-    """Renews every page; one whose figures alone have changed is left as it is."""
+    """Renew every page, except those in which only figures have changed."""
     with _home() as environment:
         for page in PAGES:
             old = page.read_text(encoding="utf-8")
@@ -75,14 +75,14 @@ def main() -> int:
 
 
 def stale() -> list[str]:
-    """The pages whose blocks are not what the commands print now."""
+    """Return the names of pages whose blocks differ from the output of the commands."""
     with _home() as environment:
         texts = ((page, page.read_text(encoding="utf-8")) for page in PAGES)
         return [page.name for page, text in texts if comparable(renewed(text, environment)) != comparable(text)]
 
 
 def renewed(text: str, environment: dict[str, str]) -> str:
-    """`text` with the output of every command in it as it is now."""
+    """Return `text` with the current output of every command in it."""
     helps = [found["command"] for found in _BLOCK.finditer(text) if found["command"].endswith("--help")]
     pages = dict(zip(helps, _help_pages(helps, environment), strict=True)) if helps else {}
     return _BLOCK.sub(partial(_block, environment=environment, pages=pages), text)
@@ -90,7 +90,7 @@ def renewed(text: str, environment: dict[str, str]) -> str:
 
 @contextmanager
 def _home() -> Iterator[dict[str, str]]:
-    """The environment of a user whose home is empty, and for whom `edgellm` and `python` are this program's."""
+    """Yield the environment of a user with an empty home, whose `edgellm` and `python` are this program's."""
     with tempfile.TemporaryDirectory() as folder:
         for name, words in (("edgellm", " -m edgellm"), ("python", "")):
             shim = Path(folder) / name
@@ -106,9 +106,9 @@ def _block(found: re.Match[str], environment: dict[str, str], pages: dict[str, s
 
 
 def output(command: str, environment: dict[str, str]) -> str:
-    """What `command` prints, on both streams."""
+    """Return the output of `command`, on both streams."""
     results = _RESULTS.fullmatch(command)
-    return _trimmed(_results(results[1]) if results else _said(command, environment))
+    return _trimmed(_results(results[1]) if results else _run(command, environment))
 
 
 def _trimmed(said: str) -> str:
@@ -129,7 +129,7 @@ def _environment(home: str) -> dict[str, str]:
 
 
 def _help_pages(commands: Sequence[str], environment: dict[str, str]) -> list[str]:
-    """The help pages of `edgellm` command lines; two dozen of them would each start a Python of their own."""
+    """Return the help pages of `edgellm` command lines, all from one process, as two dozen would take long."""
     lines = json.dumps([shlex.split(command)[1:] for command in commands])
     done = subprocess.run(
         [sys.executable, "-c", _HELP, lines], capture_output=True, text=True, cwd=ROOT, env=environment, check=True
@@ -138,8 +138,8 @@ def _help_pages(commands: Sequence[str], environment: dict[str, str]) -> list[st
     return pages
 
 
-def _said(command: str, environment: dict[str, str]) -> str:
-    # As at a terminal, both streams are shown; the answer comes before its figures.
+def _run(command: str, environment: dict[str, str]) -> str:
+    # Both streams, as at a terminal; the answer comes before its figures.
     done = subprocess.run(
         ["sh", "-c", f"({command}) 2>&1"], capture_output=True, text=True, cwd=ROOT, env=environment, check=False,
         stdin=subprocess.DEVNULL,
@@ -150,7 +150,7 @@ def _said(command: str, environment: dict[str, str]) -> str:
 
 
 def _results(words: str) -> str:
-    """The tables of the last results; two dozen of them would each start a Python of their own."""
+    """Return the tables of the last results, from this process, as two dozen would take long."""
     said = io.StringIO()
     with redirect_stdout(said):
         bench(shlex.split(words))
@@ -158,7 +158,7 @@ def _results(words: str) -> str:
 
 
 def comparable(text: str) -> str:
-    """`text` without what differs from run to run."""
+    """Return `text` without figures that differ from run to run."""
     for pattern, name in _VARIES:
         text = pattern.sub(name, text)
     return text

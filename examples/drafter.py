@@ -1,4 +1,4 @@
-"""A drafter of your own: what followed the last two tokens the last time they stood in the text.
+"""A drafter of your own: it drafts what followed the last two tokens when they last stood in the text.
 
     python examples/drafter.py
 
@@ -22,18 +22,18 @@ class LastTime(Drafter):
 
     @property
     def needs_verdict(self) -> bool:
-        """No model wrote what it copies, so nothing of it may stand unverified."""
+        """Return True: no model wrote the copied tokens, so none may stand unverified."""
         return True
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        """Return up to `gamma` tokens; none where the last two tokens are new."""
+        """Return up to `gamma` tokens; none if the last two tokens are new."""
         ids = state.ids
         again = np.flatnonzero((ids[:-2] == ids[-2]) & (ids[1:-1] == ids[-1]))
         return Chunk(ids[again[-1] + 2 :][:gamma].copy(), retrieved=True) if len(again) else Chunk()
 
 
 def main() -> None:
-    """Write one reply with it and one without, and compare."""
+    """Write one reply with this drafter and one without, and compare them."""
     with LLM.open() as pair:
         plain = pair.reply(PROMPT, max_tokens=40, retrieval="off")
         drafted = pair.reply(PROMPT, max_tokens=40, drafter=LastTime(), gamma=8)

@@ -16,10 +16,10 @@ PROMPT = "My bus leaves at 7:42 and takes 25 minutes. When do I arrive?"
 
 
 class Digits(Gate):
-    """Numbers are what a small model gets wrong."""
+    """Verifies chunks with digits, as small models are bad at numbers."""
 
     def __init__(self, piece: Callable[[int], bytes]) -> None:
-        """`piece` gives the bytes of a token."""
+        """`piece` returns the bytes of a token."""
         self._piece = piece
         self.corrected = 0
 
@@ -35,7 +35,7 @@ class Digits(Gate):
 
 
 def main() -> None:
-    """Write one reply with it."""
+    """Write one reply with this gate."""
     with LLM.open() as pair:
         gate = Digits(pair.piece)
         reply = pair.reply(PROMPT, max_tokens=40, gate=gate)

@@ -38,7 +38,7 @@ class Greedy(Verifier):
         return GreedySession(self._context)
 
     def close(self) -> None:
-        """Give memory back."""
+        """Free the memory."""
         self._context.close()
 
 
@@ -58,7 +58,7 @@ class GreedySession(BlockingSession):
 
 
 def main() -> None:
-    """Write one reply with it and one with the project's own, and compare."""
+    """Write one reply with this verifier and one with the project's own, and compare them."""
     with Model.load(resolve("edgellm-draft")) as draft, Model.load(resolve("edgellm-verifier")) as model:
         verifier = Greedy(model)
         with LLM(model, draft=draft, verifier=verifier) as pair:
