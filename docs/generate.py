@@ -111,8 +111,8 @@ def output(command: str, environment: dict[str, str]) -> str:
     return _trimmed(_results(results[1]) if results else _run(command, environment))
 
 
-def _trimmed(said: str) -> str:
-    lines = "\n".join(line.rstrip() for line in _SLOW.sub("", said).strip("\n").splitlines())
+def _trimmed(text: str) -> str:
+    lines = "\n".join(line.rstrip() for line in _SLOW.sub("", text).strip("\n").splitlines())
     return lines.strip("\n")
 
 
@@ -151,10 +151,10 @@ def _run(command: str, environment: dict[str, str]) -> str:
 
 def _results(words: str) -> str:
     """Return the tables of the last results, from this process, as two dozen would take long."""
-    said = io.StringIO()
-    with redirect_stdout(said):
+    text = io.StringIO()
+    with redirect_stdout(text):
         bench(shlex.split(words))
-    return said.getvalue()
+    return text.getvalue()
 
 
 def comparable(text: str) -> str:

@@ -237,14 +237,14 @@ class Judge:
         for number, done in enumerate(reply.rounds):
             if done.verdict is None:
                 continue
-            at, said = len(done.prefix) - start, (done.verdict.accepted, int(done.verdict.tokens[0]))
+            at, verdict = len(done.prefix) - start, (done.verdict.accepted, int(done.verdict.tokens[0]))
             # tokens after the first rejected one were not verified and are not in the text
-            chunk, behind = done.chunk, rows[at : at + said[0] + 1]
+            chunk, behind = done.chunk, rows[at : at + verdict[0] + 1]
             behind = np.concatenate((behind, np.repeat(behind[-1:], len(chunk) + 1 - len(behind), axis=0)))
             luck = uniforms(reply.sampling.seed, len(done.prefix), len(chunk) + 1)
             again = [verify_sampling(chunk, behind, reply.sampling, np.clip(luck + by, 0, 1)) for by in _NEAR]
-            if said not in again:
-                found.append(f"round {number}: accepted {said[0]} and wrote {said[1]}; the seed says {again[0]}")
+            if verdict not in again:
+                found.append(f"round {number}: accepted {verdict[0]} and wrote {verdict[1]}; the seed says {again[0]}")
         return found
 
 

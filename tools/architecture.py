@@ -29,12 +29,12 @@ _TRACED = """
 import sys, threading
 from pathlib import Path
 seen, bodies = set(), set()
-def heard(frame, event, _argument):
+def profiler(frame, event, _argument):
     code = frame.f_code
     if event == "call" and code.co_name != "<module>":
         (seen if code.co_flags & 2 else bodies).add(code.co_filename)  # CO_NEWLOCALS: a function's, no class body's
-threading.setprofile(heard)
-sys.setprofile(heard)
+threading.setprofile(profiler)
+sys.setprofile(profiler)
 sys.argv = ["edgellm", *sys.argv[1:]]
 try:
     from edgellm.cli import main

@@ -1,4 +1,4 @@
-"""Measure what retrieval costs: indexing past conversations, and calibration beside the prefill (CoordGen, 4.3, 4.4).
+"""Measure the cost of retrieval: indexing past conversations, and calibration in the prefill (CoordGen, 4.3, 4.4).
 
     python -m bench.coordgen.cost [--tokens 100000] [--context 512 1024 4096] [--repeats 5] [--threads N] [--name ...]
 

@@ -87,14 +87,14 @@ def table(found: dict[str, Any]) -> str:
     """Return a line for each group of instances, with a column for each policy."""
     rows = [(f"slowdown {row['slowdown']:.2f}", row["ways"]) for row in found["slowdowns"]]
     rows += [("partition (Appendix A)", found["partition"]), ("large, above the floor", found["large"])]
-    lines = [HEAD, *(_line(name, ways) for name, ways in rows)]
+    lines = [HEAD, *(_line(name, policies) for name, policies in rows)]
     return "\n".join([*lines, "mean, most; * where every plan is the best one"]) + "\n"
 
 
-def _line(name: str, ways: dict[str, dict[str, float]]) -> str:
+def _line(name: str, policies: dict[str, dict[str, float]]) -> str:
     cells = [
         f"{100 * policy['mean']:>9.2f}, {100 * policy['max']:>5.1f}{'*' if policy['best'] == 1.0 else ' '}"
-        for policy in ways.values()
+        for policy in policies.values()
     ]
     return f"{name:<26}" + "".join(f"{cell:>18}" for cell in cells)
 

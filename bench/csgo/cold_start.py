@@ -196,7 +196,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def figures(homes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return over all homes the plan's errors, how often the planned split came first, and what it saved."""
+    """Return over all homes the plan's errors, how often the planned split came first, and its savings."""
     off, first, ratios = [], 0, []
     rivals: dict[str, list[float]] = {}
     for found in homes:

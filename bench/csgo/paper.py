@@ -35,7 +35,7 @@ def row(tokens: int) -> dict[str, Any]:
     ours = plans["paper"]
     reference = algorithm1(task_of(devices, model, tokens, overlap="paper"))
     seconds = {"ideal_single": ours.ideal_single.ttft_s, "optimum": ours.option.ttft_s}
-    seconds |= {name: way.ttft_s for name, way in (("even", ours.even), ("heuristic", ours.heuristic)) if way}
+    seconds |= {name: option.ttft_s for name, option in (("even", ours.even), ("heuristic", ours.heuristic)) if option}
     saved = {name: 100 * (1 - seconds["optimum"] / seconds[name]) for name in seconds if name != "optimum"}
     return {
         "tokens": tokens, "seconds": seconds, "saved": saved, "algorithm_1": reference[0] if reference else None,
@@ -45,8 +45,8 @@ def row(tokens: int) -> dict[str, Any]:
 
 
 def _ways(found: Plan) -> dict[str, Any]:
-    ways = {"optimum": found.option, "even": found.even, "heuristic": found.heuristic}
-    return {name: way.to_json() for name, way in ways.items() if way is not None}
+    options = {"optimum": found.option, "even": found.even, "heuristic": found.heuristic}
+    return {name: option.to_json() for name, option in options.items() if option is not None}
 
 
 def table(found: dict[str, Any]) -> str:

@@ -76,7 +76,7 @@ def table(results: Mapping[str, Any]) -> str:
     lines = []
     for model, depths in results["models"].items():
         columns = [f"{kind}, {depth}" for depth in depths for kind in ("flash", "plain")]
-        lines += [f"{model}:", "", f"| ms, behind | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+        lines += [f"{model}:", "", f"| ms, after | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
         for what in next(iter(depths.values()))["flash"]:
             cells = [f"{depths[depth][kind][what]:.2f}" for depth in depths for kind in ("flash", "plain")]
             lines.append(f"| {what} | {' | '.join(cells)} |")

@@ -70,7 +70,7 @@ def tokens_of_chat(draft: Path, port: int) -> Iterator[int]:
 
 
 def play(arguments: argparse.Namespace) -> None:
-    """Be one of the processes: say "ready" when warm, and after the next line count tokens for some seconds."""
+    """Run one of the processes: print "ready" when warm, and after the next line count tokens for some seconds."""
     if arguments.role == "verify":
         server = serve_verifier(arguments.model, port=arguments.port, sessions=2, context=POSITIONS)
         print("ready", flush=True)

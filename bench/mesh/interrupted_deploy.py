@@ -186,7 +186,7 @@ def main() -> None:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return a line for each round: interruptions of each kind, and what was sent twice."""
+    """Return a line for each round: interruptions of each kind, and the bytes sent twice."""
     lines = [
         f"{found['cuts']} interruptions {row['kinds']}: {row['twice'] / 1e6:.2f} MB of"
         f" {found['model_bytes'] / 1e6:.1f} sent twice, {row['twice'] / found['cuts'] / 1024:.0f} KiB each"

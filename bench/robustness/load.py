@@ -190,7 +190,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def first_verdict(served: PairedVerifierProcess, trust: Trust, prompt: Ids) -> None:
-    """Have the verifier decode once, as it keeps open what it opens for that."""
+    """Have the verifier decode once, as files that it opens for that stay open."""
     with Model.load(resolve("edgellm-draft")) as draft:
         verifier = RemoteVerifier(f"127.0.0.1:{served.port}", draft.vocabulary, trust=trust)
         session = verifier.open(GenerationState())

@@ -56,9 +56,9 @@ def run(draft: str, cases: int, thresholds: list[float]) -> list[dict[str, Any]]
     full = Setting({"early_exit": "off"})
     settings = {threshold: Setting({"early_exit": "on", "exit_threshold": threshold}) for threshold in thresholds}
     with LLM.open(draft, "none", threads=1) as pair:
-        asked = questions(cases)
+        drawn = questions(cases)
         for setting in (full, *settings.values()):  # not by question, as only drafters of one kind are kept open
-            for question in asked:
+            for question in drawn:
                 setting.answer(pair, question)
     rows = []
     for threshold, setting in settings.items():
@@ -67,9 +67,9 @@ def run(draft: str, cases: int, thresholds: list[float]) -> list[dict[str, Any]]
         rows.append(
             {
                 "threshold": threshold,
-                "score": sum(setting.scores) / len(asked),
-                "full_score": sum(full.scores) / len(asked),
-                "agreement": sum(a == b for a, b in zip(setting.texts, full.texts, strict=True)) / len(asked),
+                "score": sum(setting.scores) / len(drawn),
+                "full_score": sum(full.scores) / len(drawn),
+                "agreement": sum(a == b for a, b in zip(setting.texts, full.texts, strict=True)) / len(drawn),
                 "left": setting.exits / setting.tokens,
                 "time": median(ratios),
                 "time_spread": spread(ratios),

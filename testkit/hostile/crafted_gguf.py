@@ -249,7 +249,7 @@ def _tensors(base: Crafted, _biased: Crafted, experts: Crafted) -> _Makers:
         )
     yield "no tensors", partial(replace, base, tensors={})
     yield "a layer too many", partial(base.set, "llama.block_count", 3)
-    yield "a tensor nobody knows", partial(base.put, "x.y.z", made((7, 3), "F32"))
+    yield "an unknown tensor", partial(base.put, "x.y.z", made((7, 3), "F32"))
     yield "a layer of number 2^32", partial(base.put, f"blk.{2**32}.attn_q.weight", made((256, 256), "F32"))
     yield "a negative layer", partial(base.put, "blk.-1.attn_q.weight", made((256, 256), "F32"))
     yield "a router for three of four", partial(experts.put, "blk.0.ffn_gate_inp.weight", made((256, 3), "F32"))

@@ -96,8 +96,8 @@ class LyingStage(Stage):
             super()._remove(moving, event)
             return
         super()._remove(moving, None)
-        for lie_event in (MIDDLE | LAST).get(self.lie, _truth)(event):
-            self._post(lie_event)
+        for lying in (MIDDLE | LAST).get(self.lie, _truth)(event):
+            self._post(lying)
 
     def _load(self) -> None:
         while self.lie == "never loads" and not self._closed:

@@ -333,11 +333,11 @@ def test_the_audit_tells_what_is_known(
         "dependencies": [{"name": "a", "version": "1.0", "vulns": [flaw]}, {"name": "b", "version": "1", "vulns": []}]
     }
     assert audited(tmp_path, monkeypatch, f"echo '{json.dumps(found)}'; exit 1") == 1
-    assert capsys.readouterr().out == ("a 1.0: CVE-1, mended in 2.0\n2 packages looked up, 1 known vulnerabilities.\n")
+    assert capsys.readouterr().out == ("a 1.0: CVE-1, fixed in 2.0\n2 packages looked up, 1 known vulnerabilities.\n")
 
 
 def test_the_audit_is_passed_over_where_nobody_can_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert audited(tmp_path, monkeypatch, "echo 'no network here' >&2; exit 2") == 0
-    assert "cannot be asked: no network here" in capsys.readouterr().out
+    assert "does not answer: no network here" in capsys.readouterr().out

@@ -33,13 +33,13 @@ def attempt(name: str, quick: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.robustness.attack", name, "--child", *(["--quick"] if quick else [])]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT, timeout=PATIENCE)
-        said, code = done.stdout, done.returncode
+        output, code = done.stdout, done.returncode
     except subprocess.TimeoutExpired:
-        said, code = "", -1
+        output, code = "", -1
     if code:
         found: dict[str, Any] = {"tried": 1, "wrong": [f"the attacking process ended with {code}"], "figures": {}}
     else:
-        found = json.loads(said.splitlines()[-1])
+        found = json.loads(output.splitlines()[-1])
     row = {"name": name, "about": attacks()[name].about, **found, "harmed": len(found["wrong"])}
     row["wrong"] = row["wrong"][:SHOWN]
     return row | {"seconds": time.perf_counter() - began, "load_average": os.getloadavg()[0], "machine": machine()}

@@ -187,7 +187,7 @@ def _shown(page: Page, text: str, folder: Path) -> list[str]:
         page.locator(".words span").first.dispatch_event("mouseover")  # even where it is hidden
         found = page.evaluate(_LOOK)
         own = door.url
-    wrong = [f"asked for {url}" for url in requested if not url.startswith((own + "/", "data:"))]
+    wrong = [f"requested {url}" for url in requested if not url.startswith((own + "/", "data:"))]
     wrong += [f"an error: {error}" for error in errors]
     wrong += [f"{what}: {found[what]}" for what in ("harmed", "broken", "odd", "handlers") if found[what]]
     wrong += ["the title changed"] if found["title"] != "edgellm" else []
@@ -229,7 +229,7 @@ class _Hostile(BaseHTTPRequestHandler):
         self.wfile.write(b"<!doctype html><body>a page</body>\n\n")
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
 
 @contextmanager

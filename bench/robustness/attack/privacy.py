@@ -151,13 +151,13 @@ def _served(home: Path, *words: str) -> Iterator[str]:
     )  # fmt: skip
     assert process.stderr is not None
     try:
-        said = ""
+        output = ""
         for line in process.stderr:
-            said += line
+            output += line
             if found := re.search(r"(?:OpenAI's API|Status): (https?://[^/\s]+)", line):
                 yield found[1]
                 return
-        raise RuntimeError(f"it ended: {said}")
+        raise RuntimeError(f"it ended: {output}")
     finally:
         process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):

@@ -71,11 +71,11 @@ class Loader:
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018
         self._process.stdin.write(f"{path}\n")
         self._process.stdin.flush()
-        said = self._process.stdout.readline().strip()
-        if not said:
+        outcome = self._process.stdout.readline().strip()
+        if not outcome:
             self.close()
             self._start()
-        return said
+        return outcome
 
     def close(self) -> None:
         self._process.kill()
@@ -180,13 +180,13 @@ def headers(count: int, seed: int, folder: Path) -> Outcome:
             except Exception as error:  # noqa: BLE001 - the fuzzer looks for these
                 _keep(done, f"{type(error).__name__}: {error}", path, folder)
                 continue
-            said = loader.load(path)
-            if not said or said.startswith("!"):
-                _keep(done, said or "llama.cpp has ended the process", path, folder)
-            elif said == "loaded":
+            outcome = loader.load(path)
+            if not outcome or outcome.startswith("!"):
+                _keep(done, outcome or "llama.cpp has ended the process", path, folder)
+            elif outcome == "loaded":
                 done.taken += 1
             else:
-                done.refused[label(said.replace(str(path), "FILE"))] += 1
+                done.refused[label(outcome.replace(str(path), "FILE"))] += 1
     done.seconds = time.perf_counter() - began
     return done
 

@@ -70,7 +70,7 @@ def _put(data: bytes) -> None:
     """Decode the first frame of an upload as the store of layers does."""
     frame = parse_message(layers_pb2.PutFrame, data)
     if frame.WhichOneof("frame") != "wanted":
-        raise ProtocolError("The first frame is not Wanted.", "Say what is wanted.")
+        raise ProtocolError("The first frame is not Wanted.", "Begin with Wanted.")
     read_places(frame.wanted.pieces, read_manifest(frame.wanted.recipe))
 
 

@@ -215,10 +215,10 @@ class _Greeting:
     other: bool
 
     def unary_unary(self, method: str, _write: Any, _read: Any) -> Any:
-        said = pb.HelloReply(protocol=PROTOCOL, vocabulary=b"other", vocabulary_size=9, context_length=1)
+        message = pb.HelloReply(protocol=PROTOCOL, vocabulary=b"other", vocabulary_size=9, context_length=1)
 
         async def answer(_request: Any, timeout: float) -> bytes:  # noqa: ARG001 - gRPC's own
-            return said.SerializeToString() if self.other and method == HELLO else self.data
+            return message.SerializeToString() if self.other and method == HELLO else self.data
 
         return answer
 
@@ -282,10 +282,10 @@ def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
     )
 
     def window(data: bytes) -> None:
-        said = parse_message(trust_pb.PairFrame, data)
-        if said.WhichOneof("frame") == "hello":
-            check_version(said.hello.protocol, PAIRING_PROTOCOL, "the other device")
-            Certificate.of(said.hello.certificate)
+        message = parse_message(trust_pb.PairFrame, data)
+        if message.WhichOneof("frame") == "hello":
+            check_version(message.hello.protocol, PAIRING_PROTOCOL, "the other device")
+            Certificate.of(message.hello.certificate)
 
     def exchange(data: bytes) -> None:
         Exchange("B", Code(7, ("lamp", "otter")), own.identity).agree(other.certificate, data)

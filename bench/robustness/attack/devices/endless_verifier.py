@@ -97,14 +97,14 @@ def endless(quick: bool) -> Found:
                         check=False,
                         timeout=2 * MOST,
                     )
-                    code, said = done.returncode, done.stdout + done.stderr
+                    code, output = done.returncode, done.stdout + done.stderr
                 except subprocess.TimeoutExpired:
-                    code, said = -1, ""
+                    code, output = -1, ""
                 seconds = figures[f"{name}: s"] = round(time.monotonic() - began, 1)
             if seconds > (MOST_KNOWN if known else MOST):
                 wrong.append(f"{name}: the reply was held for {seconds:.0f} s.")
-            elif code != (0 if draft else 1) or (not draft and "has not answered within" not in said):
-                wrong.append(f"{name}: exit code {code}: {said[-300:]}")
+            elif code != (0 if draft else 1) or (not draft and "has not answered within" not in output):
+                wrong.append(f"{name}: exit code {code}: {output[-300:]}")
     return Found(len(trials), tuple(wrong), figures)
 
 

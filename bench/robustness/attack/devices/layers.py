@@ -178,13 +178,13 @@ class Attacker:
         self._ask(work)
 
     def _ask(self, work: Callable[[grpc.aio.Channel], object]) -> None:
-        async def asked() -> None:
+        async def call_worker() -> None:
             address = Address(self._home.host, self._home.port)
             async with (await connect_authenticated(address, self._home.attacker))[0] as channel:
                 await work(channel)  # type: ignore[misc]
 
         with suppress(EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError):  # a refusal is no harm
-            run_in_network_loop(asked()).result(60)
+            run_in_network_loop(call_worker()).result(60)
 
 
 def trial(make: Callable[[Manifest, Path], Bytes], order: str, *options: str) -> list[str]:
@@ -200,18 +200,18 @@ def trial(make: Callable[[Manifest, Path], Bytes], order: str, *options: str) ->
         else:
             if "-m" not in options:
                 home.deploy()
-            code, expected, said = home.run()
+            code, expected, error = home.run()
             if code:
-                return [f"{order}: nothing works before the attack: {said[-200:]}"]
+                return [f"{order}: nothing works before the attack: {error[-200:]}"]
             time.sleep(2.0)  # until the worker has unloaded its layers
         wrong = attacked(home, order, manifest, bad, pieces, expected)
-        code, out, said = home.run()
+        code, out, error = home.run()
         if not home.alive:
             wrong.append(f"{order}: the worker has ended with {home.process.poll() if home.process else None}")
         if code == 0 and out != expected:
             wrong.append(f"{order}: the reply is {out.strip()[:60]!r} instead of {expected.strip()[:60]!r}")
         if code:
-            wrong.append(f"{order}: the owner's layers cannot be used any more: {said.strip()[-160:]}")
+            wrong.append(f"{order}: the owner's layers cannot be used any more: {error.strip()[-160:]}")
         return wrong
 
 
@@ -233,8 +233,8 @@ def attacked(home: Home, order: str, manifest: Manifest, bad: Manifest, pieces: 
         return []
     code, out, _ = home.run()
     wrong = [f"{order}: layers of the attacker were computed"] if code == 0 and out != expected else []
-    code, _, said = home.deploy()
-    return wrong + ([f"{order}: the owner cannot upload its layers any more: {said[-160:]}"] if code else [])
+    code, _, error = home.deploy()
+    return wrong + ([f"{order}: the owner cannot upload its layers any more: {error[-160:]}"] if code else [])
 
 
 def poison(quick: bool) -> Found:

@@ -33,7 +33,7 @@ def prefixes(quick: bool) -> Found:
     trials = 8 if quick else 40
     rng = np.random.default_rng(18)
     path = resolve("edgellm-verifier")
-    asked, fresh, own = [], [], []
+    repeated, fresh, own = [], [], []
     with tempfile.TemporaryDirectory() as folder, Model.load(path) as model:
         homes = [Path(folder, name) for name in ("host", "victim", "spy")]
         trusts = acquaint(homes[0], homes[1:])
@@ -45,13 +45,13 @@ def prefixes(quick: bool) -> Found:
             for _ in range(trials):
                 known, other = (rng.integers(300, 2000, LENGTH).astype(np.int32) for _ in range(2))
                 _seconds(victim, known)
-                asked.append(_seconds(spy, known))
+                repeated.append(_seconds(spy, known))
                 fresh.append(_seconds(spy, other))
                 own.append(_seconds(spy, other))
-    middle = {name: float(np.median(times)) for name, times in (("asked", asked), ("fresh", fresh), ("own", own))}
+    middle = {name: float(np.median(times)) for name, times in (("asked", repeated), ("fresh", fresh), ("own", own))}
     figures = {f"{name} ms": round(1e3 * seconds, 2) for name, seconds in middle.items()}
-    revealed = sum(one < CLOSE * middle["fresh"] for one in asked) - sum(one < CLOSE * middle["fresh"] for one in fresh)
-    wrong = [f"{revealed} of {trials} prompts of the other device were revealed."] if revealed > trials // 8 else []
+    leaks = sum(one < CLOSE * middle["fresh"] for one in repeated) - sum(one < CLOSE * middle["fresh"] for one in fresh)
+    wrong = [f"{leaks} of {trials} prompts of the other device were revealed."] if leaks > trials // 8 else []
     return Found(trials, tuple(wrong), figures)
 
 

@@ -222,6 +222,6 @@ ATTACKS = (
     Attack("rights-subsets", "every call with every set of rights, against a worker and a verifier", subsets),
     Attack("rights-revoked", "a right is taken away while layers arrive and while tokens are computed", revoked),
     Attack("compute-scan", "a device with `compute` has a worker dial its own machine and other networks", scan),
-    Attack("compute-memory", "a device with `compute` requests a million positions, again and again", memory),
+    Attack("compute-memory", "a device with `compute` repeatedly requests a million positions", memory),
     Attack("store-links", "links to a user's files at the paths that a store of layers writes", links),
 )

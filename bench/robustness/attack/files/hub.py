@@ -246,14 +246,14 @@ def _pull(hub: Hub, folder: Path) -> str:
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "HF_TOKEN": _SECRET,
                    "EDGELLM_HOME": str(folder / "home"), "HF_HUB_DISABLE_XET": "1"}  # fmt: skip
     environment.pop("HF_HUB_CACHE", None)
-    with (folder / "said").open("w+b") as said:
+    with (folder / "said").open("w+b") as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", "edgellm", "pull", REPO], stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            [sys.executable, "-m", "edgellm", "pull", REPO], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             env=environment, cwd=ROOT,
         )  # fmt: skip
         trouble = _ended(child, _DRIP if "drip" in hub.lie else _ENOUGH)
-        said.seek(0)
-        words = said.read().decode("utf-8", "replace")
+        output.seek(0)
+        words = output.read().decode("utf-8", "replace")
     if trouble:
         return trouble
     if child.returncode not in (0, 1, 130):
@@ -270,7 +270,7 @@ def _pull(hub: Hub, folder: Path) -> str:
 def _ended(child: subprocess.Popen[bytes], enough: float) -> str:
     """Wait for the end as an impatient user does; return the harm."""
     memory = [0]
-    deadline, asked = time.monotonic() + enough, False
+    deadline, interrupted = time.monotonic() + enough, False
     while True:
         pid, status, usage = os.wait4(child.pid, os.WNOHANG)
         if pid:
@@ -278,11 +278,11 @@ def _ended(child: subprocess.Popen[bytes], enough: float) -> str:
             memory.append(usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
             return f"took {memory[-1] >> 20} MiB" if memory[-1] > _MOST_MEMORY else ""
         if time.monotonic() > deadline:
-            child.send_signal(signal.SIGKILL if asked else signal.SIGINT)
-            if asked:
+            child.send_signal(signal.SIGKILL if interrupted else signal.SIGINT)
+            if interrupted:
                 child.wait()
-                return "did not hear Ctrl-C"
-            asked, deadline = True, time.monotonic() + _HEARD
+                return "ignored Ctrl-C"
+            interrupted, deadline = True, time.monotonic() + _HEARD
         time.sleep(0.02)
 
 

@@ -72,8 +72,8 @@ class _Loader:
             return "!no pipe"
         process.stdin.write(f"{path}\n")
         process.stdin.flush()
-        if said := process.stdout.readline().strip():
-            return said
+        if outcome := process.stdout.readline().strip():
+            return outcome
         code = process.wait()
         self.close()
         self._process = self._started()
@@ -103,10 +103,10 @@ def _library(quick: bool) -> Found:
                 tried += 1
                 path.write_bytes(data)
                 checked = _checked(path)
-                said = loader.load(path)
-                if said.startswith("!") or loader.load(path).split(":")[0] != said.split(":")[0]:
-                    wrong.append(f"{what}: {said}")
-                kinds["refused by the check" if not checked else said.partition(":")[0]] += 1
+                outcome = loader.load(path)
+                if outcome.startswith("!") or loader.load(path).split(":")[0] != outcome.split(":")[0]:
+                    wrong.append(f"{what}: {outcome}")
+                kinds["refused by the check" if not checked else outcome.partition(":")[0]] += 1
                 if what in KNOWN and checked:
                     wrong.append(f"{what}: passes the check")
     return Found(tried, tuple(wrong), dict(kinds))
