@@ -133,10 +133,10 @@ def table(results: Mapping[str, Any]) -> str:
         tasks = [task for task in found if not task.endswith("_ms")]
         rows: dict[str, dict[str, str]] = {}
         for task in tasks:
-            rows, ours = found[task], found[task]["ours"]
-            share = gain(rows)
-            theirs = ours["decoding_total"] / rows["llama-cpp-python"]["decoding_total"]
-            cells = {name: f"{row['decoding_total']:.2f}" for name, row in rows.items()} | {
+            by_method, ours = found[task], found[task]["ours"]
+            share = gain(by_method)
+            theirs = ours["decoding_total"] / by_method["llama-cpp-python"]["decoding_total"]
+            cells = {name: f"{row['decoding_total']:.2f}" for name, row in by_method.items()} | {
                 "ours, with the prefill": f"{ours['whole_total']:.2f}",
                 "ours, share of the oracle's gain": "" if share is None else f"{share:.0%}",
                 "ours / llama-cpp-python": f"{theirs:.2f}",
