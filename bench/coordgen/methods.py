@@ -47,7 +47,7 @@ class Everything(DraftLengthController):
 
 
 class TextCursor:
-    """Reads a text from a place on."""
+    """A cursor that reads a text from a given place."""
 
     def __init__(self, text: Sequence[int], at: int, matched: int) -> None:
         self._text, self._at, self._matched = text, at, matched
@@ -163,7 +163,7 @@ class Method:
 
 
 class Ours:
-    """The drafting of edgellm, with its cost curve and all its memory."""
+    """Drafting as in edgellm, with its cost curve and all its memory."""
 
     def __init__(
         self, sources: Sequence[str], curve: CostCurve, model: Model, length: DraftLengthController | None = None

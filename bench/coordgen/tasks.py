@@ -24,7 +24,7 @@ SEED = 4004
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A prompt as the model sees it, and its greedy reply, with the token that ends the turn if one did."""
+    """A prompt in token ids, and its greedy reply, with the token that ends the turn if there is one."""
 
     prompt: Ids
     reply: tuple[int, ...]

@@ -72,7 +72,7 @@ HOSTILE = MappingProxyType({
 })  # fmt: skip
 
 HARMLESS = frozenset({"dicts of dicts", "a namespace in itself", "fromkeys", "sums", "a long date"})
-"""Those that do no more than they may, and are rendered."""
+"""Templates within the limits, which are rendered."""
 
 # Known and obvious escapes from sandboxes. MARK is a file that would be written.
 ESCAPES = MappingProxyType({
