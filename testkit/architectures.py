@@ -15,12 +15,13 @@ What cannot be made this way:
 - jamba with experts in every second layer only, as real files have it: without a file llama.cpp creates experts in
   every layer or in none. Here every layer has them.
 - deepseek4's layers that choose experts by token: their table holds integers, and the file would not be all float32.
-- Layers for predicting several tokens (MTP): llama.cpp loads them as a model of their own.
+- Layers that predict further tokens (MTP): edgellm does not use them.
 - bert, t5 and other encoders, dream, llada and other diffusion models: edgellm does not generate with them.
-- gptj, chameleon, plm, clip, wavtokenizer: llama.cpp has no working graph for them, or they are not for text.
+- gptj, chameleon, clip, wavtokenizer: llama.cpp has no working graph for them, or they are not for text.
 
-gemma3n's file has 67 MB, as llama.cpp fixes the width of its embeddings per layer. With GELU (falcon, gptneox, the
-gemmas) llama.cpp's tables of 16 bits make logits differ by up to 5e-4 between decodes of one row and of many.
+gemma3n's file has 67 MB, as llama.cpp fixes the width of its embeddings per layer. llama.cpp looks up GELU in a table
+of 16-bit numbers: logits of models with GELU (the gemmas, gpt2, bloom and others) differ by up to 3e-4 of the largest
+between decodes of one row and of many, and those of other models by 1e-6.
 """
 
 from __future__ import annotations
@@ -78,10 +79,10 @@ OPTIONAL = (
 """Tensors that llama.cpp takes where they exist, and that most real models lack."""
 
 STREAM = 1.5  # standard deviation of an embedding as it enters the first layer
-LOGITS = 5.0  # standard deviation of a token's logits
+LOGITS = 8.0  # standard deviation of a token's logits
 BRANCH = (
     r"\.(attn_output(_b)?|ssm_out|shortconv\.out_proj|time_mix_output|ffn_down(_exps|_shexp)?|channel_mix_value|"
-    r"laurel_r|proj|post_attention_norm|post_ffw_norm)\.weight$"
+    r"laurel_r|proj|post_attention_norm|post_ffw_norm|(laurel_)?post_norm)(\.weight)?$"
 )
 """Tensors that decide how much a layer adds to the residual stream."""
 
@@ -197,7 +198,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture("dense", transformer()),
     "glm4": Architecture("dense", transformer(rope__dimension_count=8)),
     "granite": Architecture(
-        "dense", transformer(logit_scale=0.5, residual_scale=0.5, embedding_scale=4.0, attention__scale=0.2)
+        "dense", transformer(logit_scale=1.5, residual_scale=0.5, embedding_scale=4.0, attention__scale=0.2)
     ),
     "command-r": Architecture("dense", transformer(logit_scale=1.0)),
     "stablelm": Architecture(
@@ -209,6 +210,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         keep=r"(attn_output|ffn_up|ffn_down)\.bias",
     ),
     "falcon": Architecture("dense", transformer(heads_kv=1), drop="attn_norm_2"),
+    "gpt2": Architecture("dense", transformer(heads_kv=4), keep=r"(attn_output|ffn_up|ffn_down)\.bias"),
+    "bloom": Architecture("dense", transformer(heads_kv=4), keep=r"(attn_output|ffn_up|ffn_down)\.bias", drop=TIED),
+    "mpt": Architecture(
+        "dense",
+        transformer(heads_kv=4, attention__max_alibi_bias=8.0),
+        drop=r"^(output\.|position_embd)|_norm\.bias|attn_qkv\.bias|attn_k_norm|ffn_act",
+    ),
+    "starcoder2": Architecture(
+        "dense", transformer(), keep=r"attn_(q|k|v|output)\.bias|ffn_(up|down)\.bias", drop=TIED
+    ),
     "qwen3moe": Architecture("moe", transformer(attention__key_length=32, attention__value_length=32) | EXPERTS),
     "glm4moe": Architecture(
         "moe",
@@ -224,6 +235,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "deepseek2": Architecture(
         "mla",
         transformer(heads_kv=1, leading_dense_block_count=1, attention__q_lora_rank=32) | LATENT | EXPERTS,
+        keep=r"exp_probs_b\.bias",
+    ),
+    "deepseek32": Architecture(
+        "mla",
+        transformer(
+            heads_kv=1, leading_dense_block_count=1, attention__q_lora_rank=32, attention__indexer__head_count=4,
+            attention__indexer__key_length=64, attention__indexer__top_k=24,
+        ) | LATENT | EXPERTS,
         keep=r"exp_probs_b\.bias",
     ),
     "gemma2": Architecture(
@@ -258,6 +277,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         keep=r"exp_probs_b\.bias",
         drop=r"blk\.0\.(ffn_.*exp|ffn_gate_inp)|blk\.[1-9]\.ffn_(gate|up|down)\.weight|blk\.[03]\.attn_sinks",
     ),
+    "afmoe": Architecture(
+        "window", transformer(leading_dense_block_count=1) | SLIDING | EXPERTS, keep=r"exp_probs_b\.bias"
+    ),
+    "step35": Architecture(
+        "window",
+        transformer(
+            attention__key_length=32, attention__value_length=32,
+            attention__sliding_window_pattern=[False, True, True, True],
+        ) | SLIDING | EXPERTS,
+        keep=r"exp_probs_b\.bias",
+        drop=r"blk\.0\.(ffn_.*exp|ffn_gate_inp)|blk\.[1-9]\.ffn_(gate|up|down)\.weight",
+    ),
     "exaone4": Architecture("window", transformer(layers=64, width=32, heads=2, heads_kv=1, ff=64) | SLIDING),
     "qwen35": Architecture("hybrid", transformer() | DELTA_NET),
     "qwen35moe": Architecture("hybrid", transformer() | DELTA_NET | EXPERTS),
@@ -271,7 +302,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granitehybrid": Architecture(
         "hybrid",
         transformer(
-            heads_kv=[0, 2, 0, 2], logit_scale=0.5, residual_scale=0.5, embedding_scale=4.0, attention__scale=0.2
+            heads_kv=[0, 2, 0, 2], logit_scale=1.5, residual_scale=0.5, embedding_scale=4.0, attention__scale=0.2
         ) | MAMBA,
     ),
     "nemotron_h": Architecture(
@@ -285,6 +316,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         transformer(heads_kv=[0, 0, 0, 1], leading_dense_block_count=1, kda__head_dim=16, ssm__conv_kernel=4)
         | LATENT | EXPERTS,
         keep=r"exp_probs_b\.bias",
+    ),
+    "minimax-01": Architecture(
+        "hybrid", transformer(full_attention_interval=4, residual_scale=1.0) | EXPERTS
     ),
     "mamba": Architecture("recurrent", transformer(heads=0, heads_kv=0, ff=0) | MAMBA),
     "mamba2": Architecture("recurrent", transformer(heads=0, heads_kv=0, ff=0) | MAMBA),
