@@ -35,7 +35,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import gguf
 import numpy as np
@@ -60,7 +60,8 @@ class Architecture:
     The keys of `metadata` lack the architecture's name. Patterns select tensors by name among those that llama.cpp
     takes where they exist: `keep` those of `OPTIONAL` that real models of this architecture have, `drop` others that
     they lack. With `fused`, query, key and value are one tensor in the file. Where llama.cpp multiplies embeddings by
-    `embedding_factor`, or does not scale attention scores, `query_factor` and a smaller embedding make up for it.
+    `embedding_factor`, or does not scale attention scores, a smaller embedding and `query_factor` make up for it.
+    Hyperparameters that do not fit each other make llama.cpp end the process.
     """
 
     kind: Kind
@@ -143,10 +144,14 @@ class Scale:
 
 
 def transformer(
-    layers: int = 4, width: int = 64, heads: int | Sequence[int] = 4, heads_kv: int | Sequence[int] = 2, ff: Any = 128,
+    layers: int = 4,
+    width: int = 64,
+    heads: int = 4,
+    heads_kv: int | Sequence[int] = 2,
+    ff: int | Sequence[int] = 128,
     **more: Value,
-) -> dict[str, Value]:  # fmt: skip
-    """Return the hyperparameters that most architectures read; `more` with "__" for each dot."""
+) -> dict[str, Value]:
+    """Return the hyperparameters that most architectures read, and `more`, whose "__" stands for a dot."""
     return {
         "context_length": 1024,
         "block_count": layers,
@@ -264,7 +269,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         ) | SLIDING, drop=TIED, embedding_factor=8.0, query_factor=0.2,
         keep=r"^rope_freqs",
     ),
-    "gemma3n": Architecture(
+    "gemma3n": Architecture(  # llama.cpp lets the layers from the 21st on share keys and values of earlier ones
         "window", transformer(layers=22) | SLIDING, drop=TIED, embedding_factor=8.0, query_factor=0.2
     ),
     "cohere2": Architecture("window", transformer(logit_scale=1.0) | SLIDING),
@@ -289,6 +294,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         keep=r"exp_probs_b\.bias",
         drop=r"blk\.0\.(ffn_.*exp|ffn_gate_inp)|blk\.[1-9]\.ffn_(gate|up|down)\.weight",
     ),
+    # llama.cpp gives only the one of 64 layers a window
     "exaone4": Architecture("window", transformer(layers=64, width=32, heads=2, heads_kv=1, ff=64) | SLIDING),
     "qwen35": Architecture("hybrid", transformer() | DELTA_NET),
     "qwen35moe": Architecture("hybrid", transformer() | DELTA_NET | EXPERTS),
@@ -330,6 +336,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
         drop="time_mix_lerp_[wkvrg]",
     ),
+    # with AVX-512 llama.cpp computes heads of rwkv7 that are smaller than the real 64 wrongly
     "rwkv7": Architecture(
         "recurrent",
         transformer(
@@ -353,17 +360,17 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def write(name: str, path: Path, *, seed: int = 0, noise: float = 0.0) -> None:
-    """Write the architecture `name` to `path`. The same arguments give the same bytes."""
+    """Write a model of the architecture `name`. The same arguments give the same bytes.
+
+    With `noise` every weight is multiplied by 1 plus a random number of that standard deviation.
+    """
     architecture = ARCHITECTURES[name]
     writer = _described(name, architecture, path)
     shapes = _tensors(name, architecture)
     scale = Scale.of(architecture, shapes)
     for tensor, shape in shapes.items():
         writer.add_tensor(tensor, _weights(tensor, shape, scale, seed, noise))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
 
 
 class _Tensor(ctypes.Structure):
@@ -414,11 +421,7 @@ def _created(name: str, architecture: Architecture) -> dict[str, Shape]:
     mark = native.log.count
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metadata.gguf"
-        writer = _described(name, architecture, path)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        _finish(_described(name, architecture, path))
         metadata = read(str(path).encode(), _Init(True, None))
     model = lib.llama_model_init_from_user(metadata, lib.llama_model_set_tensor_data_t(note), None, params)
     free(metadata)
@@ -438,6 +441,13 @@ def _described(name: str, architecture: Architecture, path: Path) -> gguf.GGUFWr
         kind = field.types[0]
         writer.add_key_value(field.name, field.contents(), kind, field.types[-1] if len(field.types) > 1 else None)
     return writer
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
@@ -477,6 +487,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.0)
     args = parser.parse_args()
+    if unknown := set(args.names) - ARCHITECTURES.keys():
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(ARCHITECTURES)}")
     args.folder.mkdir(parents=True, exist_ok=True)
     for name in args.names or ARCHITECTURES:
         path = args.folder / f"{name}.gguf"
