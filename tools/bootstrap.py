@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,13 +38,21 @@ class SetupFailed(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Set up for `arguments`: `run` or `dev`, and the fingerprint of the stamp. Return the exit code."""
-    kind, fingerprint = arguments
+    """Set up for `arguments`: `run` or `dev`, the fingerprint of the stamp, and one of `BACKENDS`, `auto` or `cpu`.
+    Return the exit code."""
+    kind, fingerprint, backend = (*arguments, CPU)[:3]
     try:
         with locked(ROOT / ".venv.lock"):
             if not is_ready(kind, fingerprint):
+                if backend not in (AUTO, CPU, *BACKENDS):
+                    raise SetupFailed(f"--gpu is {backend}. Give one of {', '.join((AUTO, *BACKENDS, CPU))}.")
                 set_up(kind)
-                (VENV / f"ready-{kind}").write_text(fingerprint, encoding="utf-8")
+                built = build_for(backend)
+                (VENV / "gpu").write_text(built, encoding="utf-8")
+                if backend == AUTO:
+                    fingerprint = fingerprint.replace(f"gpu={AUTO}", f"gpu={built}", 1)
+                if built == backend or backend == AUTO:  # otherwise the same line tries again
+                    (VENV / f"ready-{kind}").write_text(fingerprint, encoding="utf-8")
     except SetupFailed as error:
         say(f"error: {error}")
         return 1
@@ -75,6 +84,89 @@ def set_up(kind: str) -> None:
         watch([*pip, *BY_HASH, "-r", str(LOCKS / f"{lock}.txt")], environment)
     watch([*pip, "--no-build-isolation", "--no-index", "-e", str(ROOT)])
     watch([str(VENV / "bin" / "python"), "-c", "import llama_cpp, edgellm.cli"])
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How llama.cpp is compiled for graphics cards of a kind: CMake's option, a program that needs to be there for it,
+    the packages of Debian and Ubuntu that bring it, and programs that exist where there is such a card."""
+
+    option: str
+    compiler: str
+    packages: str
+    signs: tuple[str, ...]
+
+
+CPU, AUTO = "cpu", "auto"
+BACKENDS = {
+    "cuda": Backend("GGML_CUDA", "nvcc", "nvidia-cuda-toolkit", ("nvidia-smi",)),
+    "hip": Backend("GGML_HIP", "hipcc", "hipcc libhipblas-dev librocblas-dev", ("rocminfo",)),
+    "vulkan": Backend("GGML_VULKAN", "glslc", "glslc libvulkan-dev spirv-headers", ("vulkaninfo",)),
+    "metal": Backend("GGML_METAL", "xcrun", "", ()),
+}
+
+
+def detect() -> tuple[str, str]:
+    """Return the backend for this machine, and why."""
+    if sys.platform == "darwin":
+        return "metal", "a Mac's graphics card is used by Metal"
+    for name, backend in BACKENDS.items():
+        sign = next((sign for sign in backend.signs if shutil.which(sign)), None)
+        if sign is not None and works([sign]):
+            return name, f"{sign} shows a card"
+    return CPU, f"none of {', '.join(sign for one in BACKENDS.values() for sign in one.signs)} shows a graphics card"
+
+
+def build_for(wanted: str) -> str:
+    """Compile llama.cpp for graphics cards, or for none; return what it is compiled for now.
+
+    A build that fails leaves one for the processor, with the reason and what to do.
+    """
+    name, reason = detect() if wanted == AUTO else (wanted, "as asked for")
+    before = (VENV / "gpu").read_text(encoding="utf-8") if (VENV / "gpu").exists() else CPU
+    if name == before:
+        return name
+    say(f"llama.cpp is compiled for {name}: {reason}.")
+    backend = BACKENDS.get(name)
+    if backend is None:
+        install_llama()
+        return CPU
+    if shutil.which(backend.compiler) is None:
+        say(f"warning: {backend.compiler} is missing, which compiles for {name}. {packages_hint(backend)}")
+        say("edgellm uses the processor until then.")
+        return before
+    say("This takes 10 to 40 min, once.")
+    try:
+        install_llama(f"-D{backend.option}=on")
+        if not works([str(VENV / "bin" / "python"), "-c", _OFFLOADS]):
+            raise SetupFailed(f"It finds no way to use a card. See {LOG}.")
+    except SetupFailed as error:
+        say(f"warning: it could not be compiled for {name}, so the processor is used. {error}")
+        install_llama()
+        return CPU
+    return name
+
+
+_OFFLOADS = "import sys; from llama_cpp import llama_cpp as l; sys.exit(not l.llama_supports_gpu_offload())"
+
+
+def install_llama(option: str = "") -> None:
+    """Install llama-cpp-python again, compiled with one of CMake's options: pip's kept wheel is one without any."""
+    locked_lines = re.findall(
+        r"^llama-cpp-python==.*?(?=^\S|\Z)", (LOCKS / "run.txt").read_text(), re.MULTILINE | re.DOTALL
+    )
+    requirement = VENV / "llama.txt"
+    requirement.write_text("".join(locked_lines), encoding="utf-8")
+    arguments = os.environ.get("CMAKE_ARGS", "")
+    environment = {**os.environ, **compiler_flags(), "CMAKE_ARGS": f"{arguments} {option}".strip()}
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-v", "--no-input", "--no-deps", "--force-reinstall"]
+    watch([*pip, *(["--no-cache-dir"] if option else []), *BY_HASH, "-r", str(requirement)], environment)
+
+
+def packages_hint(backend: Backend) -> str:
+    if shutil.which("apt-get") and backend.packages:
+        return f"Install it with: sudo apt-get install -y {backend.packages}; then run the same line again."
+    return "Install it, then run the same line again."
 
 
 def make_venv() -> None:

@@ -44,10 +44,12 @@ def checkout(tmp_path: Path) -> Path:
         "import pathlib, sys\n"
         "root = pathlib.Path(__file__).parent.parent\n"
         "with (root / 'calls').open('a') as file: file.write(sys.argv[1] + '\\n')\n"
+        "with (root / 'cards').open('a') as file: file.write(sys.argv[3] + '\\n')\n"
         "(root / '.venv' / 'bin').mkdir(parents=True, exist_ok=True)\n"
         "for name in ('python', 'edgellm'):\n"
         "    tool = root / '.venv' / 'bin' / name\n"
         '    tool.write_text(\'#!/bin/sh\\necho "\' + name + \'" "$@" in "$PWD"\\n\'); tool.chmod(0o755)\n'
+        "(root / '.venv' / 'gpu').write_text(sys.argv[3])\n"
         "(root / '.venv' / ('ready-' + sys.argv[1])).write_text(sys.argv[2])\n"
     )
     return root
@@ -140,6 +142,80 @@ def test_a_missing_compiler_is_told(
     assert "A C++ compiler is needed" in said
     assert "sudo apt-get update && sudo apt-get install -y build-essential" in said
     assert not venv.exists()
+
+
+def test_a_graphics_card_is_named_once(checkout: Path) -> None:
+    assert start(checkout, "--gpu", "vulkan", "chat", "hello").stdout == f"edgellm chat hello in {checkout}\n"
+    start(checkout, "chat")
+    start(checkout, "--gpu=vulkan", "chat")
+    assert (checkout / "cards").read_text().split() == ["vulkan"]
+    start(checkout, "--gpu", "cpu", "chat")
+    start(checkout, "chat")
+    assert (checkout / "cards").read_text().split() == ["vulkan", "cpu"]
+
+
+class Build:
+    """Stands in for pip and the compilers; `fails` and `useless` builds for a card."""
+
+    def __init__(self, venv: Path, monkeypatch: pytest.MonkeyPatch, programs: tuple[str, ...]) -> None:
+        self.options: list[str] = []
+        self.fails = self.useless = False
+        venv.mkdir()
+        monkeypatch.setattr(bootstrap, "set_up", lambda _kind: None)
+        monkeypatch.setattr(bootstrap, "watch", self.watch)
+        monkeypatch.setattr(bootstrap, "works", lambda command: not (self.useless and bootstrap._OFFLOADS in command))
+        monkeypatch.setattr(shutil, "which", lambda name: name if name in programs else None)
+        monkeypatch.setattr(sys, "platform", "linux")
+        monkeypatch.delenv("CMAKE_ARGS", raising=False)
+
+    def watch(self, command: list[str], environment: dict[str, str] | None = None) -> None:
+        option = (environment or {}).get("CMAKE_ARGS", "")
+        self.options.append(option)
+        assert ("--no-cache-dir" in command) == bool(option), "pip has kept a wheel without any option"
+        if option and self.fails:
+            raise bootstrap.SetupFailed("no such header")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "programs", "options"),
+    [
+        ("cuda", ("nvcc",), ["-DGGML_CUDA=on"]),
+        ("auto", ("nvidia-smi", "nvcc"), ["-DGGML_CUDA=on"]),
+        ("auto", ("vulkaninfo", "glslc"), ["-DGGML_VULKAN=on"]),
+        ("auto", (), []),
+        ("cpu", ("nvcc",), []),
+    ],
+)
+def test_llama_cpp_is_compiled_for_the_card(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, programs: tuple[str, ...], options: list[str]
+) -> None:
+    build = Build(venv, monkeypatch, programs)
+    for _ in range(2):
+        assert bootstrap.main(["run", f"gpu={wanted} here", wanted]) == 0
+    assert build.options == options
+    built = (venv / "gpu").read_text()
+    assert (venv / "ready-run").read_text() == f"gpu={built} here"
+
+
+@pytest.mark.parametrize("fault", ["fails", "useless", "missing"])
+def test_a_build_that_fails_leaves_the_processor_and_says_what_to_do(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    build = Build(venv, monkeypatch, ("apt-get",) if fault == "missing" else ("nvcc",))
+    build.fails, build.useless = fault == "fails", fault == "useless"
+    assert bootstrap.main(["run", "gpu=cuda here", "cuda"]) == 0
+    said = capsys.readouterr().err
+    assert {"fails": "no such header", "useless": "no way to use a card", "missing": "nvidia-cuda-toolkit"}[
+        fault
+    ] in said
+    assert (venv / "gpu").read_text() == "cpu"
+    assert not (venv / "ready-run").exists(), "the same line tries again"
+    assert build.options[-1:] == ([] if fault == "missing" else [""])
+
+
+def test_an_unknown_card_is_refused(venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bootstrap.main(["run", "x", "voodoo"]) == 1
+    assert "Give one of auto, cuda, hip, vulkan, metal, cpu" in capsys.readouterr().err
 
 
 def test_a_compiler_of_ones_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
