@@ -71,7 +71,7 @@ class Bare:
             rows=rows,
             threads=threads,
             unified=False,
-            exact=model.is_f32,
+            cache_type="f32" if model.is_f32 else "f16",
             flash_attention=flash,
         )
         self._memory = lib.llama_get_memory(self._context.pointer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -76,7 +77,7 @@ def _library() -> Iterator[Finding]:
         yield note(
             "llama.cpp",
             f"llama-cpp-python {found.version} was compiled without {slow[0][0]}, with: {names}.",
-            "Compile it here: pip install --force-reinstall --no-binary :all: llama-cpp-python",
+            f"Compile it here: {_compile_again(found.version)}",
         )
     else:
         yield fine("llama.cpp", f"llama-cpp-python {found.version}, compiled with {names}.")
@@ -85,16 +86,45 @@ def _library() -> Iterator[Finding]:
             "llama.cpp",
             f"Its code for this processor's matrix extension (AMX) is not used: {failure}.",
             f'For more speed, compile it without AMX: CFLAGS="{WITHOUT_AMX}" CXXFLAGS="{WITHOUT_AMX}" '
-            "pip install --force-reinstall --no-cache-dir --no-binary :all: llama-cpp-python",
+            f"{_compile_again(found.version)}",
         )
-    if not found.gpu and shutil.which("nvidia-smi"):
-        yield note(
-            "llama.cpp", "There is an NVIDIA GPU, but llama.cpp was compiled for the CPU only.",
-            'Compile it for the GPU: CMAKE_ARGS="-DGGML_CUDA=on" '
-            "pip install --force-reinstall --no-binary :all: llama-cpp-python",
-        )  # fmt: skip
+    yield from _graphics_cards(found.gpu, found.version)
     if not found.mmap:
         yield note("llama.cpp", "It was compiled without mmap, so models load slowly.", "Compile it with mmap support.")
+
+
+def _graphics_cards(offloads: bool, version: str) -> Iterator[Finding]:
+    """Yield the graphics cards that layers can be put on, and those that llama.cpp is not compiled for."""
+    from edgellm.engine.hardware import compute_devices
+
+    cards = [device for device in compute_devices() if device.offloads]
+    for card in cards:
+        yield fine(
+            "graphics card", f"{card.name} ({card.description}): {_size(card.free)} of {_size(card.total)} is free."
+        )
+    if offloads and not cards:
+        yield note(
+            "graphics card", "llama.cpp was compiled for graphics cards, but finds none: everything runs on the CPU.",
+            "Install the card's driver; nvidia-smi, rocminfo or vulkaninfo show whether it is there.",
+        )  # fmt: skip
+    kind = next((kind for program, kind in _DRIVERS.items() if shutil.which(program)), None)
+    if kind is not None and not offloads:
+        yield note(
+            "graphics card", "There is a graphics card, but llama.cpp was compiled for the CPU only.",
+            f'Compile it for the card: CMAKE_ARGS="-DGGML_{kind}=on" {_compile_again(version)}',
+        )  # fmt: skip
+
+
+_DRIVERS = {"nvidia-smi": "CUDA", "rocminfo": "HIP"}
+
+
+def _compile_again(version: str) -> str:
+    """Return the command that compiles this version of llama-cpp-python for this environment, and nothing else."""
+    package = "llama-cpp-python"
+    return (
+        f"{sys.executable} -m pip install --force-reinstall --no-deps --no-cache-dir --no-binary {package} "
+        f"{package}=={version}"
+    )
 
 
 def _memory(available: int) -> Finding:

@@ -15,6 +15,7 @@ import numpy as np
 
 from edgellm.engine import cores, llama_api, native
 from edgellm.engine.graph_hooks import Capture, Recorder
+from edgellm.engine.hardware import N_BATCH, QUANTISED
 from edgellm.engine.kv_cache import KVCache, snapshots_that_fit
 from edgellm.engine.llama_api import LlamaBatch, LogitsView
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
@@ -102,6 +103,11 @@ def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRo
 _NO_OBSERVER = nullcontext()
 
 
+def _cache_type(wanted: str | None, exact: bool, flash: bool) -> str:
+    """Return the type of keys and values: without flash attention, llama.cpp has no quantised values."""
+    return "f32" if exact else "f16" if wanted is None or (wanted in QUANTISED and not flash) else wanted
+
+
 NO_ID = -1  # stands in the cache where an embedding row was decoded instead of a token
 
 
@@ -126,7 +132,7 @@ class Context:
         *,
         n_ctx: int,
         n_seq: int = 1,
-        n_batch: int = 512,
+        n_batch: int | None = None,
         threads: int | None = None,
         unified: bool = True,
         spare: int | None = None,
@@ -136,7 +142,8 @@ class Context:
         lazy: bool = False,
         rolls_back: bool = False,
     ) -> None:
-        """Reserve the cache. `flash` attention defaults to `flash_pays`, where it is possible.
+        """Reserve the cache. What is not given is as the model's `hardware` says, or else by default: batches of
+        `N_BATCH` rows, and `flash` attention where it pays and is possible.
 
         `rolls_back`: where the model's state is recurrent, keep snapshots of it, so that drafted tokens at the end of a
         batch can be rolled back at once. Otherwise checkpoints are saved to roll back to.
@@ -149,6 +156,8 @@ class Context:
                 llama.cpp would abort), spare cells for separate buffers, a layer to capture that does not exist.
             EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
         """
+        hardware = model.hardware
+        n_batch = max(n_seq, hardware.n_batch or N_BATCH) if n_batch is None else n_batch
         llama_api.check_sizes(n_ctx, n_seq, n_batch, threads, unified, spare)
         if capture is not None:
             capture.check(model.n_layer)
@@ -158,12 +167,16 @@ class Context:
         self._lengths = self._sequences.lengths
         cells = n_ctx * n_seq if spare is None else min(n_ctx + spare, n_ctx * n_seq)
         self.n_batch = max(n_seq, min(n_batch, cells))
-        self.threads = self.threads_used = threads or native.default_threads(model.n_params)
+        self.threads = self.threads_used = threads or hardware.threads or native.default_threads(model.n_params)
         """Threads of a decode that is alone, and of the last decode: fewer if others computed at the same time."""
         self.shared = 0
         """Decodes that had fewer threads than a decode that is alone."""
         self.exact = model.is_f32 if exact is None else exact
-        flash = native.flash_pays(model.n_params, self.n_batch) if flash is None else flash
+        flash = hardware.flash_attn if flash is None else flash
+        quantised = hardware.cache_type in QUANTISED and not self.exact
+        flash = (
+            quantised or native.flash_pays(model.n_params, self.n_batch, model.offloaded) if flash is None else flash
+        )
         self.flash = flash and not self.exact and not (capture and capture.attention)
         self.captured = None if capture is None else Recorder(capture, n_seq, unified)
         head = LMHead.open(model, self.threads) if lazy and capture is None else None
@@ -176,7 +189,7 @@ class Context:
             rows=self.n_batch,
             threads=self.threads,
             unified=unified,
-            exact=self.exact,
+            cache_type=_cache_type(hardware.cache_type, self.exact, self.flash),
             callback=observer and observer.callback,
             flash_attention=self.flash,
             snapshots=snapshots_that_fit(model.header, model.size_bytes, n_seq) if rolls_back else 0,

@@ -50,7 +50,7 @@ class Block:
         self._context = Context(
             model, n_ctx=n_ctx, n_seq=n_seq, n_batch=rows, threads=threads, unified=n_seq == 1, capture=capture
         )
-        self.rows_that_pay = native.rows_that_pay(model.n_params, model.n_layer)
+        self.rows_that_pay = native.rows_that_pay(model.n_params, model.n_layer, model.offloaded)
         plain = not (self._context.flash or self._context.exact)
         self._doubles = plain and native.has_small_layers(model.n_params, model.n_layer)
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine import native
+from edgellm.engine.hardware import CACHE_TYPES
 from edgellm.engine.native import Stop, abort_if_set, lib, no_abort
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import ContextFull, EngineFailed, InvalidOption, Stopped
@@ -112,7 +113,7 @@ def open_context(
     rows: int,
     threads: int,
     unified: bool,
-    exact: bool = False,
+    cache_type: str = "f16",
     callback: Any = None,
     flash_attention: bool = True,
     snapshots: int = 0,
@@ -132,8 +133,7 @@ def open_context(
     params.no_perf = True
     if callback is not None:
         params.cb_eval = callback
-    if exact:
-        params.type_k = params.type_v = lib.GGML_TYPE_F32
+    params.type_k = params.type_v = CACHE_TYPES[cache_type]
     if not flash_attention:
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
     mark = native.log.count

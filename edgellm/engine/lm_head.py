@@ -124,13 +124,13 @@ def head_pays(model: Model) -> bool:
 def why_lazy(model: Model) -> tuple[bool, str]:
     """Return whether heads are computed only for the rows that are read, and why.
 
-    They are not on a GPU, where rows are cheap, nor in a small model, where a pass is too short.
+    They are not on a graphics card, where rows are cheap, nor in a small model, where a pass is too short.
     """
     head = head_of(model)
     if head is None:
         return False, "heads are computed for all rows: this model's head is more than one matrix product"
-    if lib.llama_supports_gpu_offload():
-        return False, "heads are computed for all rows: they are cheap on a GPU"
+    if model.head_offloaded:
+        return False, "heads are computed for all rows: they are cheap on a graphics card"
     share = head.nbytes / model.size_bytes
     if native.is_small(model.n_params) or share < _WORTH:
         return False, f"heads are computed for all rows: {share:.0%} of {model.size_bytes / 1e6:.0f} MB is little"

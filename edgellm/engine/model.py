@@ -16,6 +16,7 @@ import numpy as np
 from edgellm.engine import native
 from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokenizer
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile, attention_layers, check_gguf
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware, apply
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
 from edgellm.engine.trial.probe import Probe, amx_failure, require_loadable
@@ -52,9 +53,11 @@ class Model:
         parts: Sequence[GgufHeader],
         owned: native.Owned,
         template: Template | None,
+        hardware: Hardware,
         faults: Sequence[str] = (),
     ) -> None:
         """Set up a model that `load` has loaded; not for other callers."""
+        self.hardware = hardware
         self.faults = frozenset(faults)
         """Which trials of `engine.trial.self_test` fail: what llama.cpp computes wrongly is avoided."""
         self.path, self.header = path, header
@@ -72,6 +75,10 @@ class Model:
         self.size_bytes = sum(part.file_size for part in parts)
         self.is_f32 = all(t.kind == lib.GGML_TYPE_F32 for part in parts for t in part.tensors)
         self.architecture = header.architecture
+        layers = hardware.gpu_layers or 0
+        self.offloaded = layers != 0 and bool(lib.llama_supports_gpu_offload())
+        """Whether some layers are on a graphics card."""
+        self.head_offloaded = self.offloaded and not 0 < layers <= self.n_layer
         self.attention_layers = attention_layers(header)
         """Layers with attention, from 0."""
         self._head_is_plain: bool | None = None
@@ -98,18 +105,21 @@ class Model:
         cls,
         source: Path | ModelFile,
         *,
-        gpu_layers: int = 0,
+        hardware: Hardware = ON_PROCESSOR,
         progress: Callable[[float], None] | None = None,
         text_only: bool = False,
         probe: bool = True,
         chat: bool = False,
+        dry: bool = False,
     ) -> Model:
         """Load the model from its file, whose header is checked first if only its path is given.
 
-        `progress` is called with shares from 0 to 1; an exception that it raises stops the loading. With `text_only` no
+        `hardware` also tells contexts over the model what they use by default. `progress` is called with shares from 0
+        to 1; an exception that it raises stops the loading. With `text_only` no
         weights are loaded: the model tokenises, but no context can be opened over it. A model whose header is new on
         this machine is loaded in a child process first, unless `probe` is False: see `engine.trial.probe`. With `chat`
-        the process that renders its chat template starts meanwhile, so that the first `chat_prompt` need not wait.
+        the process that renders its chat template starts meanwhile, so that the first `chat_prompt` need not wait. With
+        `dry` nothing is allocated, neither here nor by contexts: llama.cpp only logs what it would take.
 
         Raises:
             ModelNotFound: there is no such file.
@@ -122,15 +132,19 @@ class Model:
         path, header = file.path, file.header
         paths = _part_paths(path, header)
         parts = [header, *_other_parts(path, paths)]
-        verdict = require_loadable(Probe(paths, parts, gpu_layers, text_only), _first_half(progress)) if probe else None
+        verdict = (
+            require_loadable(Probe(paths, parts, hardware.gpu_layers or 0, text_only), _first_half(progress))
+            if probe
+            else None
+        )
         if verdict is not None and verdict.new:
             progress = _second_half(progress)
         template = _template(path, header)
         try:
             if chat and template is not None:
                 template.start()
-            owned = _load(path, gpu_layers, text_only, progress)
-            model = cls(path, header, parts, owned, template, verdict.faults if verdict is not None else ())
+            owned = _load(path, hardware, text_only, progress, dry)
+            model = cls(path, header, parts, owned, template, hardware, verdict.faults if verdict is not None else ())
         except BaseException:
             if template is not None:
                 template.close()
@@ -295,10 +309,15 @@ class Model:
             size = -n
 
 
-def _load(path: Path, gpu_layers: int, text_only: bool, progress: Callable[[float], None] | None) -> native.Owned:
+def _load(
+    path: Path, hardware: Hardware, text_only: bool, progress: Callable[[float], None] | None, dry: bool = False
+) -> native.Owned:
     """Have llama.cpp load the file. Raises as `Model.load`."""
     params = lib.llama_model_default_params()
-    params.n_gpu_layers, params.vocab_only = gpu_layers, text_only
+    _kept = apply(hardware, params)  # arrays that llama.cpp reads
+    params.vocab_only = text_only
+    if dry:
+        params.no_alloc, params.load_mode = True, 0  # LLAMA_LOAD_MODE_NONE
     params.use_extra_bufts = text_only or not amx_failure()
     raised: list[BaseException] = []
 

@@ -136,18 +136,34 @@ class NativeLog:
         self._lock = threading.Lock()
         self.count = 0
         self._level = 0
+        self._listeners: dict[int, list[str]] = {}
         self.callback = _Log(self._write)
 
     def since(self, mark: int) -> str:
         """Return the warnings and errors written since `count` was `mark`, in one line; empty where there were none."""
         return "; ".join(line for number, line in list(self._lines) if number > mark)
 
+    @contextmanager
+    def listen(self) -> Iterator[list[str]]:
+        """Yield a list that gets every line of this thread, also what is no warning, while the `with` lasts."""
+        lines: list[str] = []
+        self._listeners[threading.get_ident()] = lines
+        try:
+            yield lines
+        finally:
+            del self._listeners[threading.get_ident()]
+
     def _write(self, level: int, text: bytes | None, _user: int | None) -> None:
         if level != _CONTINUED:
             self._level = level
-        if self._level < _WARN:
+        listener = self._listeners.get(threading.get_ident()) if self._listeners else None
+        if self._level < _WARN and listener is None:
             return
         line = (text or b"").decode("utf-8", "replace").strip()
+        if listener is not None:
+            listener.append(line)
+        if self._level < _WARN:
+            return
         if line:
             with self._lock:
                 self.count += 1
@@ -306,15 +322,16 @@ def default_threads(n_params: int) -> int:
     return 1 if n_params < _TINY else available_threads()
 
 
-def flash_pays(n_params: int, rows: int) -> bool:
+def flash_pays(n_params: int, rows: int, offloaded: bool = False) -> bool:
     """Return whether flash attention is faster for a model of that size, decoding up to `rows` rows at once.
+    `offloaded`: some of its layers are on a graphics card.
 
     On a processor llama.cpp's flash attention takes the rows of a batch of fewer than 64 one by one (see
     `bench/engine/attention.py`): a pass that verifies then takes several times as long in a small model, where
     attention is most of the work, and a tenth longer in a model of 0.5 billion parameters. For the latter a prefill in
     long batches counts for more, which flash attention does a tenth faster.
     """
-    return bool(lib.llama_supports_gpu_offload()) or (rows >= _TILE and not is_small(n_params))
+    return offloaded or (rows >= _TILE and not is_small(n_params))
 
 
 def is_small(n_params: int) -> bool:
@@ -327,13 +344,14 @@ def has_small_layers(n_params: int, n_layer: int) -> bool:
     return n_params < _SMALL_LAYER * n_layer
 
 
-def rows_that_pay(n_params: int, n_layer: int) -> int:
+def rows_that_pay(n_params: int, n_layer: int, offloaded: bool = False) -> int:
     """Return from how many rows on one pass through these layers takes less time than a pass for each row.
+    `offloaded`: they are on a graphics card.
 
     On a processor fewer rows than that go through large layers one by one, and the pass costs a tenth more
     (`python -m bench.mesh.micro_batching`); with small layers other work takes most of the time.
     """
-    return 2 if has_small_layers(n_params, n_layer) or lib.llama_supports_gpu_offload() else _AT_ONCE
+    return 2 if offloaded or has_small_layers(n_params, n_layer) else _AT_ONCE
 
 
 def available_threads() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,6 +14,7 @@ from time import perf_counter
 from typing import Any, Self
 
 from edgellm.engine import Message, Model
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InvalidOption
 from edgellm.llm.drafter_pool import Drafters
@@ -29,6 +31,7 @@ from edgellm.llm.model_loading import (
     load,
     local_verifier,
     named,
+    place_named,
     positions,
     remote_verifier,
 )
@@ -113,7 +116,9 @@ class LLM:
         profile: Path | None = None,
         n_ctx: int | None = None,
         threads: int | None = None,
-        gpu_layers: int = 0,
+        hardware: Hardware = ON_PROCESSOR,
+        draft_hardware: Hardware | None = None,
+        gpu_layers: int | None = None,
         progress: Progress | None = None,
         peers: Sequence[str] = (),
         history: bool = True,
@@ -125,12 +130,17 @@ class LLM:
         `verifier_reason` explains that choice. None or "none" leaves one of the two out. `tokenizer` names the model
         whose vocabulary and template are used if neither model is in this process. `profile` is a file from `edgellm
         profile`; by default the pair's own is found by the hashes of its models. `n_ctx` limits prompt and reply
-        together, in tokens. `progress` is called with a model's name and its loaded share. Without `history`, and while
-        `edgellm history` is off, nothing derived from prompts is written to disk.
+        together, in tokens. `hardware` says how the verifier, or the only model, is loaded and computed;
+        `draft_hardware` says it of the draft model, and is the same by default. Where neither says how many layers go
+        on graphics cards, as many do as fit, those of the verifier first. `gpu_layers` is a former way to say that;
+        `threads` holds for both. `progress` is called with a model's name and its loaded share. Without `history`, and
+        while `edgellm history` is off, nothing derived from prompts is written to disk.
 
         Raises:
-            InvalidOption: both models are left out, or `n_ctx` is more than a model was trained for.
+            InvalidOption: both models are left out, `n_ctx` is more than a model was trained for, or there is no such
+                device.
             ModelNotFound, ModelCorrupt, ModelUnsupported: from loading.
+            MemoryShort: the models and their contexts do not fit; raised before anything is loaded.
             VocabularyMismatch: the vocabularies differ; names the first token that differs.
             VerifierUnreachable: nothing answers at the address.
             PairingRequired, NotPaired, NotPermitted, IdentityClash: the devices do not trust each other.
@@ -141,19 +151,29 @@ class LLM:
             raise InvalidOption("Both the draft model and the verifier are 'none'.", "Give at least one of the two.")
         if n_ctx is not None and n_ctx < 1:
             raise InvalidOption(f"n_ctx is {n_ctx}.", "Give a whole number of at least 1.")
-        closing = ExitStack()
-        loaded = partial(load, gpu_layers=gpu_layers, progress=progress, closing=closing)
+        if gpu_layers is not None:
+            warnings.warn("gpu_layers is hardware=Hardware(gpu_layers=...) now.", DeprecationWarning, stacklevel=2)
+            hardware = replace(hardware, gpu_layers=gpu_layers)
+        closing, taken = ExitStack(), Counter[str]()
+        loaded = partial(load, progress=progress, closing=closing)
         try:
-            small = loaded(draft, chat=verifier is None or is_remote(verifier)) if draft is not None else None
+            here = verifier is not None and not is_remote(verifier)
+            big = place_named(verifier, hardware, taken, verifies=True) if verifier is not None and here else None
+            placed = (
+                place_named(draft, draft_hardware or hardware, taken, verifies=False) if draft is not None else None
+            )
+            small = loaded(placed, chat=not here) if placed is not None else None
             checker: Verifier | None = None
             remote: OpenedVerifier | None = None
-            if verifier is None or is_remote(verifier):
-                text = small if small is not None else loaded(tokenizer, chat=True)
+            if big is None:
+                text = small
+                if text is None:
+                    text = loaded(place_named(tokenizer, hardware, taken, verifies=False), chat=True)
                 if verifier is not None:
                     remote = remote_verifier(str(verifier), peers, text, closing)
                     checker = remote.verifier
             else:
-                text = loaded(verifier, chat=True)
+                text = loaded(big, chat=True)
                 if small is not None:
                     check_vocabularies(small, text)
                 checker = local_verifier(text, positions(text, n_ctx), threads, closing)

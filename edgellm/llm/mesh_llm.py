@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -19,10 +20,11 @@ from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.plan import Objective, Plan, PlanOption, predict
 from edgellm.coldstart.plan import plan as best_plan
 from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
+from edgellm.engine.hardware import ON_PROCESSOR
 from edgellm.errors import EdgeError, InvalidOption, NotPaired, NotPermitted
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
 from edgellm.llm.llm import LLM
-from edgellm.llm.model_loading import Named, check_vocabularies, load, named
+from edgellm.llm.model_loading import Named, check_vocabularies, load, named, place_named
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.fleet_profiler import Survey
@@ -242,7 +244,7 @@ def open_mesh(
         closing.callback(text.close)
         small = None
         if (name := named(draft)) is not None:
-            small = load(name, gpu_layers=0, progress=None, closing=closing)
+            small = load(place_named(name, ON_PROCESSOR, Counter(), verifies=False), progress=None, closing=closing)
             check_vocabularies(small, text)
         verifier = MeshVerifier(mesh, text.is_eog, min(parts.tokens, most_rows(work.n_embd)))
         pair = LLM(

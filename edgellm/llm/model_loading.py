@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from edgellm.engine import Context, Model, head_pays
+from edgellm.engine import Context, Model, ModelFile, head_pays
+from edgellm.engine.hardware import Hardware
+from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, place
 from edgellm.errors import InvalidOption, VocabularyMismatch
 from edgellm.spec.protocols import Verifier
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
@@ -23,7 +26,6 @@ Named: TypeAlias = str | Path
 Progress: TypeAlias = Callable[[str, float], None]
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
-_POSITIONS = 4096  # of a context by default, where the model was trained for more
 
 
 def is_remote(verifier: Named) -> bool:
@@ -64,10 +66,11 @@ def named(model: Named | None) -> Named | None:
 
 
 def positions(model: Model, n_ctx: int | None) -> int:
-    """Return the length of a context over `model`: `n_ctx`, or a default. Raises InvalidOption where it was trained for
-    fewer."""
+    """Return the length of a context over `model`: `n_ctx`, or as its hardware says. Raises InvalidOption where it was
+    trained for fewer."""
+    n_ctx = model.hardware.n_ctx if n_ctx is None else n_ctx
     if n_ctx is None:
-        return min(model.n_ctx_train, _POSITIONS)
+        return min(model.n_ctx_train, LEAST_CONTEXT)
     if n_ctx > model.n_ctx_train:
         raise InvalidOption(
             f"n_ctx is {n_ctx}, and {model.name} was trained for {model.n_ctx_train} tokens.",
@@ -76,14 +79,17 @@ def positions(model: Model, n_ctx: int | None) -> int:
     return n_ctx
 
 
-def load(name: Named, *, gpu_layers: int, progress: Progress | None, closing: ExitStack, chat: bool = False) -> Model:
-    """Load the model `name`, owned by `closing`; `chat` as for `Model.load`. Raises what `resolve` and `Model.load`
-    raise."""
+def place_named(name: Named, hardware: Hardware, taken: Counter[str], *, verifies: bool) -> Placed:
+    """Return where the model `name` goes; see `place`. Raises what `resolve`, `ModelFile.open` and `place` raise."""
     from edgellm.storage import resolve
 
-    path = resolve(str(name))
-    on_progress = partial(progress, path.name) if progress else None
-    model = Model.load(path, gpu_layers=gpu_layers, progress=on_progress, chat=chat)
+    return place(ModelFile.open(resolve(str(name))), hardware, taken, verifies=verifies)
+
+
+def load(placed: Placed, *, progress: Progress | None, closing: ExitStack, chat: bool = False) -> Model:
+    """Load a model, owned by `closing`; `chat` as for `Model.load`. Raises what `Model.load` raises."""
+    on_progress = partial(progress, placed.file.path.name) if progress else None
+    model = Model.load(placed.file, hardware=placed.hardware, progress=on_progress, chat=chat)
     closing.callback(model.close)
     return model
 

@@ -25,6 +25,7 @@ from edgellm.diagnostics.network import (
     examine_welcome,
 )
 from edgellm.diagnostics.run import examine
+from edgellm.engine.hardware import ComputeDevice
 from edgellm.engine.native import Features
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce
@@ -121,22 +122,33 @@ def test_a_clock_that_has_lost_its_time_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("library", "says"),
+    ("library", "topic", "says"),
     [
-        (Features("1", ("SSE3",), gpu=True, mmap=True), "compiled without AVX2"),
-        (Features("1", ("AVX2",), gpu=False, mmap=True), "for the CPU only"),
-        (Features("1", ("AVX2",), gpu=True, mmap=False), "without mmap"),
+        (Features("1", ("SSE3",), gpu=True, mmap=True), "llama.cpp", "compiled without AVX2"),
+        (Features("1", ("AVX2",), gpu=False, mmap=True), "graphics card", "for the CPU only"),
+        (Features("1", ("AVX2",), gpu=True, mmap=True), "graphics card", "finds none"),
+        (Features("1", ("AVX2",), gpu=True, mmap=False), "llama.cpp", "without mmap"),
     ],
 )
 def test_a_library_that_could_be_faster_is_told(
-    me: Trust, monkeypatch: pytest.MonkeyPatch, library: Features, says: str
+    me: Trust, monkeypatch: pytest.MonkeyPatch, library: Features, topic: str, says: str
 ) -> None:
     monkeypatch.setattr("edgellm.engine.native.features", lambda: library)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
-    notes = [one.what for one in local.examine_machine() if one.topic == "llama.cpp" and one.state is State.NOTE]
+    notes = [one for one in local.examine_machine() if one.topic == topic and one.state is State.NOTE]
     assert len(notes) == 1
-    assert says in notes[0]
+    assert says in notes[0].what
+    if "pip install" in notes[0].next_step:
+        assert "--no-deps" in notes[0].next_step, "what is pinned stays"
+        assert notes[0].next_step.endswith("llama-cpp-python==1")
+
+
+def test_a_graphics_card_is_shown_with_its_memory(me: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = ComputeDevice("CUDA0", "a card", "gpu", 10 * 2**30, 12 * 2**30)
+    monkeypatch.setattr("edgellm.engine.hardware.compute_devices", lambda: [card])
+    found = only(local.examine_machine(), "graphics card")
+    assert (found.state, found.what) == (State.OK, "CUDA0 (a card): 10.0 GiB of 12.0 GiB is free.")
 
 
 def test_a_machine_in_no_network_is_told() -> None:

@@ -205,6 +205,8 @@ class Slow:
 
     def rollback(self, _length: int) -> None: ...
 
+    def reread(self) -> None: ...
+
     def decode(self, ids: Ids, outputs: int = 1) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
         self.now += self._seconds * len(ids)
         self.decoded += len(ids)

@@ -13,6 +13,7 @@ from edgellm.cli.chat_session import ChatSession, StoredConversation, recall
 from edgellm.cli.commands.conversations import conversation_ids
 from edgellm.cli.commands.mesh.run import INTERRUPTED, OverDevices, over_devices
 from edgellm.cli.commands.peers import peer_names
+from edgellm.cli.hardware_options import DRAFT, VERIFIER, HardwareOptions, with_hardware
 from edgellm.cli.help_examples import GATES, SOURCES, gate_names, model_names, source_names
 from edgellm.cli.settings import renamed
 from edgellm.cli.views.console import Loading, announce, decode, is_terminal, say
@@ -42,6 +43,7 @@ class Exit(enum.StrEnum):
     OFF = "off"
 
 
+@with_hardware
 def chat(
     ctx: typer.Context,
     prompt: Annotated[
@@ -135,6 +137,8 @@ def chat(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per token, then a summary.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say why each chunk was verified or not.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print all figures of each reply.")] = False,
+    *,
+    hardware: HardwareOptions,
 ) -> int:  # fmt: skip
     from edgellm.llm import AUTO, LLM
     from edgellm.llm.pair_stats import tidy
@@ -174,8 +178,9 @@ def chat(
     else:
         with Loading() as loading:
             pair = LLM.open(
-                draft, AUTO if peer else verifier, profile=profile, progress=loading, peers=peer or (), history=history
-            )
+                draft, AUTO if peer else verifier, profile=profile, progress=loading, peers=peer or (), history=history,
+                hardware=hardware.of(VERIFIER), draft_hardware=hardware.of(DRAFT),
+            )  # fmt: skip
     announce(pair.verifier_reason, pair.notices)
     with pair:
         remember = recall(pair) if history and options.sources() else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from edgellm.cli.hardware_options import DRAFT, VERIFIER, HardwareOptions, with_hardware
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.settings import renamed
 from edgellm.cli.views.console import Loading, decode, emit, err, is_terminal, out, say
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from edgellm.spec.gates.profile import Profile
 
 
+@with_hardware
 def profile(
     ctx: typer.Context,
     prompts: Annotated[
@@ -57,6 +59,8 @@ def profile(
         typer.Option(metavar="FILE", help="File to write.", show_default="where chat finds it"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    *,
+    hardware: HardwareOptions,
 ) -> None:  # fmt: skip
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -72,7 +76,9 @@ def profile(
             "--gamma and --max-tokens must be at least 1.", f"Leave them out to use {BUDGET_CHUNK} and 96."
         )
     with Loading() as loading:
-        pair = LLM.open(draft, verifier, progress=loading)
+        pair = LLM.open(
+            draft, verifier, progress=loading, hardware=hardware.of(VERIFIER), draft_hardware=hardware.of(DRAFT)
+        )
     columns = (TextColumn("profiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
     with pair:
         with Progress(*columns, console=err(), disable=not is_terminal(sys.stderr), transient=True) as bar:

@@ -22,6 +22,7 @@ import typer
 from edgellm.cli.commands.mesh.run import OverDevices, over_devices
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.commands.peers import peer_names
+from edgellm.cli.hardware_options import DRAFT, VERIFIER, HardwareOptions, with_hardware
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.http_options import (
     Http,
@@ -177,6 +178,7 @@ class Role(enum.StrEnum):
     WORKER = "worker"
 
 
+@with_hardware
 def serve(
     ctx: typer.Context,
     role: Annotated[
@@ -249,6 +251,8 @@ def serve(
     log_level: Annotated[
         LogLevel, typer.Option(help="Log requests, connections and lost devices to stderr; never a prompt.")
     ] = LogLevel.off,
+    *,
+    hardware: HardwareOptions,
 ) -> None:  # fmt: skip
     from edgellm.llm.pair_stats import tidy
 
@@ -261,9 +265,9 @@ def serve(
         raise InvalidOption("A pair is served over HTTP only.", "Leave --no-http out, or use --role verifier.")
     with http_server(options) as server:
         if role is Role.PAIR:
-            _serve_pair(server, draft, verifier, peer, plan, mesh, at_once)
+            _serve_pair(server, draft, verifier, peer, plan, mesh, at_once, hardware)
         elif role is Role.VERIFIER:
-            _serve_verifier(server, model or "edgellm-verifier", host, port, paired_only, announce, interface)
+            _serve_verifier(server, model or "edgellm-verifier", host, port, paired_only, announce, interface, hardware)
         else:
             _serve_worker(server, model, host, port, paired_only, memory, keep, store, announce, interface)
 
@@ -316,7 +320,7 @@ def _serve_worker(
 
 def _serve_pair(
     http: HttpServer | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None, mesh: str | None,
-    sessions: int,
+    sessions: int, hardware: HardwareOptions,
 ) -> None:  # fmt: skip
     from edgellm.http.handlers import ServedModel
     from edgellm.http.mesh_status import read_plan
@@ -333,7 +337,10 @@ def _serve_pair(
         served = ServedModel(opened.pair, served_name(local), in_turns=False, recorder=MeshRecorder(opened))
     else:
         with Loading() as loading:
-            pair = LLM.open(draft, AUTO if peer else verifier, progress=loading, peers=peer or ())
+            pair = LLM.open(
+                draft, AUTO if peer else verifier, progress=loading, peers=peer or (), hardware=hardware.of(VERIFIER),
+                draft_hardware=hardware.of(DRAFT),
+            )  # fmt: skip
         announce(pair.verifier_reason, pair.notices)
         linked = pair.verifier_up is not None
         served = ServedModel(pair, pair.name if linked else served_name(local), in_turns=not linked)
@@ -352,6 +359,7 @@ def _serve_verifier(
     paired_only: bool,
     announce: bool,
     interface: list[str] | None,
+    hardware: HardwareOptions,
 ) -> None:
     from edgellm.http.handlers import ServedModel
     from edgellm.llm import LLM
@@ -362,7 +370,7 @@ def _serve_verifier(
     path = resolve(model)
     with Loading() as loading:
         server = serve_verifier(
-            path, host=host, port=port, paired_only=paired_only, on_event=_print_event,
+            path, host=host, port=port, paired_only=paired_only, on_event=_print_event, hardware=hardware.of(VERIFIER),
             progress=partial(loading, path.name), measure=lambda loaded: curve_of(loaded, None)[0],
         )  # fmt: skip
     if server.trust is None:

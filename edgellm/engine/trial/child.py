@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from edgellm.engine.context import Context
+from edgellm.engine.hardware import Hardware
 from edgellm.engine.layer_block import Block
 from edgellm.engine.model import Model
 from edgellm.engine.trial.self_test import self_test
@@ -52,7 +53,9 @@ def _load(path: Path, gpu_layers: int, text_only: bool) -> list[str]:
             reported = share
             _say(share)
 
-    with Model.load(path, gpu_layers=gpu_layers, text_only=text_only, progress=report, probe=False) as model:
+    with Model.load(
+        path, hardware=Hardware(gpu_layers=gpu_layers), text_only=text_only, progress=report, probe=False
+    ) as model:
         if model.has_vocabulary:
             _ = model.vocabulary
             model.tokenize("A word,\n2 words.", special=True)

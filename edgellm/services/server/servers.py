@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 import grpc.aio
 
-from edgellm.engine import Context, Model, head_pays
+from edgellm.engine import Context, Model, ModelFile, head_pays
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware
+from edgellm.engine.memory_fit import LEAST_CONTEXT, place
 from edgellm.errors import InvalidOption
 from edgellm.mesh.device_profiler import measure_device
 from edgellm.mesh.layer_sources import StoredLayers
@@ -125,9 +129,6 @@ class Listener:
                 if grace <= 0:
                     await server.stop(None)
         await closing
-
-
-_POSITIONS = 4096  # per session, if the model was trained for more and no more was requested
 
 
 class VerifierServer(Listener):
@@ -246,7 +247,7 @@ def serve_verifier(
     sessions: int = 8,
     context: int | None = None,
     threads: int | None = None,
-    gpu_layers: int = 0,
+    hardware: Hardware = ON_PROCESSOR,
     paired_only: bool = False,
     on_event: Callable[[ServerEvent], None] | None = None,
     progress: Callable[[float], None] | None = None,
@@ -268,7 +269,11 @@ def serve_verifier(
     if trust is not None:
         trust.require_peers()
     check_bindable(address)
-    loaded = Model.load(model, gpu_layers=gpu_layers, progress=progress)
+    placed = place(
+        ModelFile.open(model), replace(hardware, n_ctx=context or hardware.n_ctx), Counter(), verifies=True,
+        sessions=sessions,
+    )  # fmt: skip
+    loaded = Model.load(placed.file, hardware=placed.hardware, progress=progress)
     curve = None if measure is None else measure(loaded)
     server = VerifierServer(
         loaded,
@@ -286,8 +291,9 @@ def serve_verifier(
 
 
 def _positions(model: Model, wanted: int | None) -> int:
+    wanted = model.hardware.n_ctx if wanted is None else wanted
     if wanted is None:
-        return min(model.n_ctx_train, _POSITIONS)
+        return min(model.n_ctx_train, LEAST_CONTEXT)
     if wanted > model.n_ctx_train:
         raise InvalidOption(
             f"The context is {wanted}, but {model.name} was trained for {model.n_ctx_train} tokens.",

@@ -1,0 +1,126 @@
+"""The options that say how models are loaded and computed, for several commands."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from edgellm.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from edgellm.engine.hardware import Hardware
+
+DRAFT, VERIFIER = "draft", "verifier"
+_PANEL = "Hardware"
+_AUTO = "auto"
+T = TypeVar("T")
+
+
+def _option(metavar: str, text: str, default: str) -> Any:
+    return Annotated[
+        list[str] | None, typer.Option(metavar=metavar, help=text, show_default=default, rich_help_panel=_PANEL)
+    ]
+
+
+_OPTIONS: dict[str, Any] = {
+    "gpu_layers": _option(
+        "auto|all|N",
+        "Layers on graphics cards. This and the options below also hold for one model alone: draft=VALUE or "
+        "verifier=VALUE; give an option twice for both.",
+        "as many as fit",
+    ),
+    "device": _option("NAME/NAME", "Graphics cards to use; edgellm doctor lists them.", "all"),
+    "tensor_split": _option("N/N", "Shares of the model for each graphics card, such as 3/1.", "by free memory"),
+    "threads": _option("N", "Threads of a decode on the processor.", "one per performance core"),
+    "ctx_size": _option("N", "Tokens of a prompt and its reply together.", "4096 to 32768, by free memory"),
+    "batch_size": _option("N", "Tokens of a prompt that are computed at once.", "512"),
+    "cache_type": _option("f16|q8_0|q4_0", "Type of the keys and values.", "f16"),
+    "flash_attn": _option("auto|on|off", "Flash attention.", "where it is faster"),
+    "mlock": _option("on|off", "Keep the weights in memory.", "off"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareOptions:
+    """The options as they were given, by their names."""
+
+    given: dict[str, Sequence[str]]
+
+    def of(self, role: str) -> Hardware:
+        """Return the hardware of the draft model or the verifier.
+
+        Raises:
+            InvalidOption: a value that does not exist.
+        """
+        from edgellm.engine.hardware import ALL_LAYERS, Hardware
+
+        def whole(name: str, **names: int | None) -> int | None:
+            text = self._text(name, role)
+            if text is None or text in names:
+                return None if text is None else names[text]
+            if not text.isdigit():
+                raise self._wrong(name, text, f"{', '.join([*names, 'a whole number'])}")
+            return int(text)
+
+        def choice(name: str, **values: T) -> T | None:
+            text = self._text(name, role)
+            if text is not None and text not in values:
+                raise self._wrong(name, text, " or ".join(values))
+            return None if text is None else values[text]
+
+        devices, split = self._text("device", role), self._text("tensor_split", role)
+        try:
+            shares = tuple(float(part) for part in _parts(split))
+        except ValueError:
+            raise self._wrong("tensor_split", split or "", "shares such as 3/1") from None
+        return Hardware(
+            gpu_layers=whole("gpu_layers", auto=None, all=ALL_LAYERS),
+            devices=() if devices in (None, _AUTO) else tuple(_parts(devices)),
+            tensor_split=shares, threads=whole("threads", auto=None), n_ctx=whole("ctx_size", auto=None),
+            n_batch=whole("batch_size", auto=None), cache_type=self._text("cache_type", role),
+            flash_attn=choice("flash_attn", auto=None, on=True, off=False),
+            mlock=bool(choice("mlock", on=True, off=False)),
+        )  # fmt: skip
+
+    def _text(self, name: str, role: str) -> str | None:
+        """Return the last value that holds for a model; None if there is none."""
+        found = None
+        for text in self.given.get(name) or ():
+            of, _, value = text.rpartition("=")
+            if of not in ("", DRAFT, VERIFIER):
+                raise self._wrong(name, text, f"VALUE, {DRAFT}=VALUE or {VERIFIER}=VALUE")
+            found = value.strip() if of in ("", role) else found
+        return found
+
+    @staticmethod
+    def _wrong(name: str, text: str, instead: str) -> InvalidOption:
+        return InvalidOption(f"--{name.replace('_', '-')} is {text!r}.", f"Give {instead}.")
+
+
+def _parts(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").replace(",", "/").split("/") if part.strip()]
+
+
+def with_hardware(command: Callable[..., T]) -> Callable[..., T]:
+    """Give a command the options for hardware; it gets them together as its argument `hardware`."""
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> T:
+        given = {name: arguments.pop(name) or () for name in _OPTIONS}
+        return command(**arguments, hardware=HardwareOptions(given))
+
+    signature = inspect.signature(command, eval_str=True)
+    own = [one for one in signature.parameters.values() if one.name != "hardware"]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        for name, option in _OPTIONS.items()
+    ]
+    own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+    run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+    return run

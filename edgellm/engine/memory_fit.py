@@ -1,0 +1,265 @@
+"""What a model and its contexts take of each device's memory, and how many of its layers fit on graphics cards.
+
+llama.cpp reckons for itself: it loads the model without its weights, opens the contexts without their buffers, and logs
+the size of each. So the figures hold for every architecture.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import psutil
+
+from edgellm.engine import native
+from edgellm.engine.gguf.reader import GgufHeader, ModelFile, attention_layers
+from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
+from edgellm.errors import InvalidOption, MemoryShort
+
+if TYPE_CHECKING:
+    from edgellm.engine.context import Context
+    from edgellm.engine.model import Model
+
+Contexts = Callable[["Model"], Sequence["Context"]]
+"""Opens the contexts that a model is to have."""
+
+_MIB = 2**20
+_MARGIN = 512 * _MIB  # of a card's free memory, for its driver and the screen
+_PLENTY = 0.4  # of the free memory: what is surely smaller needs no reckoning
+_CONTEXTS = (32_768, 16_384, 8_192)
+LEAST_CONTEXT = 4_096
+"""Positions of a context by default, at least, unless the model was trained for fewer."""
+_CACHE_SHARE = 1 / 16  # of the free memory, for the keys and values of one context by default
+_TRIES = 4
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+_ASSIGNED = re.compile(r"layer +(\d+) assigned to device (\S+),")
+_COMPUTE = re.compile(r": +(\S+) +(?:compute|output) buffer size = +([\d.]+) MiB")
+_CACHE = re.compile(r": size = +([\d.]+) MiB \( *\d+ cells")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of weights, caches and computation by device; "CPU" is the machine's own memory."""
+
+    weights: Counter[str]
+    caches: Counter[str]
+    compute: Counter[str]
+
+    def on(self, device: str) -> int:
+        """Return the bytes on a device."""
+        return self.weights[device] + self.caches[device] + self.compute[device]
+
+    @property
+    def by_device(self) -> Counter[str]:
+        """Return all bytes by device."""
+        return self.weights + self.caches + self.compute
+
+
+def free_memory() -> int:
+    """Return the bytes that programs on this machine can still have."""
+    return int(psutil.virtual_memory().available)
+
+
+def cache_bytes_per_token(header: GgufHeader) -> int:
+    """Return at most how many bytes of keys and values a token takes, in 16 bits; 0 where the header does not say."""
+
+    def number(key: str, default: int = 0) -> int:
+        value = header.metadata.get(f"{header.architecture}.{key}", default)
+        value = max(value, default=0) if isinstance(value, tuple) else value
+        return value if isinstance(value, int) else default
+
+    heads = number("attention.head_count")
+    if not heads:
+        return 0
+    size = number("embedding_length") // heads
+    width = number("attention.key_length", size) + number("attention.value_length", size)
+    return 2 * len(attention_layers(header)) * number("attention.head_count_kv", heads) * width
+
+
+def default_context(
+    header: GgufHeader, n_ctx_train: int, sessions: int = 1, free: int | None = None
+) -> tuple[int, str]:
+    """Return how many positions a context has by default, and why: as many as the model was trained for, up to 32,768,
+    if the keys and values of `sessions` sequences take little of the `free` memory, in bytes; but 4,096 in any case."""
+    per_token, free = sessions * cache_bytes_per_token(header), free_memory() if free is None else free
+    for n_ctx in _CONTEXTS:
+        if n_ctx <= n_ctx_train and n_ctx * per_token <= _CACHE_SHARE * free:
+            return n_ctx, f"its keys and values take {n_ctx * per_token / 1e6:.0f} MB of {free / 1e9:.1f} GB free"
+    n_ctx = min(n_ctx_train, LEAST_CONTEXT)
+    if n_ctx == n_ctx_train:
+        return n_ctx, "the model was trained for no more"
+    return n_ctx, f"more would take over a sixteenth of the {free / 1e9:.1f} GB that are free"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A model's file and where it goes: the layers on graphics cards and the positions of its contexts are chosen, for
+    these `reasons`."""
+
+    file: ModelFile
+    hardware: Hardware
+    reasons: tuple[str, ...]
+
+
+def place(file: ModelFile, hardware: Hardware, taken: Counter[str], *, verifies: bool, sessions: int = 1) -> Placed:
+    """Return where a model goes beside what is `taken` of each device, to which its own bytes are added.
+
+    `verifies`: it has the context of a verifier, with `sessions` sequences. Raises what `fit` raises.
+    """
+    reasons = []
+    if hardware.n_ctx is None:
+        trained = file.header.metadata.get(f"{file.header.architecture}.context_length")
+        trained = trained if isinstance(trained, int) and trained > 0 else LEAST_CONTEXT
+        n_ctx, why = default_context(file.header, trained, sessions)
+        hardware = replace(hardware, n_ctx=n_ctx)
+        reasons.append(f"a context of {n_ctx} tokens: {why}")
+
+    def contexts(model: Model) -> list[Context]:
+        from edgellm.engine.context import Context
+
+        n_ctx = hardware.n_ctx or LEAST_CONTEXT
+        if not verifies:
+            return [Context(model, n_ctx=n_ctx)]
+        return [Context(model, n_ctx=n_ctx, n_seq=sessions, unified=sessions == 1, rolls_back=True)]
+
+    fitted = fit(file, hardware, contexts, taken)
+    taken.update(fitted.taken - taken)
+    return Placed(file, fitted.hardware, (fitted.reason, *reasons))
+
+
+def reckon(file: ModelFile, hardware: Hardware, contexts: Contexts) -> MemoryUse:
+    """Return what llama.cpp would take for a model with these contexts; nothing is loaded.
+
+    Raises:
+        ModelUnsupported: llama.cpp cannot use the file.
+        EngineFailed: a context cannot be opened.
+    """
+    from edgellm.engine.model import Model
+
+    with native.log.listen() as lines, ExitStack() as closing:
+        model = closing.enter_context(Model.load(file, hardware=hardware, probe=False, dry=True))
+        for context in contexts(model):
+            closing.enter_context(context)
+    device_of = {int(found[1]): found[2] for line in lines if (found := _ASSIGNED.search(line))}
+    weights: Counter[str] = Counter()
+    for tensor in file.header.tensors:
+        block = _BLOCK.match(tensor.name)
+        layer = int(block[1]) if block else max(device_of, default=0) if tensor.name.startswith("output") else -1
+        weights[device_of.get(layer, "CPU")] += tensor.nbytes
+    caches: Counter[str] = Counter()
+    layers = Counter(device for layer, device in device_of.items() if layer < max(device_of))
+    cache = sum(float(found[1]) * _MIB for line in lines if (found := _CACHE.search(line)))
+    for device, count in layers.items():
+        caches[device] += int(cache * count / sum(layers.values()))
+    compute: Counter[str] = Counter()
+    for line in lines:
+        if found := _COMPUTE.search(line):
+            compute[_device(found[1])] += int(float(found[2]) * _MIB)
+    return MemoryUse(weights, caches, compute)
+
+
+def _device(buffer: str) -> str:
+    """Return the device of a buffer: pinned memory such as CUDA_Host is the machine's own."""
+    return "CPU" if buffer.startswith("CPU") or buffer.endswith("_Host") else buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Where a model goes: its `hardware` with a number of layers on graphics cards, the reason, and the bytes `taken`
+    of each device by it and by the models before it."""
+
+    hardware: Hardware
+    reason: str
+    taken: Counter[str]
+
+
+def fit(file: ModelFile, hardware: Hardware, contexts: Contexts, taken: Counter[str] | None = None) -> Fitted:
+    """Return how a model is loaded beside what is `taken` already: with the layers on graphics cards that `hardware`
+    asks for, or as many as fit. `EDGELLM_FIT=off` leaves out the check against the machine's memory.
+
+    Raises:
+        MemoryShort: the model does not fit; says what would.
+        InvalidOption: there is no such device, or no graphics card at all.
+    """
+    taken = taken if taken is not None else Counter()
+    cards = offload_devices(hardware.devices) if hardware.gpu_layers != 0 else []
+    if cards:
+        return _on_cards(file, hardware, contexts, cards, taken)
+    if hardware.gpu_layers:
+        raise InvalidOption(
+            f"{_layers(hardware.gpu_layers)} of {file.path.name} cannot be on a graphics card: llama.cpp finds none.",
+            "Leave --gpu-layers out; edgellm doctor tells how llama.cpp is compiled for a graphics card.",
+        )
+    reason = "none asked for" if hardware.gpu_layers == 0 else "llama.cpp finds no graphics card that it can use"
+    return _on_processor(file, hardware, contexts, taken, f"on the processor: {reason}")
+
+
+def _on_cards(
+    file: ModelFile, hardware: Hardware, contexts: Contexts, cards: Sequence[ComputeDevice], taken: Counter[str]
+) -> Fitted:
+    room = {card.name: max(0, card.free - _MARGIN - taken[card.name]) for card in cards if card.total}
+    layers, short = hardware.gpu_layers or ALL_LAYERS, ""
+    for _ in range(_TRIES):
+        chosen = replace(hardware, gpu_layers=layers)
+        use = reckon(file, chosen, contexts)
+        short = next((_lack(use, name, left) for name, left in room.items() if use.on(name) > left), "")
+        if not short:
+            _check_memory(file, chosen, use, taken)
+            where = ", ".join(f"{use.on(card.name) / 1e9:.1f} GB of {card.name}" for card in cards if use.on(card.name))
+            return Fitted(chosen, f"{_layers(layers)} on graphics cards: {where}", taken + use.by_device)
+        if hardware.gpu_layers is not None:
+            raise MemoryShort(
+                f"{file.path.name} with {_layers(layers)} on graphics cards takes {short}.",
+                "Give fewer layers, or leave --gpu-layers out: then as many go there as fit.",
+            )
+        needed = sum(use.on(name) for name in room)
+        most = _n_layers(file.header) + 1 if layers == ALL_LAYERS else layers
+        layers = min(most - 1, int(most * sum(room.values()) / needed))
+        if layers <= 0:
+            break
+    return _on_processor(file, hardware, contexts, taken, f"on the processor: on graphics cards it takes {short}")
+
+
+def _on_processor(file: ModelFile, hardware: Hardware, contexts: Contexts, taken: Counter[str], reason: str) -> Fitted:
+    chosen = replace(hardware, gpu_layers=0)
+    weights = sum(tensor.nbytes for tensor in file.header.tensors)
+    length = hardware.n_ctx or _CONTEXTS[0]
+    if weights + length * cache_bytes_per_token(file.header) < _PLENTY * (free_memory() - taken["CPU"]):
+        return Fitted(chosen, reason, taken + Counter(CPU=weights))
+    use = reckon(file, chosen, contexts)
+    _check_memory(file, chosen, use, taken)
+    return Fitted(chosen, reason, taken + use.by_device)
+
+
+def _check_memory(file: ModelFile, hardware: Hardware, use: MemoryUse, taken: Counter[str]) -> None:
+    """Raise MemoryShort where the part of a model that is not on a graphics card does not fit into the memory."""
+    free = free_memory() - taken["CPU"]
+    if use.on("CPU") <= free or os.environ.get("EDGELLM_FIT") == "off":
+        return
+    grows = max(1, use.caches["CPU"] + use.compute["CPU"])  # with the context
+    length = int(0.9 * (hardware.n_ctx or 0) * (free - use.weights["CPU"]) / grows) // 256 * 256
+    raise MemoryShort(
+        f"{file.path.name} takes {use.on('CPU') / 1e9:.1f} GB of memory, {use.caches['CPU'] / 1e9:.1f} GB of it for the"
+        f" context, and {free / 1e9:.1f} GB are free.",
+        f"Give a shorter --ctx-size: {length} tokens fit."
+        if length > 0
+        else "Take a smaller quantisation, close other programs, or use several devices: edgellm mesh plan.",
+    )
+
+
+def _lack(use: MemoryUse, device: str, left: int) -> str:
+    return f"{use.on(device) / 1e9:.1f} GB of {device}, which can give {left / 1e9:.1f} GB"
+
+
+def _layers(n: int) -> str:
+    return "all layers" if n == ALL_LAYERS else f"{n} layers"
+
+
+def _n_layers(header: GgufHeader) -> int:
+    count = header.metadata.get(f"{header.architecture}.block_count")
+    return count if isinstance(count, int) else 0

@@ -1,0 +1,60 @@
+"""The hardware options hold for both models or for one, everywhere, and are refused before anything is loaded."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from edgellm.cli.app import app
+from edgellm.cli.hardware_options import DRAFT, VERIFIER, HardwareOptions
+from edgellm.engine.hardware import ALL_LAYERS, Hardware
+from edgellm.errors import InvalidOption
+
+
+def given(**options: list[str]) -> HardwareOptions:
+    return HardwareOptions(dict(options))
+
+
+def test_a_value_holds_for_both_models_or_for_one() -> None:
+    options = given(
+        gpu_layers=["all", "draft=0"], threads=["4"], ctx_size=["draft=512", "8192"], cache_type=["verifier=q8_0"],
+        device=["CUDA0/CUDA1"], tensor_split=["3/1"], flash_attn=["on"], mlock=["draft=on"], batch_size=["256"],
+    )  # fmt: skip
+    assert options.of(VERIFIER) == Hardware(
+        ALL_LAYERS, ("CUDA0", "CUDA1"), (3.0, 1.0), 4, 8_192, 256, "q8_0", True, False
+    )
+    assert options.of(DRAFT) == Hardware(0, ("CUDA0", "CUDA1"), (3.0, 1.0), 4, 8_192, 256, None, True, True)
+
+
+def test_nothing_given_is_nothing_chosen() -> None:
+    assert given().of(DRAFT) == given(gpu_layers=["auto"], flash_attn=["auto"], device=["auto"]).of(DRAFT) == Hardware()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gpu_layers", "many"), ("threads", "0"), ("threads", "x"), ("tensor_split", "a/b"), ("flash_attn", "maybe"),
+     ("cache_type", "q2"), ("mlock", "yes"), ("ctx_size", "verifiers=5"), ("batch_size", "-1")],
+)  # fmt: skip
+def test_a_value_that_does_not_exist_is_named(name: str, value: str) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        given(**{name: [value]}).of(VERIFIER)
+    assert value.rpartition("=")[2].lstrip("-") in refused.value.what
+
+
+@pytest.mark.parametrize("command", [["chat"], ["serve"], ["profile"]])
+def test_every_command_that_loads_models_has_them(command: list[str]) -> None:
+    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "120"}).output
+    for option in ("--gpu-layers", "--device", "--threads", "--ctx-size", "--cache-type", "--flash-attn", "--mlock"):
+        assert option in shown
+
+
+def test_a_chat_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = CliRunner()
+    done = runner.invoke(app, ["chat", "Where is my mug?", "--threads", "1", "--ctx-size", "256", "--max-tokens", "4"])
+    assert done.exit_code == 0, done.output
+    monkeypatch.setenv("EDGELLM_CHAT_CTX_SIZE", "16")
+    done = runner.invoke(app, ["chat", "Where is my mug in the house of my grandmother, and where is the old key?"])
+    assert done.exit_code != 0
+    assert "holds 16" in str(done.exception)
+    done = runner.invoke(app, ["chat", "Where is my mug?", "--ctx-size", "verifier=256", "--gpu-layers", "all"])
+    assert "finds none" in str(done.exception)
