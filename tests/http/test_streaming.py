@@ -323,19 +323,18 @@ def test_without_a_model_all_other_requests_are_answered() -> None:
 
 def test_replies_take_turns_in_the_order_in_which_they_came() -> None:
     turns, order = FairLock(), []
-    ready = threading.Barrier(3)
+    threads = []
 
     def work(name: str) -> None:
-        ready.wait()
-        for _ in range(20):
-            with turns:
-                order.append(name)
-                time.sleep(0.001)
+        with turns:
+            order.append(name)
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
-    for thread in threads:
-        thread.start()
+    with turns:
+        for waiting, name in enumerate("abcdef", 1):
+            threads.append(threading.Thread(target=work, args=(name,)))
+            threads[-1].start()
+            while len(turns._queue) <= waiting:  # the holder, and those that came
+                time.sleep(0.001)
     for thread in threads:
         thread.join()
-    middle = order[6:-6]
-    assert all(set(middle[at : at + 3]) == set("abc") for at in range(0, len(middle) - 2, 3))
+    assert "".join(order) == "abcdef"
