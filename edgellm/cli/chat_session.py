@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from edgellm.cli.views.console import say
-from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption
+from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, PromptTooLong
 
 if TYPE_CHECKING:
     from edgellm.cli.views.timeline_view import Reports
@@ -94,7 +94,11 @@ class StoredConversation:
 
 
 class ChatSession:
-    """The messages so far. `context` texts are part of the first turn, and of the first one after `clear`."""
+    """The messages so far. `context` texts are part of the first turn, and of the first one after `clear`.
+
+    A conversation that is longer than the model's context loses its oldest turns: they stay in the stored copy, and are
+    no longer sent. The system prompt and the context texts always are.
+    """
 
     def __init__(
         self,
@@ -120,7 +124,8 @@ class ChatSession:
         self._context = context
         self._system = system
         self._history: list[Message] = list(history)
-        self._new = True  # the context is still to be sent
+        self._context_at = -1  # place in the history of the message with the context texts
+        self._left_out = 0  # messages at the beginning of the history that are no longer sent
         self._keep = keep
         self._asked: list[Message] = []
         self._question = ""
@@ -128,14 +133,53 @@ class ChatSession:
 
     def ask(self, prompt: str) -> Reply:
         """Return the reply to `prompt`. Raises what `LLM.reply` raises, and then does not keep `prompt`."""
-        from edgellm.llm import compose
-
         self._question = prompt
-        context = self._context if self._new else ()
         if self._reports is not None:
             self._reports.reply_started()
-        self._asked = compose(prompt, context=context, history=self._history, system=self._system)
+        before, step = self._left_out, 1
+        while True:
+            try:
+                reply = self._request(prompt)
+            except PromptTooLong:
+                if not self._leave_out(step):
+                    self._left_out = before
+                    raise
+            else:
+                if reply.prompt_tokens + self._room() <= self.pair.context_length or not self._leave_out(step):
+                    break
+            step *= 2
+        if self._left_out and not before:
+            say(
+                f"The conversation is longer than the context of {self.pair.context_length} tokens. Its oldest turns are "
+                "no longer sent to the model; for a longer context: --ctx-size",
+                style="yellow",
+            )
+        return reply
+
+    def _request(self, prompt: str) -> Reply:
+        from edgellm.llm import compose
+
+        opening = [message for message in self._history[: min(1, self._left_out)] if message.role == "system"]
+        self._asked = compose(
+            prompt, context=() if self._context_is_sent() else self._context,
+            history=[*opening, *self._history[self._left_out :]], system=self._system,
+        )  # fmt: skip
         return self.pair.reply(self._asked, self.options)
+
+    def _context_is_sent(self) -> bool:
+        return self._context_at >= self._left_out >= 0
+
+    def _room(self) -> int:
+        """Return how many tokens of the context the reply should have."""
+        return min(self.options.max_tokens, self.pair.context_length // 4)
+
+    def _leave_out(self, turns: int) -> bool:
+        """Leave out more of the oldest turns; return False if there are none. A turn begins with a user's message."""
+        starts = [at for at, message in enumerate(self._history) if message.role == "user" and at >= self._left_out]
+        if not starts:
+            return False
+        self._left_out = starts[turns] if turns < len(starts) else len(self._history)
+        return True
 
     def add_reply(self, summary: Summary) -> None:
         """Add the finished reply to the conversation: a stopped one as far as it got, an empty one not at all."""
@@ -145,7 +189,10 @@ class ChatSession:
         if self._reports is not None:
             self._reports.reply_finished(summary)
         if summary.text:
-            self._history, self._new = [*self._asked, Message("assistant", summary.text)], False
+            opening = self._asked[:1] if not self._history and self._asked[0].role == "system" else []
+            if not self._context_is_sent():
+                self._context_at = len(self._history) + len(opening)
+            self._history += [*opening, self._asked[-1], Message("assistant", summary.text)]
             if self._keep is not None:
                 self._keep(self._history)
             if self._remember is not None and summary.finish_reason == "stop":
@@ -153,5 +200,5 @@ class ChatSession:
 
     def clear(self) -> None:
         """Forget all messages."""
-        self._history, self._new = [], True
+        self._history, self._context_at, self._left_out = [], -1, 0
         self.summary = None

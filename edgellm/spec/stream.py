@@ -141,6 +141,11 @@ class Reply(Iterator[Token]):
             raise StopIteration
 
     @property
+    def prompt_tokens(self) -> int:
+        """Return the number of the prompt's tokens."""
+        return self._prompt_tokens
+
+    @property
     def summary(self) -> Summary:
         """Return the reply's statistics: final after the last token, partial before it."""
         return (self._stats or Stats()).summary(self._prompt_tokens, self._seed)

@@ -20,13 +20,14 @@ class Listener:
 
     def __init__(self) -> None:
         self.asked: list[list[tuple[str, str]]] = []
-        self.full = False
+        self.context_length = 1_000
 
     def reply(self, messages: Sequence[Message], options: ReplyOptions) -> Any:
-        if self.full:
+        length = sum(len(message.content) for message in messages)
+        if length >= self.context_length:
             raise PromptTooLong("It is too long.", "Shorten it.")
         self.asked.append([(message.role, message.content) for message in messages])
-        return SimpleNamespace()
+        return SimpleNamespace(prompt_tokens=length)
 
 
 def heard(text: str) -> Any:
@@ -74,9 +75,40 @@ def test_a_reply_without_a_word_is_no_turn(talk: ChatSession, listener: Listener
 def test_a_question_that_could_not_be_asked_is_forgotten(talk: ChatSession, listener: Listener) -> None:
     talk.ask("Which colour?")
     talk.add_reply(heard("Red."))
-    listener.full = True
+    listener.context_length = 50
     with pytest.raises(PromptTooLong):
         talk.ask("x" * 100)
-    listener.full = False
+    listener.context_length = 1_000
     talk.ask("Sure?")
     assert listener.asked[-1] == [*FIRST, ("assistant", "Red."), ("user", "Sure?")]
+
+
+def test_a_long_conversation_loses_its_oldest_turns_and_neither_system_nor_context(
+    listener: Listener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept: list[Sequence[Message]] = []
+    options = ReplyOptions(max_tokens=40)
+    talk = ChatSession(listener, options, context=["Red."], system="Be kind.", keep=kept.append)  # type: ignore[arg-type]
+    listener.context_length = 200
+    for number in range(30):
+        talk.ask(f"Question {number:02}?")
+        talk.add_reply(heard(f"Answer {number:02}."))
+        sent = listener.asked[-1]
+        assert sent[0] == ("system", "Be kind.")
+        assert sum("Red." in content for _, content in sent) == 1
+        assert [role for role, _ in sent[1:]] == ["user", "assistant"] * (len(sent) // 2 - 1) + ["user"]
+        assert sum(len(content) for _, content in sent) <= 160, "a reply has room"
+    assert len(listener.asked[-1]) > 6
+    assert len(kept[-1]) == 1 + 2 * 30, "all of it is stored"
+    assert capsys.readouterr().err.count("oldest turns") == 1
+    talk.clear()
+    talk.ask("Which?")
+    assert listener.asked[-1] == [("system", "Be kind."), ("user", "Red.\n\nWhich?")]
+
+
+def test_a_stored_conversation_keeps_its_own_system_prompt(listener: Listener) -> None:
+    past = [Message("system", "Be brief."), *[Message(role, "x" * 90) for role in ("user", "assistant") * 2]]
+    talk = ChatSession(listener, ReplyOptions(max_tokens=40), context=(), system=None, history=past)  # type: ignore[arg-type]
+    listener.context_length = 300
+    talk.ask("And now?")
+    assert [role for role, _ in listener.asked[-1]] == ["system", "user", "assistant", "user"]
