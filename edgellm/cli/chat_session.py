@@ -150,8 +150,8 @@ class ChatSession:
             step *= 2
         if self._left_out and not before:
             say(
-                f"The conversation is longer than the context of {self.pair.context_length} tokens. Its oldest turns are "
-                "no longer sent to the model; for a longer context: --ctx-size",
+                f"The conversation is longer than the context of {self.pair.context_length} tokens. Its oldest turns are"
+                " no longer sent to the model; for a longer context: --ctx-size",
                 style="yellow",
             )
         return reply
