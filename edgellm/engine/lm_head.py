@@ -104,13 +104,12 @@ _F32 = 0
 
 
 def head_of(model: Model) -> TensorInfo | None:
-    """Return the matrix that alone turns the last norm's output into logits; None where there is more to the head, or
-    the file is split.
+    """Return the matrix that alone turns the last norm's output into logits; None where there is more to the head.
 
     Some architectures do more without a tensor for it: the first pass finds that out, see `Model.head_is_plain`.
     """
     head = model.header.tensor("output.weight", "token_embd.weight")
-    if head is None or model.head_is_plain is False or model.size_bytes != model.header.file_size:
+    if head is None or model.head_is_plain is False:
         return None
     fits = head.shape == (model.n_embd, model.n_vocab)
     return head if fits and model.header.tensor(*_BESIDE) is None else None
@@ -144,7 +143,8 @@ class LMHead:
         """Set up the head. Raises EngineFailed where this llama.cpp lacks a function for it, or memory is short."""
         try:
             self._ggml = _ggml()
-            file = np.memmap(model.path, dtype=np.uint8, mode="r")  # llama.cpp's own pages, which take no more memory
+            # llama.cpp's own pages, which take no more memory
+            file = np.memmap(model.file.paths[head.part], dtype=np.uint8, mode="r")
         except (AttributeError, OSError) as error:
             raise EngineFailed("This llama.cpp computes no head alone.", "Take edgellm's own version.") from error
         self._kind, row = head.kind, head.nbytes // head.shape[1]

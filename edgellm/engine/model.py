@@ -15,13 +15,13 @@ import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokenizer
-from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile, attention_layers, check_gguf
+from edgellm.engine.gguf.reader import GgufArray, ModelFile, attention_layers
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware, apply
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
 from edgellm.engine.trial.probe import Probe, amx_failure, require_loadable
 from edgellm.engine.vocabulary import Ids, Vocabulary
-from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
+from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 
 # the bits of llama.cpp's token attributes for a token's kind; the others tell how its text is stripped
 _KINDS = 0x3F
@@ -48,9 +48,7 @@ class Model:
 
     def __init__(
         self,
-        path: Path,
-        header: GgufHeader,
-        parts: Sequence[GgufHeader],
+        file: ModelFile,
         owned: native.Owned,
         template: Template | None,
         hardware: Hardware,
@@ -60,7 +58,7 @@ class Model:
         self.hardware = hardware
         self.faults = frozenset(faults)
         """Which trials of `engine.trial.self_test` fail: what llama.cpp computes wrongly is avoided."""
-        self.path, self.header = path, header
+        self.file, self.path, self.header = file, file.path, file.header
         self.text_only = False
         self._owned: native.Owned | None = owned
         pointer = owned.pointer
@@ -71,22 +69,22 @@ class Model:
         self.n_layer: int = lib.llama_model_n_layer(pointer)
         self.n_embd: int = lib.llama_model_n_embd(pointer)
         self.n_ctx_train: int = lib.llama_model_n_ctx_train(pointer)
-        self.n_params = sum(t.n_elements for part in parts for t in part.tensors)
-        self.size_bytes = sum(part.file_size for part in parts)
-        self.is_f32 = all(t.kind == lib.GGML_TYPE_F32 for part in parts for t in part.tensors)
-        self.architecture = header.architecture
+        self.n_params = sum(t.n_elements for t in self.header.tensors)
+        self.size_bytes = self.header.file_size
+        self.is_f32 = all(t.kind == lib.GGML_TYPE_F32 for t in self.header.tensors)
+        self.architecture = self.header.architecture
         layers = hardware.gpu_layers or 0
         self.offloaded = layers != 0 and bool(lib.llama_supports_gpu_offload())
         """Whether some layers are on a graphics card."""
         self.head_offloaded = self.offloaded and not 0 < layers <= self.n_layer
-        self.attention_layers = attention_layers(header)
+        self.attention_layers = attention_layers(self.header)
         """Layers with attention, from 0."""
         self._head_is_plain: bool | None = None
-        self.metadata = _metadata(header)
-        self.name = _name(path, self.metadata)
+        self.metadata = _metadata(file)
+        self.name = file.name
         self._pieces: list[bytes | None] = [None] * self.n_vocab
         self._tokenizer = VocabTokenizer(
-            self._vocab, path, self.name, self.metadata.get("tokenizer.ggml.model", ""),
+            self._vocab, self.path, self.name, self.metadata.get("tokenizer.ggml.model", ""),
             self.metadata.get("tokenizer.ggml.pre", "default"), lambda: self.vocabulary.pieces,
         )  # fmt: skip
         self._template = template
@@ -112,7 +110,7 @@ class Model:
         chat: bool = False,
         dry: bool = False,
     ) -> Model:
-        """Load the model from its file, whose header is checked first if only its path is given.
+        """Load a model, whose header is checked first if only its path is given; of a split one, its first part's.
 
         `hardware` also tells contexts over the model what they use by default. `progress` is called with shares from 0
         to 1; an exception that it raises stops the loading. With `text_only` no
@@ -122,29 +120,22 @@ class Model:
         `dry` nothing is allocated, neither here nor by contexts: llama.cpp only logs what it would take.
 
         Raises:
-            ModelNotFound: there is no such file.
-            ModelCorrupt: it is no GGUF, or its header and its length disagree.
+            ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`.
             ModelUnsupported: llama.cpp cannot use it, ends the process over it, or it does not generate text.
             EngineFailed: the child process cannot be started, or was ended from outside.
         """
         native.start()
         file = source if isinstance(source, ModelFile) else ModelFile.open(source)
-        path, header = file.path, file.header
-        paths = _part_paths(path, header)
-        parts = [header, *_other_parts(path, paths)]
-        verdict = (
-            require_loadable(Probe(paths, parts, hardware.gpu_layers or 0, text_only), _first_half(progress))
-            if probe
-            else None
-        )
+        trial = Probe(file.paths, file.parts, hardware.gpu_layers or 0, text_only)
+        verdict = require_loadable(trial, _first_half(progress)) if probe else None
         if verdict is not None and verdict.new:
             progress = _second_half(progress)
-        template = _template(path, header)
+        template = _template(file)
         try:
             if chat and template is not None:
                 template.start()
-            owned = _load(path, hardware, text_only, progress, dry)
-            model = cls(path, header, parts, owned, template, hardware, verdict.faults if verdict is not None else ())
+            owned = _load(file.path, hardware, text_only, progress, dry)
+            model = cls(file, owned, template, hardware, verdict.faults if verdict is not None else ())
         except BaseException:
             if template is not None:
                 template.close()
@@ -349,39 +340,15 @@ def _load(
     return owned
 
 
-def _metadata(header: GgufHeader) -> Mapping[str, str]:
+def _metadata(file: ModelFile) -> Mapping[str, str]:
     """Return the header's numbers and texts, as texts."""
-    return MappingProxyType({k: str(v) for k, v in header.metadata.items() if not isinstance(v, (tuple, GgufArray))})
+    entries = file.header.metadata.items()
+    return MappingProxyType({k: str(v) for k, v in entries if not isinstance(v, (tuple, GgufArray))})
 
 
-def _name(path: Path, metadata: Mapping[str, str]) -> str:
-    return metadata.get("general.name") or path.stem
-
-
-def _template(path: Path, header: GgufHeader) -> Template | None:
-    metadata = _metadata(header)
-    source = metadata.get("tokenizer.chat_template")
-    return Template(source, _name(path, metadata)) if source else None
-
-
-def _part_paths(path: Path, header: GgufHeader) -> list[Path]:
-    """Return a model's files, the first part first; llama.cpp opens the other parts of a split one by their names."""
-    count = header.metadata.get("split.count", 1)
-    if not isinstance(count, int) or count <= 1:
-        return [path]
-    ending = f"-00001-of-{count:05d}.gguf"
-    if not path.name.endswith(ending):
-        raise ModelUnsupported(f"{path} is one of {count} parts.", f"Name the first one, which ends in {ending}.")
-    stem = str(path)[: -len(ending)]
-    return [Path(f"{stem}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
-
-
-def _other_parts(path: Path, paths: Sequence[Path]) -> list[GgufHeader]:
-    """Return the checked headers of all parts but the first."""
-    others = [check_gguf(part) for part in paths[1:]]
-    if any(part.metadata.get("split.no") != i for i, part in enumerate(others, start=1)):
-        raise ModelCorrupt(f"The parts of {path} are not numbered 1 to {len(paths)}.", "Download them again.")
-    return others
+def _template(file: ModelFile) -> Template | None:
+    source = _metadata(file).get("tokenizer.chat_template")
+    return Template(source, file.name) if source else None
 
 
 def _first_half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:

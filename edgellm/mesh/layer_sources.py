@@ -75,7 +75,7 @@ class LayerSource(Protocol):
     def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> ModelLayers | None:
         """Return the layers of a model, or None if none are here.
 
-        `model` is the SHA-256 of the model's whole file, and `pieces` those pieces of that very file that may be used
+        `model` is the fingerprint of the whole model, and `pieces` those pieces of that very model that may be used
         where only pieces are here.
         """
         ...

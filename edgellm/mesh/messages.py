@@ -20,7 +20,7 @@ MAX_ROWS = 256
 class StageSpec:
     """The task of one stage: these `layers` of the model's `n_layers`.
 
-    `model` is the SHA-256 of the whole model's file in hex, and `pieces` are known pieces of that file: a device
+    `model` is the fingerprint of the whole model in hex, and `pieces` are known pieces of that file: a device
     without the file computes with some of these very pieces, or not at all. Rows have `n_embd` numbers, ids lie below
     `n_vocab`. `sessions` replies of `context` tokens each are held at once. `wide`: rows travel as 32-bit floats, not
     16. `stages` is the number of stages in the pipeline.

@@ -1,32 +1,58 @@
-"""The identity of a model file, whatever its name: the SHA-256 of its bytes, computed once per file."""
+"""The identity of a model, whatever the names of its files: from the SHA-256 of their bytes, computed once per file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from edgellm.errors import StateDamaged
+from edgellm.errors import EdgeError, StateDamaged
 from edgellm.places import cache_dir
 from edgellm.storage.state import read_json, write_state
 
 _BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by this very hash
+_FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")
 _MAX_FILES = 256  # files
 _MAX_BYTES = 2**24
 QUICK_BYTES = 64 * 2**20  # a file up to this size is hashed at once
 
 
 def fingerprint(path: Path) -> str:
-    """Return the SHA-256 of a file's content in hex, 64 characters.
+    """Return the fingerprint of a model in hex, 64 characters; `path` is its file, or the first part of a split model.
 
-    The file is read once (about a second per gigabyte), and the hash remembered as long as the file's size and time of
-    change stay. For a model that is split over several files, give the first one.
+    For a model in one file that is the SHA-256 of the file, for a split one as `fingerprint_of` says. Files are read
+    once (about a second per gigabyte), and their hashes remembered as long as size and time of change stay.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: a file cannot be read.
+        ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`, where the name is that of a first part.
     """
+    return fingerprint_of([_sha256(file) for file in _files(path)])
+
+
+def fingerprint_of(hashes: Sequence[str]) -> str:
+    """Return the fingerprint of a model whose files have these SHA-256 in hex, the first part first.
+
+    A single file's hash is the fingerprint. That of a split model is the SHA-256 of its files' hashes as text, one on a
+    line, so it depends on every part, and differs from the hash of the first part and from that of the joined file.
+    """
+    if len(hashes) == 1:
+        return hashes[0]
+    return hashlib.sha256("".join(f"{one}\n" for one in hashes).encode()).hexdigest()
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    if not _FIRST_PART.search(path.name):  # llama.cpp, too, finds other parts by this name alone
+        return (path,)
+    from edgellm.engine import ModelFile
+
+    return ModelFile.open(path).paths
+
+
+def _sha256(path: Path) -> str:
     real = path.resolve()
     if real.parent.name == "blobs" and _BLOB.fullmatch(real.name):
         return real.name
@@ -48,14 +74,17 @@ def fingerprint(path: Path) -> str:
 def quick_fingerprint(path: Path) -> str | None:
     """Return `fingerprint(path)` where it is remembered or quickly computed; None where the user would have to wait."""
     try:
-        real = path.resolve()
-        entry = _read_cache().get(str(real))
-        stat = real.stat()
-        remembered = isinstance(entry, list) and entry[:2] == [stat.st_size, stat.st_mtime_ns]
-        quick = remembered or real.parent.name == "blobs" or stat.st_size <= QUICK_BYTES
-        return fingerprint(path) if quick else None
-    except OSError:
+        return fingerprint(path) if sum(map(_unhashed_bytes, _files(path))) <= QUICK_BYTES else None
+    except (OSError, EdgeError):
         return None
+
+
+def _unhashed_bytes(path: Path) -> int:
+    """Return the bytes that must be read to know the file's hash."""
+    real = path.resolve()
+    entry, stat = _read_cache().get(str(real)), real.stat()
+    remembered = isinstance(entry, list) and entry[:2] == [stat.st_size, stat.st_mtime_ns]
+    return 0 if remembered or real.parent.name == "blobs" else stat.st_size
 
 
 def _file() -> Path:

@@ -228,9 +228,6 @@ def test_who_has_another_head_or_a_small_one_has_none(make_model: MakeModel, ver
     gone = make_model(TINY)
     gone.path.unlink()
     assert LMHead.open(gone, 1) is None
-    split = make_model(TINY)
-    split.size_bytes += 1  # of another file
-    assert head_of(split) is None
     pays, reason = why_lazy(verifier_model)  # it is too small for that
     assert not pays
     assert reason == "heads are computed for all rows: 8% of 7 MB is little"

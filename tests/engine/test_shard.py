@@ -248,7 +248,7 @@ def arch(name: bytes, *more: headers.Entry) -> bytes:
         (arch(b"llama", headers.numbers(b"llama.attention.sliding_window_pattern", (1, 0, 1, 0))), "slides over"),
         (arch(b"llama", headers.u32(b"llama.nextn_predict_layers", 1)), "predict further tokens"),
         (arch(b"llama", headers.numbers(b"llama.new_thing", (1, 2, 3, 4))), "the array llama.new_thing"),
-        (arch(b"llama", (b"split.count", 2, struct.pack("<H", 3))), "split into 3 files"),
+        (arch(b"llama", (b"split.count", 2, struct.pack("<H", 3))), "is one of 3 parts"),
     ],
 )
 def test_what_may_not_be_cut_is_refused(data: bytes, says: str, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,13 @@ from edgellm.cli.entrypoint import run
 from edgellm.engine import Message
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.llm import LLM, find_profile, profile_path, read_profile
+from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES
 from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.types import Explanation, Notice
 from edgellm.storage import fingerprint
+from testkit.split_gguf import split
 from tests.llm.conftest import ASKED, prompts
 from tests.spec.real import case
 
@@ -236,3 +240,19 @@ def test_replies_at_the_same_time_make_one_profile(
         (True, False),
         (False, True),
     ]
+
+
+def test_a_profile_of_the_first_part_alone_is_not_used(home: Path, draft_path: Path, verifier_path: Path) -> None:
+    """Earlier versions took the first part's hash for that of a split model."""
+    home.mkdir(exist_ok=True)
+    first = split(verifier_path, home, 2)
+    draft, part = fingerprint(draft_path), sha256(first.read_bytes()).hexdigest()
+    shipped = read_profile(draft_path.with_name("profile.json"), draft, fingerprint(verifier_path))
+    old = replace(shipped, verifier_hash=part)
+    path = profile_path(draft, part)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    old.save(path)
+    assert find_profile(draft, part) is not None
+    assert PairStats(draft_path, first, history=False).profile(needed=True) is None
+    with pytest.raises(ProfileUnusable, match="another verifier"):
+        PairStats(draft_path, first, path, history=False)

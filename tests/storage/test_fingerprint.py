@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from edgellm.engine import ModelFile
+from edgellm.errors import ModelNotFound
 from edgellm.places import cache_dir, data_dir
-from edgellm.storage.fingerprint import fingerprint
+from edgellm.storage.fingerprint import fingerprint, fingerprint_of, quick_fingerprint
+from testkit.split_gguf import split
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +80,30 @@ def test_the_hubs_cache_knows_already(home: Path, reads: list[str]) -> None:
 def test_places_without_a_home_are_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EDGELLM_HOME")
     assert data_dir().name == cache_dir().name == "edgellm"
+
+
+def test_that_of_a_split_model_depends_on_every_part(home: Path, draft_path: Path, reads: list[str]) -> None:
+    paths = ModelFile.open(split(draft_path, home, 3)).paths
+    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    found = fingerprint(paths[0])
+    assert found == fingerprint_of(hashes) == hashlib.sha256("".join(f"{one}\n" for one in hashes).encode()).hexdigest()
+    assert found not in (*hashes, fingerprint(draft_path))
+    before = len(reads)
+    assert (fingerprint(paths[0]), quick_fingerprint(paths[0])) == (found, found)
+    assert len(reads) == before
+    data = bytearray(paths[2].read_bytes())
+    data[-1] ^= 1
+    paths[2].write_bytes(data)
+    assert fingerprint(paths[0]) != found
+    paths[1].unlink()
+    assert quick_fingerprint(paths[0]) is None
+    with pytest.raises(ModelNotFound, match="00002-of-00003"):
+        fingerprint(paths[0])
+
+
+def test_a_whole_file_keeps_its_own_under_any_name(home: Path, draft_path: Path) -> None:
+    whole = home / "whole-00001-of-00001.gguf"
+    whole.write_bytes(draft_path.read_bytes())
+    alike = home / "alike-00001-of-00003.gguf"  # named like a part, and none
+    alike.write_bytes(draft_path.read_bytes())
+    assert fingerprint(whole) == fingerprint(alike) == hashlib.sha256(draft_path.read_bytes()).hexdigest()

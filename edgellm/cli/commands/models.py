@@ -106,6 +106,10 @@ def show(name: Name, as_json: AsJson = False) -> None:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for key, value in facts.items():
+        if key == "parts":
+            for part in value:
+                table.add_row("part", harmless(f"{part['sha256']}  {size(part['size'])}  {Path(part['path']).name}"))
+            continue
         text = size(value) if key == "size" and isinstance(value, int) else _format(value)
         table.add_row(key.replace("_", " "), text)
     out().print(table)
@@ -140,19 +144,28 @@ def rm(
 
 
 def model_facts(path: Path) -> dict[str, Any]:
-    """Return the facts of a GGUF file in the order of printing. Raises what `check_gguf` raises."""
-    from edgellm.engine.gguf.reader import GgufArray, check_gguf
+    """Return the facts of a model in the order of printing; its files are hashed. Raises what `ModelFile.open` raises.
+
+    Of a split model, `sha256` is the hash over its parts that `fingerprint_of` describes, and `parts` are its files.
+    """
+    from edgellm.engine import ModelFile
+    from edgellm.engine.gguf.reader import GgufArray
+    from edgellm.storage.fingerprint import fingerprint_of
     from edgellm.storage.model_files import quant_of
 
-    header = check_gguf(path)
-    meta, family = header.metadata, header.architecture
+    model = ModelFile.open(path)
+    header, meta, family = model.header, model.header.metadata, model.header.architecture
     tokens = meta.get("tokenizer.ggml.tokens")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    hashes = [_sha256(file) for file in model.paths]
+    parts = [
+        {"path": str(file), "size": part.file_size, "sha256": digest}
+        for file, part, digest in zip(model.paths, model.parts, hashes, strict=True)
+    ]
     return {
         "path": str(path),
         "size": header.file_size,
-        "sha256": digest,
+        "sha256": fingerprint_of(hashes),
+        **({"parts": parts} if len(parts) > 1 else {}),
         "name": meta.get("general.name"),
         "architecture": family,
         "parameters": sum(tensor.n_elements for tensor in header.tensors),
@@ -165,6 +178,11 @@ def model_facts(path: Path) -> dict[str, Any]:
         "license": meta.get("general.license"),
         "gguf_version": header.version,
     }
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _most_used(header: Any) -> str | None:

@@ -17,8 +17,9 @@ import os
 import re
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
@@ -52,13 +53,17 @@ class GgufArray:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor's place. `shape` is in GGUF's order (columns first), `offset` counts from the start of the file."""
+    """A tensor's place. `shape` is in GGUF's order (columns first), `offset` counts from the start of the file.
+
+    `part` is the number of the file in a split model, counted from 0.
+    """
 
     name: str
     shape: tuple[int, ...]
     kind: int
     offset: int
     nbytes: int
+    part: int = 0
 
     @property
     def n_elements(self) -> int:
@@ -95,22 +100,87 @@ class GgufHeader:
         return next((by_name[name] for name in names if name in by_name), None)
 
 
+SPLIT_KEYS = "split."  # keys with this prefix say which part of a split model a file is
+_MAX_PARTS = 1_000
+_PART_NAME = re.compile(r"-\d{5}-of-\d{5}$")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A GGUF file with its header, which was checked when it was opened."""
+    """A model in GGUF, in one file or split into parts, with its headers, which were checked when it was opened.
 
-    path: Path
+    `paths` and `parts` are the files and their headers, the first part first. `header` describes the whole model: it
+    has the metadata of the first part, in which a split model keeps all of them, the tensors of all parts, and the
+    length of all files together.
+    """
+
+    paths: tuple[Path, ...]
+    parts: tuple[GgufHeader, ...]
     header: GgufHeader
 
     @classmethod
     def open(cls, path: Path) -> ModelFile:
-        """Return the file at `path`. Raises as `check_gguf`."""
-        return cls(path, check_gguf(path))
+        """Return the model at `path`; of a split model, that is its first part, and the others lie beside it.
+
+        Raises:
+            ModelNotFound, ModelCorrupt, ModelUnsupported: as for `check_gguf`, for each file.
+            ModelUnsupported: it is a later part of a split model.
+            ModelCorrupt: the parts do not belong together.
+        """
+        first = check_gguf(path)
+        paths = _part_paths(path, _split_count(first))
+        return cls._joined(paths, (first, *map(check_gguf, paths[1:])))
+
+    @classmethod
+    def of(cls, paths: Sequence[Path]) -> ModelFile:
+        """Return the model that consists of these files, whatever their names. Raises as `open`."""
+        return cls._joined(tuple(paths), tuple(map(check_gguf, paths)))
+
+    @classmethod
+    def _joined(cls, paths: tuple[Path, ...], parts: tuple[GgufHeader, ...]) -> ModelFile:
+        first, count = parts[0], _split_count(parts[0])
+        if count != len(parts):
+            raise _corrupt(paths[0], f"belongs to a model of {count} files, not of {len(parts)}")
+        if count == 1:
+            return cls(paths, parts, first)
+        for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
+            if part.metadata.get("split.no") != number:
+                raise _corrupt(path, f"is not part {number + 1} of {count}: its split.no is not {number}")
+        tensors = tuple(replace(tensor, part=number) for number, part in enumerate(parts) for tensor in part.tensors)
+        announced = first.metadata.get("split.tensors.count")
+        if announced != len(tensors):
+            raise _corrupt(paths[0], f"announces {announced} tensors in its {count} parts, which hold {len(tensors)}")
+        if twice := [name for name, times in Counter(tensor.name for tensor in tensors).items() if times > 1]:
+            raise _corrupt(paths[0], f"has the tensor {twice[0]!r} in several of its {count} parts")
+        return cls(paths, parts, replace(first, tensors=tensors, file_size=sum(part.file_size for part in parts)))
+
+    @property
+    def path(self) -> Path:
+        """The file, or the first part: the one to name."""
+        return self.paths[0]
 
     @property
     def name(self) -> str:
         """The model's name, or else the file's."""
-        return str(self.header.metadata.get("general.name") or self.path.stem)
+        return str(self.header.metadata.get("general.name") or _PART_NAME.sub("", self.path.stem))
+
+
+def _split_count(header: GgufHeader) -> int:
+    count = header.metadata.get("split.count", 1)
+    return count if isinstance(count, int) and count > 1 else 1
+
+
+def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
+    """Return the files of a model of `count` parts, by the names under which llama.cpp looks for them."""
+    if count == 1:
+        return (path,)
+    if count > _MAX_PARTS:
+        raise _corrupt(path, f"claims to be one of {count} parts; {_MAX_PARTS} are possible")
+    ending = f"-00001-of-{count:05d}.gguf"
+    if not path.name.endswith(ending):
+        raise ModelUnsupported(f"{path} is one of {count} parts.", f"Name the first one, which ends in {ending}.")
+    stem = path.name.removesuffix(ending)
+    return tuple(path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +378,7 @@ def check_gguf(path: Path) -> GgufHeader:
     return _known(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _known(path: Path, *_as_it_is: int) -> GgufHeader:
     return _read(path)
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
-from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile, TensorInfo
+from edgellm.engine.gguf.reader import SPLIT_KEYS, GgufArray, GgufHeader, ModelFile, TensorInfo
 from edgellm.engine.gguf.writer import (
     NewTensor,
     copied,
@@ -51,11 +52,12 @@ def cut(src: Path, dst: Path, first: int, last: int, *, head: bool) -> None:
 
     With `head` the final norm and the head follow layer `last`, even if it is not the model's last layer (an early exit
     needs that). Tensors are copied byte for byte, a mebibyte at a time. `dst` appears whole or not at all.
+    A split model gives the same bytes as the file that it was split from.
 
     Raises:
         InvalidOption: the model has no such layers.
-        ModelNotFound, ModelCorrupt: as for `check_gguf`.
-        ModelUnsupported: the architecture is not known to be safe to cut, or the file is split.
+        ModelNotFound, ModelCorrupt: as for `ModelFile.open`.
+        ModelUnsupported: the architecture is not known to be safe to cut.
     """
     write(dst, cut_bytes(ModelFile.open(src), first, last, head=head))
 
@@ -71,12 +73,15 @@ def cut_bytes(src: ModelFile, first: int, last: int, *, head: bool) -> Iterator[
         raise InvalidOption(
             f"{src.path.name} cannot be cut from layer {first} to {last}.", f"Its layers run from 0 to {n_layer - 1}."
         )
-    with src.path.open("rb") as source:
+    with ExitStack() as opened:
+        sources = [opened.enter_context(path.open("rb")) for path in src.paths]
         tensors = [
-            NewTensor(name, t.shape, t.kind, t.nbytes, partial(copied, source, t))
+            NewTensor(name, t.shape, t.kind, t.nbytes, partial(copied, sources[t.part], t))
             for name, t in _tensors(header, first, last, head)
         ]
-        entries = _entries(source, header, first, last)
+        entries = _entries(sources[0], header, first, last)
+        if len(sources) > 1:
+            entries = {key: raw for key, raw in entries.items() if not key.startswith(SPLIT_KEYS)}
         if first > 0:
             rows = next(t.shape[1] for t in tensors if t.name == EMBEDDING)
             entries |= _no_vocabulary(header, rows)
@@ -87,7 +92,7 @@ def check_cuttable(header: GgufHeader) -> int:
     """Check that `cut` can cut a model, and return its number of layers.
 
     Raises:
-        ModelUnsupported: the architecture is not known to be safe to cut, or the file is split.
+        ModelUnsupported: the architecture is not known to be safe to cut.
         ModelCorrupt: the number of layers is missing.
     """
     arch = header.architecture
@@ -99,9 +104,6 @@ def check_cuttable(header: GgufHeader) -> int:
     for key, why in _BY_LAYER:
         if header.metadata.get(f"{arch}.{key}"):
             raise ModelUnsupported(f"This {arch} model cannot be cut into layers: {why}.", "Use it whole.")
-    parts = header.metadata.get("split.count", 1)
-    if isinstance(parts, int) and parts > 1:
-        raise ModelUnsupported(f"This model is split into {parts} files.", "Join them with llama-gguf-split --merge.")
     known = {f"{arch}.{key}" for key in PER_LAYER}
     for key, value in header.metadata.items():
         if key.startswith(f"{arch}.") and isinstance(value, (tuple, GgufArray)) and key not in known:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine.context import Context
-from edgellm.engine.gguf.reader import TENSOR_TYPES, ModelFile, TensorInfo, check_gguf
+from edgellm.engine.gguf.reader import TENSOR_TYPES, ModelFile, TensorInfo
 from edgellm.engine.gguf.shard import check_cuttable, cut_bytes
 from edgellm.engine.graph_hooks import Capture
 from edgellm.engine.model import Model
@@ -98,7 +98,7 @@ def write_random(blocks: Blocks, dst: Path) -> None:
         with dst.open("wb") as file:
             file.write(blocks.header)
             file.truncate(len(blocks.header) + blocks.data)
-        header = check_gguf(dst)
+        header = ModelFile.open(dst).header
         if check_cuttable(header) != blocks.layers:
             raise InvalidOption(f"The layers to measure are not {blocks.layers}.", "Ask for those that there are.")
         with dst.open("r+b") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.engine.gguf.reader import SCALARS, TENSOR_TYPES, GgufHeader, TensorInfo, check_gguf
+from edgellm.engine.gguf.reader import SCALARS, SPLIT_KEYS, TENSOR_TYPES, GgufHeader, ModelFile, TensorInfo
 from edgellm.engine.vocabulary import Floats
 from edgellm.errors import ModelCorrupt, ModelUnsupported
 
@@ -128,19 +129,24 @@ _FILE_TYPE = "general.file_type"
 def to_f32(src: Path, dst: Path) -> None:
     """Write `src` with every tensor dequantised to float32; the metadata stay byte for byte, except the file type.
 
-    Memory holds one tensor at a time. `dst` appears whole or not at all.
+    Memory holds one tensor at a time. `dst` appears whole or not at all, and as one file if `src` is split.
 
     Raises:
-        ModelNotFound, ModelCorrupt: as for `check_gguf`.
+        ModelNotFound, ModelCorrupt: as for `ModelFile.open`.
         ModelUnsupported: a tensor has a type that the gguf package does not dequantise.
     """
-    header = check_gguf(src)
-    with src.open("rb") as source:
-        entries = raw_entries(source, header)
+    file = ModelFile.open(src)
+    header = file.header
+    with ExitStack() as opened:
+        sources = [opened.enter_context(path.open("rb")) for path in file.paths]
+        entries = raw_entries(sources[0], header)
+        if len(sources) > 1:
+            entries = {key: raw for key, raw in entries.items() if not key.startswith(SPLIT_KEYS)}
         if _FILE_TYPE in entries:
             entries[_FILE_TYPE] = number(_FILE_TYPE, _ALL_F32)
         tensors = [
-            NewTensor(t.name, t.shape, _F32, 4 * t.n_elements, partial(_dequantised, source, t)) for t in header.tensors
+            NewTensor(t.name, t.shape, _F32, 4 * t.n_elements, partial(_dequantised, sources[t.part], t))
+            for t in header.tensors
         ]
         write(dst, portions(header, entries.values(), tensors))
 

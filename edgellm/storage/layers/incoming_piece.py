@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from edgellm.engine import check_cuttable, check_gguf
+from edgellm.engine import ModelFile, check_cuttable
 from edgellm.errors import DiskFull, EdgeError, LayersCorrupt, LayersRefused
 from edgellm.storage.layers.manifest import LayerPiece
 
@@ -80,7 +80,7 @@ class IncomingPiece:
             self._drop()
             raise LayersCorrupt(f"The bytes that arrived are not {self.piece}: their SHA-256 differs.", _RETRY)
         try:
-            layers = check_cuttable(check_gguf(self._path))
+            layers = check_cuttable(ModelFile.open(self._path).header)
         except EdgeError as error:
             self._drop()
             raise LayersCorrupt(

@@ -70,7 +70,7 @@ class LayerPiece:
 class Manifest:
     """Pieces of a model, in ascending order; they need not be all of it, and may overlap.
 
-    `fingerprint` is the SHA-256 of the whole model's file in hex, and `layers` the number of the model's layers.
+    `fingerprint` is that of the whole model, and `layers` the number of the model's layers.
 
     Raises `LayersRefused` for pieces that the model cannot have.
     """
