@@ -78,7 +78,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm peers --json | jq -r '.[] | select(.there).name'", "for scripts"),
     ),
     "pull": (
-        ("edgellm pull Qwen/Qwen2.5-0.5B-Instruct-GGUF", "download the Q4_K_M file, or the closest one"),
+        ("edgellm pull Qwen/Qwen2.5-7B-Instruct-GGUF", "download Q4_K_M, or the closest that fits into memory"),
         ("edgellm pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:q8_0", "download a certain quantisation"),
         ("HF_TOKEN=hf_... edgellm pull user/private-GGUF", "download a private or gated model"),
     ),

@@ -1,8 +1,8 @@
 """The models on this machine: the names that they may have, and the files that those stand for.
 
-A name is a path, an alias of the bundled pair, or `user/repo[:quant]` in the Hugging Face cache. The cache's layout is
-the hub's own: `models--user--repo/snapshots/<commit>/<file>` are links into `blobs/`, and `refs/main` names the newest
-commit that was fetched.
+A name is a path, an alias of the bundled pair, or `user/repo[@revision][:quant]` in the Hugging Face cache. The cache's
+layout is the hub's own: `models--user--repo/snapshots/<commit>/<file>` are links into `blobs/`, and `refs/main` names
+the newest commit that was fetched. A split model counts as here once all its parts are.
 """
 
 from __future__ import annotations
@@ -11,127 +11,33 @@ import difflib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from edgellm.errors import InvalidOption, ModelNotFound, ModelUnsupported
-
-DEFAULT = "Q4_K_M"
-
-# Where the default is missing: the nearest in size and quality first.
-PREFERENCE = (
-    "Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K_XL", "IQ4_NL", "IQ4_XS", "Q4_0", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1",
-    "Q6_K", "Q8_0", "MXFP4", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "Q2_K", "F16", "BF16", "F32",
-)  # fmt: skip
-
-_QUANT = re.compile(
-    r"(?<![A-Za-z0-9])((?:UD-)?(?:I?Q[1-9](?:_[A-Z0-9]{1,3}){1,3}|TQ[12]_0|MXFP4(?:_MOE)?|B?F16|F32))(?![A-Za-z0-9_])",
-    re.IGNORECASE | re.ASCII,
-)
-_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
-_SIDE_FILES = re.compile(r"(?:^|[-._/])(?:mmproj|imatrix)(?:[-._]|$)", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class QuantChoice:
-    """One file of a repository, and why it was chosen."""
-
-    file: str
-    reason: str
-
-
-def quant_of(file: str) -> str | None:
-    """Return the quantisation in a file's name (or its folder's), in capitals; the last one where there are several."""
-    found = _QUANT.findall(file.removesuffix(".gguf"))
-    return str(found[-1]).upper() if found else None
-
-
-_MAX_LISTED = 40  # quantisations that a message names
-
-
-def label(file: str) -> str:
-    """Return the text after the colon that means this file."""
-    return quant_of(file) or file.removesuffix(".gguf").rsplit("/", 1)[-1]
-
-
-def is_model(file: str) -> bool:
-    """Return whether the file is a language model in GGUF, and not a vision projector or a calibration file."""
-    return file.lower().endswith(".gguf") and not _SIDE_FILES.search(file)
-
-
-def choose(repo: str, files: Iterable[str], wanted: str | None) -> QuantChoice:
-    """Return the file that `wanted` (a quantisation or a file name; None: whatever suits) means in `repo`.
-
-    Raises:
-        ModelNotFound: the repository has no GGUF, or not this one; the message names those that it has.
-        ModelUnsupported: the only match is split over several files.
-    """
-    models = sorted(file for file in files if is_model(file))
-    whole = [file for file in models if not _SHARD.search(file)]
-    if not models:
-        raise ModelNotFound(f"{repo} holds no GGUF model.", "Look for the model's repository whose name ends in -GGUF.")
-    if wanted is None:
-        return _suitable(repo, whole, models)
-    if matches := _matching(whole, wanted):
-        return QuantChoice(matches[0], "asked for" if len(matches) == 1 else f"the first of {len(matches)} that match")
-    if split := _matching(models, wanted):
-        raise _split(repo, split)
-    labels = list(dict.fromkeys(label(file) for file in whole))
-    closest = difflib.get_close_matches(wanted.upper(), labels, n=1, cutoff=0.5)
-    more = f" and {len(labels) - _MAX_LISTED} more" if len(labels) > _MAX_LISTED else ""
-    listed = ", ".join(labels[:_MAX_LISTED]) + more or "only models split over several files"
-    raise ModelNotFound(
-        f"{repo} has no {wanted}; it has: {listed}.",
-        f"Choose one of them, such as {repo}:{(closest or labels or [DEFAULT])[0]}.",
-    )
-
-
-def _matching(files: Sequence[str], wanted: str) -> list[str]:
-    asked = wanted.lower().removesuffix(".gguf")
-    named = [file for file in files if file.lower().removesuffix(".gguf").rsplit("/", 1)[-1] == asked]
-    return named or [file for file in files if (quant_of(file) or "").lower() == asked]
-
-
-def _suitable(repo: str, whole: Sequence[str], models: Sequence[str]) -> QuantChoice:
-    if not whole:
-        raise _split(repo, models)
-    if len(whole) == 1:
-        return QuantChoice(whole[0], "the only model there" if len(models) == 1 else "the only one in a single file")
-    ranks = {quant: rank for rank, quant in enumerate(PREFERENCE)}
-    best = min(whole, key=lambda file: ranks.get((quant_of(file) or "").removeprefix("UD-"), len(ranks)))
-    quant = quant_of(best)
-    if quant == DEFAULT:
-        return QuantChoice(best, "the default")
-    return QuantChoice(best, f"there is no {DEFAULT}; this is the closest" if quant else f"there is no {DEFAULT}")
-
-
-def _split(repo: str, files: Sequence[str]) -> ModelUnsupported:
-    match = _SHARD.search(files[0])
-    count = int(match[1]) if match else len(files)
-    return ModelUnsupported(
-        f"{files[0]} in {repo} is the first of {count} files that make one model.",
-        "edgellm reads single-file models: choose a smaller quantisation, or merge the files with llama-gguf-split.",
-    )
-
+from edgellm.errors import InvalidOption, ModelNotFound
+from edgellm.storage.quants import choose, labels, quant_of, variants
 
 ALIASES = MappingProxyType({"edgellm-draft": "draft.gguf", "edgellm-verifier": "verifier.gguf"})
 """The bundled pair: alias and file name."""
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
-_HUB_NAME = re.compile(rf"(?:hf\.co/)?({_PART})/({_PART})(?:[:@]([A-Za-z0-9][A-Za-z0-9_.-]{{0,126}}))?", re.ASCII)
+_WORD = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}"
+_HUB_NAME = re.compile(rf"(?:hf\.co/)?({_PART})/({_PART})(?:@({_WORD}))?(?::({_WORD}))?", re.ASCII)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """`user/repo`, and the quantisation (or file name) after the colon, if any. Safe to build paths from."""
+    """`user/repo`, the quantisation (or file name) after the colon and the revision (a branch, tag or commit) after the
+    at sign, if any. Safe to build paths from."""
 
     user: str
     repo: str
     quant: str | None = None
+    revision: str | None = None
 
     @property
     def repo_id(self) -> str:
@@ -143,21 +49,26 @@ class HubName:
         return f"models--{self.user}--{self.repo}"
 
     def __str__(self) -> str:
-        return self.repo_id if self.quant is None else f"{self.repo_id}:{self.quant}"
+        revision = "" if self.revision is None else f"@{self.revision}"
+        return self.repo_id + revision + ("" if self.quant is None else f":{self.quant}")
 
 
 def parse_hub_name(text: str) -> HubName:
-    """Parse `user/repo`, `user/repo:quant`, `user/repo@quant`, each also with `hf.co/` before it.
+    """Parse `user/repo[@revision][:quant]`, also with `hf.co/` before it.
 
     The pattern is strict, so that no name can lead out of the cache: letters, digits, `-`, `_`, `.`; no `..`, no `--`.
+    A quantisation may follow the at sign, too, as no revision is called like one.
 
     Raises:
         InvalidOption: `text` is not such a name.
     """
     match = _HUB_NAME.fullmatch(text)
     if match is None or ".." in text or "--" in f"{match[1]}/{match[2]}":
-        raise InvalidOption(f"{text!r} is not a model name.", "Write user/repo or user/repo:quant.")
-    return HubName(match[1], match[2], match[3])
+        raise InvalidOption(f"{text!r} is not a model name.", "Write user/repo, user/repo:quant or user/repo@revision.")
+    user, repo, revision, quant = match.groups()
+    if quant is None and revision is not None and (quant_of(revision) or revision.lower().endswith(".gguf")):
+        return HubName(user, repo, revision)
+    return HubName(user, repo, quant, revision)
 
 
 def bundled(alias: str) -> Path:
@@ -197,12 +108,20 @@ def looks_like_path(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model on this machine. `name` is the name to type; `origin` is `bundled` or `hub`; `size` in bytes."""
+    """A model on this machine. `name` is the name to type; `origin` is `bundled` or `hub`; `size` in bytes.
+
+    `paths` are its files, the first part of a split model first.
+    """
 
     name: str
-    path: Path
+    paths: tuple[Path, ...]
     size: int
     origin: str
+
+    @property
+    def path(self) -> Path:
+        """The file to load."""
+        return self.paths[0]
 
 
 def hub_cache() -> Path:
@@ -218,24 +137,28 @@ def list_models() -> list[StoredModel]:
 
 
 def find(name: HubName) -> StoredModel:
-    """Return the cached file that `name` means; without a quantisation, the one that `pull` would choose of those here.
+    """Return the cached model that `name` means; without a quantisation, the one that `pull` would choose of those
+    here.
 
     Raises:
-        ModelNotFound: it is not in the cache.
-        ModelUnsupported: it is split over several files.
+        ModelNotFound: it is not in the cache, or not all of its parts are.
     """
-    files = _files(hub_cache() / name.folder)
-    if not any(is_model(file) for file in files):
-        raise ModelNotFound(f"{name} is not on this machine.", f"Fetch it with: edgellm pull {name}")
+    files = _files(hub_cache() / name.folder, name.revision)
+    found = variants(_sizes(files))
+    fetch_it = f"Fetch it with: edgellm pull {name}"
+    if not found:
+        raise ModelNotFound(f"{name} is not on this machine.", fetch_it)
     try:
-        file = choose(name.repo_id, files, name.quant).file
+        chosen = choose(name.repo_id, _sizes(files), name.quant).files
     except ModelNotFound as error:
-        available = ", ".join(label(file) for file in sorted(files) if is_model(file))
+        models = [model for model in found if model.complete]
         raise ModelNotFound(
-            f"{name} is not on this machine; available of {name.repo_id}: {available}.",
-            f"Fetch it with: edgellm pull {name}",
+            f"{name} is not on this machine; available of {name.repo_id}: {', '.join(labels(models))}."
+            if models
+            else f"{name} is not on this machine as a whole: {error.what}",
+            fetch_it,
         ) from error
-    return _stored(name.repo_id, file, files[file])
+    return next(model for model in _stored(name, files) if model.path == files[chosen[0]])
 
 
 def resolve(name: str) -> Path:
@@ -244,7 +167,6 @@ def resolve(name: str) -> Path:
     Raises:
         InvalidOption: the name has no valid form.
         ModelNotFound: there is no such file, alias, or model in the cache.
-        ModelUnsupported: the cached model is split over several files.
     """
     if name in ALIASES:
         return bundled(name)
@@ -264,7 +186,8 @@ def resolve(name: str) -> Path:
 
 
 def removable(name: str) -> list[StoredModel]:
-    """Return the models that `remove` would delete: one quantisation, or without one all of the repository's models.
+    """Return the models that `remove` would delete: one quantisation, or without one all of the repository's models and
+    what an interrupted download has left.
 
     Raises:
         InvalidOption: `name` is a path or a bundled model.
@@ -277,8 +200,12 @@ def removable(name: str) -> list[StoredModel]:
     hub_name = parse_hub_name(name)
     if hub_name.quant is not None:
         return [find(hub_name)]
-    files = {file: path for file, path in _files(hub_cache() / hub_name.folder).items() if is_model(file)}
-    return [_stored(hub_name.repo_id, file, path) for file, path in files.items()] or [find(hub_name)]
+    folder = hub_cache() / hub_name.folder
+    models = _stored(hub_name, _files(folder, hub_name.revision), incomplete=True)
+    if hub_name.revision is None and (unfinished := _unfinished(folder)):
+        size = sum(path.stat().st_size for path in unfinished)
+        models.append(StoredModel(f"{hub_name} (unfinished download)", tuple(unfinished), size, "hub"))
+    return models or [find(hub_name)]
 
 
 def remove(name: str) -> list[StoredModel]:
@@ -286,18 +213,32 @@ def remove(name: str) -> list[StoredModel]:
 
     A blob is deleted only when no other snapshot links to it. Your own files and the bundled pair are never touched.
     """
-    removed = removable(name)
-    folder = hub_cache() / parse_hub_name(name).folder
-    snapshots = [path for path in folder.glob("snapshots/*") if path.is_dir()]
-    links = [snapshot / _file_in(folder, model.path) for snapshot in snapshots for model in removed]
-    blobs = {blob for link in links if (blob := _blob(link, folder))}
+    removed, hub_name = removable(name), parse_hub_name(name)
+    folder = hub_cache() / hub_name.folder
+    links = {path for model in removed for path in model.paths if path.parent != folder / "blobs"}
+    if hub_name.revision is None:  # the same files in all snapshots
+        files = {_file_in(folder, link) for link in links}
+        links = {snapshot / file for snapshot in folder.glob("snapshots/*") if snapshot.is_dir() for file in files}
+    blobs = {path for model in removed for path in model.paths} - links
+    blobs = {blob for blob in blobs if blob.parent == folder / "blobs"}
+    blobs |= {blob for link in links if (blob := _blob(link, folder))}
     for link in links:
         link.unlink(missing_ok=True)
-    still_linked = {_blob(link, folder) for link in folder.glob("snapshots/*/**/*")}
-    for blob in blobs - still_linked:
+    for blob in blobs - _linked(folder):
         blob.unlink(missing_ok=True)
     _tidy(folder)
     return removed
+
+
+def _linked(folder: Path) -> set[Path | None]:
+    return {_blob(link, folder) for link in folder.glob("snapshots/*/**/*")}
+
+
+def _unfinished(folder: Path) -> list[Path]:
+    """Return the blobs of a download that was interrupted: incomplete ones, and those that nothing links to."""
+    blobs = {path for path in folder.glob("blobs/*") if path.is_file()} - _linked(folder)
+    copied = any(path.is_file() and not path.is_symlink() for path in folder.glob("snapshots/*/**/*"))
+    return sorted(path for path in blobs if path.suffix == ".incomplete" or not copied)
 
 
 def _blob(link: Path, folder: Path) -> Path | None:
@@ -323,31 +264,35 @@ def _bundled_models() -> Iterator[StoredModel]:
     for alias in ALIASES:
         with suppress(ModelNotFound):
             path = bundled(alias)
-            yield StoredModel(alias, path, path.stat().st_size, "bundled")
+            yield StoredModel(alias, (path,), path.stat().st_size, "bundled")
 
 
 def _cached_models() -> Iterator[StoredModel]:
     for folder in hub_cache().glob("models--*--*"):
         with suppress(InvalidOption):
             name = parse_hub_name("/".join(folder.name.split("--")[1:]))
-            for file, path in _files(folder).items():
-                if is_model(file):
-                    yield _stored(name.repo_id, file, path)
+            yield from _stored(name, _files(folder))
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Return file name in the repository -> path: from the snapshot that `refs/main` names first, then from others."""
+def _files(folder: Path, revision: str | None = None) -> dict[str, Path]:
+    """Return file name in the repository -> path of its models' files: from the snapshot that `refs/main` names first,
+    then from others; or only from that of a revision."""
     try:
-        newest = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+        newest = (folder / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
-        newest = ""
+        newest = revision or ""
     snapshots = [path for path in folder.glob("snapshots/*") if path.is_dir()]
+    snapshots = [path for path in snapshots if revision is None or path.name == newest]
     snapshots.sort(key=lambda path: (path.name == newest, path.stat().st_mtime), reverse=True)
+    # not a link whose blob is gone
+    there = [{path.relative_to(snapshot).as_posix(): path for path in snapshot.rglob("*.gguf") if path.is_file()}
+             for snapshot in snapshots]  # fmt: skip
     found: dict[str, Path] = {}
-    for snapshot in snapshots:
-        for path in sorted(snapshot.rglob("*.gguf")):
-            if path.is_file():  # not a link whose blob is gone
-                found.setdefault(path.relative_to(snapshot).as_posix(), path)
+    for complete in (True, False):
+        for files in there:
+            for model in variants(dict.fromkeys(files, 0)):  # all parts of a model come from one snapshot
+                if model.complete == complete and found.keys().isdisjoint(model.files):
+                    found.update((file, files[file]) for file in model.files)
     return found
 
 
@@ -355,5 +300,15 @@ def _file_in(folder: Path, path: Path) -> str:
     return Path(*path.relative_to(folder / "snapshots").parts[1:]).as_posix()
 
 
-def _stored(repo_id: str, file: str, path: Path) -> StoredModel:
-    return StoredModel(f"{repo_id}:{label(file)}", path, path.stat().st_size, "hub")
+def _sizes(files: dict[str, Path]) -> dict[str, int]:
+    return {file: path.stat().st_size for file, path in files.items()}
+
+
+def _stored(name: HubName, files: dict[str, Path], *, incomplete: bool = False) -> list[StoredModel]:
+    """Return the models among a repository's files; also those that lack parts if they are wanted."""
+    models = [model for model in variants(_sizes(files)) if model.complete or incomplete]
+    whole = replace(name, quant=None)
+    return [
+        StoredModel(f"{whole}:{label}", tuple(files[file] for file in model.files), model.size, "hub")
+        for model, label in zip(models, labels(models), strict=True)
+    ]

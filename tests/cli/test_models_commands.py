@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from edgellm.engine import ModelFile
+from testkit.split_gguf import split
 from tests.cli.conftest import Done
 from tests.storage.hub import REPO, Hub
 
@@ -35,6 +38,38 @@ def test_pull_as_json(edge: Edge, hub: Hub) -> None:
     answer = edge("pull", f"{REPO}:q8_0", "--json").answer
     assert Path(answer["path"]).read_bytes() == hub.repos[REPO]["tiny-Q8_0.gguf"]
     assert answer["received"] == answer["size"]
+
+
+def test_pull_of_a_split_model(edge: Edge, hub: Hub, draft_path: Path, tmp_path: Path) -> None:
+    paths = ModelFile.open(split(draft_path, tmp_path, 2)).paths
+    hub.repos["ann/split-GGUF"] = {f"Q8_0/{path.name}": path.read_bytes() for path in paths}
+    hub.renamed = {"ann/former-GGUF": "ann/split-GGUF"}
+    done = edge("pull", "ann/former-GGUF")
+    assert done.code == 0
+    assert "ann/former-GGUF is called ann/split-GGUF now." in done.err
+    assert "downloading Q8_0/draft-00001-of-00002.gguf (1.4 MB in 2 files; the only model there)" in done.err
+    answer = edge("pull", "ann/split-GGUF", "--json").answer
+    assert answer["files"] == [f"Q8_0/{path.name}" for path in paths]
+    assert answer["size"] == answer["received"] == sum(path.stat().st_size for path in paths)
+    rows = edge("ls", "--json").answer
+    assert [row["name"] for row in rows[2:]] == ["ann/former-GGUF:Q8_0", "ann/split-GGUF:Q8_0"]
+    assert edge("show", "ann/split-GGUF", "--json").answer["size"] == answer["size"]
+    words = ("Hello", "--draft", "none", "--max-tokens", "3", "--retrieval", "off", "--json", "--no-history")
+    replies = [edge("chat", *words, "--verifier", name).lines for name in ("ann/split-GGUF", "edgellm-draft")]
+    split_up, whole = ([line.get("id") for line in lines] for lines in replies)
+    assert split_up == whole
+    assert edge("rm", "ann/split-GGUF", "--yes").code == 0
+    assert [row["name"] for row in edge("ls", "--json").answer[2:]] == ["ann/former-GGUF:Q8_0"]
+
+
+def test_pull_warns_of_a_model_that_is_too_large(edge: Edge, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=300_000))
+    done = edge("pull", REPO)
+    assert "downloading tiny-Q4_K_M.gguf" in done.err
+    assert "three quarters" not in done.err
+    done = edge("pull", f"{REPO}:Q8_0")
+    assert "0.0 GB of weights are more than three quarters of this machine's memory of 0.0 GB" in done.err
+    assert done.code == 0
 
 
 def test_pull_names_what_is_there(edge: Edge, hub: Hub) -> None:

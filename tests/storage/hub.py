@@ -37,9 +37,17 @@ def tiny_gguf(elements: int = 1000, fill: int = 0) -> bytes:
 
 @dataclass
 class Hub:
-    """`repos[repo_id][file]` are the bytes it serves. The knobs below make it misbehave."""
+    """`repos[repo_id][file]` are the bytes it serves. The knobs below make it misbehave.
+
+    It answers as the hub does: a list of files with sizes and SHA-256, files behind a redirect, redirects from former
+    names of a repository, and codes and reasons of errors in headers.
+    """
 
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    revisions: dict[str, tuple[str, dict[str, bytes]]] = field(default_factory=dict)  # name -> commit, files
+    renamed: dict[str, str] = field(default_factory=dict)  # former name -> name
+    gated: dict[str, str] = field(default_factory=dict)  # repository -> token with access to its files
+    names_only: bool = False  # list files without sizes and hashes, as some mirrors do
     cut_after: list[int] = field(default_factory=list)  # for the next file answers: close after so many bytes
     ignore_range: bool = False
     announce: int | None = None  # a size to lie with
@@ -94,19 +102,42 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.status is not None:
             return self.fail(hub.status)
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if hub.tokens and token not in hub.tokens:
+        if token and hub.tokens and token not in hub.tokens:
+            return self.fail(401, message="Invalid credentials in Authorization header")
+        if hub.tokens and not token:
             return self.fail(401, "RepoNotFound")
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/?]+)(?:\?.*)?", self.path):
-            return self.model_info(match[1])
+        for former, now in hub.renamed.items():
+            if f"/{former}/" in self.path or self.path.split("?")[0].endswith(f"/{former}"):
+                return self.redirect(307, self.path.replace(f"/{former}", f"/{now}", 1))
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/?]+)(?:/revision/([^/?]+))?(\?.*)?", self.path):
+            return self.model_info(match[1], match[2], match[3] == "?blobs=true" and not hub.names_only)
         if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path):
-            return self.file(match[1], match[3], with_body)
+            repo = match[1]
+            if repo in hub.gated and not token:
+                return self.fail(401, "GatedRepo", f"Access to model {repo} is restricted. Please log in.")
+            if repo in hub.gated and token != hub.gated[repo]:
+                return self.fail(403, "GatedRepo", f"Access to model {repo} is restricted: awaiting a review.")
+            if with_body:
+                return self.redirect(302, f"/storage{self.path}")
+            return self.file(repo, match[2], match[3], with_body)
+        if match := re.fullmatch(r"/storage/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path):
+            return self.file(match[1], match[2], match[3], with_body)
         return self.fail(404)
 
-    def model_info(self, repo: str) -> None:
+    def redirect(self, status: int, place: str) -> None:
+        self.send_response(status)
+        self.send_header("Location", place)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def model_info(self, repo: str, revision: str | None, blobs: bool) -> None:
         if repo not in self.state.repos:
             return self.fail(404, "RepoNotFound")
-        siblings = [{"rfilename": file} for file in self.state.repos[repo]]
-        body, encoding = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode(), "identity"
+        if revision not in (None, "main", COMMIT, *self.state.revisions):
+            return self.fail(404, "RevisionNotFound")
+        commit, files = self.state.revisions.get(revision or "", (COMMIT, self.state.repos[repo]))
+        siblings = [{"rfilename": file, **(self.described(data) if blobs else {})} for file, data in files.items()]
+        body, encoding = json.dumps({"id": repo, "sha": commit, "siblings": siblings}).encode(), "identity"
         body, encoding = self.state.listing or (body, encoding)
         self.send_response(200)
         self.send_header("Content-Encoding", encoding)
@@ -116,8 +147,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
         return None
 
-    def file(self, repo: str, name: str, with_body: bool) -> None:
-        data = self.state.repos.get(repo, {}).get(name)
+    def described(self, data: bytes) -> dict[str, Any]:
+        size = len(data) if self.state.announce is None else self.state.announce
+        large = {"sha256": hashlib.sha256(data).hexdigest(), "size": size, "pointerSize": 134}
+        return {"size": size, "blobId": "0" * 40, "lfs": large}
+
+    def file(self, repo: str, commit: str, name: str, with_body: bool) -> None:
+        files = dict(self.state.revisions.values()).get(commit, self.state.repos.get(repo, {}))
+        data = files.get(name)
         if data is None:
             return self.fail(404, "EntryNotFound")
         start = 0
@@ -145,10 +182,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
         return None
 
-    def fail(self, status: int, code: str = "") -> None:
+    def fail(self, status: int, code: str = "", message: str = "") -> None:
         self.send_response(status)
         if code:
             self.send_header("X-Error-Code", code)
+        if message:
+            self.send_header("X-Error-Message", message)
         self.send_header("Content-Length", str(self.state.chatter))
         self.end_headers()
         if self.command == "GET":

@@ -96,7 +96,7 @@ def test_a_server_that_ignores_ranges_still_gives_the_right_file(hub: Hub) -> No
 
 
 def test_a_partial_file_that_is_wrong_is_found_out_and_dropped(hub: Hub, cache: Path) -> None:
-    etag = plan(REPO).etag
+    etag = plan(REPO).files[0].etag
     blobs = cache / "models--ann--tiny-GGUF" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / f"{etag}.incomplete").write_bytes(b"\xff" * 1000)
@@ -106,7 +106,7 @@ def test_a_partial_file_that_is_wrong_is_found_out_and_dropped(hub: Hub, cache: 
 
 
 def test_a_partial_file_that_is_too_long_is_dropped(hub: Hub, cache: Path) -> None:
-    etag = plan(REPO).etag
+    etag = plan(REPO).files[0].etag
     blobs = cache / "models--ann--tiny-GGUF" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / f"{etag}.incomplete").write_bytes(b"x" * 300_000)
@@ -235,7 +235,7 @@ def test_a_disk_that_fills_up_keeps_what_has_arrived(hub: Hub, cache: Path, monk
 def test_two_pulls_of_one_model_do_not_meet(hub: Hub, cache: Path) -> None:
     locks = cache / ".locks" / "models--ann--tiny-GGUF"
     locks.mkdir(parents=True)
-    with FileLock(locks / f"{plan(REPO).etag}.pull.lock"), pytest.raises(PullFailed, match="another process"):
+    with FileLock(locks / f"{plan(REPO).files[0].etag}.pull.lock"), pytest.raises(PullFailed, match="another process"):
         pull(REPO)
     assert pull(REPO).path.exists()
 

@@ -1,14 +1,26 @@
-"""Which file of a repository is meant."""
+"""Which model of a repository is meant, and which files make it up."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from edgellm.errors import ModelNotFound, ModelUnsupported
-from edgellm.storage.model_files import choose, label, quant_of
+from edgellm.errors import ModelNotFound
+from edgellm.storage.quants import QuantChoice, choose, is_model, labels, quant_of, variants
+from tests.storage.listings import DRAFTERS, GPT_OSS, PHI_3, QWEN_7B, QWEN_27B, QWEN_FLASH, File, sizes
 
-FILES = ["tiny-q2_k.gguf", "tiny-q4_k_m.gguf", "tiny-Q8_0.gguf", "tiny-f16.gguf", "mmproj-f16.gguf", "README.md"]
-SHARDS = [f"Q8_0/big-Q8_0-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+GIB = 2**30
+FILES = dict.fromkeys(
+    ["tiny-q2_k.gguf", "tiny-q4_k_m.gguf", "tiny-Q8_0.gguf", "tiny-f16.gguf", "mmproj-f16.gguf", "README.md"], 0
+)
+PARTS = dict.fromkeys([f"Q8_0/big-Q8_0-0000{i}-of-00003.gguf" for i in (1, 2, 3)], 0)
+
+
+def chosen(files: tuple[File, ...], wanted: str | None = None, memory: int | None = None) -> QuantChoice:
+    return choose("a/b", sizes(files), wanted, memory)
 
 
 @pytest.mark.parametrize(
@@ -19,9 +31,13 @@ SHARDS = [f"Q8_0/big-Q8_0-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
         ("gemma-IQ4_XS.gguf", "IQ4_XS"),
         ("model.UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
         ("BF16/model-BF16.gguf", "BF16"),
-        ("model-fp16.gguf", None),
+        ("model-fp16.gguf", "F16"),
+        ("model-FP32.gguf", "F32"),
+        ("Phi-3-mini-4k-instruct-q4.gguf", "Q4"),
         ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("model-Q8_0-00001-of-00002.gguf", "Q8_0"),
         ("Q4_K_M/model.gguf", "Q4_K_M"),
+        ("Qwen3-Q4_K_Medium.gguf", None),
         ("model.gguf", None),
     ],
 )
@@ -31,22 +47,22 @@ def test_the_quantisation_is_read_from_the_name(file: str, quant: str | None) ->
 
 def test_the_default_is_q4_k_m_in_any_case() -> None:
     choice = choose("a/b", FILES, None)
-    assert (choice.file, choice.reason) == ("tiny-q4_k_m.gguf", "the default")
+    assert (choice.files, choice.reason) == (("tiny-q4_k_m.gguf",), "the default")
 
 
 def test_without_the_default_the_nearest_is_chosen_and_it_says_so() -> None:
-    choice = choose("a/b", [file for file in FILES if "q4" not in file], None)
-    assert choice.file == "tiny-Q8_0.gguf"
+    choice = choose("a/b", {file: 0 for file in FILES if "q4" not in file}, None)
+    assert choice.files == ("tiny-Q8_0.gguf",)
     assert "no Q4_K_M" in choice.reason
 
 
 def test_the_only_model_needs_no_name() -> None:
-    assert choose("a/b", ["only.gguf", "mmproj-only.gguf"], None).file == "only.gguf"
+    assert choose("a/b", {"only.gguf": 0, "mmproj-only.gguf": 0}, None).files == ("only.gguf",)
 
 
-@pytest.mark.parametrize("wanted", ["q8_0", "Q8_0", "tiny-Q8_0", "tiny-q8_0.gguf"])
+@pytest.mark.parametrize("wanted", ["q8_0", "Q8_0", "q8", "tiny-Q8_0", "tiny-q8_0.gguf"])
 def test_a_quantisation_or_a_file_can_be_asked_for(wanted: str) -> None:
-    assert choose("a/b", FILES, wanted).file == "tiny-Q8_0.gguf"
+    assert choose("a/b", FILES, wanted).files == ("tiny-Q8_0.gguf",)
 
 
 def test_a_missing_quantisation_names_those_that_are_there() -> None:
@@ -54,18 +70,163 @@ def test_a_missing_quantisation_names_those_that_are_there() -> None:
         choose("a/b", FILES, "Q4_0")
 
 
+def test_a_dynamic_quantisation_is_not_another_one() -> None:
+    with pytest.raises(ModelNotFound):
+        choose("a/b", FILES, "UD-Q4_K_M")
+
+
 def test_a_repository_without_gguf_says_so() -> None:
     with pytest.raises(ModelNotFound, match="holds no GGUF"):
-        choose("a/b", ["model.safetensors", "mmproj-x.gguf"], None)
-
-
-def test_split_models_are_refused_with_the_reason() -> None:
-    with pytest.raises(ModelUnsupported, match="first of 3 files"):
-        choose("a/b", SHARDS, None)
-    with pytest.raises(ModelUnsupported, match="first of 3 files"):
-        choose("a/b", [*SHARDS, *FILES[:2]], "Q8_0")
-    assert choose("a/b", [*SHARDS, *FILES[:2]], None).file == "tiny-q4_k_m.gguf"
+        choose("a/b", {"model.safetensors": 0, "mmproj-x.gguf": 0}, None)
 
 
 def test_a_file_without_a_quantisation_is_called_by_its_name() -> None:
-    assert label("sub/model-v2.gguf") == "model-v2"
+    assert labels(variants({"sub/model-v2.gguf": 0, "x-Q8_0.gguf": 0})) == ["model-v2", "Q8_0"]
+
+
+def test_two_models_of_one_quantisation_are_called_by_their_names() -> None:
+    assert labels(variants({"a-Q8_0.gguf": 0, "a-it-Q8_0.gguf": 0, "a-Q6_K.gguf": 0})) == [
+        "Q6_K",
+        "a-Q8_0",
+        "a-it-Q8_0",
+    ]
+
+
+# --- split models ---------------------------------------------------------------------------------------------------
+
+
+def test_all_parts_are_chosen_together() -> None:
+    assert choose("a/b", PARTS, None).files == tuple(PARTS)
+    for wanted in ("Q8_0", "big-q8_0", "big-Q8_0-00001-of-00003.gguf"):
+        assert choose("a/b", {**PARTS, "tiny-q2_k.gguf": 0}, wanted).files == tuple(PARTS)
+
+
+def test_a_model_that_lacks_a_part_is_not_chosen_and_said_to() -> None:
+    left = {file: 0 for file in PARTS if "00002" not in file}
+    assert choose("a/b", {**left, "tiny-q2_k.gguf": 0}, None).files == ("tiny-q2_k.gguf",)
+    for wanted in (None, "Q8_0"):
+        with pytest.raises(ModelNotFound, match="only 2 of the 3 parts of big-Q8_0: part 2 is missing"):
+            choose("a/b", left, wanted)
+
+
+def test_parts_of_several_models_are_kept_apart() -> None:
+    found = variants(sizes(QWEN_7B))
+    assert [(model.quant, len(model.files), model.complete) for model in found] == [
+        ("F16", 4, True), ("Q2_K", 1, True), ("Q3_K_M", 1, True), ("Q4_0", 2, True), ("Q4_K_M", 2, True),
+        ("Q5_0", 2, True), ("Q5_K_M", 2, True), ("Q6_K", 2, True), ("Q8_0", 3, True),
+    ]  # fmt: skip
+    assert next(model.size for model in found if model.quant == "Q8_0") == 8_098_525_408
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 6), st.integers(0, 6)), max_size=30))
+def test_every_part_belongs_to_one_model_at_most(parts: list[tuple[str, int, int]]) -> None:
+    files = {f"{name}-Q8_0-{number:05d}-of-{count:05d}.gguf": 1 for name, number, count in parts}
+    found = variants(files)
+    used = [file for model in found for file in model.files]
+    assert len(used) == len(set(used)) == sum(model.size for model in found)
+    for model in found:
+        assert model.complete == (len(model.files) == model.count)
+        assert list(model.files) == sorted(model.files)
+
+
+# --- real repositories ----------------------------------------------------------------------------------------------
+
+UD = "UD-Q4_K_XL/Qwen3.8-Flash-Next-UD-Q4_K_XL-0000{}-of-00004.gguf"
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted", "first", "count", "reason"),
+    [
+        (QWEN_7B, None, "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "the default"),
+        (QWEN_7B, "q4_k_m", "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "asked for"),
+        (QWEN_7B, "Q8_0", "qwen2.5-7b-instruct-q8_0-00001-of-00003.gguf", 3, "asked for"),
+        (QWEN_7B, "fp16", "qwen2.5-7b-instruct-fp16-00001-of-00004.gguf", 4, "asked for"),
+        (QWEN_7B, "q3_k_m", "qwen2.5-7b-instruct-q3_k_m.gguf", 1, "asked for"),
+        (QWEN_7B, "q4", "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "the first of 2 that match"),
+        (PHI_3, None, "Phi-3-mini-4k-instruct-q4.gguf", 1, "there is no Q4_K_M; this is the closest"),
+        (PHI_3, "q4", "Phi-3-mini-4k-instruct-q4.gguf", 1, "asked for"),
+        (PHI_3, "fp16", "Phi-3-mini-4k-instruct-fp16.gguf", 1, "asked for"),
+        (PHI_3, "F16", "Phi-3-mini-4k-instruct-fp16.gguf", 1, "asked for"),
+        (QWEN_27B, None, "Qwen3.8-27B-UD-Q4_K_M.gguf", 1, "the default"),
+        (QWEN_27B, "Q4_0", "Qwen3.8-27B-Q4_0.gguf", 1, "asked for"),
+        (QWEN_27B, "q4_k_xl", "Qwen3.8-27B-UD-Q4_K_XL.gguf", 1, "asked for"),
+        (QWEN_27B, "BF16", "BF16/Qwen3.8-27B-BF16-00001-of-00002.gguf", 2, "asked for"),
+        (QWEN_FLASH, None, UD.format(1), 4, "the only model there"),
+        (QWEN_FLASH, "q4_k_xl", UD.format(1), 4, "asked for"),
+        (GPT_OSS, None, "gpt-oss-120b-mxfp4-00001-of-00003.gguf", 3, "the only model there"),
+        (GPT_OSS, "MXFP4", "gpt-oss-120b-mxfp4-00001-of-00003.gguf", 3, "asked for"),
+        (DRAFTERS, None, "gemma-4-12b-it-Q8_0.gguf", 1, "the only model there"),
+        (DRAFTERS, "Q8_0", "gemma-4-12b-it-Q8_0.gguf", 1, "asked for"),
+    ],
+)  # fmt: skip
+def test_the_right_model_of_a_real_repository(
+    files: tuple[File, ...], wanted: str | None, first: str, count: int, reason: str
+) -> None:
+    choice = chosen(files, wanted)
+    assert (choice.files[0], len(choice.files), choice.reason) == (first, count, reason)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "mmproj-BF16.gguf", "gemma-4-mmproj-f16.gguf", "mmproj/model.gguf", "imatrix_unsloth.gguf", "x.imatrix.gguf",
+        "MTP/mtp-Qwen3.8-27B-Q4_0.gguf", "mtp-gemma-4-12b-it.gguf", "MTP/Foo-Q8_0-MTP.gguf", "eagle3-Foo-Q4_K_M.gguf",
+        "Foo-9B-eagle3-Q4_K_M.gguf", "dflash-Qwen3.6-27B-BF16.gguf", "dspark/dspark-Foo-Q8_0.gguf", "model.safetensors",
+        "imatrix_unsloth.gguf_file",
+    ],
+)  # fmt: skip
+def test_what_goes_beside_a_model_is_none(file: str) -> None:
+    assert not is_model(file)
+
+
+@pytest.mark.parametrize("word", ["assistant", "MTP", "DFlash", "lora"])
+def test_a_drafter_or_adapter_is_a_model_where_there_is_no_other(word: str) -> None:
+    drafter, model = f"Foo-{word}-Q4_K_M.gguf", "Foo-Q8_0.gguf"
+    assert choose("a/b", {drafter: 0, model: 0}, None).files == (model,)
+    assert choose("a/b", {drafter: 0, f"Foo-{word}-Q8_0.gguf": 0}, None).files == (drafter,)
+    assert choose("a/b", {drafter: 0, model: 0}, drafter).files == (drafter,)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "memory", "first"),
+    [
+        (QWEN_7B, 8 * GIB, "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf"),
+        (QWEN_27B, 32 * GIB, "Qwen3.8-27B-UD-Q4_K_M.gguf"),
+    ],
+)
+def test_the_default_is_taken_where_it_fits(files: tuple[File, ...], memory: int, first: str) -> None:
+    choice = chosen(files, memory=memory)
+    assert (choice.files[0], choice.reason, choice.warning) == (first, "the default", "")
+
+
+@pytest.mark.parametrize(
+    ("files", "memory", "first", "instead"),
+    [
+        (QWEN_27B, 16 * GIB, "Qwen3.8-27B-UD-IQ3_S.gguf", r"UD-Q4_K_M: 16\.5 GB .* memory of 17\.2 GB"),
+        (QWEN_27B, 8 * GIB, "Qwen3.8-27B-UD-IQ1_S.gguf", r"UD-Q4_K_M: 16\.5 GB .* memory of 8\.6 GB"),
+        (QWEN_7B, int(5.8 * GIB), "qwen2.5-7b-instruct-q4_0-00001-of-00002.gguf", r"Q4_K_M: 4\.7 GB"),
+    ],
+)
+def test_a_default_that_cannot_fit_falls_to_the_largest_that_fits(
+    files: tuple[File, ...], memory: int, first: str, instead: str
+) -> None:
+    choice = chosen(files, memory=memory)
+    assert choice.files[0] == first
+    assert re.match(rf"the largest that fits; {instead}", choice.reason)
+    assert choice.warning == ""
+
+
+def test_where_nothing_fits_the_default_is_taken_with_a_warning() -> None:
+    choice = chosen(QWEN_FLASH, memory=64 * GIB)
+    assert choice.files[0] == UD.format(1)
+    assert choice.warning == "111.3 GB of weights are more than three quarters of this machine's memory of 68.7 GB"
+
+
+def test_what_is_asked_for_is_taken_with_a_warning() -> None:
+    choice = chosen(QWEN_27B, "Q8_0", 16 * GIB)
+    assert choice.files == ("Qwen3.8-27B-Q8_0.gguf",)
+    assert choice.warning.startswith("29.0 GB of weights are more than")
+    assert chosen(QWEN_27B, "Q8_0", 64 * GIB).warning == ""

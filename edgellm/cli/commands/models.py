@@ -28,21 +28,27 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def pull(
-    name: Annotated[str, typer.Argument(metavar="USER/REPO[:QUANT]", help="Model on the Hugging Face hub.")],
+    name: Annotated[str, typer.Argument(metavar="USER/REPO[@REVISION][:QUANT]", help="Model on the Hugging Face hub.")],
     as_json: AsJson = False,
 ) -> None:
     from edgellm import storage
 
     plan = storage.plan(name)
+    if plan.renamed:
+        say(f"{plan.name.repo_id} is called {plan.renamed} now.")
+    if plan.warning:
+        say(f"{plan.warning}.")
+    parts = f" in {len(plan.files)} files" if len(plan.files) > 1 else ""
     if plan.path is not None:
-        say(f"{one_line(plan.file)} is already on this machine ({size(plan.size)}; {plan.reason}).")
+        say(f"{one_line(plan.file)} is already on this machine ({size(plan.size)}{parts}; {plan.reason}).")
         pulled = storage.fetch(plan)
     else:
-        say(f"downloading {one_line(plan.file)} ({size(plan.size)}; {plan.reason})")
+        say(f"downloading {one_line(plan.file)} ({size(plan.size)}{parts}; {plan.reason})")
         pulled = _fetch(plan)
     if as_json:
-        emit(json.dumps({"name": name, "file": plan.file, "path": str(pulled.path), "size": plan.size,
-                          "reason": plan.reason, "received": pulled.sent}))  # fmt: skip
+        emit(json.dumps({"name": name, "file": plan.file, "files": [file.name for file in plan.files],
+                          "path": str(pulled.path), "size": plan.size, "reason": plan.reason, "warning": plan.warning,
+                          "renamed": plan.renamed, "received": pulled.sent}))  # fmt: skip
     else:
         say(str(pulled.path), style="dim")
 
@@ -151,7 +157,7 @@ def model_facts(path: Path) -> dict[str, Any]:
     from edgellm.engine import ModelFile
     from edgellm.engine.gguf.reader import GgufArray
     from edgellm.storage.fingerprint import fingerprint_of
-    from edgellm.storage.model_files import quant_of
+    from edgellm.storage.quants import quant_of
 
     model = ModelFile.open(path)
     header, meta, family = model.header, model.header.metadata, model.header.architecture

@@ -21,21 +21,52 @@ from edgellm.errors import DiskFull, PullFailed
 
 MAX_LISTING_BYTES = 16 * 2**20
 MAX_LISTING_SECONDS = 60.0
+_MAX_SIZE = 10**18 - 1  # bytes of a file
+_ERROR_HEADERS = ("x-error-code", "x-error-message")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def read_listing(url: str, headers: Mapping[str, str], timeout: float) -> tuple[str, list[str]]:
-    """Return the commit and the names of all files, except names that a terminal would not show as they are.
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """A file as a listing has it: size in bytes and SHA-256 in hex; 0 and "" where the listing does not say."""
+
+    size: int = 0
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A repository's files by name, its newest commit, and the name that it has now; "" where the hub does not say."""
+
+    commit: str
+    repo_id: str
+    files: Mapping[str, ListedFile]
+
+
+def read_listing(url: str, headers: Mapping[str, str], timeout: float) -> Listing:
+    """Return the listing of a repository, except names that a terminal would not show as they are.
 
     Raises:
         PullFailed: the answer is not such a listing, is too long, or takes too long.
         HfHubHTTPError, or another error of the hub's library for an answer with an error status.
     """
     answer = _parsed(url, _body(url, headers, timeout))
-    commit, siblings = answer.get("sha"), answer.get("siblings")
-    names = [one.get("rfilename") for one in siblings if isinstance(one, dict)] if isinstance(siblings, list) else []
-    return (
-        commit if isinstance(commit, str) else "",
-        [name for name in names if isinstance(name, str) and name.isprintable()],
+    siblings = answer.get("siblings")
+    files = {
+        one["rfilename"]: _listed(one)
+        for one in (siblings if isinstance(siblings, list) else ())
+        if isinstance(one, dict) and isinstance(one.get("rfilename"), str) and one["rfilename"].isprintable()
+    }
+    commit, repo_id = (value if isinstance(value := answer.get(key), str) else "" for key in ("sha", "id"))
+    return Listing(commit, repo_id, files)
+
+
+def _listed(sibling: Mapping[str, Any]) -> ListedFile:
+    large = sibling.get("lfs")
+    size, sha256 = (large.get("size"), large.get("sha256")) if isinstance(large, dict) else (sibling.get("size"), "")
+    return ListedFile(
+        size if isinstance(size, int) and 0 < size <= _MAX_SIZE else 0,
+        sha256 if isinstance(sha256, str) and _SHA256.fullmatch(sha256) else "",
     )
 
 
@@ -44,8 +75,8 @@ def raise_for_status(response: Any) -> None:
     if response.status_code >= 400:
         from huggingface_hub.utils import hf_raise_for_status
 
-        error_headers = {name: value for name, value in response.headers.items() if name.lower() == "x-error-code"}
-        hf_raise_for_status(type(response)(response.status_code, headers=error_headers, request=response.request))
+        told = {name: value for name, value in response.headers.items() if name.lower() in _ERROR_HEADERS}
+        hf_raise_for_status(type(response)(response.status_code, headers=told, request=response.request))
 
 
 def _body(url: str, headers: Mapping[str, str], timeout: float) -> bytes:
@@ -92,7 +123,6 @@ def _invalid_answer(url: str, what: str) -> PullFailed:
 
 ATTEMPTS = 5  # in a row without a single new byte
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _SIZE = re.compile(r"[0-9]{1,18}")
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18})")
 
@@ -111,6 +141,7 @@ class Transfer:
 class RemoteFile:
     """A file on the hub. `etag` is its SHA-256 where the hub keeps it as a large file; `size` in bytes."""
 
+    name: str
     url: str
     etag: str
     size: int
@@ -129,24 +160,29 @@ def download(
     Raises:
         PullFailed: the network or the server failed; bytes that have arrived are kept, unless they are proved wrong.
         DiskFull: there is no space; bytes that have arrived are kept.
+        HfHubHTTPError, or another error of the hub's library for an answer that denies the file.
     """
+    from huggingface_hub.errors import HfHubHTTPError
+
     try:
-        _check_space(partial, remote.size)
         with partial.open("ab") as file:
             resumed = file.tell()
             if resumed > remote.size:
                 resumed = _restart(file)
             _receive_all(remote, headers, file, resumed, progress)
+    except HfHubHTTPError:  # which is an OSError, too
+        raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _disk_full(partial, remote.size) from error
+            raise _disk_full(partial.parent, remote.size - partial.stat().st_size) from error
         raise PullFailed(
             f"{partial} cannot be written: {error.strerror}.", "Check the folder's permissions."
         ) from error
     if _SHA256.fullmatch(remote.etag) and _sha256(partial) != remote.etag:
         partial.unlink()
         raise PullFailed(
-            "The downloaded file is not the one that the hub announced: its SHA-256 differs.", "Pull it again."
+            f"The downloaded {remote.name} is not the file that the hub announced: its SHA-256 differs.",
+            "Pull it again.",
         )
 
 
@@ -173,7 +209,7 @@ def _receive_all(
             if status == 416:
                 _restart(file)
             elif status < 500 and status not in (408, 429):
-                raise PullFailed(f"The file cannot be fetched: {reason}.", "Check the name and HF_TOKEN.") from error
+                raise
         except OfflineModeIsEnabled as error:
             raise PullFailed("HF_HUB_OFFLINE is set.", "Unset it to download.") from error
         except AnyHttpError as error:
@@ -182,7 +218,7 @@ def _receive_all(
             failures += 1
             if failures >= ATTEMPTS:
                 raise PullFailed(
-                    f"The download stopped at {_mb(file.tell())} of {_mb(remote.size)}: {reason}.",
+                    f"The download of {remote.name} stopped at {_mb(file.tell())} of {_mb(remote.size)}: {reason}.",
                     "Pull it again to resume: the downloaded part is kept.",
                 )
             time.sleep(min(2.0 ** (failures - 1), 8.0))
@@ -231,17 +267,16 @@ def _announced(headers: Mapping[str, str], offset: int) -> int | None:
     return int(length) if _SIZE.fullmatch(length) else None
 
 
-def _check_space(partial: Path, size: int) -> None:
-    received = partial.stat().st_size if partial.exists() else 0
-    if shutil.disk_usage(partial.parent).free < size - received:
-        raise _disk_full(partial, size)
+def check_space(folder: Path, needed: int) -> None:
+    """Raise DiskFull where the disk of `folder` has not `needed` bytes."""
+    if shutil.disk_usage(folder).free < needed:
+        raise _disk_full(folder, needed)
 
 
-def _disk_full(partial: Path, size: int) -> DiskFull:
-    received = partial.stat().st_size if partial.exists() else 0
-    free = shutil.disk_usage(partial.parent).free
+def _disk_full(folder: Path, needed: int) -> DiskFull:
+    free = shutil.disk_usage(folder).free
     return DiskFull(
-        f"The disk of {partial.parent} is too full: {_mb(size - received)} are still needed, {_mb(free)} are free.",
+        f"The disk of {folder} is too full: {_mb(needed)} are still needed, {_mb(free)} are free.",
         "Free some space (`edgellm rm` removes models), then pull it again: the downloaded part is kept.",
     )
 

@@ -1,7 +1,8 @@
 """Downloads of models from the hub into the standard Hugging Face cache.
 
 `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN` and `HF_HUB_OFFLINE` mean what they mean everywhere. Files come
-over plain HTTP: current versions of huggingface_hub discard a partial download, but this one is resumed.
+over plain HTTP: current versions of huggingface_hub discard a partial download, but this one is resumed. The parts of a
+split model are fetched one after the other, and none is linked into the cache's snapshot before all of them are there.
 """
 
 from __future__ import annotations
@@ -9,17 +10,30 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+import psutil
 from filelock import FileLock, Timeout
 
-from edgellm.errors import EdgeError, ModelCorrupt, ModelNotFound, ModelUnsupported, PullFailed
-from edgellm.storage.hub.download import RemoteFile, Transfer, download, read_listing
-from edgellm.storage.model_files import HubName, choose, find, hub_cache, parse_hub_name
+from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelNotFound, ModelUnsupported, PullFailed
+from edgellm.storage.hub.download import (
+    ListedFile,
+    Listing,
+    RemoteFile,
+    Transfer,
+    check_space,
+    download,
+    read_listing,
+)
+from edgellm.storage.model_files import HubName, find, hub_cache, parse_hub_name
+from edgellm.storage.quants import choose
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
 
 __all__ = ["DownloadPlan", "PulledModel", "Transfer", "fetch", "plan", "pull"]
 
@@ -29,32 +43,42 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _LIBRARY = "edgellm"
 _MAX_NAME, _MAX_PATH = 255, 1_024  # bytes
+_MAX_REASON = 300  # characters of what the hub says
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """The file to fetch, and the reason for choosing it. `path` is set if it is already here; `size` in bytes."""
+    """The files of a model, the first part first, and the reason for choosing it. `path` is the first one if all are
+    here already.
+
+    `warning` says if the model does not fit into this machine's memory, and `renamed` is the name that the repository
+    has now; both are "" otherwise.
+    """
 
     name: HubName
-    file: str
+    files: tuple[RemoteFile, ...]
     reason: str
-    size: int
     path: Path | None = None
     commit: str = ""
-    etag: str = ""
+    warning: str = ""
+    renamed: str = ""
 
     @property
-    def url(self) -> str:
-        from huggingface_hub import constants, hf_hub_url
+    def file(self) -> str:
+        """The name of the first file."""
+        return self.files[0].name
 
-        return hf_hub_url(self.name.repo_id, self.file, revision=self.commit, endpoint=constants.ENDPOINT)
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class PulledModel:
-    """A model that is on this machine now. `plan`: the file; `sent`: the bytes downloaded by this call."""
+    """A model that is on this machine now. `path`: its first file; `sent`: the bytes downloaded by this call."""
 
     plan: DownloadPlan
     path: Path
@@ -62,16 +86,18 @@ class PulledModel:
 
 
 def pull(name: str, progress: Callable[[Transfer], None] = lambda _: None) -> PulledModel:
-    """Return the model `user/repo[:quant]`, downloaded unless it is on this machine. Raise as `plan` and `fetch`."""
+    """Return the model `user/repo[@revision][:quant]`, downloaded unless it is here. Raise as `plan` and `fetch`."""
     return fetch(plan(name), progress)
 
 
 def plan(name: str) -> DownloadPlan:
-    """Return the file that `name` means on the hub, or in the cache if the hub cannot be reached.
+    """Return the model that `name` means on the hub, or in the cache if the hub cannot be reached.
+
+    Without a quantisation it is one that fits into this machine's memory, if there is one.
 
     Raises:
         InvalidOption: `name` is not a name of a model on the hub.
-        ModelNotFound, ModelUnsupported: the hub has no suitable file; the message lists the files that it has.
+        ModelNotFound: the hub has no suitable model; the message lists those that it has.
         PullFailed: the hub cannot be reached, or denies access.
     """
     hub_name = parse_hub_name(name)
@@ -80,42 +106,32 @@ def plan(name: str) -> DownloadPlan:
     except PullFailed:
         with suppress(EdgeError):
             cached = find(hub_name)
-            return DownloadPlan(
-                hub_name,
-                cached.path.name,
-                "it is on this machine, and the hub cannot be reached",
-                cached.size,
-                cached.path,
-            )
+            files = tuple(RemoteFile(path.name, "", "", path.stat().st_size) for path in cached.paths)
+            reason = "it is on this machine, and the hub cannot be reached"
+            return DownloadPlan(hub_name, files, reason, cached.path)
         raise
 
 
 def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: None) -> PulledModel:
-    """Return a plan's file, downloaded into the cache; resume an earlier attempt.
+    """Return a plan's model, downloaded into the cache; resume an earlier attempt, whose finished parts are kept.
 
     Raises:
-        PullFailed: the network failed; bytes that have arrived are kept.
+        PullFailed: the network failed, or the hub denies access; bytes that have arrived are kept.
         DiskFull: there is no space; bytes that have arrived are kept.
-        ModelCorrupt, ModelUnsupported: the downloaded file is not a valid GGUF; it is not kept.
+        ModelCorrupt, ModelUnsupported: a downloaded file is not a valid GGUF, or the files are not one model; what is
+            wrong is not kept.
     """
     if plan.path is not None:
         return PulledModel(plan, plan.path, 0)
     folder = hub_cache() / plan.name.folder
     locks = hub_cache() / ".locks" / plan.name.folder
-    sent = 0
-
-    def on_progress(transfer: Transfer) -> None:
-        nonlocal sent
-        sent = transfer.sent
-        progress(transfer)
-
     try:
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
         locks.mkdir(parents=True, exist_ok=True)
-        with FileLock(locks / f"{plan.etag}.pull.lock", timeout=0):
-            blob = folder / "blobs" / plan.etag
-            if not blob.exists():
-                _complete(plan, blob, on_progress)
+        with ExitStack() as held:
+            for file in plan.files:
+                held.enter_context(FileLock(locks / f"{file.etag}.pull.lock", timeout=0))
+            sent = _complete(plan, folder / "blobs", progress)
             return PulledModel(plan, _link(plan, folder), sent)
     except Timeout as error:
         raise PullFailed(f"{plan.name} is being pulled by another process.", "Wait until it is done.") from error
@@ -124,59 +140,121 @@ def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: N
 
 
 def _ask(name: HubName) -> DownloadPlan:
-    from huggingface_hub import constants, get_hf_file_metadata
+    from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers
 
-    url = f"{constants.ENDPOINT}/api/models/{name.repo_id}"
+    revision = "" if name.revision is None else f"/revision/{name.revision}"
+    url = f"{constants.ENDPOINT}/api/models/{name.repo_id}{revision}?blobs=true"
     headers = build_hf_headers(library_name=_LIBRARY)
-    commit, files = _hub(name, lambda: read_listing(url, headers, constants.HF_HUB_ETAG_TIMEOUT))
-    choice = choose(name.repo_id, files, name.quant)
-    if not _COMMIT.fullmatch(commit) or not _is_inside(choice.file):
+    listing = _hub(name, lambda: read_listing(url, headers, constants.HF_HUB_ETAG_TIMEOUT))
+    sizes = {file: listed.size for file, listed in listing.files.items()}
+    choice = choose(name.repo_id, sizes, name.quant, psutil.virtual_memory().total)
+    if not _COMMIT.fullmatch(listing.commit) or not all(map(_is_inside, choice.files)):
         raise PullFailed(f"The answer of the hub at {constants.ENDPOINT} is invalid.", "Check HF_ENDPOINT.")
-    plan = DownloadPlan(name, choice.file, choice.reason, 0, commit=commit)
-    snapshot = hub_cache() / name.folder / "snapshots" / commit / choice.file
-    if snapshot.is_file():
-        return DownloadPlan(name, choice.file, choice.reason, snapshot.stat().st_size, snapshot, commit)
-    meta = _hub(name, lambda: get_hf_file_metadata(plan.url, library_name=_LIBRARY, endpoint=constants.ENDPOINT))
-    if not meta.size or meta.size < 0 or not _ETAG.fullmatch(meta.etag or ""):
-        raise PullFailed(
-            f"The hub does not report the size of {choice.file}.", "Check HF_ENDPOINT, or try again later."
+    paths = [hub_cache() / name.folder / "snapshots" / listing.commit / file for file in choice.files]
+    renamed = _renamed(name, listing)
+    if all(path.is_file() for path in paths):
+        files = tuple(
+            RemoteFile(file, "", "", path.stat().st_size) for file, path in zip(choice.files, paths, strict=True)
         )
-    return DownloadPlan(name, choice.file, choice.reason, meta.size, commit=commit, etag=meta.etag or "")
+        return DownloadPlan(name, files, choice.reason, paths[0], listing.commit, choice.warning, renamed)
+    files = tuple(
+        _remote(name, renamed or name.repo_id, listing.commit, file, listing.files[file]) for file in choice.files
+    )
+    return DownloadPlan(name, files, choice.reason, None, listing.commit, choice.warning, renamed)
 
 
-def _complete(plan: DownloadPlan, blob: Path, progress: Callable[[Transfer], None]) -> None:
+def _renamed(name: HubName, listing: Listing) -> str:
+    """Return the repository's name of today where it is another one than was asked for: the hub redirects then."""
+    with suppress(InvalidOption):
+        if (now := parse_hub_name(listing.repo_id).repo_id) != name.repo_id:
+            return now
+    return ""
+
+
+def _remote(name: HubName, repo_id: str, commit: str, file: str, listed: ListedFile) -> RemoteFile:
+    """Return a file's address, hash and size; the hub is asked for them if the listing lacks them."""
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+
+    url = hf_hub_url(repo_id, file, revision=commit, endpoint=constants.ENDPOINT)
+    if listed.size and listed.sha256:
+        return RemoteFile(file, url, listed.sha256, listed.size)
+    meta = _hub(name, lambda: get_hf_file_metadata(url, library_name=_LIBRARY, endpoint=constants.ENDPOINT))
+    if not meta.size or meta.size < 0 or not _ETAG.fullmatch(meta.etag or ""):
+        raise PullFailed(f"The hub does not report the size of {file}.", "Check HF_ENDPOINT, or try again later.")
+    return RemoteFile(file, url, meta.etag or "", meta.size)
+
+
+def _complete(plan: DownloadPlan, blobs: Path, progress: Callable[[Transfer], None]) -> int:
+    """Download the files of a plan that are not here yet, and check them; return how many bytes came."""
+    from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers
 
-    from edgellm.engine.gguf.reader import check_gguf
+    finished = [(blobs / file.etag).exists() for file in plan.files]
+    partials = [blobs / f"{file.etag}.incomplete" for file in plan.files]
+    here = [
+        file.size if done else min(file.size, partial.stat().st_size) if partial.exists() else 0
+        for file, done, partial in zip(plan.files, finished, partials, strict=True)
+    ]
+    check_space(blobs, plan.size - sum(here))
+    headers, resumed, sent = build_hf_headers(library_name=_LIBRARY), sum(here), 0
+    for number, (file, done, partial) in enumerate(zip(plan.files, finished, partials, strict=True)):
+        if done:
+            continue
+        before, came = sum(one.size for one in plan.files[:number]) + sum(here[number + 1 :]), sent
 
-    partial = blob.with_name(f"{blob.name}.incomplete")
-    download(RemoteFile(plan.url, plan.etag, plan.size), build_hf_headers(library_name=_LIBRARY), partial, progress)
+        def on_progress(transfer: Transfer, before: int = before, came: int = came) -> None:
+            nonlocal sent
+            sent = came + transfer.sent
+            progress(Transfer(before + transfer.done, plan.size, min(resumed, before + transfer.done), sent))
+
+        try:
+            download(file, headers, partial, on_progress)
+        except HfHubHTTPError as error:
+            raise _denied(plan.name, error) from error
+        _check(plan, file.name, [partial])
+        partial.replace(blobs / file.etag)
+    if len(plan.files) > 1:
+        _check(plan, plan.file, [blobs / file.etag for file in plan.files])
+    return sent
+
+
+def _check(plan: DownloadPlan, file: str, paths: Sequence[Path]) -> None:
+    """Check the header of one file of a plan, or that all of them are one model; remove what is not."""
+    from edgellm.engine import ModelFile, check_gguf
+
     try:
-        check_gguf(partial)
+        if len(paths) == len(plan.files):
+            ModelFile.of(paths)
+        else:
+            check_gguf(paths[0])
     except (ModelCorrupt, ModelUnsupported) as error:
-        partial.unlink()
-        what = error.what.replace(str(partial), plan.file)
+        what = error.what
+        for path in paths:
+            path.unlink()
+            what = what.replace(str(path), file)
         raise type(error)(f"The hub's file cannot be used: {what}", "Choose another file or repository.") from error
-    partial.replace(blob)
 
 
 def _link(plan: DownloadPlan, folder: Path) -> Path:
-    """Make the snapshot's link to the blob as the hub's own library does, and note the newest commit.
+    """Make the snapshot's links to the blobs as the hub's own library does, and note the newest commit; return
+    the first link.
 
     The library itself is not used: it would ask the hub again, and trust that answer.
     """
-    path = folder / "snapshots" / plan.commit / plan.file
-    blob = folder / "blobs" / plan.etag
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    try:
-        path.symlink_to(os.path.relpath(blob, path.parent))
-    except OSError:  # some systems, and some drives, have no links
-        shutil.copyfile(blob, path)
-    (folder / "refs").mkdir(exist_ok=True)
-    (folder / "refs" / "main").write_text(plan.commit, encoding="utf-8")
-    return path
+    snapshot = folder / "snapshots" / plan.commit
+    for file in plan.files:
+        path, blob = snapshot / file.name, folder / "blobs" / file.etag
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        try:
+            path.symlink_to(os.path.relpath(blob, path.parent))
+        except OSError:  # some systems, and some drives, have no links
+            shutil.copyfile(blob, path)
+    if plan.name.revision != plan.commit:
+        (folder / "refs").mkdir(exist_ok=True)
+        (folder / "refs" / (plan.name.revision or "main")).write_text(plan.commit, encoding="utf-8")
+    return snapshot / plan.file
 
 
 def _hub(name: HubName, call: Callable[[], _T]) -> _T:
@@ -191,20 +269,8 @@ def _hub(name: HubName, call: Callable[[], _T]) -> _T:
         raise
     except errors.OfflineModeIsEnabled as error:
         raise PullFailed("HF_HUB_OFFLINE is set, so nothing can be downloaded.", "Unset it to download.") from error
-    except errors.GatedRepoError as error:
-        raise PullFailed(
-            f"The terms of {name.repo_id} must be accepted first.",
-            f"Accept them at {host}/{name.repo_id}, then set HF_TOKEN to your token.",
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ModelNotFound(
-            f"There is no {name.repo_id} at {host}, or it is private.",
-            "Check the spelling; for a private repository, set HF_TOKEN.",
-        ) from error
     except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        next_step = "Set HF_TOKEN to a token with read access." if status in (401, 403) else "Try again later."
-        raise PullFailed(f"{host} answered {status} for {name.repo_id}.", next_step) from error
+        raise _denied(name, error) from error
     except (AnyHttpError, OSError) as error:
         raise PullFailed(
             f"{host} cannot be reached: {str(error) or type(error).__name__}.",
@@ -215,6 +281,41 @@ def _hub(name: HubName, call: Callable[[], _T]) -> _T:
         raise PullFailed(
             f"The answer of {host} for {name.repo_id} is invalid: {reason}.", "Check HF_ENDPOINT."
         ) from error
+
+
+def _denied(name: HubName, error: HfHubHTTPError) -> EdgeError:
+    """Return our error for an error status of the hub, with what the hub says about it."""
+    from huggingface_hub import constants, errors
+
+    host, status = constants.ENDPOINT, error.response.status_code
+    if isinstance(error, errors.GatedRepoError) and status == 403:  # the token is known
+        return PullFailed(
+            f"{name.repo_id} is gated, and your token does not give access to it{_reason(error)}.",
+            f"Ask for access at {host}/{name.repo_id} and wait until it is granted; a fine-grained token also needs the"
+            " permission to read gated repositories.",
+        )
+    if isinstance(error, errors.GatedRepoError):
+        return PullFailed(
+            f"The terms of {name.repo_id} must be accepted first{_reason(error)}.",
+            f"Accept them at {host}/{name.repo_id}, then set HF_TOKEN to your token.",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ModelNotFound(
+            f"{name.repo_id} has no revision {name.revision or 'main'}.", f"See {host}/{name.repo_id}/tree/main."
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return ModelNotFound(
+            f"There is no {name.repo_id} at {host}, or it is private.",
+            "Check the spelling; for a private repository, set HF_TOKEN.",
+        )
+    next_step = "Set HF_TOKEN to a token with read access." if status in (401, 403) else "Try again later."
+    return PullFailed(f"{host} answered {status} for {name.repo_id}{_reason(error)}.", next_step)
+
+
+def _reason(error: HfHubHTTPError) -> str:
+    """Return what the hub says about an error, to go behind a clause; "" if it says nothing."""
+    said = error.response.headers.get("x-error-message", "").rstrip(". ")[:_MAX_REASON]
+    return f" ({said})" if said and said.isprintable() else ""
 
 
 def _is_inside(file: str) -> bool:

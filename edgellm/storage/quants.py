@@ -1,0 +1,217 @@
+"""The models in a repository: the files that make up each of them, and the one that a name means.
+
+A repository holds a model in several quantisations, some of them split over several files or in folders of their own,
+and beside them files that are no models: vision projectors, calibration data, and drafters of other programs. The names
+are those that converters and uploaders use on the hub; `tests/storage/listings.py` has listings of real repositories.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edgellm.errors import ModelNotFound
+
+DEFAULT = "Q4_K_M"
+
+# Where the default is missing: the nearest in size and quality first.
+PREFERENCE = (
+    "Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K_XL", "IQ4_NL", "IQ4_XS", "Q4_0", "Q4_1", "Q4", "Q5_K_M", "Q5_K_S", "Q5_0",
+    "Q5_1", "Q6_K", "Q8_0", "MXFP4", "MXFP4_MOE", "NVFP4", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "Q2_K", "F16", "BF16",
+    "F32",
+)  # fmt: skip
+_MEMORY_SHARE = 0.75  # that weights may take; the rest of the memory is for the system and the context
+
+_QUANT = re.compile(
+    r"(?<![A-Za-z0-9])"
+    r"((?:UD-)?(?:I?Q[1-9](?:_[A-Z0-9]{1,3}){0,3}|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32))"
+    r"(?![A-Za-z0-9_])",
+    re.IGNORECASE | re.ASCII,
+)
+_PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
+_NO_MODEL = re.compile(
+    r"(?:^|[-._/])(?:mmproj|imatrix|eagle3)(?:[-._/]|$)"
+    r"|(?:^|/)(?:mtp|dflash|dspark)-[^/]*$|(?:^|/)(?:mtp|dflash|dspark)/",
+    re.IGNORECASE,
+)
+# drafters and adapters, where the repository has a model without such a word
+_USUALLY_NONE = re.compile(r"[-._](?:mtp|dflash|dspark|eagle|assistant|draft|lora)(?:[-._]|$)", re.IGNORECASE)
+_MAX_LISTED = 40  # quantisations that a message names
+_MAX_PARTS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class QuantChoice:
+    """The files of one model in a repository, the first part first, and why it was chosen.
+
+    `warning` says if the model does not fit into this machine's memory.
+    """
+
+    files: tuple[str, ...]
+    reason: str
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVariant:
+    """A model in a repository, in one quantisation.
+
+    `files` are those of its `count` files that are there, in order; `size` is their length in bytes, 0 if unknown.
+    """
+
+    files: tuple[str, ...]
+    count: int
+    size: int
+
+    @property
+    def complete(self) -> bool:
+        return len(self.files) == self.count
+
+    @property
+    def stem(self) -> str:
+        """The file's name, without folder, part and ending."""
+        return _stem(self.files[0])
+
+    @property
+    def quant(self) -> str | None:
+        return quant_of(self.files[0])
+
+
+def quant_of(file: str) -> str | None:
+    """Return the quantisation in a file's name (or its folder's), in capitals; the last one where there are several.
+
+    FP16 and FP32 are the same as F16 and F32.
+    """
+    found = _QUANT.findall(_PART.sub("", file).removesuffix(".gguf"))
+    return str(found[-1]).upper().replace("FP1", "F1").replace("FP3", "F3") if found else None
+
+
+def is_model(file: str) -> bool:
+    """Return whether the file is a language model in GGUF, or a part of one, and nothing that goes beside it."""
+    return file.lower().endswith(".gguf") and not _NO_MODEL.search(file[: -len(".gguf")])
+
+
+def variants(files: Mapping[str, int]) -> list[ModelVariant]:
+    """Return the models among a repository's files (name -> bytes), by name; also those whose parts are incomplete."""
+    groups: dict[tuple[str, int], dict[int, str]] = {}
+    for file in sorted(filter(is_model, files)):
+        part = _PART.search(file)
+        number, count = (int(part[1]), int(part[2])) if part else (1, 1)
+        if 1 <= number <= count <= _MAX_PARTS:
+            groups.setdefault((_PART.sub("", file), count), {})[number] = file
+    return [
+        ModelVariant(tuple(parts[number] for number in sorted(parts)), count, sum(files[one] for one in parts.values()))
+        for (_, count), parts in groups.items()
+    ]
+
+
+def labels(models: Sequence[ModelVariant]) -> list[str]:
+    """Return the text after the colon that means each of these models of one repository."""
+    quants = Counter(model.quant for model in models)
+    return [model.stem if model.quant is None or quants[model.quant] > 1 else model.quant for model in models]
+
+
+def choose(repo: str, files: Mapping[str, int], wanted: str | None, memory: int | None = None) -> QuantChoice:
+    """Return the model that `wanted` (a quantisation or a file name; None: whatever suits) means in `repo`.
+
+    `files` are the repository's files with their lengths in bytes, 0 if unknown. With `memory`, the bytes of memory of
+    this machine, a model that is not asked for by name is one that fits, if there is one.
+
+    Raises:
+        ModelNotFound: the repository has no GGUF, or not this one; the message names those that it has.
+    """
+    found = variants(files)
+    models = [model for model in found if model.complete]
+    if not found:
+        raise ModelNotFound(f"{repo} holds no GGUF model.", "Look for the model's repository whose name ends in -GGUF.")
+    usual = [model for model in models if not _USUALLY_NONE.search(model.stem)] or models
+    if not models:
+        raise _incomplete(repo, found[0])
+    if wanted is None:
+        return _suitable(usual, memory)
+    if matches := _matching(usual, wanted) or _matching(models, wanted):
+        return _asked_for(matches, memory)
+    if incomplete := _matching(found, wanted):
+        raise _incomplete(repo, incomplete[0])
+    named = list(dict.fromkeys(labels(usual)))
+    closest = difflib.get_close_matches(wanted.upper(), named, n=1, cutoff=0.5)
+    more = f" and {len(named) - _MAX_LISTED} more" if len(named) > _MAX_LISTED else ""
+    raise ModelNotFound(
+        f"{repo} has no {wanted}; it has: {', '.join(named[:_MAX_LISTED])}{more}.",
+        f"Choose one of them, such as {repo}:{(closest or named or [DEFAULT])[0]}.",
+    )
+
+
+def _matching(models: Sequence[ModelVariant], wanted: str) -> list[ModelVariant]:
+    """Return the models with this file name, or else with this quantisation, or else of this family (Q4: Q4_K_M)."""
+    stem, quant = _stem(wanted if wanted.lower().endswith(".gguf") else f"{wanted}.gguf").lower(), quant_of(wanted)
+    ways: list[Callable[[ModelVariant], bool]] = [lambda model: model.stem.lower() == stem]
+    if quant is not None and _QUANT.fullmatch(wanted):
+        ways += [
+            lambda model: model.quant == quant,
+            lambda model: _base(model) == quant,
+            lambda model: _base(model).startswith(f"{quant}_"),
+        ]
+    found = next((those for way in ways if (those := list(filter(way, models)))), [])
+    return sorted(found, key=_rank)
+
+
+def _asked_for(matches: Sequence[ModelVariant], memory: int | None) -> QuantChoice:
+    best = matches[0]
+    reason = "asked for" if len(matches) == 1 else f"the first of {len(matches)} that match"
+    return QuantChoice(best.files, reason, _too_large(best, memory))
+
+
+def _suitable(models: Sequence[ModelVariant], memory: int | None) -> QuantChoice:
+    best = min(models, key=_rank)
+    if len(models) == 1:
+        reason = "the only model there"
+    elif _base(best) == DEFAULT:
+        reason = "the default"
+    else:
+        reason = f"there is no {DEFAULT}; this is the closest" if best.quant else f"there is no {DEFAULT}"
+    if too_large := _too_large(best, memory):
+        fitting = [model for model in models if model.size > 0 and not _too_large(model, memory)]
+        if not fitting:
+            return QuantChoice(best.files, reason, too_large)
+        largest = max(fitting, key=lambda model: model.size)
+        return QuantChoice(largest.files, f"the largest that fits; {best.quant or best.stem}: {too_large}")
+    return QuantChoice(best.files, reason)
+
+
+def _too_large(model: ModelVariant, memory: int | None) -> str:
+    if memory is None or model.size <= _MEMORY_SHARE * memory:
+        return ""
+    size, here = (f"{n / 1e9:.1f} GB" for n in (model.size, memory))
+    return f"{size} of weights are more than three quarters of this machine's memory of {here}"
+
+
+def _incomplete(repo: str, model: ModelVariant) -> ModelNotFound:
+    there = {int(part[1]) for file in model.files if (part := _PART.search(file))}
+    missing = next(number for number in range(1, model.count + 1) if number not in there)
+    return ModelNotFound(
+        f"{repo} has only {len(there)} of the {model.count} parts of {model.stem}: part {missing} is missing.",
+        "Choose another quantisation or repository.",
+    )
+
+
+def _rank(model: ModelVariant) -> float:
+    """Return the place in `PREFERENCE`; a quantisation that is not named there comes behind its family."""
+    quant = _base(model)
+    if quant in PREFERENCE:
+        return PREFERENCE.index(quant)
+    family = re.match(r"I?(Q\d)", quant)
+    alike = [place for place, name in enumerate(PREFERENCE) if family and name.lstrip("I").startswith(family[1])]
+    return max(alike, default=len(PREFERENCE)) + 0.5
+
+
+def _base(model: ModelVariant) -> str:
+    """Return the quantisation without the prefix that a dynamic one has."""
+    return (model.quant or "").removeprefix("UD-")
+
+
+def _stem(file: str) -> str:
+    return _PART.sub("", file).rsplit("/", 1)[-1][: -len(".gguf")]
