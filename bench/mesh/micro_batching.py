@@ -31,7 +31,7 @@ import numpy as np
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
 from bench.mesh.pass_cost import IN_A_ROW, timed
-from edgellm.engine import Block, BlockRows, Ids, Model, check_gguf, cut
+from edgellm.engine import Block, BlockRows, Ids, Model, ModelFile, cut
 from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
@@ -52,7 +52,7 @@ ALONE = "from edgellm.mesh import stage\nstage.SHARED_ROWS = 1\n"
 
 def passes(model: Path, repeats: int) -> list[dict[str, Any]]:
     """Return the milliseconds of a pass for each number of sessions and of rows for each."""
-    n = check_cuttable(check_gguf(model))
+    n = check_cuttable(ModelFile.open(model).header)
     ids = np.arange(100, 100 + BEFORE + max(ROWS), dtype=np.int32)
     found = []
     with ExitStack() as closing, tempfile.TemporaryDirectory() as folder:

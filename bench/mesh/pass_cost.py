@@ -29,7 +29,7 @@ import numpy as np
 
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
-from edgellm.engine import Block, Context, Ids, Model, check_gguf, cut
+from edgellm.engine import Block, Context, Ids, Model, ModelFile, cut
 from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
@@ -56,7 +56,7 @@ class Chain:
 
     @classmethod
     def of(cls, model: Path, size: int, threads: int | None, closing: ExitStack, folder: Path) -> Chain:
-        n, blocks = check_cuttable(check_gguf(model)), []
+        n, blocks = check_cuttable(ModelFile.open(model).header), []
         for layers in grid(LayerRange(0, n), size):
             path, head = folder / f"{size}-{layers.start}.gguf", layers.stop == n
             cut(model, path, layers.start, layers.last, head=head)
@@ -80,7 +80,8 @@ def timed(run: Callable[[], object], clock: Callable[[], float] = perf_counter, 
 
 def sizes(model: Path) -> list[int]:
     """Return the sizes of blocks in layers, with that of a stage's pieces."""
-    return sorted({*SIZES, min(layers_per_piece(check_gguf(model)), check_cuttable(check_gguf(model)))})
+    header = ModelFile.open(model).header
+    return sorted({*SIZES, min(layers_per_piece(header), check_cuttable(header))})
 
 
 def blocks(model: Path, threads: int | None, repeats: int) -> list[dict[str, Any]]:

@@ -215,28 +215,29 @@ def remove(name: str) -> list[StoredModel]:
     """
     removed, hub_name = removable(name), parse_hub_name(name)
     folder = hub_cache() / hub_name.folder
-    links = {path for model in removed for path in model.paths if path.parent != folder / "blobs"}
+    paths = {path for model in removed for path in model.paths}
+    blobs = {path for path in paths if path.parent == folder / "blobs"}
+    links = paths - blobs
     if hub_name.revision is None:  # the same files in all snapshots
         files = {_file_in(folder, link) for link in links}
         links = {snapshot / file for snapshot in folder.glob("snapshots/*") if snapshot.is_dir() for file in files}
-    blobs = {path for model in removed for path in model.paths} - links
-    blobs = {blob for blob in blobs if blob.parent == folder / "blobs"}
     blobs |= {blob for link in links if (blob := _blob(link, folder))}
     for link in links:
         link.unlink(missing_ok=True)
-    for blob in blobs - _linked(folder):
+    for blob in blobs - linked_blobs(folder):
         blob.unlink(missing_ok=True)
     _tidy(folder)
     return removed
 
 
-def _linked(folder: Path) -> set[Path | None]:
-    return {_blob(link, folder) for link in folder.glob("snapshots/*/**/*")}
+def linked_blobs(folder: Path) -> set[Path]:
+    """Return the blobs of a repository in the cache that a snapshot links to."""
+    return {blob for link in folder.glob("snapshots/*/**/*") if (blob := _blob(link, folder))}
 
 
 def _unfinished(folder: Path) -> list[Path]:
     """Return the blobs of a download that was interrupted: incomplete ones, and those that nothing links to."""
-    blobs = {path for path in folder.glob("blobs/*") if path.is_file()} - _linked(folder)
+    blobs = {path for path in folder.glob("blobs/*") if path.is_file()} - linked_blobs(folder)
     copied = any(path.is_file() and not path.is_symlink() for path in folder.glob("snapshots/*/**/*"))
     return sorted(path for path in blobs if path.suffix == ".incomplete" or not copied)
 

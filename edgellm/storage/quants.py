@@ -147,8 +147,11 @@ def choose(repo: str, files: Mapping[str, int], wanted: str | None, memory: int 
 
 def _matching(models: Sequence[ModelVariant], wanted: str) -> list[ModelVariant]:
     """Return the models with this file name, or else with this quantisation, or else of this family (Q4: Q4_K_M)."""
-    stem, quant = _stem(wanted if wanted.lower().endswith(".gguf") else f"{wanted}.gguf").lower(), quant_of(wanted)
-    ways: list[Callable[[ModelVariant], bool]] = [lambda model: model.stem.lower() == stem]
+    stem, quant = _stem(wanted if wanted.lower().endswith(".gguf") else f"{wanted}.gguf"), quant_of(wanted)
+    ways: list[Callable[[ModelVariant], bool]] = [
+        lambda model: model.stem == stem,
+        lambda model: model.stem.lower() == stem.lower(),
+    ]
     if quant is not None and _QUANT.fullmatch(wanted):
         ways += [
             lambda model: model.quant == quant,

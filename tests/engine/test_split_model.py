@@ -15,6 +15,7 @@ from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.engine.trial.probe import Probe
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from testkit.split_gguf import entry, split
+from tests.engine.headers import LLAMA, file
 from tests.engine.logits import some_ids
 
 IDS = some_ids(40)
@@ -113,6 +114,14 @@ def parts(draft_path: Path, tmp_path: Path) -> tuple[Path, ...]:
 def test_a_later_part_is_not_the_one_to_name(parts: tuple[Path, ...]) -> None:
     with pytest.raises(ModelUnsupported, match=r"one of 3 parts.*ends in -00001-of-00003\.gguf"):
         ModelFile.open(parts[1])
+
+
+def test_more_parts_than_any_model_has_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m-00001-of-60000.gguf"
+    keys = [(b"split.no", 2, bytes(2)), (b"split.count", 2, (60_000).to_bytes(2, "little"))]
+    path.write_bytes(file([*LLAMA, *keys]))
+    with pytest.raises(ModelCorrupt, match="one of 60000 parts; 1000 are possible"):
+        ModelFile.open(path)
 
 
 def test_a_missing_part_is_named(parts: tuple[Path, ...]) -> None:

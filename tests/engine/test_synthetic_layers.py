@@ -17,6 +17,7 @@ from edgellm.engine.gguf.reader import TENSOR_TYPES
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, time_passes, write_random
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit.random_gguf import Shape, write
+from testkit.split_gguf import split
 
 WIDE = Shape("llama", 300, 3, 256, 2, 1, 512, 64)
 NOT_FOR_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
@@ -111,6 +112,15 @@ def test_what_cannot_be_meant_is_refused_and_leaves_nothing(
     with pytest.raises(error):
         write_random(replace(blocks_of(ModelFile.open(wide)), **change), tmp_path / "blocks.gguf")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_part_of_a_split_model_is_refused_and_leaves_nothing(wide: Path, tmp_path: Path) -> None:
+    part = split(wide, tmp_path, 2)
+    header, data = check_gguf(part), part.read_bytes()
+    blocks = Blocks(data[: header.data_offset], len(data) - header.data_offset, WIDE.n_layer, WIDE.n_embd)
+    with pytest.raises(ModelUnsupported, match="one of 2 parts"):
+        write_random(blocks, tmp_path / "blocks.gguf")
+    assert not (tmp_path / "blocks.gguf").exists()
 
 
 def test_a_tiny_layer_is_taken_often_enough(verifier_path: Path) -> None:

@@ -46,6 +46,7 @@ class Hub:
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
     revisions: dict[str, tuple[str, dict[str, bytes]]] = field(default_factory=dict)  # name -> commit, files
     renamed: dict[str, str] = field(default_factory=dict)  # former name -> name
+    moved: int = 307  # the status that redirects from a former name
     gated: dict[str, str] = field(default_factory=dict)  # repository -> token with access to its files
     names_only: bool = False  # list files without sizes and hashes, as some mirrors do
     cut_after: list[int] = field(default_factory=list)  # for the next file answers: close after so many bytes
@@ -108,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self.fail(401, "RepoNotFound")
         for former, now in hub.renamed.items():
             if f"/{former}/" in self.path or self.path.split("?")[0].endswith(f"/{former}"):
-                return self.redirect(307, self.path.replace(f"/{former}", f"/{now}", 1))
+                return self.redirect(hub.moved, self.path.replace(f"/{former}", f"/{now}", 1))
         if match := re.fullmatch(r"/api/models/([^/]+/[^/?]+)(?:/revision/([^/?]+))?(\?.*)?", self.path):
             return self.model_info(match[1], match[2], match[3] == "?blobs=true" and not hub.names_only)
         if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path):

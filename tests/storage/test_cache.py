@@ -86,3 +86,15 @@ def test_removing_what_is_not_here(hub: Hub) -> None:
     pull(REPO)
     with pytest.raises(ModelNotFound, match="available of"):
         remove(f"{REPO}:Q8_0")
+
+
+def test_a_model_that_was_copied_for_want_of_links_is_no_unfinished_download(
+    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(Path, "symlink_to", refused)
+    pull(REPO)
+    assert [model.name for model in remove(REPO)] == [f"{REPO}:Q4_K_M"]
+    assert not list(cache.glob("models--*"))

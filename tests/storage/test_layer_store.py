@@ -30,6 +30,7 @@ from edgellm.storage.layers.manifest import (
     pieces_of,
 )
 from edgellm.storage.layers.store import LayerStore
+from testkit.split_gguf import split
 from tests.storage.pieces import bytes_of, cut_singly, layerwise
 
 PLENTY = 10**9
@@ -155,6 +156,7 @@ def test_what_has_arrived_is_gone_on_with(draft_path: Path, store: LayerStore, m
         ("more than announced", "more arrive"),
         ("no model", "is not a model"),
         ("two layers for one", "layer 2 has 2 layers"),
+        ("one of two parts", "is not a model: .* is one of 2 parts"),
     ],
 )
 def test_what_is_not_what_was_announced_is_never_whole(
@@ -168,11 +170,15 @@ def test_what_is_not_what_was_announced_is_never_whole(
         data += b"x"
     elif lie == "no model":
         data = bytearray(b"x" * 100)
-    else:
+    elif lie == "two layers for one":
         file = tmp_path / "two.gguf"
         cut(draft_path, file, 1, 2, head=False)
         data = bytearray(file.read_bytes())
-    if lie in ("no model", "two layers for one"):
+    else:
+        file = tmp_path / "part.gguf"
+        file.write_bytes(data)
+        data = bytearray(split(file, tmp_path, 2).read_bytes())
+    if lie in ("no model", "two layers for one", "one of two parts"):
         piece = replace(piece, size=len(data), sha256=hashlib.sha256(data).hexdigest())
         manifest = replace(manifest, pieces=(manifest.pieces[0], piece, *manifest.pieces[2:]))
     with pytest.raises(LayersRefused, match=said):

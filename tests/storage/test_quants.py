@@ -92,6 +92,14 @@ def test_two_models_of_one_quantisation_are_called_by_their_names() -> None:
     ]
 
 
+def test_names_that_differ_in_case_alone_are_told_apart() -> None:
+    """The parts of an earlier commit and the one file of a later one, both in the cache."""
+    files = {**sizes(GPT_OSS), "gpt-oss-120b-MXFP4.gguf": 63_387_346_208}
+    found = variants(files)
+    for model, label in zip(found, labels(found), strict=True):
+        assert choose("a/b", files, label).files == model.files
+
+
 # --- split models ---------------------------------------------------------------------------------------------------
 
 

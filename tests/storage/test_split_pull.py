@@ -135,6 +135,18 @@ def test_parts_that_are_not_one_model_are_not_kept(
     assert not [path for path in cache.rglob("*") if path.is_file() and ".locks" not in path.parts]
 
 
+def test_parts_that_an_earlier_commit_uses_stay(
+    hub: Hub, parts: list[bytes], verifier_path: Path, tmp_path: Path
+) -> None:
+    hub.revisions = {"v1": ("a" * 40, dict(hub.repos[SPLIT]))}
+    path = pull(f"{SPLIT}@v1").path
+    hub.repos[SPLIT][NAME.format(3)] = ModelFile.open(split(verifier_path, tmp_path, 3)).paths[2].read_bytes()
+    with pytest.raises(ModelCorrupt, match="cannot be used"):
+        pull(SPLIT)
+    assert resolve(SPLIT) == path
+    assert [part.read_bytes() for part in ModelFile.open(path).paths] == parts
+
+
 def test_a_file_that_only_is_a_part_is_not_kept(hub: Hub, cache: Path, parts: list[bytes]) -> None:
     hub.repos[SPLIT] = {"renamed-Q4_K_M.gguf": parts[1]}
     with pytest.raises(ModelCorrupt, match="belongs to a model of 3 files, not of 1"):
@@ -213,9 +225,11 @@ def test_an_interrupted_pull_can_be_removed(hub: Hub, cache: Path, parts: list[b
 # --- repositories that moved, are closed, or have several revisions -------------------------------------------------
 
 
-@pytest.mark.parametrize("names_only", [False, True])
-def test_a_renamed_repository_is_found_under_its_former_name(hub: Hub, parts: list[bytes], names_only: bool) -> None:
-    hub.names_only = names_only
+@pytest.mark.parametrize(("status", "names_only"), [(307, False), (301, False), (307, True), (308, True)])
+def test_a_renamed_repository_is_found_under_its_former_name(
+    hub: Hub, parts: list[bytes], status: int, names_only: bool
+) -> None:
+    hub.moved, hub.names_only = status, names_only
     hub.renamed = {"bob/old-name": SPLIT}
     got = pull("bob/old-name:q4_k_xl")
     assert got.plan.renamed == SPLIT

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from edgellm.storage.hub.download import (
     download,
     read_listing,
 )
-from edgellm.storage.model_files import HubName, find, hub_cache, parse_hub_name
+from edgellm.storage.model_files import HubName, find, hub_cache, linked_blobs, parse_hub_name
 from edgellm.storage.quants import choose
 
 if TYPE_CHECKING:
@@ -215,12 +215,13 @@ def _complete(plan: DownloadPlan, blobs: Path, progress: Callable[[Transfer], No
         _check(plan, file.name, [partial])
         partial.replace(blobs / file.etag)
     if len(plan.files) > 1:
-        _check(plan, plan.file, [blobs / file.etag for file in plan.files])
+        _check(plan, plan.file, [blobs / file.etag for file in plan.files], linked_blobs(blobs.parent))
     return sent
 
 
-def _check(plan: DownloadPlan, file: str, paths: Sequence[Path]) -> None:
-    """Check the header of one file of a plan, or that all of them are one model; remove what is not."""
+def _check(plan: DownloadPlan, file: str, paths: Sequence[Path], linked: Collection[Path] = ()) -> None:
+    """Check the header of one file of a plan, or that all of them are one model; remove what is not, except blobs that
+    are `linked`: they may belong to another model."""
     from edgellm.engine import ModelFile, check_gguf
 
     try:
@@ -231,8 +232,9 @@ def _check(plan: DownloadPlan, file: str, paths: Sequence[Path]) -> None:
     except (ModelCorrupt, ModelUnsupported) as error:
         what = error.what
         for path in paths:
-            path.unlink()
             what = what.replace(str(path), file)
+            if path not in linked:
+                path.unlink()
         raise type(error)(f"The hub's file cannot be used: {what}", "Choose another file or repository.") from error
 
 
