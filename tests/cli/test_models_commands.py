@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from edgellm.engine import ModelFile
+from edgellm.engine.hardware import ComputeDevice
 from testkit.split_gguf import split
 from tests.cli.conftest import Done
 from tests.storage.hub import REPO, Hub
@@ -70,6 +72,19 @@ def test_pull_warns_of_a_model_that_is_too_large(edge: Edge, hub: Hub, monkeypat
     done = edge("pull", f"{REPO}:Q8_0")
     assert "0.0 GB of weights are more than three quarters of this machine's memory of 0.0 GB" in done.err
     assert done.code == 0
+
+
+def test_the_memory_of_graphics_cards_counts(edge: Edge, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card has its own, and what is part of the processor shares the machine's."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=100_000))
+    monkeypatch.setattr(sys, "platform", "linux")
+    devices = [ComputeDevice("Vulkan0", "", "igpu", 0, 10**9)]
+    monkeypatch.setattr("edgellm.engine.hardware.compute_devices", lambda: devices)
+    assert "three quarters" in edge("pull", f"{REPO}:Q8_0").err
+    devices.append(ComputeDevice("CUDA0", "", "gpu", 0, 10**6))
+    assert "three quarters" not in edge("pull", f"{REPO}:Q8_0").err
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "three quarters" in edge("pull", f"{REPO}:Q8_0").err
 
 
 def test_pull_names_what_is_there(edge: Edge, hub: Hub) -> None:

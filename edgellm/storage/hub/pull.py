@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ def _ask(name: HubName) -> DownloadPlan:
     headers = build_hf_headers(library_name=_LIBRARY)
     listing = _hub(name, lambda: read_listing(url, headers, constants.HF_HUB_ETAG_TIMEOUT))
     sizes = {file: listed.size for file, listed in listing.files.items()}
-    choice = choose(name.repo_id, sizes, name.quant, psutil.virtual_memory().total)
+    choice = choose(name.repo_id, sizes, name.quant, _memory())
     if not _COMMIT.fullmatch(listing.commit) or not all(map(_is_inside, choice.files)):
         raise PullFailed(f"The answer of the hub at {constants.ENDPOINT} is invalid.", "Check HF_ENDPOINT.")
     paths = [hub_cache() / name.folder / "snapshots" / listing.commit / file for file in choice.files]
@@ -162,6 +163,15 @@ def _ask(name: HubName) -> DownloadPlan:
         _remote(name, renamed or name.repo_id, listing.commit, file, listing.files[file]) for file in choice.files
     )
     return DownloadPlan(name, files, choice.reason, None, listing.commit, choice.warning, renamed)
+
+
+def _memory() -> int:
+    """Return the bytes of memory of this machine and its graphics cards, between which a model's layers can be shared
+    out; on a Mac both are the same memory."""
+    from edgellm.engine.hardware import compute_devices
+
+    cards = [] if sys.platform == "darwin" else [device for device in compute_devices() if device.kind == "gpu"]
+    return int(psutil.virtual_memory().total) + sum(card.total for card in cards)
 
 
 def _renamed(name: HubName, listing: Listing) -> str:
