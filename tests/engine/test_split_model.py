@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, LMHead, Model, ModelFile, check_gguf, costs_of, cut, to_f32
+from edgellm.engine import Context, LazyLogits, LMHead, Model, ModelFile, check_gguf, costs_of, cut, to_f32
 from edgellm.engine.gguf.reader import TensorInfo
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.engine.trial.probe import Probe
@@ -74,6 +74,17 @@ def test_its_head_is_found_in_its_part(verifier_path: Path, tmp_path: Path, part
             head.compute(0, 2)
             logits.append(head.logits[:2].copy())
     np.testing.assert_array_equal(logits[0], logits[1])
+
+
+def test_its_heads_are_computed_late_and_are_the_same(first: Path, verifier_path: Path) -> None:
+    found = []
+    for path in (first, verifier_path):
+        with Model.load(path) as model, Context(model, n_ctx=64, threads=1, lazy=True) as context:
+            context.decode_lazy(IDS[:2], outputs=2)  # finds out whether the others can be late
+            rows = context.decode_lazy(IDS[2:10], outputs=8)
+            assert isinstance(rows, LazyLogits)
+            found.append(rows.upto(8).copy())
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize(("start", "last"), [(0, 4), (3, 11), (11, 11)])
