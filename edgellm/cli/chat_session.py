@@ -149,9 +149,10 @@ class ChatSession:
                     break
             step *= 2
         if self._left_out and not before:
+            length = self.pair.context_length
             say(
-                f"The conversation is longer than the context of {self.pair.context_length} tokens. Its oldest turns are"
-                " no longer sent to the model; for a longer context: --ctx-size",
+                f"The conversation is longer than the context of {length} tokens. Its oldest turns are no longer sent"
+                " to the model; for a longer context: --ctx-size",
                 style="yellow",
             )
         return reply

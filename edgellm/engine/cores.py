@@ -97,7 +97,7 @@ class CoreTable:
 
     def share(self, mine: int, wanted: int, now: int) -> int:
         """Return how many of `wanted` threads the owner of slot `mine` should use for what it computes next."""
-        used = self._words[0]
+        used = max(self._words[0], mine + 1)  # another process may have taken this one for dead
         if used <= 1:
             return wanted
         began, ended = self.began[:used].tolist(), self.ended[:used].tolist()

@@ -246,3 +246,12 @@ def test_a_decode_beside_another_process_says_the_same_with_fewer_threads(
         assert context.threads_used == 1
         for one, two in zip(alone, beside, strict=True):
             np.testing.assert_array_equal(one, two)
+
+
+def test_a_thread_whose_slot_was_taken_for_free_goes_on(file: Path) -> None:
+    table = opened(file)
+    slots = [table.claim() for _ in range(3)]
+    assert None not in slots
+    other = opened(file)
+    other._words[0] = 1  # as another process leaves it that takes the others for dead
+    assert table.share(slots[2] or 0, 4, time.monotonic_ns()) >= 1
