@@ -253,5 +253,5 @@ def test_a_thread_whose_slot_was_taken_for_free_goes_on(file: Path) -> None:
     slots = [table.claim() for _ in range(3)]
     assert None not in slots
     other = opened(file)
-    other._words[0] = 1  # as another process leaves it that takes the others for dead
+    other._words[0] = 2  # as another process leaves it that takes the others for dead
     assert table.share(slots[2] or 0, 4, time.monotonic_ns()) >= 1
