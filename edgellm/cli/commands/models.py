@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.views.console import emit, err, harmless, is_terminal, one_line, out, say, size
-from edgellm.errors import InvalidOption
+from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:
+    from edgellm.engine import ModelFile
     from edgellm.storage import DownloadPlan, PulledModel, Transfer
 
 
@@ -112,6 +116,11 @@ def show(name: Name, as_json: AsJson = False) -> None:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for key, value in facts.items():
+        if key == "abilities":
+            for ability in value:
+                able = "[green]yes[/]" if ability["able"] else "[yellow]no[/]"
+                table.add_row(ability["name"], Text.from_markup(f"{able}  ") + Text(harmless(ability["reason"])))
+            continue
         if key == "parts":
             for part in value:
                 table.add_row("part", harmless(f"{part['sha256']}  {size(part['size'])}  {Path(part['path']).name}"))
@@ -156,6 +165,7 @@ def model_facts(path: Path) -> dict[str, Any]:
     """
     from edgellm.engine import ModelFile
     from edgellm.engine.gguf.reader import GgufArray
+    from edgellm.llm.abilities import abilities
     from edgellm.storage.fingerprint import fingerprint_of
     from edgellm.storage.quants import quant_of
 
@@ -183,7 +193,21 @@ def model_facts(path: Path) -> dict[str, Any]:
         "chat_template": "tokenizer.chat_template" in meta,
         "license": meta.get("general.license"),
         "gguf_version": header.version,
+        "abilities": [asdict(ability) for ability in abilities(model, _others(path))],
     }
+
+
+def _others(path: Path) -> dict[str, ModelFile]:
+    """Return the other models of `edgellm ls` that can be read, by name."""
+    from edgellm.engine import ModelFile
+    from edgellm.storage import list_models
+
+    found = {}
+    for model in list_models():
+        with suppress(EdgeError):
+            if model.path.resolve() != path.resolve():
+                found[model.name] = ModelFile.open(model.path)
+    return found
 
 
 def _sha256(path: Path) -> str:

@@ -1,0 +1,127 @@
+"""What edgellm can do with a model, from its header alone: before anything is loaded."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from edgellm.engine import ModelFile, check_cuttable
+from edgellm.engine.gguf.reader import GgufArray, GgufHeader, attention_layers, recurrent_state_bytes
+from edgellm.engine.memory_fit import cache_bytes_per_token, default_context, free_memory
+from edgellm.errors import EdgeError
+
+_PADDING = 256  # entries that one vocabulary may have more than another: they mean nothing
+_TOKENS = "tokenizer.ggml.tokens"
+_PORTION = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """Whether something works with a model, and why or how."""
+
+    name: str
+    able: bool
+    reason: str
+
+
+def abilities(file: ModelFile, others: Mapping[str, ModelFile] = MappingProxyType({})) -> list[Ability]:
+    """Return what works with a model; `others` are the models that it might be paired with, by name."""
+    header = file.header
+    return [
+        _chat(header),
+        _pair(file, others),
+        _copies(header),
+        _importance(header),
+        *_layers(header),
+        _context(header),
+    ]
+
+
+def _chat(header: GgufHeader) -> Ability:
+    if header.metadata.get(_TOKENS) is None:
+        return Ability("chat", False, "the file carries no tokenizer: it is a part of a model")
+    if not header.metadata.get("tokenizer.chat_template"):
+        return Ability("chat", False, "the file has no chat template: it continues texts only")
+    return Ability("chat", True, "it has a tokenizer and a chat template")
+
+
+def _pair(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
+    tokens, size = _tokens(file), file.header.file_size
+    partners = {
+        name: other for name, other in others.items() if other.path != file.path and _same(tokens, _tokens(other))
+    }
+    if not partners:
+        return Ability("pair", False, "no other model here has its vocabulary")
+    drafts = sorted(name for name, other in partners.items() if other.header.file_size < size)
+    verifiers = sorted(name for name, other in partners.items() if other.header.file_size >= size)
+    roles = (("the draft model", drafts), ("the verifier", verifiers))
+    return Ability("pair", True, "; ".join(f"with {role} {', '.join(names)}" for role, names in roles if names))
+
+
+def _copies(header: GgufHeader) -> Ability:
+    if recurrent_state_bytes(header):
+        return Ability("copies", True, "rejected copies are rolled back by snapshots or checkpoints of its state")
+    if header.metadata.get(f"{header.architecture}.attention.sliding_window"):
+        return Ability(
+            "copies", True, "its cache can be rolled back within its sliding window, and is read again beyond"
+        )
+    return Ability("copies", True, "its cache can be rolled back")
+
+
+def _importance(header: GgufHeader) -> Ability:
+    layers = attention_layers(header)
+    if not layers:
+        return Ability("importance gates", False, "it has no attention: use --gate auto or confidence")
+    count = header.metadata.get(f"{header.architecture}.block_count")
+    return Ability("importance gates", True, f"{len(layers)} of its {count} layers have attention")
+
+
+def _layers(header: GgufHeader) -> list[Ability]:
+    try:
+        count = check_cuttable(header)
+    except EdgeError as error:
+        return [Ability(name, False, error.what) for name in ("early exit", "mesh")]
+    reason = f"its {count} layers can be cut apart"
+    return [Ability("early exit", True, f"as a draft model: {reason}"), Ability("mesh", True, reason)]
+
+
+def _context(header: GgufHeader) -> Ability:
+    trained = header.metadata.get(f"{header.architecture}.context_length")
+    per_token, free = cache_bytes_per_token(header), free_memory()
+    if not isinstance(trained, int) or trained < 1:
+        return Ability("context", False, "the file does not say for how many tokens it was trained")
+    weights = sum(tensor.nbytes for tensor in header.tensors)
+    fits = min(trained, max(0, free - weights) // per_token) if per_token else trained
+    if weights > free:
+        reason = f"its weights take {weights / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+        return Ability("context", False, reason)
+    chosen = default_context(header, trained)[0]
+    cost = f"{per_token / 1e3:.1f} kB a token" if per_token else "the same memory for any length"
+    return Ability("context", True, f"{chosen} tokens by default; trained for {trained}, {fits} fit here, at {cost}")
+
+
+def _same(tokens: Sequence[bytes], others: Sequence[bytes]) -> bool:
+    """Return whether two vocabularies are equal up to padding at the end of one."""
+    shorter = min(len(tokens), len(others))
+    return shorter > 0 and abs(len(tokens) - len(others)) <= _PADDING and tokens[:shorter] == others[:shorter]
+
+
+def _tokens(file: ModelFile) -> Sequence[bytes]:
+    """Return the texts of all tokens; none where the file has no vocabulary."""
+    described = file.header.metadata.get(_TOKENS)
+    if not isinstance(described, GgufArray):
+        return ()
+    with file.path.open("rb") as source:
+        source.seek(described.offset)
+        data, at, found = b"", 0, []
+        for _ in range(described.count):
+            if at + 8 > len(data):
+                data, at = data[at:] + source.read(_PORTION), 0
+            (length,) = struct.unpack_from("<Q", data, at)
+            while at + 8 + length > len(data):
+                data, at = data[at:] + source.read(max(_PORTION, length)), 0
+            found.append(data[at + 8 : at + 8 + length])
+            at += 8 + length
+    return found

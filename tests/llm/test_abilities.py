@@ -1,0 +1,72 @@
+"""What works with a model is known from its header, and is what really happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgellm import LLM
+from edgellm.engine import ModelFile
+from edgellm.errors import EdgeError, InvalidOption
+from edgellm.llm.abilities import Ability, abilities
+from testkit.architectures import ARCHITECTURES
+from testkit.random_gguf import SHAPES, write
+from tests.conftest import Architectures
+
+
+def found(path: Path, *others: Path) -> dict[str, Ability]:
+    listed = {other.stem: ModelFile.open(other) for other in others}
+    return {ability.name: ability for ability in abilities(ModelFile.open(path), listed)}
+
+
+def test_the_bundled_pair_can_do_everything(draft_path: Path, verifier_path: Path) -> None:
+    able = found(verifier_path, draft_path, verifier_path)
+    assert all(ability.able for ability in able.values())
+    assert able["pair"].reason == f"with the draft model {draft_path.stem}"
+    assert found(draft_path, verifier_path)["pair"].reason == f"with the verifier {verifier_path.stem}"
+
+
+def test_another_vocabulary_is_no_partner(verifier_path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    write(other, SHAPES["tiny-draft"], "F32", 0)
+    assert not found(verifier_path, other)["pair"].able
+    assert not found(verifier_path)["pair"].able
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "qwen35", "mamba2", "deepseek2"])
+def test_what_is_said_is_what_happens(architectures: Architectures, name: str, verifier_path: Path) -> None:
+    path = architectures(name)
+    able = found(path, verifier_path)
+    assert ARCHITECTURES[name].kind in ("dense", "window", "hybrid", "recurrent", "mla")
+    assert able["pair"].able
+    with LLM.open(path, verifier_path, threads=1, n_ctx=256, history=False) as pair:
+        try:
+            list(pair.reply("Where is the mug?", max_tokens=4, budget=0.5, gate="importance"))
+        except InvalidOption:
+            assert not able["importance gates"].able
+        else:
+            assert able["importance gates"].able
+        assert able["copies"].able
+        assert list(pair.reply("Where is the mug?", max_tokens=4, retrieval="context"))
+
+
+@pytest.mark.parametrize("damage", ["tokens", "context_length"])
+def test_a_header_that_says_little_is_no_error(architectures: Architectures, damage: str) -> None:
+    file = ModelFile.open(architectures("llama"))
+    metadata = {key: value for key, value in file.header.metadata.items() if damage not in key}
+    object.__setattr__(file.header, "metadata", metadata)
+    able = {ability.name: ability.able for ability in abilities(file)}
+    assert not able["chat" if damage == "tokens" else "context"]
+
+
+def test_a_model_that_does_not_fit_says_so(verifier_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgellm.llm.abilities.free_memory", lambda: 10**6)
+    context = found(verifier_path)["context"]
+    assert (context.able, context.reason) == (False, "its weights take 0.0 GB, and 0.0 GB are free")
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(EdgeError):
+        found(tmp_path / "x.gguf")
