@@ -22,7 +22,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 
@@ -36,6 +38,7 @@ from edgellm.isolation.template_child import (
     RENDERED,
     SECONDS,
     Renderer,
+    arguments,
     compile_template,
     describe,
 )
@@ -47,6 +50,7 @@ _STARTING = Limits(seconds=30.0, memory=2**30, answer=0)  # Python starts and im
 _ANSWER, _ANSWER_PER_BYTE = 2**20, 16  # bytes of a rendered text, and for each byte of the conversation
 _SAID = 400  # characters of what the child says about an error
 _MODULE = "edgellm.isolation.template_child"
+T = TypeVar("T")
 _KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")  # variables that Python may need to start, or the date
 
 
@@ -68,17 +72,33 @@ class Template:
             with self._lock, suppress(EngineFailed):
                 self._running()
 
-    def render(self, messages: Sequence[dict[str, str]], bos: str, eos: str) -> str:
-        """Return the conversation as text, followed by the opening of the assistant's turn.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        bos: str,
+        eos: str,
+        arguments: Mapping[str, object] = MappingProxyType({}),
+    ) -> str:
+        """Return the conversation as text, followed by the opening of the assistant's turn. `arguments` are further
+        variables of the template.
 
         Raises:
             ModelUnsupported: the template is not valid Jinja, or too long, or it fails, or takes more than its limits.
+            InvalidOption: an argument cannot be written as JSON.
             EngineFailed: the child process could not be started, or was ended from outside.
         """
-        conversation = {"messages": messages, "bos_token": bos, "eos_token": eos}
+        conversation = {**arguments, "messages": messages, "bos_token": bos, "eos_token": eos}
+        return self._do(lambda: self._renderer(conversation), lambda child: self._render(child, conversation))
+
+    def arguments(self) -> list[str]:
+        """Return the names of the arguments that the template reads, sorted. Raises what `render` raises."""
+        return self._do(lambda: arguments(self._source), self._arguments)
+
+    def _do(self, here: Callable[[], T], there: Callable[[ChildProcess], T]) -> T:
+        """Return the result of `here` for a known template, else that of `there`."""
         if self._is_known:
             try:
-                return self._renderer(conversation)
+                return here()
             except Exception as error:  # noqa: BLE001  as in the child
                 raise self._refused(describe(error)) from None
         if len(self._source) > MOST_SOURCE:
@@ -86,7 +106,7 @@ class Template:
         with self._lock:
             for _ in range(2):
                 with suppress(BrokenPipeError):  # it has ended since the last time
-                    return self._render(self._running(), conversation)
+                    return there(self._running())
         raise EngineFailed("The process that renders chat templates exits at once.", "Try again.")
 
     def close(self) -> None:
@@ -108,19 +128,39 @@ class Template:
 
     def _render(self, child: ChildProcess, conversation: Mapping[str, object]) -> str:
         if not self._has_source:
-            try:
-                child.ask(b"", _STARTING)
-            except ChildFailed as error:
-                raise EngineFailed(
-                    f"The process that renders chat templates does not start: {error}.", "Install edgellm again."
-                ) from None
+            self._await_start(child)
             self._ask(child, {"source": self._source})
             self._has_source = True
         return self._ask(child, conversation)
 
+    def _arguments(self, child: ChildProcess) -> list[str]:
+        if not self._has_source:
+            self._await_start(child)
+        try:
+            names = json.loads(self._ask(child, {"arguments_of": self._source}))
+        except (ValueError, RecursionError) as error:
+            raise self._refused(f"its arguments are unknown: {error}") from None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise self._refused("its arguments are unknown")
+        return names
+
+    @staticmethod
+    def _await_start(child: ChildProcess) -> None:
+        try:
+            child.ask(b"", _STARTING)
+        except ChildFailed as error:
+            raise EngineFailed(
+                f"The process that renders chat templates does not start: {error}.", "Install edgellm again."
+            ) from None
+
     def _ask(self, child: ChildProcess, asked: Mapping[str, object]) -> str:
         """Return the text of the child's answer, about which nothing is taken for granted."""
-        request = json.dumps(asked).encode()
+        try:
+            request = json.dumps(asked).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidOption(
+                f"An argument of the chat template cannot be written as JSON: {error}.", "Give plain values."
+            ) from None
         size = len(request)
         limits = Limits(SECONDS, MEMORY + MEMORY_PER_BYTE * size, _ANSWER + _ANSWER_PER_BYTE * size)
         try:
@@ -146,10 +186,24 @@ _HOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; `role` is `system`, `user` or `assistant`."""
+    """One turn of a conversation; `role` is `system`, `user` or `assistant`. `thinking` is the thought before an
+    assistant's `content`; most templates leave it out of earlier turns."""
 
     role: str
     content: str
+    thinking: str = ""
+
+    def fields(self) -> dict[str, object]:
+        """Return the message as templates know it: under the two names in use for thoughts."""
+        thought = {"reasoning_content": self.thinking, "thinking": self.thinking} if self.thinking else {}
+        return {"role": self.role, "content": self.content, **thought}
+
+
+RESERVED = frozenset(
+    ("messages", "tools", "tool_choice", "functions", "function_call", "bos_token", "eos_token",
+     "add_generation_prompt", "raise_exception", "strftime_now")
+)  # fmt: skip
+"""Variables of a template that no caller sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +232,31 @@ class ChatTemplate:
         self._template, self._tokenizer, self._model = template, tokenizer, model
         self._bos, self._eos = bos, eos
 
-    def prompt(self, messages: Sequence[Message], most: int | None = None, should_stop: ShouldStop = never) -> Ids:
+    def check(self, arguments: Mapping[str, object]) -> None:
+        """Raise InvalidOption where the template does not read one of the `arguments`, or callers do not set it."""
+        if not arguments:
+            return
+        known = [name for name in self._template.arguments() if name not in RESERVED]
+        if unknown := sorted(set(arguments) - set(known)):
+            raise InvalidOption(
+                f"{unknown[0]!r} is no argument of the chat template of {self._model}.",
+                f"It reads {', '.join(known)}." if known else "It reads none; leave it out.",
+            )
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        arguments: Mapping[str, object] = MappingProxyType({}),
+        most: int | None = None,
+        should_stop: ShouldStop = never,
+    ) -> Ids:
         """Return the ids of the rendered conversation, shape (n,), with the opening of the assistant's turn at the end.
 
+        `arguments` are given to the template; those that it does not read have no effect.
+
         Raises:
-            InvalidOption: an unknown role, no message, or text that the template would turn into control tokens.
+            InvalidOption: an unknown role, no message, text that the template would turn into control tokens, or an
+                argument that cannot be written as JSON.
             ModelUnsupported: the template is not valid, refuses the conversation, or takes more than its limits.
             EngineFailed: the process that renders it could not be started, or was ended from outside.
             PromptTooLong: there are more than `most` ids.
@@ -193,23 +267,31 @@ class ChatTemplate:
         for message in messages:
             if message.role not in ROLES:
                 raise InvalidOption(f"{message.role!r} is not a message role.", f"Use one of {', '.join(ROLES)}.")
+        render = partial(self._render, arguments)
         try:
-            plain = self._render(messages)
+            plain = render(messages)
         except ModelUnsupported:
             merged = _without_system(messages)
             if merged is None:
                 raise
-            messages, plain = merged, self._render(merged)
+            messages, plain = merged, render(merged)
         self._tokenizer.check_length(plain, most)
         return self._tokenise(
-            messages, plain, lambda text, special: self._tokenizer.encode(text, special, most, should_stop)
+            messages, plain, render, lambda text, special: self._tokenizer.encode(text, special, most, should_stop)
         )
 
-    def _tokenise(self, messages: Sequence[Message], plain: str, encode: Callable[[str, bool], Ids]) -> Ids:
+    def _tokenise(
+        self,
+        messages: Sequence[Message],
+        plain: str,
+        render: Callable[[Sequence[Message]], str],
+        encode: Callable[[str, bool], Ids],
+    ) -> Ids:
         controls = self._tokenizer.controls
-        skeleton = self._render([replace(m, content=f"{_OPEN}{i}{_CLOSE}") for i, m in enumerate(messages)])
+        contents = [text for m in messages for text in (m.content, m.thinking)]
+        holders = [f"{_OPEN}{i}{_CLOSE}" if i % 2 == 0 or text else "" for i, text in enumerate(contents)]
+        skeleton = render(_with_texts(messages, holders))
         expected = controls(encode(skeleton, True))
-        contents = [m.content for m in messages]
         for written in (contents, [c.strip() for c in contents]):
             parts = _HOLDER.split(skeleton)  # template text and message numbers alternate
             if "".join(written[int(p)] if i % 2 else p for i, p in enumerate(parts)) == plain:
@@ -224,7 +306,7 @@ class ChatTemplate:
         mark = next((c for c in map(chr, range(0xF8FF, 0xE001, -1)) if c not in used), None)
         if mark is None:
             raise InvalidOption("A message uses every private-use character of Unicode.", "Remove some of them.")
-        text = self._render([replace(m, content=self._broken(m.content, mark, encode)) for m in messages])
+        text = render(_with_texts(messages, [self._broken(text, mark, encode) for text in contents]))
         ids = _joined([encode(part, True) for part in text.split(mark)])
         if controls(ids) != expected:
             raise InvalidOption(
@@ -243,8 +325,16 @@ class ChatTemplate:
             if content == before:
                 return content
 
-    def _render(self, messages: Sequence[Message]) -> str:
-        return self._template.render([{"role": m.role, "content": m.content} for m in messages], self._bos, self._eos)
+    def _render(self, arguments: Mapping[str, object], messages: Sequence[Message]) -> str:
+        return self._template.render([m.fields() for m in messages], self._bos, self._eos, arguments)
+
+
+def _with_texts(messages: Sequence[Message], texts: Sequence[str]) -> list[Message]:
+    """Return the messages with other texts: of each message its content and its thought."""
+    return [
+        replace(m, content=content, thinking=thinking)
+        for m, content, thinking in zip(messages, texts[::2], texts[1::2], strict=True)
+    ]
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message] | None:

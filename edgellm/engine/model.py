@@ -18,6 +18,7 @@ from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokeni
 from edgellm.engine.gguf.reader import GgufArray, ModelFile, attention_layers
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware, apply
 from edgellm.engine.native import ShouldStop, lib, never
+from edgellm.engine.thinking import ThinkingMarkup, find_markup
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
 from edgellm.engine.trial.probe import Probe, amx_failure, require_loadable
 from edgellm.engine.vocabulary import Ids, Vocabulary
@@ -212,6 +213,10 @@ class Model:
             piece = self._pieces[token] = self._text(token, special=False)
         return piece
 
+    def control_text(self, token: int) -> bytes:
+        """Return the text of a token, also of a control token, which adds nothing to a text."""
+        return self._text(token)
+
     def detokenize(self, ids: Ids | Sequence[int]) -> bytes:
         """Return the bytes of all tokens, joined."""
         return b"".join(self.piece(int(token)) for token in ids)
@@ -229,18 +234,40 @@ class Model:
         return next((end for end in ends if end >= 0), None)
 
     def chat_prompt(
-        self, messages: Sequence[Message], *, most: int | None = None, should_stop: ShouldStop = never
+        self,
+        messages: Sequence[Message],
+        *,
+        arguments: Mapping[str, object] = MappingProxyType({}),
+        most: int | None = None,
+        should_stop: ShouldStop = never,
     ) -> Ids:
         """Return the ids of the conversation in the model's chat template, shape (n,), ready for the assistant's turn.
+        `arguments` are given to the template; those that it does not read have no effect.
 
         Raises:
-            InvalidOption: an unknown role, or no message.
+            InvalidOption: an unknown role, no message, or an argument that cannot be written as JSON.
             ModelUnsupported: the model has no chat template, or the template refuses the conversation.
             EngineFailed: the process that renders the template could not be started, or was ended from outside.
             PromptTooLong, TextRefused, Stopped: as `tokenize` does.
         """
         self._check_vocabulary()
-        return self._begun(self._chat_template.prompt(messages, most, should_stop))
+        return self._begun(self._chat_template.prompt(messages, arguments, most, should_stop))
+
+    def check_template_arguments(self, arguments: Mapping[str, object]) -> None:
+        """Check that the chat template reads all `arguments`.
+
+        Raises:
+            InvalidOption: it does not read one of them; names those that it reads.
+            ModelUnsupported, EngineFailed: as `chat_prompt` does.
+        """
+        self._check_vocabulary()
+        self._chat_template.check(arguments)
+
+    @cached_property
+    def thinking(self) -> ThinkingMarkup | None:
+        """The markup of the model's thoughts; None if it is not known to think."""
+        source = self.metadata.get("tokenizer.chat_template", "")
+        return find_markup(source, lambda text: len(self.tokenize(text, special=True)) == 1)
 
     def plain_prompt(self, text: str, *, most: int | None = None, should_stop: ShouldStop = never) -> Ids:
         """Return the ids of `text`, shape (n,), with BOS before it, if the model wants one. Names of control tokens

@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from typing import TypeAlias
 
 from jinja2 import BaseLoader
 from jinja2.exceptions import UndefinedError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
+from jinja2.nodes import Filter, Macro, Name, Node, Test
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -29,8 +28,10 @@ MEMORY, MEMORY_PER_BYTE = 2**26, 32  # bytes beyond those of a process that has 
 RENDERED, FAILED = b"+", b"-"  # before the rendered text, and before the sentence about an error
 Renderer: TypeAlias = Callable[[Mapping[str, object]], str]
 """Returns a conversation as text, followed by the opening of the assistant's turn. The keys of a conversation are
-`messages`, `bos_token` and `eos_token`."""
+`messages`, `bos_token`, `eos_token` and any arguments of the template."""
 
+_OWN_NAMES = ("loop", "caller", "varargs", "kwargs", "self", "super")  # of Jinja's own
+_FOR_MISSING = ("defined", "undefined", "default", "d")  # tests and filters for arguments that may be missing
 _MAX_MESSAGE = 300  # characters of an error's message
 _EVERYTHING = "{{ '\u00e9' ~ [1]|tojson ~ strftime_now('%c') ~ lipsum(n=1)|wordwrap }}{{ missing.attribute }}"
 """Has Python load whatever it loads when it is first needed; an error has Jinja load more."""
@@ -51,15 +52,39 @@ def compile_template(source: str) -> Renderer:
 
     Raises what Jinja raises, and the function whatever the template raises.
     """
+    render = _environment().from_string(source).render
+    defaults: dict[str, object] = {
+        "add_generation_prompt": True, "functions": None, "function_call": None, "tools": None, "tool_choice": None,
+        "raise_exception": _raise_exception, "strftime_now": _strftime_now,
+    }  # fmt: skip
+    return lambda conversation: render({**defaults, **conversation})
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         loader=BaseLoader(), trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols],
         optimized=False,  # it evaluates each expression once for every level of it
     )  # fmt: skip
     environment.filters["tojson"] = _tojson
-    return partial(
-        environment.from_string(source).render, add_generation_prompt=True, functions=None, function_call=None,
-        tools=None, tool_choice=None, raise_exception=_raise_exception, strftime_now=_strftime_now,
-    )  # fmt: skip
+    return environment
+
+
+def arguments(source: str) -> list[str]:
+    """Return the names of the arguments that a template reads, sorted: variables that it does not set, or that it sets
+    only where they are missing. Raises what Jinja raises."""
+    environment = _environment()
+    read, written, optional, own = set[str](), set[str](), set[str](), {*environment.globals, *_OWN_NAMES}
+    rest: list[Node] = [environment.parse(source)]
+    while rest:
+        node = rest.pop()
+        rest += node.iter_child_nodes()
+        if isinstance(node, Name):
+            (read if node.ctx == "load" else written).add(node.name)
+        elif isinstance(node, Macro):
+            own.add(node.name)
+        elif isinstance(node, (Test, Filter)) and node.name in _FOR_MISSING and isinstance(node.node, Name):
+            optional.add(node.node.name)
+    return sorted(read - own - (written - optional))
 
 
 def describe(error: Exception) -> str:
@@ -86,8 +111,8 @@ def prepare() -> Answer:
     """Lower this process's limits and return the function that answers requests.
 
     A request is JSON: `{"source": ...}` first, which is answered once it is compiled, then conversations as
-    a `Renderer` takes them. The answer is RENDERED and a text, or FAILED and a sentence. An empty request has an
-    empty answer.
+    a `Renderer` takes them. The answer is RENDERED and a text, or FAILED and a sentence. The text for
+    `{"arguments_of": ...}`, a source, is a list of names in JSON. An empty request has an empty answer.
     """
     with suppress(UndefinedError):
         compile_template(_EVERYTHING)({})
@@ -105,6 +130,8 @@ def prepare() -> Answer:
             return b""
         try:
             given = json.loads(request)
+            if given.keys() == {"arguments_of"}:
+                return RENDERED + json.dumps(arguments(given["arguments_of"])).encode()
             if render is None:
                 render = compile_template(given["source"])
                 return RENDERED

@@ -11,6 +11,7 @@ from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from edgellm.llm.drafter_pool import DrafterKind, Drafters, exit_layers
 from edgellm.llm.ngram_runtime import NgramRuntime, NgramSession
 from edgellm.llm.pair_stats import PairStats
+from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.draft_length import MAX_DRAFT
 from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
 from edgellm.spec.drafters.model import ModelDrafter
@@ -87,10 +88,10 @@ class GenerationPlan:
 
 
 def write(
-    parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, stats: Stats, explain: bool,
-    should_stop: ShouldStop,
+    parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, channels: ChannelSplitter, stats: Stats,
+    explain: bool, should_stop: ShouldStop,
 ) -> Generator[Event, None, None]:  # fmt: skip
-    """Write the reply to `prompt` (n,). Raise what `generate` raises, and ProfileUnusable."""
+    """Write the reply to `prompt` (n,), separated by `channels`. Raise what `generate` raises, and ProfileUnusable."""
     plan = plan_reply(parts, options, sampling.seed)
     yield from plan.notices
     ngram, why = _open_retrieval(parts, options, plan)
@@ -112,9 +113,9 @@ def write(
             should_stop=should_stop, logprobs=options.logprobs, explain=explain,
             context=ContextLookup(prompt) if plan.choice.lookup_below else None,
             suggestions=None if ngram is None else ngram.suggestions,
-            filling=NOT_FILLED if ngram is None else ngram.filling,
+            filling=NOT_FILLED if ngram is None else ngram.filling, channel=channels.channel,
         )  # fmt: skip
-        events = _generate(parts, state, plan, gate, verifier, ngram, stats, options.drafter, drafts=drafts)
+        events = _generate(parts, state, channels, plan, gate, verifier, ngram, stats, options.drafter, drafts=drafts)
         yield from cut_at_stops(options.stop, events, stats) if options.stop else events
     finally:
         _log.info("reply of %d tokens to a prompt of %d: %s", stats.tokens, len(prompt), stats.finish_reason)
@@ -131,13 +132,14 @@ def _limits(
 ) -> GenerationLimits:
     gamma = plan.choice.gamma if ngram is None else MAX_DRAFT
     return GenerationLimits(
-        options.max_tokens, parts.context, gamma, extra=0 if drafts or options.drafter is not None else parts.extra
-    )
+        options.max_tokens, parts.context, gamma, extra=0 if drafts or options.drafter is not None else parts.extra,
+        max_thinking=options.max_thinking, max_total=options.max_total,
+    )  # fmt: skip
 
 
 def _generate(
-    parts: Components, state: GenerationState, plan: GenerationPlan, gate: Gate, verifier: Verifier | None,
-    ngram: NgramSession | None, stats: Stats, drafter: Drafter | None, *, drafts: bool,
+    parts: Components, state: GenerationState, channels: ChannelSplitter, plan: GenerationPlan, gate: Gate,
+    verifier: Verifier | None, ngram: NgramSession | None, stats: Stats, drafter: Drafter | None, *, drafts: bool,
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write the reply `state` as `plan` says. `drafts`: the draft model drafts; `ngram` does, too, if given."""
     choice, text = plan.choice, parts.text
@@ -158,16 +160,32 @@ def _generate(
         gate = AlwaysGate() if parts.verifier is None else gate
     stats.count_with(choice.controller, guessed, ngram.counts if ngram is not None else None)
     try:
-        yield from generate(
-            state, vocabulary=text, drafter=drafter, gate=gate, verifier=verifier, stats=stats,
-            announce=parts.linked and model_drafter is not None and not isinstance(gate, NeverGate),
-        )  # fmt: skip
+        for _ in range(2):
+            if state.thought_is_full and not _close_thought(text, state, channels, stats):
+                break
+            yield from generate(
+                state, vocabulary=text, drafter=drafter, gate=gate, verifier=verifier, stats=stats, channels=channels,
+                announce=parts.linked and model_drafter is not None and not isinstance(gate, NeverGate),
+            )  # fmt: skip
+            if not state.thought_is_full:
+                break
         if plan.first is not None and parts.knowledge is not None:
             notice = parts.knowledge.end_first(plan.first, choice.gamma, plan.kind.layers)
             yield from () if notice is None else (notice,)
     finally:
         if parts.drafters is not None and model_drafter is not None:
             parts.drafters.give(plan.kind, model_drafter)
+
+
+def _close_thought(text: Model, state: GenerationState, channels: ChannelSplitter, stats: Stats) -> bool:
+    """End the thought by the model's own markup, which belongs to no channel. Return False where there is no room."""
+    if text.thinking is None:
+        return False
+    ids = text.tokenize(text.thinking.closing, special=True)
+    if closed := state.close_thought(ids):
+        channels.close_thought()
+        stats.ids += ids.tolist()
+    return closed
 
 
 def _open_retrieval(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> tuple[NgramSession | None, str]:

@@ -19,7 +19,7 @@ from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InvalidOption
 from edgellm.llm.drafter_pool import Drafters
 from edgellm.llm.generation import Components, reporting, write
-from edgellm.llm.messages import chat_ids, compose, plain_ids
+from edgellm.llm.messages import channels_of, chat_ids, compose, plain_ids
 from edgellm.llm.model_loading import (
     DRAFT,
     VERIFIER,
@@ -38,6 +38,7 @@ from edgellm.llm.model_loading import (
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.llm.pair_stats import PairStats
 from edgellm.llm.profiling import profile_pair
+from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.params import BUDGET_CHUNK, RENAMED, ReplyOptions
@@ -210,7 +211,10 @@ class LLM:
         began = perf_counter()
         self._check_open()
         should_stop = _former_name(changes, should_stop)
-        return self._reply(self.prompt_ids(prompt, should_stop), replace(options or ReplyOptions(), **changes), began)
+        options = replace(options or ReplyOptions(), **changes)
+        self.check(options)
+        ids = self.prompt_ids(prompt, options, should_stop)
+        return self._reply(ids, options, channels_of(self._text, ids), began)
 
     def complete(
         self,
@@ -227,14 +231,24 @@ class LLM:
         began = perf_counter()
         self._check_open()
         ids = plain_ids(self._text, prompt, self.context_length, _former_name(changes, should_stop))
-        return self._reply(ids, replace(options or ReplyOptions(), **changes), began)
+        return self._reply(ids, replace(options or ReplyOptions(), **changes), ChannelSplitter(), began)
 
-    def _reply(self, ids: Ids, options: ReplyOptions, began: float) -> Reply:
+    def check(self, options: ReplyOptions) -> None:
+        """Raise InvalidOption where the model cannot think as `options` say, or its chat template does not read one of
+        their arguments."""
+        self._text.check_template_arguments(options.template_args)
+        if options.think and self._text.thinking is None:
+            raise InvalidOption(
+                f"think is {options.think}, and {self._text.name} is not known to think.",
+                "Leave it out, or use a model whose chat template has thoughts.",
+            )
+
+    def _reply(self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, began: float) -> Reply:
         sampling = options.sampling()
         if options.logprobs is not None:
             reporting(self._parts, options)  # raises now if they are not available
         reply = Reply(
-            partial(write, self._parts, ids, options, sampling),
+            partial(write, self._parts, ids, options, sampling, channels),
             prompt_tokens=len(ids),
             seed=sampling.seed,
             prepared=perf_counter() - began,
@@ -303,9 +317,13 @@ class LLM:
             raise InvalidOption("A profile needs both a draft model and a verifier, and one is missing.", "Open both.")
         return self._parts.knowledge.use(profile)
 
-    def prompt_ids(self, prompt: str | Sequence[Message], should_stop: ShouldStop = never) -> Ids:
-        """Return the token ids of the prompt, shape (n,). Raises what `reply` raises for a prompt."""
-        return chat_ids(self._text, prompt, self.context_length, should_stop)
+    def prompt_ids(
+        self, prompt: str | Sequence[Message], options: ReplyOptions | None = None, should_stop: ShouldStop = never
+    ) -> Ids:
+        """Return the token ids of the prompt, shape (n,), for a reply with `options`. Raises what `reply` raises for a
+        prompt."""
+        arguments = (options or ReplyOptions()).template_arguments()
+        return chat_ids(self._text, prompt, self.context_length, should_stop, arguments)
 
     @property
     def name(self) -> str:

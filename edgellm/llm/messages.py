@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
 from edgellm.engine import Message, Model
 from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InputNotText, InvalidOption, PromptTooLong
+from edgellm.spec.channels import ChannelSplitter, split_text
 from edgellm.spec.types import Ids
 
 
@@ -25,9 +28,17 @@ def compose(
     return [*opening, *history, Message("user", "\n\n".join([*texts, prompt]))]
 
 
-def chat_ids(model: Model, prompt: str | Sequence[Message], context: int, should_stop: ShouldStop = never) -> Ids:
+def chat_ids(
+    model: Model,
+    prompt: str | Sequence[Message],
+    context: int,
+    should_stop: ShouldStop = never,
+    arguments: Mapping[str, object] = MappingProxyType({}),
+) -> Ids:
     """Return the ids of a question or a conversation in the model's chat template, shape (n,), n below `context`.
-    `should_stop` is polled.
+    `should_stop` is polled; `arguments` are given to the template.
+
+    An assistant's turn that still has the model's markup around its thought is separated into thought and answer.
 
     Raises:
         Stopped: `should_stop` returned True.
@@ -36,12 +47,34 @@ def chat_ids(model: Model, prompt: str | Sequence[Message], context: int, should
         InputNotText: it is not valid Unicode.
         PromptTooLong: it does not fit the context; states both lengths.
     """
-    messages = compose(prompt) if isinstance(prompt, str) else list(prompt)
+    messages = compose(prompt) if isinstance(prompt, str) else [_without_markup(model, message) for message in prompt]
     if not messages or not messages[-1].content.strip():
         raise InvalidOption("The prompt is empty.", "Write a question.")
     for message in messages:
         _check_text(message.content)
-    return _check_length(model.chat_prompt(messages, most=context - 1, should_stop=should_stop), context)
+        _check_text(message.thinking)
+    ids = model.chat_prompt(messages, arguments=arguments, most=context - 1, should_stop=should_stop)
+    return _check_length(ids, context)
+
+
+def _without_markup(model: Model, message: Message) -> Message:
+    """Return `message` with its thought separated from its answer."""
+    if message.role != "assistant" or (markup := model.thinking) is None:
+        return message
+    thought, answer = split_text(markup, message.content)
+    return replace(message, content=answer, thinking=message.thinking or thought)
+
+
+_PROMPT_END = 32  # tokens, enough for the markup that opens a thought
+
+
+def channels_of(model: Model, ids: Ids) -> ChannelSplitter:
+    """Return a splitter for the reply to the conversation `ids` (n,)."""
+    if (markup := model.thinking) is None:
+        return ChannelSplitter()
+    end = b"".join(model.control_text(token) for token in ids[-_PROMPT_END:].tolist())
+    opened = markup.is_opened_by(end.decode("utf-8", "replace"))
+    return ChannelSplitter(markup, opened=opened, control_text=model.control_text)
 
 
 def plain_ids(model: Model, prompt: str | Sequence[int], context: int, should_stop: ShouldStop = never) -> Ids:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 from time import perf_counter
 from typing import NamedTuple, Protocol, TypeAlias
 
+from edgellm.errors import EdgeError
+from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.guarded_session import GuardedSession
 from edgellm.spec.protocols import Drafter, Gate, Verifier
-from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.state import GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import Chunk, Decision, Explanation, Logprobs, Notice, Round, Source, Token, Verdict
 
@@ -46,30 +48,64 @@ def generate(
     verifier: Verifier | None,
     stats: Stats,
     announce: bool = False,
+    channels: ChannelSplitter | None = None,
 ) -> Iterator[Event]:
     """Write the reply to the prompt of `state`, token by token, without the token that ends the turn.
 
     Without a drafter the verifier writes alone, without a verifier the draft model. `announce`: the verifier starts to
-    read the prompt at once, not with the first verdict. `stats` is updated on the way. The iterator may be closed at
-    any point; `state.should_stop` is polled between tokens and during long computations. Without a draft model, a busy
-    verifier is waited for.
+    read the prompt at once, not with the first verdict. `stats` is updated on the way. `channels` tells thoughts from
+    the answer, and removes the markup. The iterator may be closed at any point; `state.should_stop` is polled between
+    tokens and during long computations. Without a draft model, a busy verifier is waited for.
 
     Raises:
         VerifierUnreachable, VocabularyMismatch: from opening the session, before the first token.
         VerifierLost: the verifier is gone, and there is no draft model to continue with.
         Stopped: `state.should_stop` returned True during a computation.
     """
-    drafter, limits = drafter or NoDrafter(), state.limits
+    channels = channels or ChannelSplitter()
+    events = _rounds(state, vocabulary, drafter or NoDrafter(), gate, verifier, stats, announce=announce)
+    try:
+        for event in events:
+            if not isinstance(event, Token):
+                yield event
+                continue
+            for token in channels.feed(event):
+                stats.show(token)
+                yield token
+            if channels.channel is not state.channel:
+                state.enter(channels.channel)
+            if state.should_stop():
+                return
+    except EdgeError:  # keep the tokens held back when the verifier is lost
+        yield from _held_back(channels, stats)
+        raise
+    finally:
+        events.close()
+    yield from _held_back(channels, stats)
+
+
+def _held_back(channels: ChannelSplitter, stats: Stats) -> Iterator[Token]:
+    for token in channels.end():
+        stats.show(token)
+        yield token
+
+
+def _rounds(
+    state: GenerationState, vocabulary: Detokenizer, drafter: Drafter, gate: Gate, verifier: Verifier | None,
+    stats: Stats, *, announce: bool,
+) -> Generator[Event, None, None]:  # fmt: skip
+    """Write the reply as `generate` does, in one channel."""
+    limits = state.limits
     session = GuardedSession(verifier, state, alone=drafter.needs_verdict, announce=announce)
     try:
         drafter.begin(state)
-        for number in count():
+        for number in count(stats.rounds):
             if state.should_stop():
                 return
-            if not (tokens_left := state.tokens_left):
-                yield from _finish_full(stats, limits)
+            if not state.tokens_left:
+                yield from _finish_full(state, stats)
                 return
-            gamma = min(limits.gamma, tokens_left)
+            gamma = min(limits.gamma, state.tokens_left)
             began = perf_counter()
             chunk = drafter.propose(state, gamma)
             decision = session.unavailable() or _decide(state, chunk, drafter, gate)
@@ -90,7 +126,9 @@ def generate(
             yield from session.notices()
             if state.explain:
                 yield Explanation(number, _explanation(turn))
-            for new in new_tokens[:tokens_left]:
+            for new in new_tokens:
+                if not state.tokens_left:
+                    break
                 if vocabulary.is_eog(new.id):
                     stats.stop(new.id, new.source)
                     return
@@ -98,8 +136,6 @@ def generate(
                 written = Token(new.id, vocabulary.piece(new.id), *new[1:5], number, new.logprobs)
                 stats.token(written)
                 yield written
-                if state.should_stop():
-                    return
     finally:
         drafter.end()
         session.close()
@@ -144,11 +180,11 @@ def merge(chunk: Chunk, verdict: Verdict | None) -> list[NewToken]:
     return new_tokens
 
 
-def _finish_full(stats: Stats, limits: GenerationLimits) -> Iterator[Notice]:
+def _finish_full(state: GenerationState, stats: Stats) -> Iterator[Notice]:
     """Finish the reply because no room is left."""
     stats.finish("length")
-    if stats.tokens < limits.max_tokens:
-        yield Notice(f"The context of {limits.context} tokens is full: the reply ends here.")
+    if len(state.ids) >= state.limits.context and stats.tokens < state.limits.max_tokens:
+        yield Notice(f"The context of {state.limits.context} tokens is full: the reply ends here.")
 
 
 def _explanation(turn: Round) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import secrets
 import warnings
-from dataclasses import InitVar, dataclass
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.protocols import Drafter, Gate
@@ -80,6 +81,9 @@ class ReplyOptions:
     retrieval: str = "auto"
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    think: bool | int | None = None
+    max_total: int | None = None
+    template_args: Mapping[str, object] = field(default_factory=dict)
     tree: InitVar[str | None] = None
     economy: InitVar[bool | None] = None
     precedents: InitVar[bool | None] = None
@@ -89,11 +93,7 @@ class ReplyOptions:
         if precedents is not None:
             object.__setattr__(self, "context_lookup", precedents and self.context_lookup)
         _at_least("max_tokens", self.max_tokens, 1)
-        if self.gamma is not None:
-            _at_least("gamma", self.gamma, 1)
         _at_least("top_k", self.top_k, 0)
-        if self.seed is not None:
-            _at_least("seed", self.seed, 0)
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
             raise InvalidOption(f"temperature is {self.temperature}.", "Give 0 (greedy) or a positive number.")
         if not 0.0 < self.top_p <= 1.0:
@@ -111,8 +111,32 @@ class ReplyOptions:
             )
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise InvalidOption(f"logprobs is {self.logprobs}.", f"Give a whole number from 0 to {MAX_LOGPROBS}.")
+        self._check_optional_numbers()
         self.sources()
         self._check_budget()
+
+    def _check_optional_numbers(self) -> None:
+        for name, least in (("gamma", 1), ("seed", 0), ("max_total", 1), ("think", 0)):
+            value = getattr(self, name)
+            if value is not None and not (name == "think" and isinstance(value, bool)):
+                _at_least(name, value, least)
+
+    @property
+    def max_thinking(self) -> int | None:
+        """Return the maximum number of tokens of a thought; None: no limit of its own."""
+        return None if self.think is None or self.think is True else int(self.think)
+
+    def template_arguments(self) -> dict[str, object]:
+        """Return the arguments of a chat template: those that models with thoughts read, and `template_args`."""
+        if self.think is None:
+            asked: dict[str, object] = {"enable_thinking": True}  # as other servers do
+        else:
+            thinks = bool(self.think)
+            asked = {"enable_thinking": thinks, "thinking": thinks}
+            asked["thinking_mode"] = "enabled" if thinks else "disabled"
+            if self.think is not True:
+                asked["thinking_budget"] = int(self.think)
+        return asked | dict(self.template_args)
 
     def sources(self) -> tuple[str, ...]:
         """Return the sources of retrieved drafts, in the order of `SOURCES`; empty if retrieval is off."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgellm.engine import ShouldStop, never
 from edgellm.spec.ngram.sources import NO_CURSOR, ContextLookup, Cursor
-from edgellm.spec.types import GREEDY, NO_IDS, Expected, Ids, Sampling
+from edgellm.spec.types import GREEDY, NO_IDS, Channel, Expected, Ids, Sampling
 
 Filling: TypeAlias = tuple[Sequence[int], Sequence[float]]
 """Number of rows that decodes are filled up to, and cost of heads; see `Context.fill`."""
@@ -19,8 +19,9 @@ NOT_FILLED: Filling = (), ()
 
 @dataclass(frozen=True, slots=True)
 class GenerationLimits:
-    """`max_tokens` of a reply; `context` positions for prompt and reply together; `gamma` drafted tokens a chunk.
+    """`max_tokens` of an answer; `context` positions for prompt and reply together; `gamma` drafted tokens a chunk.
 
+    A thought before the answer has `max_thinking` tokens at most, and with the answer `max_total`; None: no limit.
     If nothing is drafted, up to `extra` tokens beyond the next one are asked for at once, for fewer round trips on a
     link.
     """
@@ -29,6 +30,8 @@ class GenerationLimits:
     context: int = 4096
     gamma: int = 4
     extra: int = 0
+    max_thinking: int | None = None
+    max_total: int | None = None
 
 
 class Suggestions:
@@ -72,7 +75,7 @@ class DraftRules:
 class GenerationState:
     """A running reply: its prompt, the committed tokens, how tokens are drawn, and settings for the models.
 
-    Only the decoding loop appends to it; nothing else in it changes.
+    Only the decoding loop appends to it, and tells it the channel of what follows; nothing else in it changes.
     """
 
     def __init__(
@@ -88,8 +91,9 @@ class GenerationState:
         context: ContextLookup | None = None,
         suggestions: Suggestions | None = None,
         filling: Filling = NOT_FILLED,
+        channel: Channel = Channel.ANSWER,
     ) -> None:
-        """Begin a reply to `prompt` (n,).
+        """Begin a reply to `prompt` (n,), which continues in `channel`.
 
         `should_stop` is polled between tokens and during long computations. With `logprobs`, verdicts include the
         log-probabilities of their tokens and of that many others at each place. `explain`: reasons are requested.
@@ -101,9 +105,25 @@ class GenerationState:
         self.should_stop, self.logprobs, self.explain = should_stop, logprobs, explain
         self.context, self.suggestions, self.filling = context, suggestions, filling
         self.prompt_tokens = self._length = self._committed = len(prompt)
-        self._end = max(self._length, min(self.limits.context, self._length + self.limits.max_tokens))
-        self._ids = np.empty(self._end, dtype=np.int32)
+        self._most = max(self._length, self._limited(self.limits.context, self.limits.max_total))
+        self._ids = np.empty(self._most, dtype=np.int32)
         self._ids[: self._length] = prompt
+        self.enter(channel)
+
+    def enter(self, channel: Channel) -> None:
+        """Note that the following tokens belong to `channel`, which has its own limit."""
+        self.channel, self._entered = channel, self._length
+        limit = self.limits.max_thinking if channel is Channel.THINKING else self.limits.max_tokens
+        self._end = self._limited(self._most, limit)
+
+    def _limited(self, most: int, tokens: int | None) -> int:
+        """Return the length after `tokens` more, at most `most`."""
+        return most if tokens is None else min(most, self._length + tokens)
+
+    @property
+    def thought_is_full(self) -> bool:
+        """Return whether a thought has reached its limit, and there is room for more tokens."""
+        return self.channel is Channel.THINKING and self._end == self._length < self._most
 
     @property
     def ids(self) -> Ids:
@@ -122,14 +142,28 @@ class GenerationState:
         return self._length - self.prompt_tokens
 
     @property
+    def answered(self) -> int:
+        """Return how many tokens of the answer there are so far."""
+        return self._length - self._entered if self.channel is Channel.ANSWER else 0
+
+    @property
     def tokens_left(self) -> int:
-        """Return the number of tokens that may still be written."""
+        """Return the number of tokens that may still be written in this channel."""
         return self._end - self._length
 
     def append(self, token: int) -> None:
         """Commit a token."""
         self._ids[self._length] = token
         self._length = self._committed = self._length + 1
+
+    def close_thought(self, markup: Ids) -> bool:
+        """Commit the `markup` (n,) that ends a thought; the answer follows. Return False where there is no room."""
+        if self._length + len(markup) >= self._most:
+            return False
+        for token in markup.tolist():
+            self.append(token)
+        self.enter(Channel.ANSWER)
+        return True
 
     def with_draft(self, ids: Ids) -> Self:
         """Return the reply as it will be if the drafted `ids` are accepted."""

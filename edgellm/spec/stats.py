@@ -7,7 +7,7 @@ from time import perf_counter
 
 from edgellm.spec.drafters.verdict_prediction import PredictionStats
 from edgellm.spec.gates.budget import BudgetController
-from edgellm.spec.types import Round, Source, Summary, Token
+from edgellm.spec.types import Channel, Round, Source, Summary, Token
 
 _VERIFIED_SOURCES = frozenset(Source) - {Source.DRAFT, Source.PARALLEL}
 _ACCEPTED_SOURCES = frozenset({Source.ACCEPTED, Source.RETRIEVED})
@@ -18,12 +18,13 @@ class Stats:
 
     def __init__(self, prepared: float = 0.0) -> None:
         self.started = perf_counter() - prepared
-        self.pieces: list[bytes] = []
+        self.pieces: list[bytes] = []  # of the answer
+        self.thoughts: list[bytes] = []
         self.ids: list[int] = []  # including the token that ended the turn
         self.finish_reason = "cancelled"  # until the loop sets it
         self.ttft: float | None = None
         self.seconds = 0.0
-        self.tokens = self.first_burst = self.rounds = self.drafted = self.from_verifier = 0
+        self.tokens = self.thinking_tokens = self.first_burst = self.rounds = self.drafted = self.from_verifier = 0
         self.verified = self.tested = self.accepted = self.accepted_whole = self.acceptance_length = 0
         self.passes = self.bytes_up = self.bytes_down = self.exits = self.from_context = 0
         self.waited = self.waited_drafted = 0.0  # for verdicts on all chunks, and on the draft model's
@@ -85,13 +86,20 @@ class Stats:
                 self.accepted_at[place] += 1
 
     def token(self, token: Token) -> None:
-        """Count `token`, which is about to be yielded."""
+        """Count `token`, which the round has written."""
         self.tokens += 1
-        self.pieces.append(token.piece)
         self.ids.append(token.id)
         self.from_verifier += token.source in _VERIFIED_SOURCES
         self.retrieved += token.source is Source.RETRIEVED
         self.first_burst += token.round == 0
+
+    def show(self, token: Token) -> None:
+        """Add the text of `token`, which is about to be yielded."""
+        if token.channel is Channel.THINKING:
+            self.thoughts.append(token.piece)
+            self.thinking_tokens += 1
+        else:
+            self.pieces.append(token.piece)
 
     def finish(self, reason: str) -> None:
         """Record the `reason` for which the reply ends; see `Summary.finish_reason`."""
@@ -151,4 +159,6 @@ class Stats:
             stopped_by=self.stopped_by,
             seconds_decoding=self.seconds,
             first_at=self.started + self.ttft if self.ttft is not None and n else None,
+            thinking=b"".join(self.thoughts).decode("utf-8", errors="replace").rstrip(),
+            thinking_tokens=self.thinking_tokens,
         )

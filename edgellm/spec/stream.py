@@ -14,7 +14,7 @@ from edgellm.engine import Stop
 from edgellm.errors import EdgeError, Stopped
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import Explanation, Notice, Summary, Token
+from edgellm.spec.types import Channel, Explanation, Notice, Summary, Token
 
 
 class Utf8:
@@ -40,7 +40,7 @@ class Utf8:
 def cut_at_stops(
     stops: Sequence[str], events: Generator[Event, None, None], stats: Stats
 ) -> Generator[Event, None, None]:
-    """Yield the same events up to the first complete sequence of `stops`, which is not yielded.
+    """Yield the same events up to the first complete sequence of `stops` in the answer, which is not yielded.
 
     A token whose bytes may begin a stop sequence is held back until the following bytes are known. A sequence may begin
     and end within tokens: the bytes before it are yielded as a shorter token. `stats` records the sequence.
@@ -49,7 +49,7 @@ def cut_at_stops(
     held: list[Token] = []
     try:
         for event in events:
-            if not isinstance(event, Token):
+            if not isinstance(event, Token) or event.channel is not Channel.ANSWER:
                 yield event
                 continue
             held.append(event)

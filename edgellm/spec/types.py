@@ -29,6 +29,13 @@ class Source(StrEnum):
     VERIFIER = "verifier"  # the verifier wrote alone
 
 
+class Channel(StrEnum):
+    """The part of a reply that a token belongs to."""
+
+    THINKING = "thinking"
+    ANSWER = "answer"
+
+
 @dataclass(frozen=True, slots=True)
 class Logprobs:
     """The natural logarithms of a token's probability, and of the likeliest tokens' in its place.
@@ -46,10 +53,11 @@ class Logprobs:
 class Token:
     """One token of a reply, with its source.
 
-    `piece` are its bytes, which need not be whole UTF-8 characters. `confidence` is the top-1 probability under the
-    draft model; for a copied token the probability that it and all before it are accepted; None if it was not drafted.
-    `importance` and `exit_layer` are as in `Chunk`, None if not measured. `round` counts draft-gate-verify rounds from
-    0. `logprobs` are the verifier's, if requested.
+    `piece` are its bytes, which need not be whole UTF-8 characters; markup around a thought has none. `confidence` is
+    the top-1 probability under the draft model; for a copied token the probability that it and all before it are
+    accepted; None if it was not drafted. `importance` and `exit_layer` are as in `Chunk`, None if not measured. `round`
+    counts draft-gate-verify rounds from 0. `logprobs` are the verifier's, if requested. A token that ends a thought and
+    begins the answer comes twice, once for each `channel`.
     """
 
     id: int
@@ -60,6 +68,7 @@ class Token:
     exit_layer: int | None = None
     round: int = 0
     logprobs: Logprobs | None = None
+    channel: Channel = Channel.ANSWER
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +232,9 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A reply's statistics. `mean_acceptance_length` counts tokens per verified chunk, bonus or correction included.
+    """A reply's statistics. `text` is the answer, `thinking` the thought before it; `tokens` are those of both and
+    their markup, `thinking_tokens` those of the thought and its markup. `mean_acceptance_length` counts tokens per
+    verified chunk, bonus or correction included.
 
     `share_verified` is the share of the reply's tokens that the verifier accepted or wrote; `acceptance_rate` is
     accepted over tested drafted tokens; both are None if nothing was verified or tested. Times are in milliseconds from
@@ -276,6 +287,8 @@ class Summary:
     stopped_by: str = ""
     seconds_decoding: float = 0.0
     first_at: float | None = None
+    thinking: str = ""
+    thinking_tokens: int = 0
 
     @property
     def tokens_per_round(self) -> float | None:

@@ -18,6 +18,7 @@ def _write(stats: Stats, explain: bool, stopped: Callable[[], bool]) -> Generato
     while not stopped():
         token = Token(number, b"on ", Source.ACCEPTED, round=number)
         stats.token(token)
+        stats.show(token)
         yield token
         number += 1
         time.sleep(0.01)

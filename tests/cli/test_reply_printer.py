@@ -33,6 +33,7 @@ def scripted(events: Sequence[Event | BaseException]) -> Reply:
                 raise event
             if isinstance(event, Token):
                 stats.token(event)
+                stats.show(event)
             yield event
         stats.finish_reason = "stop"
 
@@ -151,6 +152,7 @@ def test_ctrl_c_stops_the_reply_and_leaves_the_handler_as_it_was(capsys: pytest.
             if stopped():  # type: ignore[operator]
                 return
             stats.token(token)
+            stats.show(token)
             yield token
 
     before = signal.getsignal(signal.SIGINT)

@@ -23,9 +23,10 @@ from edgellm.engine import Message, Model, chat_template
 from edgellm.engine.chat_template import MOST_SOURCE, Template
 from edgellm.errors import EngineFailed, ModelUnsupported
 from edgellm.isolation.child_process import ChildProcess
-from edgellm.isolation.template_child import compile_template
+from edgellm.isolation.template_child import arguments, compile_template
 from testkit.hostile.inputs import HARMLESS, HOSTILE, LONG_TO_COMPILE
 from testkit.memory import most_memory
+from testkit.thinking_templates import FAMILIES
 from tests.engine.conftest import MakeModel
 
 TALK = [
@@ -113,6 +114,43 @@ def test_an_honest_template_writes_what_it_wrote_before(opened: Open, name: str)
     plain = Jinja2ChatFormatter(template=source, eos_token="<eos>", bos_token="<bos>")
     talk = TALK[1:] if "alternate" in source else TALK
     assert opened(source).render(talk, "<bos>", "<eos>") == plain(messages=talk).prompt  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "given", [{}, {"enable_thinking": False}, {"enable_thinking": True, "reasoning_effort": "low"}]
+)
+def test_arguments_are_those_of_plain_jinja(opened: Open, name: str, given: dict[str, object]) -> None:
+    talk = [
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": "There.", "reasoning_content": "hm", "thinking": "hm"},
+        {"role": "user", "content": "Thanks."},
+    ]
+    plain = Jinja2ChatFormatter(template=FAMILIES[name], eos_token="<eos>", bos_token="<bos>")
+    template = opened(FAMILIES[name])
+    for turns in (talk, talk[:1], talk[:2]):
+        assert template.render(turns, "<bos>", "<eos>", given) == plain(messages=turns, **given).prompt  # type: ignore[arg-type]
+    assert template.arguments() == arguments(FAMILIES[name])
+
+
+def test_arguments_are_asked_of_the_child_before_and_after_a_conversation(opened: Open) -> None:
+    template = opened("{{ mood }}" + CONTENTS)
+    assert template.arguments() == ["messages", "mood"]
+    assert template.render(said("a"), "", "", {"mood": "<"}) == "<a"
+    assert template.arguments() == ["messages", "mood"]
+    assert template.render(said("a"), "", "", {"arguments_of": "x", "source": "y"}) == "a"
+    assert len(children()) == 1
+
+
+@pytest.mark.parametrize(
+    ("act", "why"), [("nothing", r"fails: \."), ("another mark", "fails: text"), ("abort", "SIGABRT")]
+)
+def test_a_list_of_arguments_is_not_taken_for_granted(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, act: str, why: str
+) -> None:
+    monkeypatch.setattr(chat_template, "_MODULE", "tests.isolation.unruly")
+    with pytest.raises(ModelUnsupported, match=why):
+        opened(f"#{act}#").arguments()
 
 
 def test_any_text_arrives(opened: Open) -> None:

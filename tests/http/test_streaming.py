@@ -37,6 +37,7 @@ def scripted(script: Script) -> Reply:
         for event in script(stats, stopped):
             if isinstance(event, Token):
                 stats.token(event)
+                stats.show(event)
             yield event
 
     return Reply(write, prompt_tokens=3, seed=0)

@@ -313,7 +313,7 @@ def test_the_old_name_is_accepted_with_a_warning() -> None:
 def test_the_former_name_of_should_stop_is_accepted_with_a_warning(pair: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     polled: list[object] = []
 
-    def noted(_model: Model, _prompt: object, _context: int, should_stop: object) -> Ids:
+    def noted(_model: Model, _prompt: object, _context: int, should_stop: object, *_arguments: object) -> Ids:
         polled.append(should_stop)
         return np.ones(4, dtype=np.int32)
 

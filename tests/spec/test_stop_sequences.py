@@ -21,6 +21,7 @@ def events(pieces: Sequence[bytes], stats: Stats) -> Generator[Event, None, None
     for number, piece in enumerate(pieces):
         token = Token(number, piece, Source.DRAFT)
         stats.token(token)
+        stats.show(token)
         yield token
     stats.finish_reason = "length"
 

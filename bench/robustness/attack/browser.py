@@ -112,6 +112,7 @@ class Made:
             for number, piece in enumerate((self._text, " ", self._text[::-1])):
                 token = Token(number, piece.encode("utf-8", "replace"), Source.VERIFIER)
                 stats.token(token)
+                stats.show(token)
                 yield token
             yield Notice(self._text)
             raise VerifierLost(self._text, self._text)

@@ -124,7 +124,7 @@ class TailGate(Gate):
         self._gate, self._share, self._controller = gate, checked_share(share, "share of max_tokens"), controller
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
-        written, max_tokens = state.written, state.limits.max_tokens
+        written, max_tokens = state.answered, state.limits.max_tokens
         if written >= self._share * max_tokens:
             if self._controller is not None:
                 self._controller.record(False)

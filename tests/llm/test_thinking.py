@@ -1,0 +1,232 @@
+"""Thoughts of real models: forced by a limit, or by a script, as no small model was trained to think."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Context, Message, Model
+from edgellm.errors import InvalidOption
+from edgellm.llm import LLM
+from edgellm.spec.params import ReplyOptions
+from edgellm.spec.stream import Reply
+from edgellm.spec.types import Channel, Token
+from testkit.forced_verifier import ForcedVerifier
+from testkit.thinking_templates import ALWAYS, CHANNELS, LITERAL, OPENED, with_template
+from tests.spec.real import case
+
+QUESTION = "Where is the mug?"
+CLOSING = "</think>"
+FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+OpenPair = Callable[..., LLM]
+Script = Callable[..., tuple[LLM, list[int]]]
+
+
+@pytest.fixture(scope="module")
+def paths(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """The bundled pair in float32 with templates that have thoughts; the draft model keeps its own."""
+    folder = tmp_path_factory.mktemp("templates")
+    templates = {"literal": LITERAL, "opened": OPENED, "always": ALWAYS, "channels": CHANNELS}
+    return {
+        name: (f32_pair[0], with_template(f32_pair[1], folder / f"{name}.gguf", template))
+        for name, template in templates.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def open_pair(paths: dict[str, tuple[Path, Path]]) -> Iterator[OpenPair]:
+    opened: dict[str, LLM] = {}
+
+    def make(name: str) -> LLM:
+        if name not in opened:
+            opened[name] = LLM.open(*paths[name], threads=1)
+        return opened[name]
+
+    yield make
+    for pair in opened.values():
+        pair.close()
+
+
+@pytest.fixture
+def script(paths: dict[str, tuple[Path, Path]]) -> Iterator[Script]:
+    """Opens a verifier that writes a given text in reply to QUESTION."""
+    closing: list[Model | Context | LLM] = []
+
+    def make(name: str, text: str, **options: object) -> tuple[LLM, list[int]]:
+        model = Model.load(paths[name][1])
+        context = Context(model, n_ctx=512, threads=1)
+        verifier = ForcedVerifier(model, context)
+        pair = LLM(model, draft=None, verifier=verifier)
+        closing.extend([model, context, pair])
+        end = model.end_of_turn
+        assert end is not None
+        reply = model.tokenize(text).tolist()  # <|end|> is plain text here: it would end the turn
+        verifier.says(pair.prompt_ids(QUESTION, ReplyOptions(**options)), (*reply, end))  # type: ignore[arg-type]
+        return pair, reply
+
+    yield make
+    for one in reversed(closing):
+        one.close()
+
+
+def pieces(tokens: list[Token], channel: Channel) -> str:
+    return b"".join(token.piece for token in tokens if token.channel is channel).decode()
+
+
+def written(reply: Reply) -> list[Token]:
+    tokens = list(reply)
+    summary = reply.summary
+    assert pieces(tokens, Channel.THINKING).rstrip() == summary.thinking
+    assert pieces(tokens, Channel.ANSWER) == summary.text
+    assert sum(token.channel is Channel.THINKING for token in tokens) == summary.thinking_tokens
+    assert len(tokens) == summary.tokens or summary.stopped_by
+    return tokens
+
+
+SCRIPTS = [
+    ("literal", "<think>\nIt was in the hall.\n</think>\n\nOn the shelf.", "It was in the hall.", "On the shelf."),
+    ("literal", "On the shelf.", "", "On the shelf."),
+    ("opened", "It was in the hall.\n</think>\n\nOn the shelf.", "It was in the hall.", "On the shelf."),
+    ("always", "It was in the hall.</think>On the shelf.", "It was in the hall.", "On the shelf."),
+    ("channels", f"<|channel|>analysis<|message|>hm{FINAL}On the shelf.", "hm", "On the shelf."),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "thought", "answer"), SCRIPTS)
+def test_a_thought_is_no_part_of_the_answer(script: Script, name: str, text: str, thought: str, answer: str) -> None:
+    pair, _ = script(name, text)
+    reply = pair.reply(QUESTION, retrieval="off")
+    written(reply)
+    summary = reply.summary
+    assert (summary.thinking, summary.text, summary.finish_reason) == (thought, answer, "stop")
+    assert (summary.thinking_tokens > 0) is bool(thought)
+
+
+def test_max_tokens_limits_the_answer_and_max_total_both(script: Script) -> None:
+    thought = "It was in the hall, and then in the kitchen, and then in the garden."
+    pair, ids = script("opened", f"{thought}{CLOSING}On the shelf in the kitchen.")
+    whole = pair.reply(QUESTION, retrieval="off")
+    written(whole)
+    reply = pair.reply(QUESTION, retrieval="off", max_tokens=3)
+    tokens = written(reply)
+    assert reply.summary.thinking == thought
+    assert [token.id for token in tokens if token.channel is Channel.ANSWER] == ids[whole.summary.thinking_tokens :][:3]
+    assert reply.summary.finish_reason == "length"
+    reply = pair.reply(QUESTION, retrieval="off", max_total=5)
+    assert [token.id for token in written(reply)] == ids[:5]
+    assert (reply.summary.text, reply.summary.finish_reason) == ("", "length")
+
+
+def test_stop_sequences_are_those_of_the_answer(script: Script) -> None:
+    pair, _ = script("opened", f"It was in the hall.{CLOSING}On the shelf in the kitchen.")
+    reply = pair.reply(QUESTION, retrieval="off", stop=(" the",))
+    written(reply)
+    assert (reply.summary.thinking, reply.summary.text) == ("It was in the hall.", "On")
+    assert reply.summary.stopped_by == " the"
+
+
+WAYS: dict[str, dict[str, object]] = {
+    "the pair": {},
+    "the draft model's drafts": {"retrieval": "off"},
+    "sampled": {"retrieval": "off", "temperature": 1.0, "seed": 7},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("limit", [0, 1, 5])
+def test_a_thought_is_ended_at_its_limit_and_the_answer_is_the_verifiers(
+    open_pair: OpenPair, way: str, limit: int
+) -> None:
+    """The rest is what the verifier writes after the prompt, the thought and the markup."""
+    pair, options = open_pair("always"), {"max_tokens": 12, **WAYS[way]}
+    reply = pair.reply(case(3), think=limit, **options)  # type: ignore[arg-type]
+    tokens = written(reply)
+    assert reply.summary.thinking_tokens == limit
+    prompt = pair.prompt_ids(case(3)).tolist()
+    markup = pair._text.tokenize(CLOSING, special=True).tolist()
+    thought = [token.id for token in tokens[:limit]]
+    free = pair.complete([*prompt], **{**options, "max_tokens": max(1, limit)})  # type: ignore[arg-type]
+    assert thought == [token.id for token in free][:limit]
+    rest = pair.complete([*prompt, *thought, *markup], **options)  # type: ignore[arg-type]
+    assert [token.id for token in tokens[limit:]] == [token.id for token in rest]
+    assert reply.summary.text == rest.summary.text.lstrip()
+
+
+def test_a_thought_that_the_model_begins_itself_can_be_ended_at_once(script: Script) -> None:
+    pair, ids = script("literal", "<think>\nIt was in the hall.\n</think>\n\nOn the shelf.", think=0)
+    opening = len(pair._text.tokenize("<think>", special=True))
+    reply = pair.reply(QUESTION, think=0, retrieval="off", max_tokens=4)
+    tokens = written(reply)
+    assert [token.id for token in tokens[:opening]] == ids[:opening]
+    assert reply.summary.thinking == ""
+    assert reply.summary.thinking_tokens == opening
+
+
+def test_think_sets_what_the_template_reads(open_pair: OpenPair) -> None:
+    pair = open_pair("opened")
+    text = pair._text.detokenize
+    by_think = {
+        think: text(pair.prompt_ids(QUESTION, ReplyOptions(think=think))).decode() for think in (None, True, 5, False)
+    }
+    assert by_think[None] == by_think[True] == by_think[5]
+    assert by_think[None].endswith("<think>\n")
+    assert by_think[False].endswith("<think>\n\n</think>\n\n")
+    given = pair.prompt_ids(QUESTION, ReplyOptions(think=True, template_args={"enable_thinking": False}))
+    assert text(given).decode() == by_think[False]
+
+
+def test_an_argument_that_the_template_does_not_read_is_refused(open_pair: OpenPair) -> None:
+    with pytest.raises(InvalidOption, match=r"'enable_thought' is no argument .* It reads enable_thinking"):
+        open_pair("opened").reply(QUESTION, template_args={"enable_thought": True})
+    for name in ("messages", "tools", "bos_token", "add_generation_prompt"):
+        with pytest.raises(InvalidOption, match=f"'{name}' is no argument"):
+            open_pair("opened").reply(QUESTION, template_args={name: ""})
+    with pytest.raises(InvalidOption, match="cannot be written as JSON"):
+        open_pair("opened").reply(QUESTION, template_args={"enable_thinking": object()})
+    text = open_pair("channels")
+    ids = text.prompt_ids(QUESTION, ReplyOptions(template_args={"reasoning_effort": "high"}))
+    assert "Reasoning: high" in text._text.detokenize(ids).decode()
+
+
+def test_a_model_without_thoughts_cannot_be_told_to_think(pair: LLM) -> None:
+    for think in (True, 5):
+        with pytest.raises(InvalidOption, match="is not known to think"):
+            pair.reply(QUESTION, think=think)
+    reply = pair.reply(QUESTION, think=False, max_tokens=3)
+    assert [token.channel for token in reply] == [Channel.ANSWER] * 3
+    with pytest.raises(InvalidOption, match="It reads none"):
+        pair.reply(QUESTION, template_args={"enable_thinking": False})
+
+
+RAW = [
+    ("channels", f"<|channel|>analysis<|message|>hm{FINAL}On the shelf."),
+    ("literal", "<think>\nhm\n</think>\n\nOn the shelf."),
+    ("always", "hm\n</think>\n\nOn the shelf."),
+    ("opened", "<think>hm</think>On the shelf."),
+]
+
+
+@pytest.mark.parametrize(("name", "raw"), RAW)
+def test_a_later_turn_has_the_answer_alone(open_pair: OpenPair, name: str, raw: str) -> None:
+    """Whether the client sends back the answer, or all that the model wrote, or both parts."""
+    pair, after = open_pair(name), Message("user", "Thanks. And the red one?")
+    wanted = pair.prompt_ids([Message("user", QUESTION), Message("assistant", "On the shelf."), after])
+    for turn in (Message("assistant", raw), Message("assistant", "On the shelf.", "hm")):
+        assert np.array_equal(pair.prompt_ids([Message("user", QUESTION), turn, after]), wanted)
+
+
+def test_a_template_gets_the_thought_of_the_turn_that_it_wants(open_pair: OpenPair) -> None:
+    pair = open_pair("literal")
+    talk = [Message("user", QUESTION), Message("assistant", "On the shelf.", "in the <|end|> hall")]
+    text = pair._text.detokenize(pair.prompt_ids(talk)).decode()
+    assert "<think>\nin the <|end|> hall\n</think>\n\nOn the shelf." in text  # its control token is plain text
+
+
+def test_draft_and_verifier_read_the_verifiers_template(open_pair: OpenPair) -> None:
+    """The draft model of this pair has another template, and drafts for the same prompt."""
+    reply = open_pair("always").reply(case(3), think=5, max_tokens=20, retrieval="off")
+    tokens = written(reply)
+    assert {token.source.value for token in tokens} >= {"accepted"}
