@@ -17,7 +17,7 @@ Edge = Callable[..., Done]
 
 SHORT = ("--max-tokens", "6")
 LONG = ("--max-tokens", "60")
-KEYS = {"id", "text", "source", "confidence", "importance", "exit_layer", "round"}
+KEYS = {"id", "text", "source", "channel", "confidence", "importance", "exit_layer", "round"}
 FIGURES = {
     "text", "prompt_tokens", "tokens", "ttft_ms", "tokens_per_second", "share_verified", "acceptance_rate",
     "mean_acceptance_length", "verifier_passes_per_token", "bytes_up", "bytes_down", "finish_reason",

@@ -21,7 +21,7 @@ from edgellm.engine import Context, Model
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Explanation, Notice, Source, Token
+from edgellm.spec.types import Channel, Explanation, Notice, Source, Token
 
 
 def scripted(events: Sequence[Event | BaseException]) -> Reply:
@@ -63,6 +63,51 @@ def test_the_answer_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> 
     assert "The verifier is gone." in shown.err
     assert "■ draft 1  ■ accepted 2" in shown.err
     assert "\x1b" not in shown.out + shown.err
+
+
+THOUGHT = [
+    Token(1, b"", Source.VERIFIER, channel=Channel.THINKING),
+    Token(2, b"hm", Source.VERIFIER, channel=Channel.THINKING),
+    Token(3, b"", Source.VERIFIER, channel=Channel.THINKING),
+    Token(4, b"Hi", Source.VERIFIER),
+]
+
+
+def test_a_thought_is_no_part_of_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    print_reply(scripted(THOUGHT), as_json=False, explain=False, stats=True)
+    shown = capsys.readouterr()
+    assert shown.out == "Hi\n"
+    assert "hm" not in shown.err
+    assert "thought for 0 s, 3 tokens\n" in shown.err
+    assert "4 tokens · 3 of them thought" in shown.err
+
+
+def test_an_empty_thought_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    print_reply(scripted([THOUGHT[0], THOUGHT[2], THOUGHT[3]]), as_json=False, explain=False, stats=False)
+    assert "thought for" not in capsys.readouterr().err
+
+
+def test_a_thought_is_dim_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for events, after in ((THOUGHT, "Hi"), (THOUGHT[:2], "")):
+        monkeypatch.setattr(sys, "stdout", Terminal())
+        monkeypatch.setattr(sys, "stderr", sys.stdout)
+        print_reply(scripted(events), as_json=False, explain=False, stats=False)
+        shown = sys.stdout.getvalue()  # type: ignore[attr-defined]
+        assert "\x1b[2mhm\x1b[0m\n" in shown
+        assert shown.index("hm") < shown.index("thought for") < shown.index(after or "tokens")
+
+
+def test_json_has_the_channel_of_each_token(capsys: pytest.CaptureFixture[str]) -> None:
+    events = [*THOUGHT[:2], Token(5, b"\xc3", Source.VERIFIER, channel=Channel.THINKING), THOUGHT[3]]
+    print_reply(scripted(events), as_json=True, explain=False, stats=False)
+    *rows, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert [(row["channel"], row["text"]) for row in rows] == [
+        ("thinking", ""), ("thinking", "hm"), ("thinking", "\ufffd"), ("answer", "Hi"),
+    ]  # fmt: skip
+    assert (last["summary"]["thinking"], last["summary"]["text"]) == ("hm\ufffd", "Hi")
+    assert last["summary"]["thinking_tokens"] == 3
 
 
 def test_characters_are_put_together_across_tokens(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from edgellm.cli.commands.peers import peer_names
 from edgellm.cli.hardware_options import DRAFT, VERIFIER, HardwareOptions, with_hardware
 from edgellm.cli.help_examples import GATES, SOURCES, gate_names, model_names, source_names
 from edgellm.cli.settings import renamed
+from edgellm.cli.thinking_options import ReasoningEffort, TemplateArgs, Think, thinking
 from edgellm.cli.views.console import Loading, announce, decode, is_terminal, say
 from edgellm.cli.views.reply_printer import print_reply
 from edgellm.errors import InvalidOption
@@ -125,7 +126,10 @@ def chat(
         list[str] | None, typer.Option(metavar="FILE", help="Text file to answer from; can be given several times.")
     ] = None,
     system: Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="System prompt.")] = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of tokens in the reply.")] = 512,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of tokens in the answer.")] = 512,
+    think: Think = "auto",
+    reasoning_effort: ReasoningEffort = None,
+    template_arg: TemplateArgs = None,
     temperature: Annotated[float, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(metavar="K", help="Sample from the K likeliest tokens; 0: from all.")] = 40,
     top_p: Annotated[
@@ -154,6 +158,7 @@ def chat(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, gate=gate.value,
         budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold,
         context_lookup=renamed(ctx, "precedents", precedents, "context_lookup", context_lookup), retrieval=retrieval,
+        **thinking(think, reasoning_effort, template_arg),
     )  # fmt: skip
     texts = [_read(Path(name)) for name in context or ()]
     question = " ".join(prompt) if prompt else None
@@ -183,6 +188,7 @@ def chat(
             )  # fmt: skip
     announce(pair.verifier_reason, pair.notices)
     with pair:
+        pair.check(options)
         remember = recall(pair) if history and options.sources() else None
         session = ChatSession(
             pair, options, context=texts, system=system, remember=remember, history=stored.messages(),

@@ -40,6 +40,7 @@ from edgellm.cli.http_options import (
     served_name,
     until_stopped,
 )
+from edgellm.cli.thinking_options import ReasoningEffort, TemplateArgs, Think, thinking
 from edgellm.cli.views.console import Loading, announce, say, size
 from edgellm.errors import InvalidOption
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from edgellm.http.server import HttpServer
     from edgellm.services.server.servers import Listener, WorkerServer
     from edgellm.services.server.verification_service import ServerEvent
+    from edgellm.spec.params import ReplyOptions
 
 
 def hosts_of(server: Listener, interface: list[str] | None) -> list[str]:
@@ -235,6 +237,9 @@ def serve(
     replies: Replies = None,
     waiting: Waiting = 16,
     plan: PlanFile = None,
+    think: Think = "auto",
+    reasoning_effort: ReasoningEffort = None,
+    template_arg: TemplateArgs = None,
     memory: Annotated[
         float | None,
         typer.Option(metavar="GB", min=0.0, help="Worker: memory for layers and caches.",
@@ -255,27 +260,32 @@ def serve(
     hardware: HardwareOptions,
 ) -> None:  # fmt: skip
     from edgellm.llm.pair_stats import tidy
+    from edgellm.spec.params import ReplyOptions
 
     log_to_stderr(log_level)
     tidy()
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}[role]
+    defaults = ReplyOptions(**thinking(think, reasoning_effort, template_arg))
     options = HTTPOptions(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, paired_only)
     _check_role(role, ctx)
     if role is Role.PAIR and not http:
         raise InvalidOption("A pair is served over HTTP only.", "Leave --no-http out, or use --role verifier.")
     with http_server(options) as server:
         if role is Role.PAIR:
-            _serve_pair(server, draft, verifier, peer, plan, mesh, at_once, hardware)
+            _serve_pair(server, draft, verifier, peer, plan, mesh, at_once, defaults, hardware)
         elif role is Role.VERIFIER:
-            _serve_verifier(server, model or "edgellm-verifier", host, port, paired_only, announce, interface, hardware)
+            _serve_verifier(
+                server, model or "edgellm-verifier", host, port, paired_only, announce, interface, defaults, hardware
+            )
         else:
             _serve_worker(server, model, host, port, paired_only, memory, keep, store, announce, interface)
 
 
 _LINK = {"model", "host", "port", "paired_only", "announce", "interface"}
+_TEMPLATE = {"think", "reasoning_effort", "template_arg"}
 _USES = {
-    Role.PAIR: {"draft", "verifier", "peer", "mesh", "plan"},
-    Role.VERIFIER: _LINK,
+    Role.PAIR: {"draft", "verifier", "peer", "mesh", "plan"} | _TEMPLATE,
+    Role.VERIFIER: _LINK | _TEMPLATE,
     Role.WORKER: _LINK | {"memory", "keep", "store"},
 }
 
@@ -320,7 +330,7 @@ def _serve_worker(
 
 def _serve_pair(
     http: HttpServer | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None, mesh: str | None,
-    sessions: int, hardware: HardwareOptions,
+    sessions: int, defaults: ReplyOptions, hardware: HardwareOptions,
 ) -> None:  # fmt: skip
     from edgellm.http.handlers import ServedModel
     from edgellm.http.mesh_status import read_plan
@@ -334,7 +344,9 @@ def _serve_pair(
         opened, _ = over_devices(
             mesh, verifier, peer or (), draft, PLANNED, as_json=False, explain=False, sessions=sessions
         )
-        served = ServedModel(opened.pair, served_name(local), in_turns=False, recorder=MeshRecorder(opened))
+        served = ServedModel(
+            opened.pair, served_name(local), in_turns=False, options=defaults, recorder=MeshRecorder(opened)
+        )
     else:
         with Loading() as loading:
             pair = LLM.open(
@@ -343,8 +355,9 @@ def _serve_pair(
             )  # fmt: skip
         announce(pair.verifier_reason, pair.notices)
         linked = pair.verifier_up is not None
-        served = ServedModel(pair, pair.name if linked else served_name(local), in_turns=not linked)
+        served = ServedModel(pair, pair.name if linked else served_name(local), in_turns=not linked, options=defaults)
     with served.pair:
+        served.pair.check(defaults)
         if http is not None:
             http.open(served, plan_shown)
             print_urls(http)
@@ -359,6 +372,7 @@ def _serve_verifier(
     paired_only: bool,
     announce: bool,
     interface: list[str] | None,
+    defaults: ReplyOptions,
     hardware: HardwareOptions,
 ) -> None:
     from edgellm.http.handlers import ServedModel
@@ -382,7 +396,8 @@ def _serve_verifier(
     with ExitStack() as closing:
         if http is not None:
             pair = closing.enter_context(LLM(server.model, draft=None, verifier=server.inside()))
-            http.open(ServedModel(pair, served_name(model), in_turns=False))
+            pair.check(defaults)
+            http.open(ServedModel(pair, served_name(model), in_turns=False, options=defaults))
             print_urls(http)
         if announce:
             closing.enter_context(announcing(server, interface))

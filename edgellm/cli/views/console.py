@@ -92,7 +92,8 @@ STYLES = {
 }
 """The style of a token of each `Source`: one of the sixteen colours that every terminal has."""
 
-_STYLES = {source: Style.parse(style) for source, style in STYLES.items()}
+THOUGHT = "thinking"
+_STYLES = {source: Style.parse(style) for source, style in {**STYLES, THOUGHT: "dim"}.items()}
 
 MEANINGS = {
     "draft": "written by the draft model, not verified",
@@ -163,7 +164,10 @@ def emit(line: str) -> None:
 
 
 class TokenWriter:
-    """Writes tokens to stdout, coloured by source, and keeps track of whether the cursor is within a line."""
+    """Writes tokens to stdout, coloured by source, and keeps track of whether the cursor is within a line.
+
+    Thoughts, whose source is THOUGHT, are dim, and written on a terminal only.
+    """
 
     def __init__(self) -> None:
         self._stream = sys.stdout
@@ -171,7 +175,7 @@ class TokenWriter:
         self.in_line = False
 
     def write(self, text: str, source: str) -> None:
-        if not text:
+        if not text or (source == THOUGHT and not is_terminal(self._stream)):
             return
         text = harmless(text)
         self.in_line = not text.endswith("\n")

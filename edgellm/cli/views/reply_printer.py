@@ -11,13 +11,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.views.console import MEANINGS, STYLES, TokenWriter, emit, err, say, size
+from edgellm.cli.views.console import MEANINGS, STYLES, THOUGHT, TokenWriter, emit, err, say, size
 
 if TYPE_CHECKING:
     from edgellm.spec.stream import Reply
@@ -50,9 +51,10 @@ def print_reply(reply: Reply, *, as_json: bool, explain: bool, stats: bool) -> S
 
 def _print_text(reply: Reply) -> Counter[str]:
     from edgellm.spec.stream import Utf8
+    from edgellm.spec.types import Channel
 
-    writer, text, sources = TokenWriter(), Utf8(), Counter[str]()
-    last = ""
+    writer, texts, sources = TokenWriter(), {channel: Utf8() for channel in Channel}, Counter[str]()
+    last, thought = "", _Thought()
 
     def notice(news: Notice) -> None:
         writer.end_line()
@@ -61,25 +63,54 @@ def _print_text(reply: Reply) -> Counter[str]:
     reply.listen(on_notice=notice)
     try:
         for token in reply:
-            last = token.source
-            sources[last] += 1
-            writer.write(text.feed(token.piece), last)
-        writer.write(text.end(), last or "draft")
+            sources[token.source] += 1
+            text = texts[token.channel].feed(token.piece)
+            if token.channel is Channel.THINKING:
+                thought.observe(text)
+                writer.write(text, THOUGHT)
+            else:
+                last = token.source
+                thought.end(writer)
+                writer.write(text, last)
+        writer.write(texts[Channel.ANSWER].end(), last or "draft")
     finally:
+        thought.end(writer)
         writer.end_line()
     return sources
 
 
+class _Thought:
+    """The thought of a reply: its tokens, and the time since the first of them."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._began: float | None = None
+
+    def observe(self, text: str) -> None:
+        """Observe a token of the thought or of its markup, which has no text."""
+        self._tokens += 1
+        if text and self._began is None:
+            self._began = perf_counter()
+
+    def end(self, writer: TokenWriter) -> None:
+        """Print how long the thought was, once."""
+        if self._began is not None:
+            writer.end_line()
+            say(f"thought for {perf_counter() - self._began:.0f} s, {self._tokens} tokens", style="dim")
+            self._began = None
+
+
 def _print_json(reply: Reply) -> Counter[str]:
     """Print a JSON object per token. A token is printed once the next one is there if it ends within a character; the
-    last one gets the rest of the text."""
+    last one of a channel gets the rest of the text."""
     reply.listen(on_notice=lambda news: say(news.text))
     from edgellm.spec.stream import Utf8
 
     text, waiting = Utf8(), None
     for token in reply:
         if waiting is not None:
-            emit(token_json(*waiting))
+            before, complete = waiting
+            emit(token_json(before, complete if before.channel is token.channel else complete + text.end()))
         waiting = (token, text.feed(token.piece))
         if not text.has_partial:
             emit(token_json(*waiting))
@@ -135,12 +166,14 @@ def _watch(receiver: socket.socket, reply: Reply) -> None:
 
 
 def token_json(token: Token, text: str) -> str:
-    """Return a token as a JSON object. `text`: the characters that it completes; joined, they are the reply."""
+    """Return a token as a JSON object. `text`: the characters that it completes; joined, they are the text of its
+    channel."""
     return json.dumps(
         {
             "id": token.id,
             "text": text,
             "source": token.source,
+            "channel": token.channel,
             "confidence": _short(token.confidence),
             "importance": _short(token.importance),
             "exit_layer": token.exit_layer,
@@ -167,6 +200,8 @@ def print_summary(summary: Summary, sources: Counter[str]) -> None:
 
 def _headline(summary: Summary) -> list[str]:
     parts = [f"{summary.tokens} {'token' if summary.tokens == 1 else 'tokens'}"]
+    if summary.thinking_tokens:
+        parts.append(f"{summary.thinking_tokens} of them thought")
     if summary.tokens_per_second is not None:
         parts.append(f"{summary.tokens_per_second:.1f} tokens/s")
     if summary.ttft_ms is not None:
@@ -217,6 +252,7 @@ def _rows(summary: Summary) -> list[tuple[str, str, str]]:
     return [
         (str(summary.prompt_tokens), "prompt tokens", "the whole conversation, as the model gets it"),
         (str(summary.tokens), "tokens", "in this reply"),
+        (str(summary.thinking_tokens), "tokens of thought", "before the answer, with the markup around it"),
         (number(summary.ttft_ms, ".1f"), "ms to the first", "from the request to the first token"),
         (number(summary.tokens_per_second, ".1f"), "tokens/s", "after the first round"),
         (number(summary.share_verified, ".1%"), "verified", "tokens accepted or written by the verifier"),

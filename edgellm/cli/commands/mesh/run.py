@@ -12,6 +12,7 @@ import typer
 
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import model_names
+from edgellm.cli.thinking_options import ReasoningEffort, TemplateArgs, Think, thinking
 from edgellm.cli.views.console import say
 from edgellm.cli.views.device_table import find_home_workers, print_left_out, survey_workers
 from edgellm.errors import InvalidOption
@@ -77,7 +78,10 @@ def run(
         typer.Option(metavar="MODEL", autocompletion=model_names, help="Small model that drafts; 'none': no drafts."),
     ] = "none",
     system: Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="System prompt.")] = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum tokens of the reply.")] = 512,
+    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum tokens of the answer.")] = 512,
+    think: Think = "auto",
+    reasoning_effort: ReasoningEffort = None,
+    template_arg: TemplateArgs = None,
     temperature: Annotated[float, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy.")] = 0.0,
     seed: Annotated[
         int | None, typer.Option(metavar="N", help="Seed; the same one repeats a sampled reply.", show_default="random")
@@ -108,7 +112,10 @@ def run(
     question = " ".join(prompt)
     if not question.strip():
         raise InvalidOption("The question is empty.", 'Ask something: edgellm mesh run MODEL "Where is my mug?"')
-    reply_options = ReplyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval)
+    reply_options = ReplyOptions(
+        max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval,
+        **thinking(think, reasoning_effort, template_arg),
+    )  # fmt: skip
     fleet = _fleet(split, devices)
     file = ModelFile.open(resolve(model))
     target = PlanTarget(max(1, len(question) // 4), max_tokens, objective.value, context_length)
