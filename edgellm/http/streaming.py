@@ -121,9 +121,12 @@ class ReplyTask:
 
     def _write(self, reply: Reply) -> None:
         reply.listen(on_notice=self._publish)
-        text, tokens = Utf8(), []
+        text, tokens = Utf8(), list[Token]()
         while (token := self._next(reply)) is not None:
             self._token_times.append(perf_counter())
+            if tokens and tokens[0].channel is not token.channel:
+                self._publish(TextDelta(text.end(), tuple(tokens)))
+                tokens = []
             tokens.append(token)
             characters = text.feed(token.piece)
             if characters or not text.has_partial:

@@ -91,10 +91,11 @@ def test_a_thought_is_dim_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     for events, after in ((THOUGHT, "Hi"), (THOUGHT[:2], "")):
-        monkeypatch.setattr(sys, "stdout", Terminal())
-        monkeypatch.setattr(sys, "stderr", sys.stdout)
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setattr(sys, "stderr", terminal)
         print_reply(scripted(events), as_json=False, explain=False, stats=False)
-        shown = sys.stdout.getvalue()  # type: ignore[attr-defined]
+        shown = terminal.getvalue()
         assert "\x1b[2mhm\x1b[0m\n" in shown
         assert shown.index("hm") < shown.index("thought for") < shown.index(after or "tokens")
 

@@ -17,7 +17,7 @@ from typing import cast
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from edgellm.engine import Model
+from edgellm.engine import Message, Model
 from edgellm.errors import InvalidOption
 from edgellm.http.handlers import ServedModel
 from edgellm.http.mesh_status import PlanOut, read_plan
@@ -29,7 +29,8 @@ from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.loop import Event
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import Source
+from edgellm.spec.stream import Reply
+from edgellm.spec.types import Channel, Source
 from tests.http.conftest import HOME, QUESTION, Ask, asker
 from tests.http.test_streaming import Scripted, endless, failing, said
 
@@ -149,6 +150,44 @@ def test_each_source_has_a_colour_and_a_count_of_its_own(page: Page) -> None:
         assert len(set(zip(by_source, colours, strict=True))) == len(set(colours)) == len(Source)
         counts = page.locator("#legend .count").all_inner_texts()
         assert sorted(int(count or 0) for count in counts) == list(range(1, len(Source) + 1))
+
+
+@needs_browser
+def test_a_thought_is_folded_and_no_part_of_the_conversation(page: Page) -> None:
+    asked: list[list[Message]] = []
+
+    def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        for token in said(b"", b"<b>hm", b" hm", b""):
+            yield replace(token, channel=Channel.THINKING)
+        yield from said(b"On the", b" shelf.")
+
+    class Asked(Scripted):
+        def reply(self, *words: object, **options: object) -> Reply:
+            asked.append(cast(list[Message], words[0]))
+            return super().reply(*words, **options)
+
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(cast(LLM, Asked(script)), "made-up"))
+        page.goto(server.url)
+        say(page, "Where?")
+        expect(page.locator(".said").first).to_contain_text("tokens")
+        thought = page.locator("details.thought")
+        expect(thought.locator("summary")).to_have_text(re.compile(r"thought for \d+ s, \d tokens"))
+        expect(thought.locator("div")).not_to_be_visible()
+        expect(page.locator(".words")).to_have_text("On the shelf.")
+        thought.locator("summary").click()
+        expect(thought.locator("div")).to_have_text("<b>hm hm")
+        answer, dim = (
+            page.locator(where).evaluate("one => getComputedStyle(one).color") for where in ("body", "details.thought")
+        )
+        assert answer != dim
+        shot(page, "thought")
+        say(page, "And now?")
+        expect(page.locator(".said")).to_have_count(2)
+        expect(page.locator(".said").nth(1)).to_contain_text("tokens")
+    assert [(turn.content, turn.thinking) for turn in asked[1]] == [
+        ("Where?", ""), ("On the shelf.", ""), ("And now?", ""),
+    ]  # fmt: skip
 
 
 @needs_browser

@@ -38,11 +38,14 @@ SUMMARY = {
     "verifier_passes_per_token": MAYBE, "share_offloaded": MAYBE, "retrieved": "int", "rtt_ms_p50": MAYBE,
     "bytes_up": "int", "bytes_down": "int",
 }  # fmt: skip
-USAGE = {"prompt_tokens": "int", "completion_tokens": "int", "total_tokens": "int"}
-TOKENS = [{"id": "int", "text": "str", "source": "str", "confidence": MAYBE, "round": "int"}]
+USAGE = {
+    "prompt_tokens": "int", "completion_tokens": "int", "total_tokens": "int",
+    "completion_tokens_details": {"reasoning_tokens": "int"},
+}  # fmt: skip
+TOKENS = [{"id": "int", "text": "str", "source": "str", "channel": "str", "confidence": MAYBE, "round": "int"}]
 HEAD = {"id": "str", "object": "str", "created": "int", "model": "str", "system_fingerprint": "str"}
 OURS = {"tokens": TOKENS, "notices": [], "summary": SUMMARY}
-MESSAGE = {"role": "str", "content": "str", "refusal": "null"}
+MESSAGE = {"role": "str", "content": "str", "reasoning_content": "null", "refusal": "null"}
 TOP = {"token": "str", "logprob": "float", "bytes": ["int"]}
 CHAT_LOGPROBS = {"content": [TOP | {"top_logprobs": [TOP]}], "refusal": "null"}
 TEXT_LOGPROBS = {

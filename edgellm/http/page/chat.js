@@ -92,7 +92,27 @@ function oncePerFrame(draw) {
   return { now, soon: () => (frame ||= requestAnimationFrame(now)) };
 }
 
-// Shows one reply. Returns its text, or as much of it as arrived.
+// Shows a thought, folded, before the words of a reply.
+function thoughtBefore(words) {
+  const box = document.createElement("details");
+  box.className = "thought";
+  const title = box.appendChild(element("summary", "", "thinking …"));
+  const text = box.appendChild(element("div", ""));
+  const began = performance.now();
+  let tokens = 0;
+  words.before(box);
+  return {
+    add(token) {
+      tokens += 1;
+      text.append(token.text);
+    },
+    end() {
+      title.textContent = `thought for ${Math.round((performance.now() - began) / 1000)} s, ${tokens} tokens`;
+    },
+  };
+}
+
+// Shows one reply. Returns its answer, or as much of it as arrived.
 async function reply(body, signal) {
   const response = await fetch("/v1/chat/completions", {
     method: "POST", headers: headers(), body: JSON.stringify(body), signal,
@@ -103,7 +123,7 @@ async function reply(body, signal) {
   const words = box.appendChild(element("div", "words"));
   const stats = box.appendChild(element("p", "said"));
   const counts = {}, fresh = document.createDocumentFragment();
-  let text = "", began = 0, tokens = 0, rate = "";
+  let text = "", began = 0, tokens = 0, rate = "", thought = null;
   const view = oncePerFrame(() => {
     if (!box.isConnected) return; // another conversation has begun
     const follows = isAtEnd();
@@ -121,6 +141,12 @@ async function reply(body, signal) {
         began ||= performance.now();
         tokens += 1;
         counts[token.source] = (counts[token.source] ?? 0) + 1;
+        if (token.channel === "thinking") {
+          if (token.text) thought ??= thoughtBefore(words);
+          thought?.add(token);
+          continue;
+        }
+        if (!text) thought?.end();
         const span = element("span", token.source, token.text);
         span.title = hover(token);
         fresh.append(span);
@@ -139,6 +165,7 @@ async function reply(body, signal) {
     else if (error.message === "network error") showError("The connection to the server was lost during the reply.");
     else showError(error.message);
   } finally {
+    if (!text) thought?.end();
     view.now();
     box.classList.remove("writing");
   }

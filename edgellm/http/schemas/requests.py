@@ -11,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from edgellm.engine import Message
 from edgellm.http.schemas.errors import invalid_request
@@ -116,9 +116,11 @@ class GenerationRequest(RequestModel):
                 "stream_options is given, but stream is not true. Set stream to true, or leave stream_options out.",
                 "stream_options",
             )
+        most = self._max_tokens()
         return replace(
             defaults,
-            max_tokens=self._max_tokens() or context_length,
+            max_tokens=most or context_length,
+            max_total=most,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
@@ -152,20 +154,46 @@ class TextPart(RequestModel):
 class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[TextPart], Field(max_length=1000)]
+    reasoning_content: str = Field(
+        "", max_length=MAX_TEXT, description="The thought before an assistant's content; most models get none back."
+    )
 
     def message(self) -> Message:
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return Message("system" if self.role == "developer" else self.role, text)
+        thought = self.reasoning_content if self.role == "assistant" else ""
+        return Message("system" if self.role == "developer" else self.role, text, thought)
 
 
 class ChatRequest(GenerationRequest):
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
-    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The longest reply; null: what fits.")
+    max_tokens: int | None = Field(
+        None, ge=1, le=MAX_TOKENS, description="The longest reply, with its thought; null: what fits."
+    )
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The newer name of max_tokens.")
     logprobs: bool = Field(False, description="Report the log-probability of each token.")
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="Report those of this many other tokens, too; needs logprobs."
     )
+    reasoning_effort: str | None = Field(
+        None, max_length=40, description="How much to think, as a level that the model knows; none: not at all."
+    )
+    chat_template_kwargs: dict[str, JsonValue] = Field(
+        {}, max_length=100, description="Arguments for the chat template, such as enable_thinking."
+    )
+    think: bool | Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
+        None, description="Whether to think, or for how many tokens at most. Our extension."
+    )
+
+    def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
+        """See `GenerationRequest.options`."""
+        think = defaults.think if self.think is None else self.think
+        arguments: dict[str, object] = {**defaults.template_args}
+        if self.reasoning_effort == "none":
+            think = False
+        elif self.reasoning_effort is not None:
+            arguments["reasoning_effort"] = self.reasoning_effort
+        chosen = super().options(defaults, context_length)
+        return replace(chosen, think=think, template_args=arguments | self.chat_template_kwargs)
 
     def _max_tokens(self) -> int | None:
         given = {number for number in (self.max_tokens, self.max_completion_tokens) if number is not None}

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from edgellm.spec.types import Logprobs, Notice, Source, Summary, Token
+from edgellm.spec.types import Channel, Logprobs, Notice, Source, Summary, Token
 
 Rounded: TypeAlias = Annotated[float, AfterValidator(lambda value: round(value, 4))]
 Logprob: TypeAlias = Annotated[float, AfterValidator(lambda value: max(value, -9999.0))]  # OpenAI's value for log 0
@@ -40,10 +40,15 @@ class ModelList(BaseModel):
     data: list[ModelInfo]
 
 
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Timings(BaseModel):
@@ -63,11 +68,13 @@ class Timings(BaseModel):
 
 
 class TokenInfo(BaseModel):
-    """A token and who wrote it. `text` is the characters that it completes; joined, they are the content."""
+    """A token, who wrote it, and its channel. `text` is the characters that it completes; joined, they are the text of
+    that channel."""
 
     id: int
     text: str
     source: Source
+    channel: Channel
     confidence: Rounded | None
     round: int
 
@@ -135,6 +142,7 @@ class CompletionLogprobs(BaseModel):
 class AssistantMessage(BaseModel):
     role: Literal["assistant"]
     content: str
+    reasoning_content: str | None
     refusal: None
 
 
@@ -148,6 +156,7 @@ class ChatChoice(BaseModel):
 class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -209,10 +218,15 @@ class CompletionChunk(_Chunk):
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Whole characters, and the tokens that they come from: several where a character is made of several."""
+    """Whole characters of one channel, and the tokens that they come from: several where a character is made of
+    several."""
 
     text: str
     tokens: tuple[Token, ...]
+
+    @property
+    def channel(self) -> Channel:
+        return self.tokens[0].channel if self.tokens else Channel.ANSWER
 
 
 class ResponseBuilder(ABC):
@@ -237,7 +251,7 @@ class ResponseBuilder(ABC):
         return []
 
     def chunk(self, delta: TextDelta) -> BaseModel:
-        choice = self._chunk_choice(delta.text, self._logprobs([delta]))
+        choice = self._chunk_choice(delta.text, self._logprobs([delta]), channel=delta.channel)
         return self._make_chunk(choice, edgellm=ChunkExtension(tokens=_token_infos([delta])))
 
     def notice(self, notice: Notice) -> BaseModel:
@@ -251,7 +265,11 @@ class ResponseBuilder(ABC):
         return [*chunks, self._make_chunk(usage=_usage(summary))] if self._include_usage else chunks
 
     def whole(self, deltas: Sequence[TextDelta], notices: Sequence[Notice], summary: Summary) -> BaseModel:
-        text, finish_reason = "".join(delta.text for delta in deltas), _FINISH_REASONS[summary.finish_reason]
+        finish_reason = _FINISH_REASONS[summary.finish_reason]
+        text, thought = (
+            "".join(delta.text for delta in deltas if delta.channel is channel)
+            for channel in (Channel.ANSWER, Channel.THINKING)
+        )
         extension = Extension(
             tokens=_token_infos(deltas),
             notices=[notice.text for notice in notices],
@@ -259,7 +277,7 @@ class ResponseBuilder(ABC):
         )
         model, kind = self._whole
         return model(
-            object=kind, choices=[self._whole_choice(text, self._logprobs(deltas), finish_reason)],
+            object=kind, choices=[self._whole_choice(text, thought, self._logprobs(deltas), finish_reason)],
             usage=_usage(summary), timings=_timings(summary), edgellm=extension, **self._head,
         )  # fmt: skip
 
@@ -271,10 +289,13 @@ class ResponseBuilder(ABC):
         return self._piece(token).decode("utf-8", "replace")
 
     @abstractmethod
-    def _whole_choice(self, text: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel: ...
+    def _whole_choice(self, text: str, thought: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel: ...
 
     @abstractmethod
-    def _chunk_choice(self, text: str | None = None, logprobs: Any = None, finish_reason: Any = None) -> BaseModel:
+    def _chunk_choice(
+        self, text: str | None = None, logprobs: Any = None, finish_reason: Any = None,
+        channel: Channel = Channel.ANSWER,
+    ) -> BaseModel:  # fmt: skip
         """Return the choice of a chunk; `text` is None where nothing was written."""
 
     @abstractmethod
@@ -293,12 +314,20 @@ class ChatResponseBuilder(ResponseBuilder):
         delta = ChatDelta(role="assistant", content="")
         return [self._make_chunk(ChatChunkChoice(index=0, delta=delta, logprobs=None, finish_reason=None))]
 
-    def _whole_choice(self, text: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel:
-        message = AssistantMessage(role="assistant", content=text, refusal=None)
+    def _whole_choice(self, text: str, thought: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel:
+        message = AssistantMessage(
+            role="assistant", content=text, reasoning_content=thought.rstrip() or None, refusal=None
+        )
         return ChatChoice(index=0, message=message, logprobs=logprobs, finish_reason=finish_reason)
 
-    def _chunk_choice(self, text: str | None = None, logprobs: Any = None, finish_reason: Any = None) -> BaseModel:
-        delta = ChatDelta() if text is None else ChatDelta(content=text)
+    def _chunk_choice(
+        self, text: str | None = None, logprobs: Any = None, finish_reason: Any = None,
+        channel: Channel = Channel.ANSWER,
+    ) -> BaseModel:  # fmt: skip
+        if text is None:
+            delta = ChatDelta()
+        else:
+            delta = ChatDelta(content=text) if channel is Channel.ANSWER else ChatDelta(reasoning_content=text)
         return ChatChunkChoice(index=0, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
 
     def _logprobs(self, deltas: Sequence[TextDelta]) -> BaseModel | None:
@@ -307,6 +336,7 @@ class ChatResponseBuilder(ResponseBuilder):
                 **self._logprob(token.id, found.own), top_logprobs=[TopLogprob(**self._logprob(*one)) for one in top]
             )
             for token, found, top in _tokens_with_logprobs(deltas)
+            if token.channel is Channel.ANSWER
         ]
         return ChatLogprobs(content=content, refusal=None) if content else None
 
@@ -322,10 +352,13 @@ class CompletionResponseBuilder(ResponseBuilder):
     _chunk = (CompletionChunk, "text_completion")
     _offset = 0  # of the next token, in characters
 
-    def _whole_choice(self, text: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel:
+    def _whole_choice(self, text: str, thought: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel:  # noqa: ARG002
         return self._chunk_choice(text, logprobs, finish_reason)
 
-    def _chunk_choice(self, text: str | None = None, logprobs: Any = None, finish_reason: Any = None) -> BaseModel:
+    def _chunk_choice(
+        self, text: str | None = None, logprobs: Any = None, finish_reason: Any = None,
+        channel: Channel = Channel.ANSWER,  # noqa: ARG002  a completion has no thoughts
+    ) -> BaseModel:  # fmt: skip
         return CompletionChoice(index=0, text=text or "", logprobs=logprobs, finish_reason=finish_reason)
 
     def _logprobs(self, deltas: Sequence[TextDelta]) -> BaseModel | None:
@@ -356,7 +389,7 @@ def _token_infos(deltas: Sequence[TextDelta]) -> list[TokenInfo]:
     return [
         TokenInfo(
             id=token.id, text=delta.text if number == len(delta.tokens) else "", source=token.source,
-            confidence=token.confidence, round=token.round,
+            channel=token.channel, confidence=token.confidence, round=token.round,
         )
         for delta in deltas
         for number, token in enumerate(delta.tokens, 1)
@@ -365,7 +398,10 @@ def _token_infos(deltas: Sequence[TextDelta]) -> list[TokenInfo]:
 
 def _usage(summary: Summary) -> Usage:
     prompt, reply = summary.prompt_tokens, summary.tokens
-    return Usage(prompt_tokens=prompt, completion_tokens=reply, total_tokens=prompt + reply)
+    details = CompletionTokensDetails(reasoning_tokens=summary.thinking_tokens)
+    return Usage(
+        prompt_tokens=prompt, completion_tokens=reply, total_tokens=prompt + reply, completion_tokens_details=details
+    )
 
 
 def _timings(summary: Summary) -> Timings:

@@ -1,0 +1,147 @@
+"""Thoughts over HTTP: a field of their own in messages, deltas and usage, and switches in requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from edgellm.http.handlers import ServedModel
+from edgellm.http.schemas.requests import ChatRequest
+from edgellm.http.server import HttpServer
+from edgellm.llm import LLM
+from edgellm.spec.params import ReplyOptions
+from edgellm.spec.types import Channel
+from testkit.thinking_templates import ALWAYS, CHANNELS, OPENED, with_template
+from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
+
+CHAT = "/v1/chat/completions"
+Serve = Callable[..., tuple[LLM, Ask, str]]
+
+
+@pytest.fixture(scope="module")
+def serve(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Servers over the bundled verifier, by the template."""
+    folder, closing = tmp_path_factory.mktemp("templates"), list[Any]()
+    templates = {"always": ALWAYS, "opened": OPENED, "channels": CHANNELS}
+
+    def make(name: str, **defaults: Any) -> tuple[LLM, Ask, str]:
+        path = folder / f"{name}.gguf"
+        if not path.exists():
+            with_template(f32_pair[1], path, templates[name])
+        pair = LLM.open("none", path, threads=1)
+        server = HttpServer(HOME)
+        closing.extend([pair, server.__enter__()])
+        server.open(ServedModel(pair, "thinker", options=ReplyOptions(**defaults)))
+        return pair, asker(server), server.url
+
+    yield make
+    for one in reversed(closing):
+        one.__exit__(None, None, None) if isinstance(one, HttpServer) else one.close()
+
+
+def test_a_thought_is_a_field_of_its_own(serve: Serve) -> None:
+    pair, ask, url = serve("always")
+    reply = pair.reply(QUESTION, think=5)
+    tokens = list(reply)
+    wanted = reply.summary
+    assert wanted.thinking
+    answer = ask("POST", CHAT, conversation(think=5)).json
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (wanted.thinking, wanted.text)
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 5}
+    assert answer["usage"]["completion_tokens"] == len(tokens)
+    channels = [token["channel"] for token in answer["edgellm"]["tokens"]]
+    assert channels == [token.channel.value for token in tokens]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        stream = client.chat.completions.create(
+            model="thinker", messages=[{"role": "user", "content": QUESTION}], stream=True, extra_body={"think": 5}
+        )
+        parts = {"content": "", "reasoning_content": ""}
+        for chunk in stream:
+            for name in parts:
+                parts[name] += getattr(chunk.choices[0].delta, name, None) or ""
+    assert parts["reasoning_content"].rstrip() == wanted.thinking
+    assert parts["content"] == wanted.text
+
+
+def test_a_message_can_be_sent_back_as_it_came(serve: Serve) -> None:
+    _, ask, _ = serve("always")
+    first = ask("POST", CHAT, conversation(think=5)).json["choices"][0]["message"]
+    more = {"role": "user", "content": "And now?"}
+    turns = [{"role": "user", "content": QUESTION}, first, more]
+    short = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": first["content"]}, more]
+    answers = [ask("POST", CHAT, {"messages": one, "think": 0, "max_tokens": 4}) for one in (turns, short)]
+    assert [answer.status for answer in answers] == [200, 200]
+    assert answers[0].json["choices"] == answers[1].json["choices"]
+
+
+def test_raw_markup_in_the_history_is_reduced_to_the_answer(serve: Serve) -> None:
+    _, ask, _ = serve("channels")
+    raw = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>On the shelf."
+    answers = [
+        ask("POST", CHAT, {"messages": [
+            {"role": "user", "content": QUESTION}, {"role": "assistant", "content": content},
+            {"role": "user", "content": "And now?"},
+        ], "max_tokens": 4})
+        for content in (raw, "On the shelf.")
+    ]  # fmt: skip
+    assert [answer.status for answer in answers] == [200, 200]
+    assert answers[0].json["usage"] == answers[1].json["usage"]
+    assert answers[0].json["choices"] == answers[1].json["choices"]
+
+
+def test_max_tokens_limits_thought_and_answer_together(serve: Serve) -> None:
+    _, ask, _ = serve("always")
+    answer = ask("POST", CHAT, conversation(max_tokens=3)).json
+    assert answer["usage"]["completion_tokens"] == 3
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["choices"][0]["message"]["content"] == ""
+    assert answer["choices"][0]["message"]["reasoning_content"]
+
+
+def asked(defaults: ReplyOptions | None = None, **request: Any) -> tuple[object, dict[str, object]]:
+    chosen = ChatRequest.model_validate({**conversation(), **request}).options(defaults or ReplyOptions(), 100)
+    return chosen.think, dict(chosen.template_args)
+
+
+def test_what_requests_and_the_server_ask_for() -> None:
+    served = ReplyOptions(think=7, template_args={"a": 1, "b": 1})
+    assert asked() == (None, {})
+    assert asked(served) == (7, {"a": 1, "b": 1})
+    assert asked(served, think=False, chat_template_kwargs={"a": 2}) == (False, {"a": 2, "b": 1})
+    assert asked(served, reasoning_effort="none") == (False, {"a": 1, "b": 1})
+    assert asked(reasoning_effort="high") == (None, {"reasoning_effort": "high"})
+
+
+def test_templates_arguments_are_passed_on_or_refused(serve: Serve) -> None:
+    pair, ask, _ = serve("opened")
+    sizes = {
+        len(pair.prompt_ids(QUESTION, ReplyOptions(template_args={"enable_thinking": thinks}))) for thinks in (0, 1)
+    }
+    seen = {
+        ask("POST", CHAT, conversation(max_tokens=2, chat_template_kwargs={"enable_thinking": thinks}))
+        .json["usage"]["prompt_tokens"]
+        for thinks in (False, True)
+    }  # fmt: skip
+    assert seen == sizes
+    assert len(sizes) == 2
+    answer = ask("POST", CHAT, conversation(chat_template_kwargs={"enable_thought": True}))
+    assert answer.status == 400
+    assert "It reads enable_thinking" in answer.error["message"]
+    assert ask("POST", CHAT, conversation(reasoning_effort="low")).status == 400
+    assert ask("POST", CHAT, conversation(reasoning_effort="none", max_tokens=2)).status == 200
+    _, ask, _ = serve("channels")
+    assert ask("POST", CHAT, conversation(reasoning_effort="low", max_tokens=2)).status == 200
+
+
+def test_a_served_default_limits_thoughts(serve: Serve) -> None:
+    pair, ask, _ = serve("always", think=4)
+    tokens = list(pair.reply(QUESTION, think=4))
+    answer = ask("POST", CHAT, conversation()).json
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
+    assert answer["usage"]["completion_tokens"] == len(tokens)
+    assert sum(token.channel is Channel.THINKING for token in tokens) == 4
