@@ -184,7 +184,7 @@ def _close_thought(text: Model, state: GenerationState, channels: ChannelSplitte
     ids = text.tokenize(text.thinking.closing, special=True)
     if closed := state.close_thought(ids):
         channels.close_thought()
-        stats.ids += ids.tolist()
+        stats.insert(ids.tolist())
     return closed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 
@@ -100,6 +101,10 @@ class Stats:
             self.thinking_tokens += 1
         else:
             self.pieces.append(token.piece)
+
+    def insert(self, ids: Sequence[int]) -> None:
+        """Add tokens that no model wrote, and that are not yielded."""
+        self.ids += ids
 
     def finish(self, reason: str) -> None:
         """Record the `reason` for which the reply ends; see `Summary.finish_reason`."""
