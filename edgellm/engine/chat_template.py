@@ -55,11 +55,11 @@ _KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")  # variables that 
 
 
 class Template:
-    """A chat template; several threads may render it at the same time, by turns."""
+    """A chat template and the name of its `model`; several threads may render it at the same time, by turns."""
 
     def __init__(self, source: str, model: str) -> None:
         """Set up; `model` is the name for messages. Nothing is compiled yet, and no process started."""
-        self._source, self._model = source, model
+        self.source, self.model = source, model
         self._is_known = hashlib.sha256(source.encode("utf-8", "replace")).hexdigest() in KNOWN
         self._child: ChildProcess | None = None
         self._has_source = False  # of the child
@@ -92,7 +92,7 @@ class Template:
 
     def arguments(self) -> list[str]:
         """Return the names of the arguments that the template reads, sorted. Raises what `render` raises."""
-        return self._do(lambda: arguments(self._source), self._arguments)
+        return self._do(lambda: arguments(self.source), self._arguments)
 
     def _do(self, here: Callable[[], T], there: Callable[[ChildProcess], T]) -> T:
         """Return the result of `here` for a known template, else that of `there`."""
@@ -101,8 +101,8 @@ class Template:
                 return here()
             except Exception as error:  # noqa: BLE001  as in the child
                 raise self._refused(describe(error)) from None
-        if len(self._source) > MOST_SOURCE:
-            raise self._refused(f"it has {len(self._source)} characters; at most {MOST_SOURCE} are allowed")
+        if len(self.source) > MOST_SOURCE:
+            raise self._refused(f"it has {len(self.source)} characters; at most {MOST_SOURCE} are allowed")
         with self._lock:
             for _ in range(2):
                 with suppress(BrokenPipeError):  # it has ended since the last time
@@ -117,7 +117,7 @@ class Template:
 
     @cached_property
     def _renderer(self) -> Renderer:
-        return compile_template(self._source)
+        return compile_template(self.source)
 
     def _running(self) -> ChildProcess:
         """Return the child process, another one where it has ended."""
@@ -129,7 +129,7 @@ class Template:
     def _render(self, child: ChildProcess, conversation: Mapping[str, object]) -> str:
         if not self._has_source:
             self._await_start(child)
-            self._ask(child, {"source": self._source})
+            self._ask(child, {"source": self.source})
             self._has_source = True
         return self._ask(child, conversation)
 
@@ -137,7 +137,7 @@ class Template:
         if not self._has_source:
             self._await_start(child)
         try:
-            names = json.loads(self._ask(child, {"arguments_of": self._source}))
+            names = json.loads(self._ask(child, {"arguments_of": self.source}))
         except (ValueError, RecursionError) as error:
             raise self._refused(f"its arguments are unknown: {error}") from None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -174,7 +174,7 @@ class Template:
 
     def _refused(self, why: str) -> ModelUnsupported:
         return ModelUnsupported(
-            f"The chat template of {self._model} fails: {why}.",
+            f"The chat template of {self.model} fails: {why}.",
             "Change the conversation (roles may have to alternate), or use another model.",
         )
 

@@ -253,6 +253,22 @@ class Model:
         self._check_vocabulary()
         return self._begun(self._chat_template.prompt(messages, arguments, most, should_stop))
 
+    @property
+    def chat_template_source(self) -> str:
+        """The source of the chat template; empty without one."""
+        return "" if self._template is None else self._template.source
+
+    def use_chat_template(self, source: str, model: str) -> None:
+        """Render conversations by `source` from now on, the chat template of `model`, for which this one drafts."""
+        if source == self.chat_template_source:
+            return
+        if self._template is not None:
+            self._template.close()
+        self._template = Template(source, model)
+        self._template.start()
+        for known in ("_chat_template", "thinking"):
+            vars(self).pop(known, None)
+
     def check_template_arguments(self, arguments: Mapping[str, object]) -> None:
         """Check that the chat template reads all `arguments`.
 
@@ -266,8 +282,7 @@ class Model:
     @cached_property
     def thinking(self) -> ThinkingMarkup | None:
         """The markup of the model's thoughts; None if it is not known to think."""
-        source = self.metadata.get("tokenizer.chat_template", "")
-        return find_markup(source, lambda text: len(self.tokenize(text, special=True)) == 1)
+        return find_markup(self.chat_template_source, lambda text: len(self.tokenize(text, special=True)) == 1)
 
     def plain_prompt(self, text: str, *, most: int | None = None, should_stop: ShouldStop = never) -> Ids:
         """Return the ids of `text`, shape (n,), with BOS before it, if the model wants one. Names of control tokens
@@ -307,7 +322,7 @@ class Model:
             text=self._special_text,
             is_control=lambda token: bool(self._attributes(token) & _HIDDEN),
         )
-        return ChatTemplate(self._template, bos, eos, tokenizer, self.name)
+        return ChatTemplate(self._template, bos, eos, tokenizer, self._template.model)
 
     def _attributes(self, token: int) -> int:
         self._check_vocabulary()

@@ -124,7 +124,8 @@ class OpenedVerifier:
 
 def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: ExitStack) -> OpenedVerifier:
     """Open the verifier at the address `where`, or the best one of `peers` if that is "auto", for drafts in the
-    vocabulary of `text`. Off loopback, and for every paired device, the connection uses mutual TLS.
+    vocabulary of `text`, which renders conversations by the verifier's chat template from now on. Off loopback, and for
+    every paired device, the connection uses mutual TLS.
 
     Raises what `RemoteVerifier` and `choose_verifier` raise.
     """
@@ -144,4 +145,6 @@ def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: Exit
         trust = trust_for(address)
     verifier = RemoteVerifier(address, text.vocabulary, trust=trust, device=device)
     closing.callback(verifier.close)
+    if verifier.chat_template:
+        text.use_chat_template(verifier.chat_template, verifier.name)
     return OpenedVerifier(verifier, lambda: verifier.model_hash, verifier.up, reason, str(address))

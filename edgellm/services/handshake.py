@@ -21,13 +21,15 @@ _NAME = 200  # characters of a model's name
 @dataclass(frozen=True, slots=True)
 class VerifierInfo:
     """What the verifier says of itself: the name of its model, the tokens that one session can hold, and the SHA-256
-    of the model's file in hex, empty if it is unknown. `reports_logprobs`: verdicts hold log-probabilities where one
+    of the model's file in hex, empty if it is unknown. `chat_template` is its model's, empty if it is not told.
+    `reports_logprobs`: verdicts hold log-probabilities where one
     asks."""
 
     model: str
     context_length: int
     model_hash: str = ""
     reports_logprobs: bool = False
+    chat_template: str = ""
 
 
 async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str) -> VerifierInfo:
@@ -50,7 +52,9 @@ async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, whe
         raise ProtocolError("The verifier has a context of no tokens.", SAME_VERSION)
     if len(reply.model_hash) not in (0, 32):
         raise ProtocolError(f"The verifier's model has a hash of {len(reply.model_hash)} bytes.", SAME_VERSION)
-    return VerifierInfo(reply.model[:_NAME], reply.context_length, reply.model_hash.hex(), reply.logprobs)
+    return VerifierInfo(
+        reply.model[:_NAME], reply.context_length, reply.model_hash.hex(), reply.logprobs, reply.chat_template
+    )
 
 
 def hello(vocabulary: Vocabulary) -> pb.HelloRequest:

@@ -11,6 +11,8 @@ import pytest
 from edgellm.engine import Context, Message, Model
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
+from edgellm.rpc.address import Address
+from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Token
@@ -223,6 +225,37 @@ def test_a_template_gets_the_thought_of_the_turn_that_it_wants(open_pair: OpenPa
     talk = [Message("user", QUESTION), Message("assistant", "On the shelf.", "in the <|end|> hall")]
     text = pair._text.detokenize(pair.prompt_ids(talk)).decode()
     assert "<think>\nin the <|end|> hall\n</think>\n\nOn the shelf." in text  # its control token is plain text
+
+
+@pytest.mark.parametrize("draft", ["a draft model", "none"])
+def test_a_served_verifiers_template_is_used(
+    paths: dict[str, tuple[Path, Path]], open_pair: OpenPair, f32_pair: tuple[Path, Path], draft: str
+) -> None:
+    """The device has a model with another template; thoughts are ended across the link as they are here."""
+    with (
+        Model.load(paths["always"][1]) as model,
+        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1) as server,
+    ):
+        small = f32_pair[0] if draft != "none" else None
+        with LLM.open(small, str(server.address), tokenizer=f32_pair[1], threads=1) as linked:
+            local = open_pair("always")
+            assert np.array_equal(linked.prompt_ids(case(3)), local.prompt_ids(case(3)))
+            for limit in (0, 5):
+                reply, wanted = (pair.reply(case(3), think=limit, max_tokens=12) for pair in (linked, local))
+                assert [token.id for token in written(reply)] == [token.id for token in written(wanted)]
+                assert reply.summary.thinking_tokens == limit
+
+
+def test_an_endless_template_is_not_sent(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """The greeting has a limit; devices then use their own template."""
+    long = with_template(f32_pair[1], tmp_path / "long.gguf", ALWAYS + "{# " + "-" * 2**16 + " #}")
+    with (
+        Model.load(long) as model,
+        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1) as server,
+        LLM.open("none", str(server.address), tokenizer=f32_pair[1], threads=1) as linked,
+    ):
+        assert linked._text.thinking is None
+        assert len(list(linked.reply(QUESTION, max_tokens=3))) == 3
 
 
 def test_draft_and_verifier_read_the_verifiers_template(open_pair: OpenPair) -> None:

@@ -142,7 +142,7 @@ class _Session:
         if self._service is None:
             self._service = VerificationService(
                 cast(Any, _Worker(random.Random(0))), vocabulary=VOCABULARY, model="big", model_hash="",
-                context=CONTEXT, max_waiting=128, notify=lambda _event: None,
+                chat_template="", context=CONTEXT, max_waiting=128, notify=lambda _event: None,
             )  # fmt: skip
         if self._task is None:
             self._line = _Line()

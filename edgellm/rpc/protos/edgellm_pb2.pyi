@@ -17,7 +17,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs")
+    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs", "chat_template")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class HelloReply(_message.Message):
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     vocabulary: bytes
     vocabulary_size: int
@@ -32,7 +33,8 @@ class HelloReply(_message.Message):
     context_length: int
     model_hash: bytes
     logprobs: bool
-    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ...) -> None: ...
+    chat_template: str
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., chat_template: _Optional[str] = ...) -> None: ...
 
 class VocabularyHashes(_message.Message):
     __slots__ = ("blocks",)

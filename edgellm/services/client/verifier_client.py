@@ -319,6 +319,11 @@ class RemoteVerifier(Verifier):
         """The SHA-256 of the verifier's model file in hex; empty if the verifier does not report it."""
         return self._connection.peer.model_hash
 
+    @property
+    def chat_template(self) -> str:
+        """The chat template of the verifier's model; empty if the verifier does not report it."""
+        return self._connection.peer.chat_template
+
     def up(self) -> bool:
         """Return whether the verifier is connected and takes requests."""
         return self._connection.ready()

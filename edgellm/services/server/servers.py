@@ -201,6 +201,7 @@ class VerifierServer(Listener):
             vocabulary=self.model.vocabulary,
             model=self.model.name,
             model_hash=self._model_hash,
+            chat_template=self.model.chat_template_source,
             context=self.context_length,
             max_waiting=self._max_waiting,
             notify=self._notify,

@@ -29,7 +29,7 @@ from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, PROTOCOL, READ_T
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method, caller_id
 from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.versions import MAX_VOCABULARY, parse_message
+from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, parse_message
 from edgellm.services.handshake import check_protocol, first_different_block
 from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict
 from edgellm.spec.types import Sampling
@@ -70,6 +70,7 @@ class VerificationService:
         vocabulary: Vocabulary,
         model: str,
         model_hash: str,
+        chat_template: str,
         context: int,
         max_waiting: int,
         notify: Callable[[ServerEvent], None],
@@ -84,6 +85,7 @@ class VerificationService:
         self._vocabulary = vocabulary
         self._fingerprint = bytes.fromhex(vocabulary.fingerprint)
         self._model, self._model_hash = model, bytes.fromhex(model_hash)
+        self._chat_template = chat_template if len(chat_template.encode()) <= _MAX_TEMPLATE else ""
         self._bounds = RequestLimits(vocabulary.size, context)
         self._queue, self._pacing = Queue(max_waiting), Pacing()
         self._notify = notify
@@ -123,6 +125,7 @@ class VerificationService:
             model=self._model,
             context_length=self._bounds.context,
             model_hash=self._model_hash,
+            chat_template=self._chat_template,
             logprobs=True,
         )
 
@@ -279,6 +282,7 @@ _STATUS = {
     DeviceStuck: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 _log = logging.getLogger(__name__)
+_MAX_TEMPLATE = MAX_GREETING - 4096  # bytes, so that devices can read the greeting
 _SHORTEST_BUSY_MS = 50
 _HELD_SECONDS = (
     1.0  # at most, during which a session that was answered *busy* is not read: the queue may be free sooner
