@@ -98,7 +98,7 @@ def write(
     _log.debug("reply to a prompt of %d tokens: %s", len(prompt), "; ".join((*plan.reasons, why)))
     try:
         if explain:
-            yield from (Explanation(None, reason) for reason in (*plan.reasons, why))
+            yield from (Explanation(None, reason) for reason in (*plan.reasons, why, channels.reason))
         verifier, gate = parts.verifier, plan.choice.gate
         drafts = parts.draft is not None and options.drafter is None and (verifier is not None or ngram is None)
         if options.drafter is not None and verifier is None and parts.retrieval is not None:

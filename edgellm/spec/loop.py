@@ -7,13 +7,13 @@ from itertools import count
 from time import perf_counter
 from typing import NamedTuple, Protocol, TypeAlias
 
-from edgellm.errors import EdgeError
+from edgellm.errors import EdgeError, Stopped
 from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.guarded_session import GuardedSession
 from edgellm.spec.protocols import Drafter, Gate, Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import Chunk, Decision, Explanation, Logprobs, Notice, Round, Source, Token, Verdict
+from edgellm.spec.types import Channel, Chunk, Decision, Explanation, Logprobs, Notice, Round, Source, Token, Verdict
 
 Event: TypeAlias = Token | Notice | Explanation
 
@@ -76,6 +76,8 @@ def generate(
                 state.enter(channels.channel)
             if state.should_stop():
                 return
+    except Stopped:
+        raise
     except EdgeError:  # keep the tokens held back when the verifier is lost
         yield from _held_back(channels, stats)
         raise
@@ -183,7 +185,8 @@ def merge(chunk: Chunk, verdict: Verdict | None) -> list[NewToken]:
 def _finish_full(state: GenerationState, stats: Stats) -> Iterator[Notice]:
     """Finish the reply because no room is left."""
     stats.finish("length")
-    if len(state.ids) >= state.limits.context and stats.tokens < state.limits.max_tokens:
+    thinking = state.channel is Channel.THINKING
+    if len(state.ids) >= state.limits.context and (thinking or state.answered < state.limits.max_tokens):
         yield Notice(f"The context of {state.limits.context} tokens is full: the reply ends here.")
 
 

@@ -16,6 +16,7 @@ from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Token
+from testkit import random_gguf
 from testkit.forced_verifier import ForcedVerifier
 from testkit.thinking_templates import ALWAYS, CHANNELS, LITERAL, OPENED, with_template
 from tests.spec.real import case
@@ -105,6 +106,26 @@ def test_a_thought_is_no_part_of_the_answer(script: Script, name: str, text: str
     summary = reply.summary
     assert (summary.thinking, summary.text, summary.finish_reason) == (thought, answer, "stop")
     assert (summary.thinking_tokens > 0) is bool(thought)
+
+
+def test_markup_may_be_control_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Mistral's models: they add nothing to a text, and are known by their names."""
+    monkeypatch.setattr(random_gguf, "CONTROL", (*random_gguf.CONTROL, "[THINK]", "[/THINK]"))
+    path = tmp_path / "control.gguf"
+    random_gguf.write(path, random_gguf.Shape("llama", 400, 2, 32, 2, 1, 64, 512), "F32")
+    with Model.load(path) as model, Context(model, n_ctx=256, threads=1) as context:
+        verifier = ForcedVerifier(model, context)
+        with LLM(model, draft=None, verifier=verifier, threads=1) as pair:
+            text, end = "[THINK]hm, well[/THINK]on the shelf", model.end_of_turn
+            assert end is not None
+            ids = model.tokenize(text, special=True).tolist()
+            assert [model.piece(ids[0]), model.control_text(ids[0])] == [b"", b"[THINK]"]
+            verifier.says(pair.prompt_ids(QUESTION), (*ids, end))
+            reply, reasons = pair.reply(QUESTION, retrieval="off"), list[str]()
+            reply.listen(on_explain=lambda explanation: reasons.append(explanation.text))
+            assert [token.id for token in written(reply)] == ids
+            assert (reply.summary.thinking, reply.summary.text) == ("hm, well", "on the shelf")
+            assert "the model thinks: its vocabulary has the tokens [THINK] and [/THINK]" in reasons
 
 
 def test_max_tokens_limits_the_answer_and_max_total_both(script: Script) -> None:
