@@ -63,6 +63,7 @@ class Template:
         self._is_known = hashlib.sha256(source.encode("utf-8", "replace")).hexdigest() in KNOWN
         self._child: ChildProcess | None = None
         self._has_source = False  # of the child
+        self._known_arguments: Sequence[str] | None = None
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -90,9 +91,11 @@ class Template:
         conversation = {**arguments, "messages": messages, "bos_token": bos, "eos_token": eos}
         return self._do(lambda: self._renderer(conversation), lambda child: self._render(child, conversation))
 
-    def arguments(self) -> list[str]:
+    def arguments(self) -> Sequence[str]:
         """Return the names of the arguments that the template reads, sorted. Raises what `render` raises."""
-        return self._do(lambda: arguments(self.source), self._arguments)
+        if self._known_arguments is None:
+            self._known_arguments = self._do(lambda: arguments(self.source), self._arguments)
+        return self._known_arguments
 
     def _do(self, here: Callable[[], T], there: Callable[[ChildProcess], T]) -> T:
         """Return the result of `here` for a known template, else that of `there`."""

@@ -212,7 +212,7 @@ class LLM:
         self._check_open()
         should_stop = _former_name(changes, should_stop)
         options = replace(options or ReplyOptions(), **changes)
-        self.check(options)
+        self.check_options(options)
         ids = self.prompt_ids(prompt, options, should_stop)
         return self._reply(ids, options, channels_of(self._text, ids), began)
 
@@ -233,7 +233,7 @@ class LLM:
         ids = plain_ids(self._text, prompt, self.context_length, _former_name(changes, should_stop))
         return self._reply(ids, replace(options or ReplyOptions(), **changes), ChannelSplitter(), began)
 
-    def check(self, options: ReplyOptions) -> None:
+    def check_options(self, options: ReplyOptions) -> None:
         """Raise InvalidOption where the model cannot think as `options` say, or its chat template does not read one of
         their arguments."""
         self._text.check_template_arguments(options.template_args)

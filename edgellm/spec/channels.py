@@ -179,8 +179,10 @@ def _blanks(text: bytes) -> int:
 
 
 def split_text(markup: ThinkingMarkup, text: str) -> tuple[str, str]:
-    """Return the thought and the answer in a reply's whole text, which may lack the opening that its prompt had."""
-    opened = not markup.channels and markup.closing in text
+    """Return the thought and the answer in a reply's whole text, which may lack the opening that its prompt had. An
+    answer that mentions the markup stays whole."""
+    thought, closing, _ = text.partition(markup.closing)
+    opened = not markup.channels and bool(closing) and markup.opening not in thought
     splitter, whole = ChannelSplitter(markup, opened=opened), Token(0, text.encode(), Source.VERIFIER)
     parts = dict.fromkeys(Channel, b"")
     for token in [*splitter.feed(whole), *splitter.end()]:

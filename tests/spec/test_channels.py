@@ -142,6 +142,7 @@ def test_without_markup_every_token_is_the_answer_as_it_is() -> None:
         (TAGS, "Hi", ("", "Hi")),
         (TAGS, "hm</think>\n\nHi", ("hm", "Hi")),
         (TAGS, "<think>\nhm\n</think>\n\nHi", ("hm", "Hi")),
+        (TAGS, "Between <think> and </think>.", ("", "Between <think> and </think>.")),
         (HARMONY, f"{CHANNEL}analysis{MESSAGE}hm{END}{START}assistant{CHANNEL}final{MESSAGE}Hi", ("hm", "Hi")),
         (HARMONY, f"{CHANNEL}analysis{MESSAGE}only this", ("only this", "")),
     ],

@@ -188,7 +188,7 @@ def chat(
             )  # fmt: skip
     announce(pair.verifier_reason, pair.notices)
     with pair:
-        pair.check(options)
+        pair.check_options(options)
         remember = recall(pair) if history and options.sources() else None
         session = ChatSession(
             pair, options, context=texts, system=system, remember=remember, history=stored.messages(),

@@ -357,7 +357,7 @@ def _serve_pair(
         linked = pair.verifier_up is not None
         served = ServedModel(pair, pair.name if linked else served_name(local), in_turns=not linked, options=defaults)
     with served.pair:
-        served.pair.check(defaults)
+        served.pair.check_options(defaults)
         if http is not None:
             http.open(served, plan_shown)
             print_urls(http)
@@ -396,7 +396,7 @@ def _serve_verifier(
     with ExitStack() as closing:
         if http is not None:
             pair = closing.enter_context(LLM(server.model, draft=None, verifier=server.inside()))
-            pair.check(defaults)
+            pair.check_options(defaults)
             http.open(ServedModel(pair, served_name(model), in_turns=False, options=defaults))
             print_urls(http)
         if announce:
