@@ -19,7 +19,7 @@ Think = Annotated[
 ]
 ReasoningEffort = Annotated[
     str | None,
-    typer.Option(metavar="LEVEL", help="How much to think, for models that know levels: low, medium, high.",
+    typer.Option(metavar="LEVEL", help="Level of thinking, for models that know levels: low, medium, high.",
                  show_default="the model's"),
 ]  # fmt: skip
 TemplateArgs = Annotated[
@@ -30,6 +30,7 @@ TemplateArgs = Annotated[
     ),
 ]  # fmt: skip
 
+_MOST_DIGITS = 9
 _THINK = {"auto": None, "on": True, "off": False}
 
 
@@ -46,7 +47,7 @@ def thinking(think: str, effort: str | None, arguments: Sequence[str] | None) ->
 def _think(text: str) -> bool | int | None:
     if text in _THINK:
         return _THINK[text]
-    if not text.isascii() or not text.isdigit():
+    if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
         raise InvalidOption(f"--think is {text!r}.", "Choose auto, on, off, or a number of tokens.")
     return int(text)
 

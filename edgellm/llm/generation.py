@@ -160,8 +160,9 @@ def _generate(
         gate = AlwaysGate() if parts.verifier is None else gate
     stats.count_with(choice.controller, guessed, ngram.counts if ngram is not None else None)
     try:
-        for _ in range(2):
+        for _ in range(2):  # up to the limit of a thought, and behind it
             if state.thought_is_full and not _close_thought(text, state, channels, stats):
+                stats.finish("length")
                 break
             yield from generate(
                 state, vocabulary=text, drafter=drafter, gate=gate, verifier=verifier, stats=stats, channels=channels,

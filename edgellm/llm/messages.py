@@ -47,12 +47,13 @@ def chat_ids(
         InputNotText: it is not valid Unicode.
         PromptTooLong: it does not fit the context; states both lengths.
     """
-    messages = compose(prompt) if isinstance(prompt, str) else [_without_markup(model, message) for message in prompt]
+    messages = compose(prompt) if isinstance(prompt, str) else list(prompt)
     if not messages or not messages[-1].content.strip():
         raise InvalidOption("The prompt is empty.", "Write a question.")
     for message in messages:
         _check_text(message.content)
         _check_text(message.thinking)
+    messages = [_without_markup(model, message) for message in messages]
     ids = model.chat_prompt(messages, arguments=arguments, most=context - 1, should_stop=should_stop)
     return _check_length(ids, context)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Message, Model
-from edgellm.errors import InvalidOption
+from edgellm.errors import InputNotText, InvalidOption
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
@@ -178,6 +178,17 @@ def test_a_thought_is_ended_at_its_limit_and_the_answer_is_the_verifiers(
     assert reply.summary.text == rest.summary.text.lstrip()
 
 
+def test_a_thought_that_cannot_be_ended_ends_the_reply(
+    paths: dict[str, tuple[Path, Path]], open_pair: OpenPair
+) -> None:
+    """The context has no room for the markup."""
+    prompt = len(open_pair("always").prompt_ids(QUESTION))
+    with LLM.open("none", paths["always"][1], n_ctx=prompt + 3, threads=1) as small:
+        reply = small.reply(QUESTION, think=0)
+        assert written(reply) == []
+        assert reply.summary.finish_reason == "length"
+
+
 def test_a_thought_that_the_model_begins_itself_can_be_ended_at_once(script: Script) -> None:
     pair, ids = script("literal", "<think>\nIt was in the hall.\n</think>\n\nOn the shelf.", think=0)
     opening = len(pair._text.tokenize("<think>", special=True))
@@ -234,11 +245,17 @@ RAW = [
 
 @pytest.mark.parametrize(("name", "raw"), RAW)
 def test_a_later_turn_has_the_answer_alone(open_pair: OpenPair, name: str, raw: str) -> None:
-    """Whether the client sends back the answer, or all that the model wrote, or both parts."""
+    """The client may send back the answer, all that the model wrote, or both parts."""
     pair, after = open_pair(name), Message("user", "Thanks. And the red one?")
     wanted = pair.prompt_ids([Message("user", QUESTION), Message("assistant", "On the shelf."), after])
     for turn in (Message("assistant", raw), Message("assistant", "On the shelf.", "hm")):
         assert np.array_equal(pair.prompt_ids([Message("user", QUESTION), turn, after]), wanted)
+
+
+def test_a_turn_that_is_no_text_is_refused(open_pair: OpenPair) -> None:
+    for turn in (Message("assistant", "\ud800</think>a"), Message("assistant", "a", "\ud800")):
+        with pytest.raises(InputNotText):
+            open_pair("always").reply([Message("user", QUESTION), turn, Message("user", "And?")])
 
 
 def test_a_template_gets_the_thought_of_the_turn_that_it_wants(open_pair: OpenPair) -> None:

@@ -175,13 +175,13 @@ class ChatRequest(GenerationRequest):
         None, ge=0, le=MAX_LOGPROBS, description="Report those of this many other tokens, too; needs logprobs."
     )
     reasoning_effort: str | None = Field(
-        None, max_length=40, description="How much to think, as a level that the model knows; none: not at all."
+        None, max_length=40, description="Level of thinking, for models that know levels; none: no thought."
     )
     chat_template_kwargs: dict[str, JsonValue] = Field(
         {}, max_length=100, description="Arguments for the chat template, such as enable_thinking."
     )
     think: bool | Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
-        None, description="Whether to think, or for how many tokens at most. Our extension."
+        None, description="Switches thoughts on or off, or limits their tokens. Our extension."
     )
 
     def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
