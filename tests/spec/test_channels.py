@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Generator
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine.thinking import ThinkingMarkup, find_markup
+from edgellm.errors import Stopped, VerifierLost
+from edgellm.spec import loop
 from edgellm.spec.channels import ChannelSplitter, split_text
-from edgellm.spec.types import Channel, Source, Token
+from edgellm.spec.gates.rules import AlwaysGate
+from edgellm.spec.loop import Event
+from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.stats import Stats
+from edgellm.spec.types import Channel, Notice, Source, Token
+from tests.spec.fakes import FakeVerifier, Letters
 
 TAGS = ThinkingMarkup("<think>", "</think>")
 WRAPPED = ThinkingMarkup("<think>", "</think>", ("<response>", "</response>"))
@@ -149,3 +158,35 @@ def test_without_markup_every_token_is_the_answer_as_it_is() -> None:
 )
 def test_a_whole_text_is_split_as_a_stream_is(markup: ThinkingMarkup, text: str, parts: tuple[str, str]) -> None:
     assert split_text(markup, text) == parts
+
+
+@pytest.mark.parametrize(("error", "shown"), [(Stopped(), []), (VerifierLost("Gone.", "Wait."), [b"<th"])])
+def test_what_is_held_back_is_shown_when_the_verifier_is_lost_and_not_when_the_reply_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, shown: list[bytes]
+) -> None:
+    def rounds(*_: object, **__: object) -> Generator[Event, None, None]:
+        yield Token(1, b"<th", Source.VERIFIER)
+        raise error
+
+    monkeypatch.setattr(loop, "_rounds", rounds)
+    events = loop.generate(
+        GenerationState(), vocabulary=Letters(), drafter=None, gate=AlwaysGate(), verifier=None, stats=Stats(),
+        channels=ChannelSplitter(TAGS),
+    )  # fmt: skip
+    seen: list[bytes] = []
+    with pytest.raises(type(error)):
+        seen.extend(event.piece for event in events if isinstance(event, Token))
+    assert seen == shown
+
+
+def test_a_full_context_is_told_within_a_thought() -> None:
+    state = GenerationState(np.arange(3, dtype=np.int32), limits=GenerationLimits(1, 5), channel=Channel.THINKING)
+    verifier = FakeVerifier(lambda _: np.array([0, 1], dtype=np.float32))
+    events = loop.generate(
+        state, vocabulary=Letters(), drafter=None, gate=AlwaysGate(), verifier=verifier, stats=Stats(),
+        channels=ChannelSplitter(TAGS, opened=True),
+    )  # fmt: skip
+    *tokens, notice = events
+    assert [token.channel for token in tokens if isinstance(token, Token)] == [Channel.THINKING] * 2
+    assert isinstance(notice, Notice)
+    assert "context of 5 tokens is full" in notice.text
