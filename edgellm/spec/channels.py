@@ -65,7 +65,7 @@ class ChannelSplitter:
 
     def feed(self, token: Token) -> Iterator[Token]:
         """Yield the tokens whose channel is known with `token`, in order."""
-        if not self._markers:
+        if not self._markers or not (self._markers[self._place] or self._held or self._skips_blanks):
             yield token
             return
         text = token.piece or self._control_text(token.id)
@@ -117,9 +117,11 @@ class ChannelSplitter:
 
     def _decided(self, markers: Mapping[bytes, _Place]) -> int:
         """Return the number of bytes in the buffer that cannot belong to a marker that is yet to be completed."""
-        most = min(len(self._buffer), max(map(len, markers), default=1) - 1)
-        begun = next((n for n in range(most, 0, -1) if any(m.startswith(self._buffer[-n:]) for m in markers)), 0)
-        return self._trimmed(len(self._buffer) - begun)
+        end, firsts = len(self._buffer), {marker[0] for marker in markers}
+        for at in range(max(0, end - max(map(len, markers), default=1) + 1), end):
+            if self._buffer[at] in firsts and any(marker.startswith(self._buffer[at:]) for marker in markers):
+                return self._trimmed(at)
+        return self._trimmed(end)
 
     def _trimmed(self, end: int) -> int:
         """Return `end`, or where the blanks before it begin, if they end a thought."""
@@ -141,7 +143,9 @@ class ChannelSplitter:
                     held.piece = b""
                 held.piece, held.channel = held.piece + part, channel
             if not held.rest:
-                yield replace(held.token, piece=held.piece, channel=held.channel or channel)
+                token, found = held.token, held.channel or channel
+                same = held.piece == token.piece and found is token.channel
+                yield token if same else replace(token, piece=held.piece, channel=found)
                 del self._held[0]
 
     def _enter(self, place: _Place, marker: bytes) -> None:
