@@ -147,7 +147,15 @@ def build_for(wanted: str) -> str:
     return name
 
 
-_OFFLOADS = "import sys; from llama_cpp import llama_cpp as l; sys.exit(not l.llama_supports_gpu_offload())"
+_OFFLOADS = """
+import ctypes, sys
+from llama_cpp.llama_cpp import _lib as library
+get, name = library.ggml_backend_reg_get, library.ggml_backend_reg_name
+get.argtypes, get.restype = [ctypes.c_size_t], ctypes.c_void_p
+name.argtypes, name.restype = [ctypes.c_void_p], ctypes.c_char_p
+names = {name(get(at)) for at in range(library.ggml_backend_reg_count())}
+sys.exit(not names - {b"CPU", b"BLAS", b"RPC"})
+"""
 
 
 def install_llama(option: str = "") -> None:

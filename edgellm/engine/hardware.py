@@ -92,7 +92,7 @@ class ComputeDevice:
 def compute_devices() -> list[ComputeDevice]:
     """Return all devices that the compiled llama.cpp finds on this machine, with their memory as it is now."""
     native.start()
-    ggml, base, found = native.ggml("ggml"), _base(), []
+    ggml, base, found = native.registry(), _base(), []
     for at in range(_bound(ggml, "ggml_backend_dev_count", ctypes.c_size_t)()):
         device = _bound(ggml, "ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)(at)
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -138,7 +138,7 @@ def apply(hardware: Hardware, params: Any) -> list[Any]:
         params.load_mode = _MMAP_MLOCK
     kept: list[Any] = []
     if hardware.devices:
-        ggml = native.ggml("ggml")
+        ggml = native.registry()
         by_name = _bound(ggml, "ggml_backend_dev_by_name", ctypes.c_void_p, ctypes.c_char_p)
         chosen = [by_name(device.name.encode()) for device in offload_devices(hardware.devices)]
         devices = (ctypes.c_void_p * (len(chosen) + 1))(*chosen, None)
@@ -156,7 +156,8 @@ def apply(hardware: Hardware, params: Any) -> list[Any]:
 
 @functools.cache
 def _base() -> dict[str, Any]:
-    base = native.ggml("ggml-base")
+    base = native.registry()
+    base = base if hasattr(base, "ggml_backend_dev_name") else native.ggml("ggml-base")
     sizes = ctypes.POINTER(ctypes.c_size_t)
     return {
         "name": _bound(base, "ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p),

@@ -16,7 +16,7 @@ import numpy as np
 from edgellm.engine import native
 from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokenizer
 from edgellm.engine.gguf.reader import GgufArray, ModelFile, attention_layers
-from edgellm.engine.hardware import ON_PROCESSOR, Hardware, apply
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware, apply, offload_devices
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.thinking import ThinkingMarkup, find_markup
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
@@ -75,7 +75,7 @@ class Model:
         self.is_f32 = all(t.kind == lib.GGML_TYPE_F32 for t in self.header.tensors)
         self.architecture = self.header.architecture
         layers = hardware.gpu_layers or 0
-        self.offloaded = layers != 0 and bool(lib.llama_supports_gpu_offload())
+        self.offloaded = layers != 0 and bool(offload_devices(hardware.devices))
         """Whether some layers are on a graphics card."""
         self.head_offloaded = self.offloaded and not 0 < layers <= self.n_layer
         self.attention_layers = attention_layers(self.header)

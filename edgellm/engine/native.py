@@ -103,6 +103,20 @@ class Features:
     mmap: bool
 
 
+_NO_CARDS = ("CPU", "BLAS", "RPC", "ZenDNN")  # an RPC server's backend has its address in its name
+
+
+def backends() -> list[str]:
+    """Return the names of llama.cpp's backends that are compiled in, such as CPU and CUDA."""
+    library = registry()
+    library.ggml_backend_reg_count.restype = ctypes.c_size_t
+    get = library.ggml_backend_reg_get
+    get.argtypes, get.restype = [ctypes.c_size_t], ctypes.c_void_p
+    name = getattr(library, "ggml_backend_reg_name", None) or ggml().ggml_backend_reg_name
+    name.argtypes, name.restype = [ctypes.c_void_p], ctypes.c_char_p
+    return [name(get(at)).decode("utf-8", "replace") for at in range(library.ggml_backend_reg_count())]
+
+
 def features() -> Features:
     """Return the features of the library that this process has loaded."""
     start()
@@ -114,7 +128,7 @@ def features() -> Features:
     return Features(
         version=installed,
         instructions=tuple(re.findall(r"(\w+) = 1", system_info)),
-        gpu=bool(lib.llama_supports_gpu_offload()),
+        gpu=any(not name.startswith(_NO_CARDS) for name in backends()),
         mmap=bool(lib.llama_supports_mmap()),
     )
 
@@ -301,6 +315,21 @@ def ggml(name: str = "ggml-base") -> ctypes.CDLL:
     if name == "ggml-base":
         _declare(library)
     return library
+
+
+@functools.cache
+def registry() -> ctypes.CDLL:
+    """Return the library with llama.cpp's own list of devices.
+
+    A library that is opened by its name again, where an installer has made copies of links, is another one with a list
+    of its own. So symbols are looked up behind llama.cpp, which finds those that it uses.
+    """
+    own: ctypes.CDLL = binding._lib  # noqa: SLF001  there is no other way to the loaded library
+    try:
+        _ = own.ggml_backend_dev_count
+    except AttributeError:  # Windows looks into one library alone, and has no copies
+        return ggml("ggml")
+    return own
 
 
 def _declare(library: ctypes.CDLL) -> None:
