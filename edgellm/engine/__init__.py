@@ -27,7 +27,7 @@ from edgellm.engine.lm_head import (
 )
 from edgellm.engine.model import Model
 from edgellm.engine.native import ShouldStop, Stop, never
-from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, common_prefix
+from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, VocabularyMatch, common_prefix
 
 __all__ = [
     "HEADS",
@@ -53,6 +53,7 @@ __all__ = [
     "TensorInfo",
     "Top2",
     "Vocabulary",
+    "VocabularyMatch",
     "block_ends",
     "check_cuttable",
     "check_gguf",

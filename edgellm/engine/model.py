@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
@@ -26,6 +27,7 @@ from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 
 # the bits of llama.cpp's token attributes for a token's kind; the others tell how its text is stripped
 _KINDS = 0x3F
+_ROLE = re.compile(rb"user|assistant|system|tool|model")  # templates put names such as <|user|> together
 _LONGEST_PIECE = 256  # longer ones take a second call
 _HIDDEN = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 _piece = native.bind_nonblocking(
@@ -183,7 +185,15 @@ class Model:
         kinds = bytes(
             attribute & _KINDS for attribute in map(attributes, repeat(vocab, self.n_vocab), range(self.n_vocab))
         )
-        return Vocabulary.of(pieces, kinds)
+        return Vocabulary.of(pieces, kinds, self._required(pieces, kinds))
+
+    def _required(self, pieces: Sequence[bytes], kinds: bytes) -> frozenset[int]:
+        """Return the ids that end a generation, and the control tokens that the chat template writes."""
+        template = self.metadata.get("tokenizer.chat_template", "").encode()
+        control = (i for i, kind in enumerate(kinds) if kind & lib.LLAMA_TOKEN_ATTR_CONTROL)
+        return frozenset(
+            i for i in control if self.is_eog(i) or (pieces[i] and (pieces[i] in template or _ROLE.search(pieces[i])))
+        )
 
     def tokenize(
         self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never

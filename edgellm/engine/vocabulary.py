@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -26,6 +28,27 @@ def common_prefix(a: Ids, b: Ids) -> int:
 
 BLOCK = 256
 
+# llama.cpp's kinds of tokens
+_UNUSED, _NORMAL, _CONTROL, _DEFINED, _BYTE = 2, 4, 8, 16, 32
+_WRITTEN = _NORMAL | _BYTE
+_FILLER = re.compile(rb"\[PAD\d*\]|<unused_?\d+>|<\|?(?:dummy|reserved|placeholder|extra)[\w-]*\|?>")
+
+
+Entry: TypeAlias = tuple[bytes, int]
+"""The text and the kind of a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyMatch:
+    """The outcome of comparing two vocabularies.
+
+    `different` is the lowest id that means different things; None where both are of one tokenizer. Then both have the
+    ids below `shared`, and those beyond stand for nothing.
+    """
+
+    shared: int
+    different: int | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -34,6 +57,8 @@ class Vocabulary:
     `fingerprint` is the SHA-256 over all of them in hexadecimal. `block_hashes` holds 8 bytes per 256 tokens: two sides
     whose fingerprints differ exchange these, and then the tokens of the first differing block. `pieces` shows control
     tokens as text (`<|im_end|>`); a kind is the bit that llama.cpp gives to normal, control, byte tokens and so on.
+    `required` are the ids that a conversation needs: those that end a generation, and the control tokens that the chat
+    template writes.
     """
 
     size: int
@@ -41,33 +66,56 @@ class Vocabulary:
     block_hashes: tuple[bytes, ...]
     pieces: tuple[bytes, ...]
     kinds: bytes
+    required: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, pieces: Sequence[bytes], kinds: bytes) -> Vocabulary:
+    def of(cls, pieces: Sequence[bytes], kinds: bytes, required: frozenset[int] = frozenset()) -> Vocabulary:
         """Return the hashed vocabulary of `pieces` and their `kinds`, one of each per token id."""
         whole, blocks = hashlib.sha256(), []
         for start in range(0, len(pieces), BLOCK):
-            block = b"".join(
-                struct.pack("<IB", len(piece), kind) + piece
-                for piece, kind in zip(pieces[start : start + BLOCK], kinds[start : start + BLOCK], strict=True)
-            )
+            block = _packed(pieces[start : start + BLOCK], kinds[start : start + BLOCK])
             whole.update(block)
-            blocks.append(hashlib.blake2b(block, digest_size=8).digest())
-        return cls(len(pieces), whole.hexdigest(), tuple(blocks), tuple(pieces), kinds)
+            blocks.append(_digest(block))
+        return cls(len(pieces), whole.hexdigest(), tuple(blocks), tuple(pieces), kinds, required)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the text of a token, control tokens included. It need not be whole UTF-8."""
         return self.pieces[token]
 
-    def first_difference(self, other: Vocabulary) -> int | None:
-        """Return the lowest id on which the two disagree (the shorter one's size, where it is a prefix of the longer);
-        None where they are equal."""
+    def match(self, other: Vocabulary) -> VocabularyMatch:
+        """Compare two vocabularies: models of one family often differ in how many unused tokens they have, what those
+        are called, and of which kind they are."""
+        shared = min(self.size, other.size)
         if self.fingerprint == other.fingerprint:
-            return None
-        for i in range(min(self.size, other.size)):
-            if self.pieces[i] != other.pieces[i] or self.kinds[i] != other.kinds[i]:
-                return i
-        return min(self.size, other.size)
+            return VocabularyMatch(shared)
+        longest = max(self.size, other.size)
+        unequal = (i for i, (a, b) in enumerate(zip(self.pieces, other.pieces, strict=False)) if a != b)
+        for token in chain(unequal, range(shared, longest)):
+            if self.conflicts(token, other.entry(token)) or token in other.required:
+                return VocabularyMatch(shared, token)
+        return VocabularyMatch(shared)
+
+    def written(self) -> dict[bytes, int]:
+        """Return the texts that stand for themselves in ordinary texts, each with its token: of several, the lowest
+        that is not a single byte's."""
+        found: dict[bytes, int] = {}
+        for single in (False, True):
+            for token, (piece, kind) in enumerate(zip(self.pieces, self.kinds, strict=True)):
+                if piece and bool(kind & _BYTE) == single and (kind & _DEFINED or _is_written(piece, kind)):
+                    found.setdefault(piece, token)
+        return found
+
+    def entry(self, token: int) -> Entry | None:
+        """Return the text and the kind of a token, None beyond the vocabulary."""
+        return (self.pieces[token], self.kinds[token]) if token < self.size else None
+
+    def conflicts(self, token: int, theirs: Entry | None) -> bool:
+        """Return whether `token`, which is `theirs` in another vocabulary (None: missing there), shows that the two are
+        of different tokenizers: its texts differ, and it is required, or one of them is written in ordinary texts."""
+        ours = self.entry(token)
+        if ours is not None and theirs is not None and ours[0] == theirs[0]:
+            return False
+        return token in self.required or any(one is not None and _is_written(*one) for one in (ours, theirs))
 
     def first_different_block(self, hashes: Sequence[bytes]) -> int | None:
         """Return the first block of 256 tokens whose hash differs from the given one; None where all are equal."""
@@ -75,3 +123,21 @@ class Vocabulary:
             if mine != theirs:
                 return i
         return None if len(hashes) == len(self.block_hashes) else min(len(hashes), len(self.block_hashes))
+
+
+def block_hash(pieces: Sequence[bytes], kinds: bytes) -> bytes:
+    """Return the hash of a block of up to 256 tokens, as in `Vocabulary.block_hashes`."""
+    return _digest(_packed(pieces, kinds))
+
+
+def _packed(pieces: Sequence[bytes], kinds: bytes) -> bytes:
+    return b"".join(struct.pack("<IB", len(piece), kind) + piece for piece, kind in zip(pieces, kinds, strict=True))
+
+
+def _digest(block: bytes) -> bytes:
+    return hashlib.blake2b(block, digest_size=8).digest()
+
+
+def _is_written(piece: bytes, kind: int) -> bool:
+    """Return whether a token occurs in ordinary texts, and not only as padding or as a control token."""
+    return bool(kind & _WRITTEN) and not kind & (_UNUSED | _CONTROL) and not _FILLER.fullmatch(piece)

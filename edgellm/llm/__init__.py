@@ -2,7 +2,7 @@
 
 from edgellm.llm.llm import LLM, generate
 from edgellm.llm.messages import compose
-from edgellm.llm.model_loading import AUTO, DRAFT, VERIFIER, Named, Progress, check_vocabularies, is_address
+from edgellm.llm.model_loading import AUTO, DRAFT, VERIFIER, Named, Progress, is_address
 from edgellm.llm.pair_stats import find_profile, profile_path, read_profile
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "VERIFIER",
     "Named",
     "Progress",
-    "check_vocabularies",
     "compose",
     "find_profile",
     "generate",

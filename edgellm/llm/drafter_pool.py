@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 from edgellm.engine import Capture, Context, GgufHeader, Model, cut, head_pays
 from edgellm.engine.gguf.shard import check_cuttable
@@ -16,8 +17,11 @@ from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ALTERNATIVES
+from edgellm.spec.drafters.translation import TokenTranslation, TranslatedDrafter
 from edgellm.storage import cache_dir
 from edgellm.storage.state import private_folder
+
+PooledDrafter: TypeAlias = ModelDrafter | EarlyExitDrafter | TranslatedDrafter
 
 SPARE = 16  # cells of the cache for a branch, at least
 
@@ -38,15 +42,26 @@ class DrafterKind:
 class Drafters:
     """The drafters of one model, one per running reply. Of idle ones, only those of the last kind are kept."""
 
-    def __init__(self, model: Model, n_ctx: int, threads: int | None, fingerprint: Callable[[], str]) -> None:
-        """`fingerprint` returns that of the model's file; it is called where shards of the file are cut."""
+    def __init__(
+        self,
+        model: Model,
+        n_ctx: int,
+        threads: int | None,
+        fingerprint: Callable[[], str],
+        *,
+        shared: int | None = None,
+        translation: TokenTranslation | None = None,
+    ) -> None:
+        """`fingerprint` returns that of the model's file; it is called where shards of the file are cut. `shared` as
+        for `ModelDrafter`; with a `translation`, the verifier has another tokenizer."""
+        self._shared, self.translation = shared, translation
         self._model, self._n_ctx, self._threads, self._fingerprint = model, n_ctx, threads, fingerprint
-        self._idle: list[tuple[DrafterKind, ModelDrafter | EarlyExitDrafter]] = []
-        self._in_use: list[ModelDrafter | EarlyExitDrafter] = []
+        self._idle: list[tuple[DrafterKind, PooledDrafter]] = []
+        self._in_use: list[PooledDrafter] = []
         self._shards: dict[int, tuple[Model, Model]] = {}
         self._lock = threading.Lock()  # replies may be written by several threads
 
-    def take(self, kind: DrafterKind) -> ModelDrafter | EarlyExitDrafter:
+    def take(self, kind: DrafterKind) -> PooledDrafter:
         """Return the drafter of this kind that was given back last, or a new one.
 
         Raises:
@@ -64,7 +79,7 @@ class Drafters:
             self._in_use.append(drafter)
             return drafter
 
-    def give(self, kind: DrafterKind, drafter: ModelDrafter | EarlyExitDrafter) -> None:
+    def give(self, kind: DrafterKind, drafter: PooledDrafter) -> None:
         """Give a drafter back, for the next reply."""
         with self._lock:
             if drafter in self._in_use:
@@ -90,12 +105,21 @@ class Drafters:
             shard.close()
         self._shards.clear()
 
-    def _open(self, kind: DrafterKind) -> ModelDrafter | EarlyExitDrafter:
+    def _open(self, kind: DrafterKind) -> PooledDrafter:
+        if self.translation is not None:
+            context = Context(self._model, n_ctx=self._n_ctx, threads=self._threads)
+            return TranslatedDrafter(self._model, context, self.translation)
         if kind.exit_layer is not None:
             lower, upper = self._cut(kind.exit_layer)
             layers = tuple(layer for layer in kind.layers if layer < lower.n_layer)
             return EarlyExitDrafter.open(
-                lower, upper, n_ctx=self._n_ctx, threads=self._threads, threshold=kind.threshold, layers=layers
+                lower,
+                upper,
+                n_ctx=self._n_ctx,
+                threads=self._threads,
+                threshold=kind.threshold,
+                layers=layers,
+                shared=self._shared,
             )
         context = Context(
             self._model,
@@ -107,7 +131,7 @@ class Drafters:
             lazy=head_pays(self._model),
         )
         alternatives = ALTERNATIVES if kind.branches else 0
-        return ModelDrafter(self._model, context, kind.layers, alternatives, lambda: self.curve)
+        return ModelDrafter(self._model, context, kind.layers, alternatives, lambda: self.curve, self._shared)
 
     def _cut(self, layer: int) -> tuple[Model, Model]:
         if layer not in self._shards:

@@ -16,6 +16,7 @@ from edgellm.spec.draft_length import MAX_DRAFT
 from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import MAX_AHEAD, ParallelDrafter
+from edgellm.spec.drafters.translation import TokenTranslation
 from edgellm.spec.drafters.verdict_prediction import BRANCHES, MAX_BRANCHES, choose_branches, rejection
 from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
 from edgellm.spec.gates.online_profiler import FirstReply
@@ -89,9 +90,10 @@ class GenerationPlan:
 
 def write(
     parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, channels: ChannelSplitter, stats: Stats,
-    explain: bool, should_stop: ShouldStop,
+    explain: bool, should_stop: ShouldStop, *, draft_prompt: Ids | None = None,
 ) -> Generator[Event, None, None]:  # fmt: skip
-    """Write the reply to `prompt` (n,), separated by `channels`. Raise what `generate` raises, and ProfileUnusable."""
+    """Write the reply to `prompt` (n,), separated by `channels`; `draft_prompt` as for `GenerationState`. Raise what
+    `generate` raises, and ProfileUnusable."""
     plan = plan_reply(parts, options, sampling.seed)
     yield from plan.notices
     ngram, why = _open_retrieval(parts, options, plan)
@@ -113,7 +115,7 @@ def write(
             should_stop=should_stop, logprobs=options.logprobs, explain=explain,
             context=ContextLookup(prompt) if plan.choice.lookup_below else None,
             suggestions=None if ngram is None else ngram.suggestions,
-            filling=NOT_FILLED if ngram is None else ngram.filling, channel=channels.channel,
+            filling=NOT_FILLED if ngram is None else ngram.filling, channel=channels.channel, draft_prompt=draft_prompt,
         )  # fmt: skip
         events = _generate(parts, state, channels, plan, gate, verifier, ngram, stats, options.drafter, drafts=drafts)
         yield from cut_at_stops(options.stop, events, stats) if options.stop else events
@@ -241,6 +243,8 @@ def plan_reply(parts: Components, options: ReplyOptions, seed: int) -> Generatio
         choice = GateChoice(alone, "", options.gamma or CHUNK)
         gamma = _draft_limit(parts, options, choice)
         return GenerationPlan(choice, kind, gamma=gamma, notices=notice, reasons=(f"{writer} writes alone", reason))
+    if parts.drafters is not None and parts.drafters.translation is not None:
+        return _translated(parts, options, knowledge, parts.drafters.translation)
     if options.gate in ("importance", "synera") and not draft.attention_layers:
         raise InvalidOption(
             f"The gate {options.gate} needs attention, and {draft.name} has none.", "Use --gate auto or confidence."
@@ -266,6 +270,28 @@ def plan_reply(parts: Components, options: ReplyOptions, seed: int) -> Generatio
     return GenerationPlan(
         choice, kind, n_branches, knowledge.acceptance(options), alpha, first, _draft_limit(parts, options, choice),
         tuple(notices), (choice.reason, early, parallel),
+    )  # fmt: skip
+
+
+def _translated(
+    parts: Components, options: ReplyOptions, knowledge: PairStats, translation: TokenTranslation
+) -> GenerationPlan:
+    """Return the plan of a reply whose drafts are translated: all of them are verified."""
+    unused = [
+        f"{name} has no effect"
+        for name, asked in (
+            (f"the budget of {options.budget}", options.budget not in (None, 1.0)),
+            (f"the gate {options.gate}", options.gate not in ("auto", "always")),
+            ("the early exit", options.early_exit == "on"),
+        )
+        if asked
+    ]
+    notice = Notice(f"The models have different tokenizers, so every draft is verified: {', '.join(unused)}.")
+    choice = GateChoice(AlwaysGate(), translation.reason, options.gamma or CHUNK)
+    return GenerationPlan(
+        choice, DrafterKind(), acceptance=knowledge.acceptance(options), gamma=_draft_limit(parts, options, choice),
+        notices=(notice,) if unused else (),
+        reasons=(translation.reason, "no gate, early exit or parallel inference: the models have different tokenizers"),
     )  # fmt: skip
 
 

@@ -19,14 +19,15 @@ from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InvalidOption
 from edgellm.llm.drafter_pool import Drafters
 from edgellm.llm.generation import Components, reporting, write
-from edgellm.llm.messages import channels_of, chat_ids, compose, plain_ids
+from edgellm.llm.messages import channels_of, chat_ids, compose, draft_ids, plain_ids
 from edgellm.llm.model_loading import (
     DRAFT,
     VERIFIER,
     Named,
     OpenedVerifier,
+    PairFit,
     Progress,
-    check_vocabularies,
+    fit,
     is_remote,
     load,
     local_verifier,
@@ -70,20 +71,21 @@ class LLM:
         remote: OpenedVerifier | None = None,
         profile: Path | None = None,
         history: bool = True,
+        fit: PairFit | None = None,
         closing: ExitStack | None = None,
     ) -> None:
         """Build a pair from loaded parts; `open` is the usual way.
 
         `text` is the model whose tokenizer and chat template are used; `extra` as in `GenerationLimits`; `model_hash`
         returns the hash of a verifier's model that is in another process; `remote` describes how a verifier across a
-        link was found; `profile` is a file; `history` as for `open`; `closing` owns the parts and is closed with the
-        pair.
+        link was found; `profile` is a file; `history` as for `open`; `fit` compares the
+        vocabularies, which are equal by default; `closing` owns the parts and is closed with the pair.
 
         Raises:
             InvalidOption: both models are missing, or `n_ctx` is more than the draft model was trained for.
             ProfileUnusable: the profile is not of this pair.
         """
-        self._remote = remote
+        self._remote, self._fit = remote, fit or PairFit()
         self._text = text
         self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()
         self._closing = closing or ExitStack()
@@ -94,7 +96,10 @@ class LLM:
             lengths.append(positions(draft, n_ctx))
             if verifier is not None:
                 knowledge = PairStats(draft.path, model_hash or text.path, profile, history=history)
-            drafters = Drafters(draft, lengths[-1], threads, partial(fingerprint, draft.path))
+            drafters = Drafters(
+                draft, lengths[-1], threads, partial(fingerprint, draft.path), shared=self._fit.shared_tokens,
+                translation=self._fit.translation,
+            )  # fmt: skip
             self._closing.callback(drafters.close)
         if not lengths:
             raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")
@@ -126,6 +131,10 @@ class LLM:
     ) -> Self:
         """Load the models and compare their vocabularies.
 
+        Where the tokenizers differ, drafts are translated, and all of them are verified; not for a verifier in another
+        process. If one of the two models is the default and has another tokenizer than the one that is named, it is
+        left out; `notices` says so.
+
         A model is a path, an alias or `user/repo:quant`. The verifier may also be the `HOST:PORT` of a served one, or
         "auto" for the best one of the paired devices (of `peers`, given as names, IDs or `HOST:PORT`, if any);
         `verifier_reason` explains that choice. None or "none" leaves one of the two out. `tokenizer` names the model
@@ -142,7 +151,7 @@ class LLM:
                 device.
             ModelNotFound, ModelCorrupt, ModelUnsupported: from loading.
             MemoryShort: the models and their contexts do not fit; raised before anything is loaded.
-            VocabularyMismatch: the vocabularies differ; names the first token that differs.
+            VocabularyMismatch: a verifier in another process has another tokenizer; names the first token that differs.
             VerifierUnreachable: nothing answers at the address.
             PairingRequired, NotPaired, NotPermitted, IdentityClash: the devices do not trust each other.
             ProfileUnusable: the profile is of other models or of another version.
@@ -166,6 +175,7 @@ class LLM:
             small = loaded(placed, chat=not here) if placed is not None else None
             checker: Verifier | None = None
             remote: OpenedVerifier | None = None
+            pair = PairFit()
             if big is None:
                 text = small
                 if text is None:
@@ -173,15 +183,20 @@ class LLM:
                 if verifier is not None:
                     remote = remote_verifier(str(verifier), peers, text, closing)
                     checker = remote.verifier
+                    pair = PairFit(remote.shared_tokens if remote.shared_tokens < text.n_vocab else None)
             else:
                 text = loaded(big, chat=True)
-                if small is not None:
-                    check_vocabularies(small, text)
-                checker = local_verifier(text, positions(text, n_ctx), threads, closing)
+                if small is not None and draft is not None and verifier is not None:
+                    pair = fit(small, text, draft, verifier)
+                    text = small if pair.left_out == "verifier" else text
+                if pair.left_out == "draft":
+                    small = None
+                if text is not small:
+                    checker = local_verifier(text, positions(text, n_ctx), threads, closing)
             return cls(
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, profile=profile, history=history,
                 remote=remote, extra=_EXTRA_TOKENS if remote else 0, model_hash=remote.model_hash if remote else None,
-                closing=closing,
+                fit=pair, closing=closing,
             )  # fmt: skip
         except BaseException:
             closing.close()
@@ -214,7 +229,8 @@ class LLM:
         options = replace(options or ReplyOptions(), **changes)
         self.check_options(options)
         ids = self.prompt_ids(prompt, options, should_stop)
-        return self._reply(ids, options, channels_of(self._text, ids), began)
+        own = self._draft_ids(ids, prompt, should_stop)
+        return self._reply(ids, options, channels_of(self._text, ids), began, own)
 
     def complete(
         self,
@@ -230,8 +246,10 @@ class LLM:
         """
         began = perf_counter()
         self._check_open()
-        ids = plain_ids(self._text, prompt, self.context_length, _former_name(changes, should_stop))
-        return self._reply(ids, replace(options or ReplyOptions(), **changes), ChannelSplitter(), began)
+        should_stop = _former_name(changes, should_stop)
+        ids = plain_ids(self._text, prompt, self.context_length, should_stop)
+        own = self._draft_ids(ids, None, should_stop)
+        return self._reply(ids, replace(options or ReplyOptions(), **changes), ChannelSplitter(), began, own)
 
     def check_options(self, options: ReplyOptions) -> None:
         """Raise InvalidOption where the model cannot think as `options` say, or its chat template does not read one of
@@ -243,12 +261,21 @@ class LLM:
                 "Leave it out, or use a model whose chat template has thoughts.",
             )
 
-    def _reply(self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, began: float) -> Reply:
+    def _draft_ids(self, ids: Ids, prompt: str | Sequence[Message] | None, should_stop: ShouldStop) -> Ids | None:
+        """Return the prompt for a draft model with another tokenizer, None without one; see `draft_ids`."""
+        if self._fit.translation is None or self._parts.draft is None:
+            return None
+        text = self._text.detokenize(ids).decode("utf-8", "replace")
+        return draft_ids(self._parts.draft, text, prompt, self.context_length, should_stop)
+
+    def _reply(
+        self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, began: float, draft_prompt: Ids | None
+    ) -> Reply:
         sampling = options.sampling()
         if options.logprobs is not None:
             reporting(self._parts, options)  # raises now if they are not available
         reply = Reply(
-            partial(write, self._parts, ids, options, sampling, channels),
+            partial(write, self._parts, ids, options, sampling, channels, draft_prompt=draft_prompt),
             prompt_tokens=len(ids),
             seed=sampling.seed,
             prepared=perf_counter() - began,
@@ -286,7 +313,8 @@ class LLM:
         later processes find it. `precedents` is the former name of `context_lookup`.
 
         Raises:
-            InvalidOption: one of the two models is missing, or there are too few prompts.
+            InvalidOption: one of the two models is missing, they have different tokenizers, or there are too few
+                prompts.
             PromptTooLong, InputNotText: from one of the prompts.
             ProfileUnusable: the verifier does not report its model's hash.
             VerifierLost: the verifier was lost meanwhile.
@@ -295,6 +323,12 @@ class LLM:
         if precedents is not None:
             warnings.warn(RENAMED["precedents"], DeprecationWarning, stacklevel=2)
             context_lookup = context_lookup and precedents
+        if self._fit.translation is not None:
+            raise InvalidOption(
+                "The models have different tokenizers, so every draft is verified, and there is no budget to profile"
+                " for.",
+                "Choose two models with one tokenizer.",
+            )
         ids = [self.prompt_ids(prompt) for prompt in prompts]
         return profile_pair(
             self._parts,
@@ -340,12 +374,16 @@ class LLM:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What was switched off because llama.cpp computes it wrongly with one of the models; one sentence each."""
-        return tuple(
-            f"llama.cpp computes {avoided} of {model.name} wrongly; that is avoided, which is slower."
-            for model in {id(model): model for model in (self._parts.draft, self._text) if model is not None}.values()
-            for avoided in (_AVOIDED[fault] for fault in sorted(model.faults) if fault in _AVOIDED)
+        """What to tell a user about the models, one sentence each: a default that was left out, different tokenizers,
+        and what was switched off because llama.cpp computes it wrongly."""
+        translation = "" if self._fit.translation is None else f"{self._fit.translation.reason}."
+        models = {id(model): model for model in (self._parts.draft, self._text) if model is not None}.values()
+        avoided = (
+            f"llama.cpp computes {_AVOIDED[fault]} of {model.name} wrongly; that is avoided, which is slower."
+            for model in models
+            for fault in sorted(model.faults & _AVOIDED.keys())
         )
+        return tuple(filter(None, (self._fit.notice, translation, *avoided)))
 
     @property
     def verifier_reason(self) -> str:

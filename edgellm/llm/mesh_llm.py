@@ -24,7 +24,7 @@ from edgellm.engine.hardware import ON_PROCESSOR
 from edgellm.errors import EdgeError, InvalidOption, NotPaired, NotPermitted
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
 from edgellm.llm.llm import LLM
-from edgellm.llm.model_loading import Named, check_vocabularies, load, named, place_named
+from edgellm.llm.model_loading import Named, PairFit, fit, load, named, place_named
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.fleet_profiler import Survey
@@ -242,16 +242,18 @@ def open_mesh(
         mesh.pipeline()
         text = Model.load(file, text_only=True, chat=True)
         closing.callback(text.close)
-        small = None
+        small, compared = None, PairFit()
         if (name := named(draft)) is not None:
             small = load(place_named(name, ON_PROCESSOR, Counter(), verifies=False), progress=None, closing=closing)
-            check_vocabularies(small, text)
+            compared = fit(small, text, name, file.path)
+            small = None if compared.left_out else small
         verifier = MeshVerifier(mesh, text.is_eog, min(parts.tokens, most_rows(work.n_embd)))
         pair = LLM(
             text,
             draft=small,
             verifier=verifier,
             model_hash=lambda: whole.model,
+            fit=compared,
             threads=threads,
             history=history,
             closing=closing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from edgellm.engine import Message, Model
 from edgellm.engine.native import ShouldStop, never
-from edgellm.errors import InputNotText, InvalidOption, PromptTooLong
+from edgellm.errors import InputNotText, InvalidOption, ModelUnsupported, PromptTooLong, TextRefused
 from edgellm.spec.channels import ChannelSplitter, split_text
 from edgellm.spec.types import Ids
 
@@ -76,6 +77,21 @@ def channels_of(model: Model, ids: Ids) -> ChannelSplitter:
     end = b"".join(model.control_text(token) for token in ids[-_PROMPT_END:].tolist())
     opened = markup.is_opened_by(end.decode("utf-8", "replace"))
     return ChannelSplitter(markup, opened=opened, control_text=model.control_text)
+
+
+def draft_ids(
+    draft: Model, text: str, prompt: str | Sequence[Message] | None, context: int, should_stop: ShouldStop = never
+) -> Ids | None:
+    """Return the prompt for a `draft` model with another tokenizer, (n,): a question or a conversation `prompt` in its
+    own chat template; without it or a template, the prompt's `text`. None where it cannot be had: nothing is drafted.
+    """
+    try:
+        if prompt is not None:
+            with suppress(ModelUnsupported):
+                return chat_ids(draft, prompt, context, should_stop)
+        return plain_ids(draft, text, context, should_stop)
+    except (InvalidOption, PromptTooLong, TextRefused):
+        return None
 
 
 def plain_ids(model: Model, prompt: str | Sequence[int], context: int, should_stop: ShouldStop = never) -> Ids:

@@ -14,7 +14,8 @@ from typing import TypeAlias
 from edgellm.engine import Context, Model, ModelFile, head_pays
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, place
-from edgellm.errors import InvalidOption, VocabularyMismatch
+from edgellm.errors import EdgeError, InvalidOption
+from edgellm.spec.drafters.translation import TokenTranslation
 from edgellm.spec.protocols import Verifier
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 
@@ -38,26 +39,34 @@ def is_address(verifier: Named) -> bool:
     return isinstance(verifier, str) and _ADDRESS.fullmatch(verifier) is not None and not Path(verifier).exists()
 
 
-def check_vocabularies(draft: Model, verifier: Model) -> None:
-    """Check that both models mean the same by token ids: drafts are sent as such.
+@dataclass(frozen=True, slots=True)
+class PairFit:
+    """How a draft model's vocabulary fits its verifier's.
 
-    Raises:
-        VocabularyMismatch: names the first token that differs, and shows both sides of it.
+    `shared_tokens` is the id below which both have tokens, where they have different numbers of unused ones. With a
+    `translation` they have different tokenizers. `left_out`, "draft" or "verifier", is a default that has another
+    tokenizer than the model that was named; `notice` says so.
     """
-    at = draft.vocabulary.first_difference(verifier.vocabulary)
-    if at is not None:
-        raise VocabularyMismatch(
-            f"The models do not share a vocabulary: token {at} is {_shown(draft, at)} in {draft.path.name}"
-            f" and {_shown(verifier, at)} in {verifier.path.name}.",
-            "Choose two models of one family.",
-        )
+
+    shared_tokens: int | None = None
+    translation: TokenTranslation | None = None
+    left_out: str = ""
+    notice: str = ""
 
 
-def _shown(model: Model, token: int) -> str:
-    vocabulary = model.vocabulary
-    if token >= vocabulary.size:
-        return "missing"
-    return f"{vocabulary.token_bytes(token)!r} (kind {vocabulary.kinds[token]})"
+def fit(draft: Model, verifier: Model, draft_name: Named, verifier_name: Named) -> PairFit:
+    """Compare the vocabularies of two models that were asked for by these names."""
+    match = draft.vocabulary.match(verifier.vocabulary)
+    if match.different is None:
+        return PairFit(match.shared if draft.n_vocab != verifier.n_vocab else None)
+    if draft_name == DRAFT:
+        return PairFit(left_out="draft", notice=_LEFT_OUT.format("draft model", verifier.name, "-m (draft=)"))
+    if verifier_name == VERIFIER:
+        return PairFit(left_out="verifier", notice=_LEFT_OUT.format("verifier", draft.name, "--verifier (verifier=)"))
+    return PairFit(translation=TokenTranslation(draft, verifier))
+
+
+_LEFT_OUT = "The bundled {0} has another tokenizer than {1}, which writes alone. Name a {0} for it with {2}."
 
 
 def named(model: Named | None) -> Named | None:
@@ -120,6 +129,7 @@ class OpenedVerifier:
     up: Callable[[], bool]
     reason: str
     address: str
+    shared_tokens: int
 
 
 def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: ExitStack) -> OpenedVerifier:
@@ -131,14 +141,24 @@ def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: Exit
     """
     # gRPC is slow to import, so only a pair that needs it waits
     from edgellm.rpc.address import Address
+    from edgellm.rpc.trust.device_id import DeviceID
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.client.verifier_client import RemoteVerifier
     from edgellm.services.client.verifier_selection import choose_verifier, trust_for
 
     trust: Trust | None
     if where == AUTO:
-        trust = Trust.load()
-        chosen = choose_verifier(trust, text.vocabulary.fingerprint, peers)
+        trusted = Trust.load()
+
+        def fits(address: Address, device: DeviceID) -> bool:
+            try:
+                RemoteVerifier(address, text.vocabulary, trust=trusted, device=device).close()
+            except EdgeError:
+                return False
+            return True
+
+        trust = trusted
+        chosen = choose_verifier(trusted, text.vocabulary.fingerprint, peers, fits=fits)
         address, device, reason = chosen.address, chosen.device, chosen.reason
     else:
         address, device, reason = Address.parse(where), None, ""
@@ -147,4 +167,6 @@ def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: Exit
     closing.callback(verifier.close)
     if verifier.chat_template:
         text.use_chat_template(verifier.chat_template, verifier.name)
-    return OpenedVerifier(verifier, lambda: verifier.model_hash, verifier.up, reason, str(address))
+    return OpenedVerifier(
+        verifier, lambda: verifier.model_hash, verifier.up, reason, str(address), verifier.shared_tokens
+    )

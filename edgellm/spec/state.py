@@ -92,18 +92,21 @@ class GenerationState:
         suggestions: Suggestions | None = None,
         filling: Filling = NOT_FILLED,
         channel: Channel = Channel.ANSWER,
+        draft_prompt: Ids | None = None,
     ) -> None:
         """Begin a reply to `prompt` (n,), which continues in `channel`.
 
         `should_stop` is polled between tokens and during long computations. With `logprobs`, verdicts include the
         log-probabilities of their tokens and of that many others at each place. `explain`: reasons are requested.
         `context` is looked up where the draft model is not confident. `suggestions` come from retrieval. Verifiers in
-        this process pad their decodes as `filling` says.
+        this process pad their decodes as `filling` says. `draft_prompt` (m,) is the prompt for a draft model with
+        another tokenizer, in its own tokens; None if there is none.
         """
         self.sampling, self.limits = sampling, limits or GenerationLimits()
         self.rules = rules or DraftRules()
         self.should_stop, self.logprobs, self.explain = should_stop, logprobs, explain
         self.context, self.suggestions, self.filling = context, suggestions, filling
+        self.draft_prompt = draft_prompt
         self.prompt_tokens = self._length = self._committed = len(prompt)
         self._most = max(self._length, self._limited(self.limits.context, self.limits.max_total))
         self._ids = np.empty(self._most, dtype=np.int32)

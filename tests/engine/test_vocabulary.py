@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import Model, Vocabulary
+from edgellm.engine import Message, Model, Vocabulary, VocabularyMatch
+from edgellm.engine.vocabulary import Entry
 
-tokens = st.lists(st.tuples(st.binary(max_size=4), st.sampled_from([4, 8, 32])), min_size=1, max_size=700)
+UNUSED, NORMAL, CONTROL, DEFINED = 2, 4, 8, 16
+
+tokens = st.lists(st.tuples(st.binary(max_size=4), st.sampled_from([4, CONTROL, 32])), min_size=1, max_size=700)
 
 
 def made(entries: list[tuple[bytes, int]]) -> Vocabulary:
@@ -19,10 +23,13 @@ def test_a_changed_token_is_found(entries: list[tuple[bytes, int]], data: st.Dat
     at = data.draw(st.integers(0, len(entries) - 1))
     piece, kind = entries[at]
     other = [*entries]
-    other[at] = data.draw(st.sampled_from([(piece + b"x", kind), (piece, kind ^ 1)]))
+    other[at] = (piece + b"x", kind)
     one, two = made(entries), made(other)
     assert one.fingerprint != two.fingerprint
-    assert one.first_difference(two) == two.first_difference(one) == at
+    found = None if kind == CONTROL else at
+    assert one.match(two).different == two.match(one).different == found
+    needed = Vocabulary.of(one.pieces, one.kinds, frozenset([at]))
+    assert needed.match(two).different == two.match(needed).different == at
     assert one.first_different_block(two.block_hashes) == at // 256
 
 
@@ -30,16 +37,49 @@ def test_a_changed_token_is_found(entries: list[tuple[bytes, int]], data: st.Dat
 def test_equal_vocabularies_are_equal(entries: list[tuple[bytes, int]]) -> None:
     one, two = made(entries), made(entries)
     assert one == two
-    assert one.first_difference(two) is None
+    assert one.match(two) == VocabularyMatch(one.size)
     assert one.first_different_block(two.block_hashes) is None
 
 
 def test_a_shorter_vocabulary_differs_where_it_ends() -> None:
     entries = [(b"%d" % i, 4) for i in range(600)]
     long, short = made(entries), made(entries[:512])
-    assert long.first_difference(short) == short.first_difference(long) == 512
+    assert long.match(short) == short.match(long) == VocabularyMatch(512, 512)
     assert long.first_different_block(short.block_hashes) == 2
     assert short.first_different_block(long.block_hashes) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((b"[PAD300]", DEFINED), (b"", UNUSED)),  # two versions of a converter
+        ((b"[PAD300]", UNUSED), (b"<|object_ref_start|>", CONTROL)),
+        ((b"<unused7>", NORMAL), (b"<table>", DEFINED)),
+        ((b"<|extra_3|>", CONTROL), (b"<|vision|>", CONTROL)),
+        ((b"same", NORMAL), (b"same", DEFINED)),
+    ],
+)
+def test_unused_tokens_may_differ_unless_a_conversation_needs_them(one: Entry, other: Entry) -> None:
+    entries = [(b"%d" % i, NORMAL) for i in range(300)]
+    ours, theirs = made([*entries, one]), made([*entries, other, (b"[PAD301]", UNUSED)])
+    for first, second in ((ours, theirs), (theirs, ours)):
+        assert first.match(second) == VocabularyMatch(301)
+    needed = Vocabulary.of(theirs.pieces, theirs.kinds, frozenset([300]))
+    assert ours.match(needed).different == needed.match(ours).different == (None if one[0] == other[0] else 300)
+
+
+def test_a_token_that_ends_a_turn_is_no_padding() -> None:
+    entries = [(b"%d" % i, NORMAL) for i in range(300)]
+    long = Vocabulary.of([*(p for p, _ in entries), b"<|im_end|>"], bytes([NORMAL] * 300 + [CONTROL]), frozenset([300]))
+    assert long.match(made(entries)).different == made(entries).match(long).different == 300
+
+
+def test_what_a_conversation_needs_is_found_in_the_model(draft_model: Model) -> None:
+    vocabulary = draft_model.vocabulary
+    controls = {i for i, kind in enumerate(vocabulary.kinds) if kind & CONTROL}
+    assert {i for i in controls if draft_model.is_eog(i)} <= vocabulary.required <= controls
+    prompt = draft_model.chat_prompt([Message("user", "hello")]).tolist()
+    assert controls & set(prompt) <= vocabulary.required
 
 
 def test_lengths_are_part_of_the_fingerprint() -> None:

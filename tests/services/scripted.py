@@ -21,8 +21,11 @@ Script: TypeAlias = Callable[[Iterator[pb.Verify], grpc.ServicerContext], Iterab
 
 
 @contextmanager
-def scripted(vocabulary: Vocabulary, script: Script, hello: Mapping[str, Any] | None = None) -> Iterator[Address]:
-    """Serves `script` in every session; `hello` overrides fields of the handshake, at any time. Yields the address."""
+def scripted(
+    vocabulary: Vocabulary, script: Script, hello: Mapping[str, Any] | None = None, opened: list[bytes] | None = None
+) -> Iterator[Address]:
+    """Serves `script` in every session; `hello` overrides fields of the handshake, at any time. The vocabularies that
+    sessions are opened with are added to `opened`. Yields the address."""
 
     def greet(_request: pb.HelloRequest, _context: grpc.ServicerContext) -> pb.HelloReply:
         fields: dict[str, Any] = {
@@ -38,7 +41,10 @@ def scripted(vocabulary: Vocabulary, script: Script, hello: Mapping[str, Any] | 
         return first_different_block(vocabulary, request)
 
     def session(frames: Iterator[pb.DeviceFrame], context: grpc.ServicerContext) -> Iterator[bytes]:
-        assert next(frames).WhichOneof("frame") == "open"
+        first = next(frames)
+        assert first.WhichOneof("frame") == "open"
+        if opened is not None:
+            opened.append(first.open.vocabulary)
         for frame in script((frame.verify for frame in frames), context):
             yield frame if isinstance(frame, bytes) else frame.SerializeToString()
 

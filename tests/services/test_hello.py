@@ -9,14 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import grpc
+import numpy as np
 import pytest
 
 from edgellm.engine import Model, Vocabulary
-from edgellm.errors import ProtocolError, VerifierUnreachable, VocabularyMismatch
+from edgellm.errors import ProtocolError, VerifierLost, VerifierUnreachable, VocabularyMismatch
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import PROTOCOL
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk
 from edgellm.storage import fingerprint
 from tests.services.scripted import scripted
 
@@ -133,13 +136,11 @@ def different(vocabulary: Vocabulary, how: str) -> Vocabulary:
     pieces, kinds = list(vocabulary.pieces), bytearray(vocabulary.kinds)
     if how == "bytes":
         pieces[300] = b"\xff\x00 other"
-    elif how == "kind":
-        kinds[300] ^= 1
     elif how == "shorter":
         del pieces[300:], kinds[300:]
     elif how == "longer":
         pieces.append(b"more")
-        kinds.append(1)
+        kinds.append(4)
     return Vocabulary.of(pieces, bytes(kinds))
 
 
@@ -147,7 +148,6 @@ def different(vocabulary: Vocabulary, how: str) -> Vocabulary:
     ("how", "said"),
     [
         ("bytes", "token 300 is .* for the draft model and '.xff.x00 other' for the verifier"),
-        ("kind", "token 300 is .*kind .* for the draft model and .*kind .* for the verifier"),
         ("shorter", "token 300 is .* for the draft model and missing for the verifier"),
         ("longer", r"token \d+ is missing for the draft model and 'more' for the verifier"),
     ],
@@ -158,3 +158,34 @@ def test_the_first_differing_token_is_named_on_both_sides(vocabulary: Vocabulary
         pytest.raises(VocabularyMismatch, match=said),
     ):
         RemoteVerifier(address, vocabulary)
+
+
+@pytest.mark.parametrize("n", [0, 1, 255, 256, 1000])
+@pytest.mark.parametrize("longer", [False, True])
+def test_vocabularies_that_differ_in_unused_tokens_are_one(vocabulary: Vocabulary, n: int, longer: bool) -> None:
+    pieces, kinds = list(vocabulary.pieces), list(vocabulary.kinds)
+    there = Vocabulary.of([*pieces, *(b"[PAD%d]" % i for i in range(n))], bytes([*kinds, *[2] * n]))
+    here = Vocabulary.of([*pieces, b"[PAD0]"], bytes([*kinds, 16]), vocabulary.required)
+    if longer:
+        here, there = there, here
+    opened: list[bytes] = []
+    with scripted(there, lambda _rounds, _context: (), opened=opened) as address:
+        verifier = RemoteVerifier(address, here)
+        try:
+            assert verifier.shared_tokens == min(here.size, there.size)
+            session = verifier.open(GenerationState())
+            with pytest.raises(VerifierLost):
+                session.submit(np.arange(4, dtype=np.int32), Chunk()).result()
+        finally:
+            verifier.close()
+    assert set(opened) == {bytes.fromhex(there.fingerprint)}  # the verifier's own: it knows no other
+
+
+def test_a_required_token_that_the_verifier_lacks_is_named(vocabulary: Vocabulary) -> None:
+    n = vocabulary.size
+    ours = Vocabulary.of([*vocabulary.pieces, b"<|end|>"], bytes([*vocabulary.kinds, 8]), frozenset([n]))
+    with (
+        scripted(vocabulary, lambda _rounds, _context: ()) as address,
+        pytest.raises(VocabularyMismatch, match=f"token {n} is .*<.end.>' .* missing for the verifier"),
+    ):
+        RemoteVerifier(address, ours)

@@ -172,7 +172,7 @@ def test_the_best_paired_verifier_is_chosen_and_it_is_said_why(
     assert f"{gone} cannot be reached (No answer from" in chosen(guest, fingerprint, gone, "desk")
     with pytest.raises(VerifierUnreachable, match="nothing listens at that port"):
         chosen(guest, fingerprint, gone)
-    with pytest.raises(VerifierUnreachable, match=r"desk serves .* which has a different vocabulary"):
+    with pytest.raises(VerifierUnreachable, match=r"desk serves .* which has a different tokenizer"):
         chosen(guest, "00" * 32)
     with pytest.raises(NotPaired, match="attic"):
         chosen(guest, fingerprint, "attic")

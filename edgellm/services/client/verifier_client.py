@@ -299,7 +299,7 @@ class RemoteVerifier(Verifier):
             PairingRequired: the address leaves this machine, and there is no `trust`, or no device is paired.
             NotPaired, NotPermitted, IdentityClash: it is not a device that trusts this one, and is trusted.
             VerifierUnreachable: there is no answer within two seconds.
-            VocabularyMismatch: the two vocabularies differ; names the first differing token.
+            VocabularyMismatch: the two are of different tokenizers; names the first differing token.
             ProtocolError: the other side has another version.
         """
         where = Address.parse(address) if isinstance(address, str) else address
@@ -324,6 +324,11 @@ class RemoteVerifier(Verifier):
         """The chat template of the verifier's model; empty if the verifier does not report it."""
         return self._connection.peer.chat_template
 
+    @property
+    def shared_tokens(self) -> int:
+        """Return the id below which drafted tokens exist in both vocabularies."""
+        return self._connection.peer.shared_tokens
+
     def up(self) -> bool:
         """Return whether the verifier is connected and takes requests."""
         return self._connection.ready()
@@ -346,7 +351,6 @@ class RemoteSession(VerifierSession):
 
     def __init__(self, connection: Connection, vocabulary: Vocabulary, state: GenerationState) -> None:
         self._connection, self._state, self._vocabulary = connection, state, vocabulary
-        self._opening = write_open(state.sampling, vocabulary.fingerprint).SerializeToString()
         self._stream: Stream | None = None
         self._last: RemotePending | None = None
         self._round = 0
@@ -363,7 +367,9 @@ class RemoteSession(VerifierSession):
         stream, held = self._stream, self._last.held() if self._last is not None else None
         if stream is None or stream.over or held is None:  # the other end's tokens are unknown: begin again
             self._end_stream()
-            stream, held = Stream(self._connection, self._opening, self._vocabulary.size), NO_IDS
+            # the verifier's own fingerprint: `greet` has compared the vocabularies
+            opening = write_open(self._state.sampling, self._connection.peer.vocabulary).SerializeToString()
+            stream, held = Stream(self._connection, opening, self._vocabulary.size), NO_IDS
         self._round += 1
         state = self._state
         request = VerifyRequest(0, state.sampling, len(prefix), prefix, chunk, extra, state.logprobs, self._round)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgellm.errors import EdgeError, InvalidOption, TrustUnusable, VerifierUnreachable
@@ -26,10 +26,16 @@ class Chosen:
 
 
 def choose_verifier(
-    trust: Trust, vocabulary: str, named: Sequence[str] = (), hosts: Sequence[str] | None = None
+    trust: Trust,
+    vocabulary: str,
+    named: Sequence[str] = (),
+    hosts: Sequence[str] | None = None,
+    *,
+    fits: Callable[[Address, DeviceID], bool] = lambda _address, _device: False,
 ) -> Chosen:
     """Choose the largest model in this vocabulary (a fingerprint in hex) that a paired device lets this one use; of
     equals the one with the shortest round trip. `named` are the devices to choose from: names, IDs, or HOST:PORT.
+    `fits` returns whether a verifier with another fingerprint differs in unused tokens only.
     `hosts`: interface addresses to listen on for announcements, by default all that lead to other home devices.
 
     Raises:
@@ -57,7 +63,7 @@ def choose_verifier(
         results += probe_peers(trust, peers, chosen_hosts() if hosts is None else hosts)
     suitable: list[tuple[PeerInfo, OfferedModel]] = []
     for result in results:
-        offer, why_not = _classify(result, vocabulary)
+        offer, why_not = _classify(result, vocabulary, fits)
         if offer is not None and result.info is not None:
             suitable.append((result.info, offer))
         else:
@@ -75,7 +81,9 @@ def choose_verifier(
     return Chosen(best.address, best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
 
 
-def _classify(result: ProbeResult, vocabulary: str) -> tuple[OfferedModel | None, str]:
+def _classify(
+    result: ProbeResult, vocabulary: str, fits: Callable[[Address, DeviceID], bool]
+) -> tuple[OfferedModel | None, str]:
     """Return the best model that this device offers for the vocabulary, or the reason why there is none."""
     if result.info is None:
         reason = result.error.what if result.error is not None else "does not answer"
@@ -86,8 +94,10 @@ def _classify(result: ProbeResult, vocabulary: str) -> tuple[OfferedModel | None
     same = [offer for offer in offers if offer.vocabulary == vocabulary]
     if not offers:
         return None, "serves no verifier"
+    if not same and fits(result.info.address, result.info.peer.id):
+        same = offers
     if not same:
-        return None, f"serves {offers[0].model}, which has a different vocabulary"
+        return None, f"serves {offers[0].model}, which has a different tokenizer"
     return max(same, key=lambda offer: offer.size), ""
 
 

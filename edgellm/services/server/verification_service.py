@@ -205,7 +205,7 @@ class VerificationService:
         check_protocol(frame.open.protocol, "the device")
         if frame.open.vocabulary != self._fingerprint:
             raise VocabularyMismatch(
-                "The device has a different vocabulary.", "Use models of one family on both sides."
+                "The device expects a verifier with another vocabulary.", "Connect again: they are compared then."
             )
         return read_sampling(frame.open.sampling)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgellm.engine import Capture, Context, Floats, Ids, Model, Recorder, top2
 from edgellm.errors import InvalidOption
-from edgellm.spec.drafters.model import AttentionMeter, ChunkBuilder
+from edgellm.spec.drafters.model import AttentionMeter, ChunkBuilder, within
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
@@ -28,13 +28,20 @@ class EarlyExitDrafter(Drafter):
     """Drafts with a model that is cut in two. Both contexts are the drafter's alone, and are closed with it."""
 
     def __init__(
-        self, lower: Context, upper: Context, *, threshold: float = THRESHOLD, layers: tuple[int, ...] = ()
+        self,
+        lower: Context,
+        upper: Context,
+        *,
+        threshold: float = THRESHOLD,
+        layers: tuple[int, ...] = (),
+        shared: int | None = None,
     ) -> None:
         """Take over the contexts, which `open` makes; what they have cached is dropped.
 
         `lower` is over the shard that begins at layer 0, with a head, and captures its last layer with a stop there;
         `upper` is over the other layers. `threshold`: a token leaves early where the probability of the likeliest token
-        is more than this above that of the second; 1 means never. `layers`: as in `ModelDrafter`, of the lower shard.
+        is more than this above that of the second; 1 means never. `layers`: as in `ModelDrafter`, of the lower shard;
+        `shared` as there.
 
         Raises:
             InvalidOption: a threshold outside [0, 1], contexts that do not fit together, or layers not captured.
@@ -55,7 +62,7 @@ class EarlyExitDrafter(Drafter):
                 "The lower context does not capture the output of its last layer.", "Use EarlyExitDrafter.open."
             )
         self._recorder: Recorder = recorder
-        self._lower, self._upper, self._threshold = lower, upper, threshold
+        self._lower, self._upper, self._threshold, self._shared = lower, upper, threshold, shared
         self._meter = AttentionMeter(lower, layers)
         # the lower shard's output at each position; those from the upper cache's length on wait
         self._rows = np.empty((lower.n_ctx, below.n_embd), dtype=np.float32)
@@ -71,6 +78,7 @@ class EarlyExitDrafter(Drafter):
         threads: int | None = None,
         threshold: float = THRESHOLD,
         layers: tuple[int, ...] = (),
+        shared: int | None = None,
     ) -> Self:
         """Open a drafter over the two shards of a model: `cut(..., 0, e, head=True)` and `cut(..., e + 1, last,
         head=True)`.
@@ -84,7 +92,7 @@ class EarlyExitDrafter(Drafter):
         below = Context(lower, n_ctx=n_ctx, threads=threads, capture=capture)
         try:
             above = Context(upper, n_ctx=n_ctx, threads=threads)
-            return cls(below, above, threshold=threshold, layers=layers)
+            return cls(below, above, threshold=threshold, layers=layers, shared=shared)
         except BaseException:
             below.close()
             raise
@@ -101,7 +109,7 @@ class EarlyExitDrafter(Drafter):
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """See `Drafter.propose`. The last token of a chunk is decoded in no layer before a later text holds it."""
-        prefix = state.ids
+        prefix = within(state.ids, self._shared)
         chunk = ChunkBuilder(state, gamma, cursor=state.lookup(prefix))
         try:
             common = self._lower.sync(prefix)
@@ -110,10 +118,11 @@ class EarlyExitDrafter(Drafter):
             logits = self._prefill(prefix[common:])
             self._meter.start(len(prefix), gamma)
             while True:
+                logits = logits[: self._shared]
                 facts, layer = top2(logits), self._layer
                 exits = facts.p1 - facts.p2 > self._threshold
                 if not exits:
-                    logits = self._run_upper(outputs=1)[0]
+                    logits = self._run_upper(outputs=1)[0][: self._shared]
                     facts = top2(logits)
                 token = chunk.add(logits, facts, layer if exits else None)
                 if chunk.full() or self._lower.model.is_eog(token):

@@ -126,6 +126,11 @@ class ChunkBuilder:
         return ContextMatch(np.array(offered, np.int32), np.array(matched, np.int32), np.array(copied, np.bool_))
 
 
+def within(ids: Ids, shared: int | None) -> Ids:
+    """Return `ids` (n,) for a model that has tokens below `shared` only: others, which stand for nothing, are 0."""
+    return ids if shared is None else np.where(ids < shared, ids, 0).astype(np.int32)
+
+
 class AttentionMeter:
     """Measures importance from the attention that a context captures, while it drafts and not before."""
 
@@ -203,11 +208,12 @@ class ModelDrafter(Drafter):
         layers: tuple[int, ...] = (),
         alternatives: int = 0,
         curve: Callable[[], CostCurve] | None = None,
+        shared: int | None = None,
     ) -> None:
         """Take over `context`. The attention of `layers` is the importance of drafted tokens: the context must capture
         it, and rows are read only while tokens are drafted. `alternatives`: how many a chunk holds for each of its
         places. `curve` returns the times of the context's decodes, and is called where suggestions are tried; without
-        it none are.
+        it none are. Only ids below `shared` are drafted, where the verifier's vocabulary has another length.
 
         Raises:
             InvalidOption: the context does not capture these layers.
@@ -217,6 +223,7 @@ class ModelDrafter(Drafter):
         self._meter = AttentionMeter(context, layers)
         self._alternatives = alternatives
         self._curve = curve
+        self._shared = shared
         self._floors: Sequence[float] = ()  # the least chance of a suggested token, by its place in a decode
         self._branches = 0  # sequences 1 to this number hold branches
 
@@ -235,7 +242,7 @@ class ModelDrafter(Drafter):
         Suggested tokens are decoded in the same batch and kept as far as the model itself chooses them: the chunk is
         the same, but ready sooner.
         """
-        prefix = state.ids
+        prefix = within(state.ids, self._shared)
         chunk = ChunkBuilder(
             state, gamma, self._alternatives, cursor=state.lookup(prefix), known=self._known(prefix),
             floors=state.suggestions.floors() if state.suggestions is not None and state.rules.while_it_pays else (),
@@ -248,7 +255,8 @@ class ModelDrafter(Drafter):
                 guess = self._guess(state, chunk)
                 rows = self._context.decode_lazy(np.append(feed, guess) if guess else feed, outputs=len(guess) + 1)
                 self._meter.record() if chunk.ids else self._meter.start(len(prefix), gamma)
-                for row, follows in zip_longest(rows, guess):
+                for whole_row, follows in zip_longest(rows, guess):
+                    row = whole_row[: self._shared]
                     token = chunk.add(row, top2(row))
                     ended = chunk.full() or self._model.is_eog(token)
                     if ended or token != follows:
@@ -300,7 +308,8 @@ class ModelDrafter(Drafter):
         """
         try:
             self._meter.pause()
-            self._take_over(whole)  # it may have been drafted ahead, and be verified before anything else is drafted
+            # it may have been drafted ahead, and be verified before anything else is drafted
+            self._take_over(within(whole, self._shared))
             return self._draft_branches(state, prefixes, gamma, until, whole, tail)
         except BaseException:
             self._clear()
@@ -310,7 +319,7 @@ class ModelDrafter(Drafter):
         self, state: GenerationState, prefixes: Sequence[Ids], gamma: int, until: Callable[[], bool], whole: Ids,
         tail: int,
     ) -> list[tuple[Ids, Chunk]]:  # fmt: skip
-        context, known, rows = self._context, self._known(whole), []
+        context, known, rows = self._context, self._known(within(whole, self._shared)), []
         branches: list[tuple[Ids, ChunkBuilder]] = []  # branch i is sequence i + 1
 
         def begin(prefix: Ids) -> None:
@@ -323,22 +332,25 @@ class ModelDrafter(Drafter):
             self._branches = max(self._branches, len(branches))
             if length > 0:
                 context.branch(0, len(branches))
-                rows.append(SeqRows(len(branches), prefix[context.sync(prefix, len(branches)) :], 1))
+                own = within(prefix, self._shared)
+                rows.append(SeqRows(len(branches), own[context.sync(own, len(branches)) :], 1))
 
         for prefix in prefixes:
             begin(prefix)
         if tail:
-            rows.append(SeqRows(0, whole[context.sync(whole) :], 1))
+            own = within(whole, self._shared)
+            rows.append(SeqRows(0, own[context.sync(own) :], 1))
         while rows and not until():
             decoded, rows[:] = list(rows), []
-            for row, view in zip(decoded, context.decode_rows(decoded), strict=True):
-                if row.seq:
-                    chunk = branches[row.seq - 1][1]
-                    token = chunk.add(view[0], top2(view[0]))
+            for fed, view in zip(decoded, context.decode_rows(decoded), strict=True):
+                row = view[0][: self._shared]
+                if fed.seq:
+                    chunk = branches[fed.seq - 1][1]
+                    token = chunk.add(row, top2(row))
                     if not chunk.full() and not self._model.is_eog(token):
-                        rows.append(SeqRows(row.seq, np.array([token], dtype=np.int32), 1))
+                        rows.append(SeqRows(fed.seq, np.array([token], dtype=np.int32), 1))
                     continue
-                for token in likely_corrections(view[0], tail, known)[0].tolist():
+                for token in likely_corrections(row, tail, known)[0].tolist():
                     if not self._model.is_eog(token):
                         begin(np.append(whole, token).astype(np.int32))
         return [(prefix, chunk.build(None)) for prefix, chunk in branches]

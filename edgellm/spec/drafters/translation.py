@@ -1,0 +1,236 @@
+"""Drafts of a model with another tokenizer than the verifier's.
+
+Token by token, after "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
+Vocabularies" (TLI): the draft model draws only from tokens whose bytes are also one token of the verifier, and the
+chunk carries the distribution that it was drawn from, in the verifier's ids. Verification is then the ordinary one, so
+the text is exactly the verifier's at any temperature. As text (SLEM): the draft model writes with all of its tokens,
+and the verifier's tokenizer cuts that text; there is no distribution over its tokens, so this is for greedy replies.
+
+The draft model reads the conversation in its own chat template, as it does not know the verifier's control tokens, and
+then the bytes of the reply in its own tokens. How those are cut does not matter for the verified text, only for the
+quality of the drafts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edgellm.engine import Context, Model, top2
+from edgellm.spec.drafters.model import ChunkBuilder
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.state import NOT_FILLED, GenerationState
+from edgellm.spec.types import Chunk, Distribution, Floats, Ids
+
+LEAST_SHARE = 0.5
+"""Below this share of common tokens, greedy drafts are translated as text."""
+_BACK = 8  # tokens at most that are cut again when a text goes on differently than drafted
+_SPACES = (b" ", b"\n")
+_LONE = re.compile("[\udc80-\udcff]+")  # bytes that are not UTF-8
+
+
+class TextCutter:
+    """Cuts bytes from the middle of a text into a model's tokens."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        # tokenizers of SentencePiece put a space before each text
+        self._adds_space = model.detokenize(model.tokenize("a")) == b" a"
+        written = model.vocabulary.written()
+        self._bytes = {byte: token for byte in range(256) if (token := written.get(bytes([byte]))) is not None}
+
+    def cut(self, text: bytes) -> list[int]:
+        """Return the ids of `text`, which may begin and end within a word or a character. Bytes that are not UTF-8 are
+        left out where the vocabulary has no tokens for them."""
+        decoded, ids, at = text.decode("utf-8", "surrogateescape"), [], 0
+        for lone in _LONE.finditer(decoded):
+            ids += self._cut(decoded[at : lone.start()])
+            ids += self._single(lone[0].encode("utf-8", "surrogateescape"))
+            at = lone.end()
+        return ids + self._cut(decoded[at:])
+
+    def _cut(self, text: str) -> list[int]:
+        if not self._adds_space:
+            return self._model.tokenize(text).tolist() if text else []
+        if text.startswith(" "):
+            return self._model.tokenize(text[1:]).tolist() if len(text) > 1 else self._single(b" ")
+        ids: list[int] = self._model.tokenize("\n" + text).tolist() if text else []
+        held = 0
+        for n, token in enumerate(ids, start=1):
+            held += len(self._model.piece(token))
+            if held >= 2:
+                return ids[n:] if held == 2 else self._model.tokenize(text).tolist()
+        return []
+
+    def _single(self, text: bytes) -> list[int]:
+        return [self._bytes[byte] for byte in text if byte in self._bytes]
+
+
+class TokenTranslation:
+    """The tokens that a draft model and a verifier have in common, and how drafts are translated."""
+
+    def __init__(self, draft: Model, verifier: Model) -> None:
+        """Compare the vocabularies: once, in some tenths of a second."""
+        ours, theirs = draft.vocabulary.written(), verifier.vocabulary.written()
+        common = {theirs[piece]: token for piece, token in ours.items() if piece in theirs}
+        self.share = len(common) / max(1, len(ours))
+        """The share of the draft model's tokens that are tokens of the verifier, too."""
+        self.by_text = self.share < LEAST_SHARE
+        """Whether greedy drafts are translated as text."""
+        self.end = verifier.end_of_turn
+        """The verifier's token that ends a turn; the draft model's means the same."""
+        if self.end is not None and draft.end_of_turn is not None:
+            common[self.end] = draft.end_of_turn
+        self.target: Ids = np.array(sorted(common), dtype=np.int32)
+        """The verifier's ids of the common tokens, ascending."""
+        self.source: Ids = np.array([common[token] for token in self.target.tolist()], dtype=np.int32)
+        """The draft model's ids of the same tokens."""
+        self.ours, self.theirs = TextCutter(draft), TextCutter(verifier)
+        self.piece = verifier.piece
+        """Return the bytes that a token of the verifier adds to a text."""
+        self.reason = (
+            f"{draft.name} and {verifier.name} have different tokenizers; {100 * self.share:.0f}% of the draft model's"
+            " tokens are also tokens of the verifier, so drafts are translated "
+            + ("as text in greedy replies, and token by token in sampled ones" if self.by_text else "token by token")
+        )
+
+    def translated(self, chunk: Chunk) -> Chunk:
+        """Return a chunk whose ids are places in `target`, in the verifier's ids."""
+        drawn = chunk.distributions
+        if drawn is not None:
+            drawn = tuple(Distribution(self.target[q.ids], q.probs) for q in drawn)
+        return replace(chunk, ids=self.target[chunk.ids], distributions=drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A token of the draft model, and the bytes that it adds to the reply."""
+
+    id: int
+    piece: bytes
+
+
+class TranslatedDrafter(Drafter):
+    """Drafts with a model that has another tokenizer. The context is the drafter's alone, and is closed with it."""
+
+    def __init__(self, model: Model, context: Context, translation: TokenTranslation) -> None:
+        self._model, self._context, self._translation = model, context, translation
+        self._forget()
+
+    def _forget(self) -> None:
+        self._text = bytearray()  # the reply so far
+        self._read = 0  # its tokens, in the verifier's ids
+        self._own: list[_Own] = []  # the reply in own tokens
+        self._drafted: list[_Own] = []  # what was drafted behind it last
+
+    def begin(self, state: GenerationState) -> None:
+        """See `Drafter.begin`."""
+        self._forget()
+        self._context.set_cancel(state.should_stop)
+        self._context.fill(*NOT_FILLED)
+
+    def end(self) -> None:
+        """See `Drafter.end`."""
+        self._context.set_cancel(None)
+
+    @property
+    def needs_verdict(self) -> bool:
+        """See `Drafter.needs_verdict`: a translated draft need not be what the draft model would write."""
+        return True
+
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        """See `Drafter.propose`. Without a prompt for the draft model, or without room for it, there is no draft."""
+        if state.draft_prompt is None or not len(self._translation.source):
+            return Chunk()
+        self._follow(state)
+        prefix = np.concatenate((state.draft_prompt, np.array([own.id for own in self._own], dtype=np.int32)))
+        gamma = min(gamma, self._context.n_ctx - len(prefix) + 1)
+        if gamma < 1:
+            return Chunk()
+        floors = state.suggestions.floors() if state.suggestions is not None and state.rules.while_it_pays else ()
+        chunk = ChunkBuilder(state, gamma, floors=floors)
+        try:
+            if state.sampling.greedy and self._translation.by_text:
+                return self._by_text(chunk, prefix, gamma)
+            return self._by_token(chunk, prefix)
+        except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
+            self._context.clear(0)
+            raise
+
+    def _by_token(self, chunk: ChunkBuilder, prefix: Ids) -> Chunk:
+        source = self._translation.source
+        for row in self._rows(prefix):
+            common = row[source]
+            if not self._take(int(source[chunk.add(common, top2(common))])) or chunk.full():
+                break
+        return self._translation.translated(chunk.build(None))
+
+    def _by_text(self, chunk: ChunkBuilder, prefix: Ids, gamma: int) -> Chunk:
+        ended = False
+        for row in self._rows(prefix):
+            ended = not self._take(chunk.add(row, top2(row)))
+            if ended or chunk.full():
+                break
+        drafted, theirs = chunk.build(None), self._translation.theirs
+        ids = theirs.cut(b"".join(own.piece for own in self._drafted))
+        written = np.cumsum([len(own.piece) for own in self._drafted], dtype=np.int64)
+        ends = np.cumsum([len(self._translation.piece(token)) for token in ids], dtype=np.int64)
+        # a token is as sure as the drafted one that its last byte is of
+        places = np.minimum(np.searchsorted(written, ends), max(0, len(self._drafted) - 1))
+        if ended and self._translation.end is not None:
+            ids, places = [*ids, self._translation.end], np.append(places, len(drafted) - 1)
+        return Chunk(
+            np.array(ids[:gamma], dtype=np.int32), drafted.confidence[places[:gamma]], drafted.margin[places[:gamma]]
+        )
+
+    def _rows(self, prefix: Ids) -> Iterator[Floats]:
+        """Yield the logits behind `prefix`, and behind each token that is taken."""
+        self._drafted = []
+        feed = prefix[self._context.sync(prefix) :]
+        while True:
+            yield self._context.decode(feed, outputs=1)[0]
+            feed = np.array([self._drafted[-1].id], dtype=np.int32)
+
+    def _take(self, token: int) -> bool:
+        """Add a drafted token; return False if it ends the turn."""
+        if self._model.is_eog(token):
+            return False
+        self._drafted.append(_Own(token, self._model.piece(token)))
+        return True
+
+    def _follow(self, state: GenerationState) -> None:
+        """Take over what the reply has become, in own tokens: drafted ones as far as they were right."""
+        text = self._text
+        at = sum(len(own.piece) for own in self._own)
+        new = state.ids[state.prompt_tokens + self._read :].tolist()
+        self._read += len(new)
+        text += b"".join(map(self._translation.piece, new))
+        for own in self._drafted:
+            if not text.startswith(own.piece, at):
+                break
+            self._own.append(own)
+            at += len(own.piece)
+        self._drafted = []
+        if at == len(text):
+            return
+        # a word is cut as a whole: what was written of it may be other tokens together with what follows
+        if not text.startswith(_SPACES, at):
+            words = (n for n, own in enumerate(reversed(self._own[-_BACK:]), start=1) if own.piece.startswith(_SPACES))
+            for own in [self._own.pop() for _ in range(next(words, 0))]:
+                at -= len(own.piece)
+        self._own += self._cut(bytes(text[at:]))
+
+    def _cut(self, text: bytes) -> list[_Own]:
+        """Return `text` in own tokens; together they have all of its bytes, whatever the tokenizer made of it."""
+        found: list[_Own] = []
+        for token in (ids := self._translation.ours.cut(text)):
+            piece = self._model.piece(token) if len(found) < len(ids) - 1 else text
+            found.append(_Own(token, text[: len(piece)]))
+            text = text[len(piece) :]
+        return found
+
+    def close(self) -> None:
+        self._context.close()

@@ -1,0 +1,201 @@
+"""Pairs whose vocabularies differ: in unused tokens, or altogether. Either way the text is the verifier's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Message, Model
+from edgellm.errors import InvalidOption
+from edgellm.llm import DRAFT, LLM, VERIFIER
+from edgellm.spec.drafters.translation import TextCutter, TokenTranslation
+from edgellm.spec.params import ReplyOptions
+from edgellm.spec.types import Notice
+from testkit.architectures import write as random_model
+from testkit.retokenized import Tokens, other_merges, padded, permuted, sentencepiece, shortened, write
+from tests.once import once
+from tests.spec.real import case, ids
+
+Change = Callable[[Tokens], Tokens]
+Retokenized = Callable[[str], tuple[Path, Path]]
+
+
+def spm_permuted(tokens: Tokens) -> Tokens:
+    return sentencepiece(permuted(tokens))
+
+
+PAIRS: dict[str, tuple[Change | None, Change | None]] = {
+    "a longer draft": (partial(padded, n=130), None),
+    "a longer verifier": (None, partial(padded, n=130)),
+    "other kinds of padding": (partial(padded, n=130, kind=4), partial(padded, n=3)),
+    "other ids": (permuted, None),
+    "other merges": (other_merges, None),
+    "a SentencePiece draft": (spm_permuted, None),
+    "a SentencePiece verifier": (None, spm_permuted),
+    "few common tokens": (None, partial(shortened, n=1000)),
+}
+ONE_TOKENIZER = 3  # the first of them
+AS_TEXT = "few common tokens"
+
+
+@pytest.fixture(scope="session")
+def retokenized(
+    tmp_path_factory: pytest.TempPathFactory, f32_pair: tuple[Path, Path]
+) -> Callable[[str], tuple[Path, Path]]:
+    """Returns draft and verifier of one of `PAIRS`."""
+
+    def changed(source: Path, change: Change, file: str) -> Path:
+        return once(tmp_path_factory, file, lambda folder: write(source, folder / file, change)) / file
+
+    def made(name: str) -> tuple[Path, Path]:
+        found = []
+        for source, change in zip(f32_pair, PAIRS[name], strict=True):
+            file = f"{name.replace(' ', '-')}-{source.name}"
+            found.append(source if change is None else changed(source, change, file))
+        return found[0], found[1]
+
+    return made
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_greedy_replies_are_the_verifiers_own(name: str, retokenized: Retokenized) -> None:
+    draft, verifier = retokenized(name)
+    accepted = 0
+    with LLM.open("none", verifier, threads=1) as alone, LLM.open(draft, verifier, threads=1) as pair:
+        translated = any("different tokenizers" in notice for notice in pair.notices)
+        assert translated is (list(PAIRS).index(name) >= ONE_TOKENIZER)
+        for number in range(3):
+            wanted = ids(alone.reply(case(number), max_tokens=40, retrieval="off"))
+            assert ids(pair.reply(case(number), max_tokens=40)) == wanted
+            reply = pair.reply(case(number), max_tokens=40, retrieval="off")
+            assert ids(reply) == wanted
+            accepted += reply.summary.accepted
+            assert reply.summary.share_verified == 1.0
+    assert accepted > 5
+
+
+@pytest.mark.parametrize("name", ["other ids", "other merges", AS_TEXT, "a SentencePiece draft"])
+def test_other_characters_and_broken_ones_do_no_harm(
+    name: str, retokenized: Callable[[str], tuple[Path, Path]]
+) -> None:
+    draft, verifier = retokenized(name)
+    text = "Grüße 你好 🦙\n\n  <|im_end|> [/begin|>\tend "
+    with LLM.open("none", verifier, threads=1) as alone, LLM.open(draft, verifier, threads=1) as pair:
+        for prompt in (text, text.encode()[:-9].decode(errors="ignore")):
+            assert ids(pair.reply(prompt, max_tokens=24)) == ids(alone.reply(prompt, max_tokens=24))
+            assert ids(pair.complete(prompt, max_tokens=24)) == ids(alone.complete(prompt, max_tokens=24))
+        some = pair.prompt_ids(text)[:-2].tolist()
+        assert ids(pair.complete(some, max_tokens=24)) == ids(alone.complete(some, max_tokens=24))
+
+
+def test_a_model_that_cannot_help_is_no_error(tmp_path: Path, retokenized: Retokenized) -> None:
+    random_model("gemma3", tmp_path / "random.gguf")
+    write(tmp_path / "random.gguf", tmp_path / "other.gguf", spm_permuted)
+    _, verifier = retokenized("other ids")
+    with LLM.open("none", verifier, threads=1) as alone, LLM.open(tmp_path / "other.gguf", verifier, threads=1) as pair:
+        for temperature in (0.0, 0.7):
+            reply = pair.reply(case(1), max_tokens=16, temperature=temperature, seed=3)
+            assert len(ids(reply)) == reply.summary.tokens > 0
+            assert reply.summary.acceptance_rate is None or reply.summary.acceptance_rate < 0.5
+        assert ids(pair.reply(case(1), max_tokens=16)) == ids(alone.reply(case(1), max_tokens=16))
+
+
+def test_what_does_not_work_between_tokenizers_is_off_with_its_reason(
+    retokenized: Retokenized,
+) -> None:
+    with LLM.open(*retokenized("other ids"), threads=1) as pair:
+        assert "100% of the draft model's tokens" in pair.notices[0]
+        wanted = ids(pair.reply(case(2), max_tokens=16))
+        options: tuple[tuple[dict[str, Any], str], ...] = (
+            ({"budget": 0.3}, "the budget of 0.3"), ({"gate": "importance", "budget": 0.3}, "the gate importance"),
+            ({"gate": "never"}, "the gate never"), ({"early_exit": "on"}, "the early exit"),
+            ({"budget": 0.0}, "the budget of 0.0"),
+        )  # fmt: skip
+        for changes, said in options:
+            reply = pair.reply(case(2), ReplyOptions(max_tokens=16, **changes))
+            heard: list[Notice] = []
+            reply.listen(heard.append)
+            list(reply)
+            assert any(said in notice.text for notice in heard), changes
+            assert reply.summary.share_verified == 1.0
+        assert ids(pair.reply(case(2), max_tokens=16, logprobs=2)) == wanted
+        with pytest.raises(InvalidOption, match="different tokenizers"):
+            pair.profile([case(1)])
+
+
+def test_sampled_replies_are_distributed_as_the_verifiers_own(
+    retokenized: Retokenized,
+) -> None:
+    """Chi-square over the first two tokens of replies at a high temperature, with fixed seeds."""
+    for name in ("other merges", AS_TEXT):
+        draft, verifier = retokenized(name)
+        counts: list[dict[int, int]] = []
+        drafted = 0
+        for first in ("none", draft):
+            found: dict[int, int] = {}
+            with LLM.open(first, verifier, threads=1) as pair:
+                for seed in range(250):
+                    at = seed if first == "none" else 10_000 + seed  # not the same random numbers
+                    reply = pair.reply(
+                        case(3), max_tokens=3, temperature=8.0, top_k=6, top_p=1.0, seed=at, retrieval="off"
+                    )
+                    for place, token in enumerate(ids(reply)):
+                        found[100_000 * place + token] = found.get(100_000 * place + token, 0) + 1
+                    drafted += reply.summary.tested
+            counts.append(found)
+        assert drafted > 200
+        keys = [key for key in counts[0] | counts[1] if counts[0].get(key, 0) + counts[1].get(key, 0) >= 20]
+        assert len(keys) > 5
+        table = np.array([[found.get(key, 0) for key in keys] for found in counts], dtype=float)
+        expected = table.sum(axis=0) * (table.sum(axis=1) / table.sum())[:, None]
+        statistic = float(((table - expected) ** 2 / expected).sum())
+        free = len(keys) - 1
+        assert statistic < free + 4.0 * (2 * free) ** 0.5, (name, statistic, free)
+
+
+@pytest.mark.parametrize("name", ["other ids", "other merges", "a SentencePiece draft"])
+def test_the_middle_of_a_text_is_cut_without_losing_bytes(
+    name: str, retokenized: Callable[[str], tuple[Path, Path]]
+) -> None:
+    with Model.load(retokenized(name)[0], text_only=True) as model:
+        cutter = TextCutter(model)
+        text = "so, Grüße an 你好 🦙\n\n  twice  ".encode()
+        for start in range(len(text)):
+            for end in (start, start + 1, start + 5, len(text)):
+                assert model.detokenize(cutter.cut(text[start:end])) == text[start:end]
+
+
+def test_common_tokens_are_the_same_bytes(retokenized: Retokenized) -> None:
+    draft, verifier = retokenized(AS_TEXT)
+    with Model.load(draft, text_only=True) as one, Model.load(verifier, text_only=True) as two:
+        translation = TokenTranslation(one, two)
+        assert translation.by_text
+        assert 0.3 < translation.share < 0.5
+        assert (np.diff(translation.target) > 0).all()
+        assert len(set(translation.source.tolist())) == len(translation.source)
+        for ours, theirs in zip(translation.source.tolist(), translation.target.tolist(), strict=True):
+            assert one.piece(ours) == two.piece(theirs)
+            assert one.is_eog(ours) == two.is_eog(theirs)
+
+
+def test_naming_one_model_leaves_the_default_of_the_other_out(
+    retokenized: Retokenized, f32_pair: tuple[Path, Path]
+) -> None:
+    own = retokenized("other ids")[0]
+    with LLM.open(verifier=own) as one, LLM.open("none", own) as wanted:
+        assert (one.draft_name, one.verifier_name is not None) == (None, True)
+        assert "-m" in one.notices[0]
+        assert ids(one.reply(case(1), max_tokens=8)) == ids(wanted.reply(case(1), max_tokens=8))
+    with LLM.open(own) as one:
+        assert (one.draft_name is not None, one.verifier_name) == (True, None)
+        assert "--verifier" in one.notices[0]
+        assert ids(one.reply([Message("user", "hello")], max_tokens=8))
+    with LLM.open(verifier=f32_pair[1]) as pair:  # the bundled vocabulary: the default fits
+        assert pair.draft_name is not None
+        assert not pair.notices
+    assert (DRAFT, VERIFIER) == ("edgellm-draft", "edgellm-verifier")
