@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import Message, Model
+from edgellm.engine import Context, Message, Model
 from edgellm.errors import InvalidOption
 from edgellm.llm import DRAFT, LLM, VERIFIER
+from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.translation import TextCutter, TokenTranslation
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.types import Notice
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Notice, Sampling
 from testkit.architectures import write as random_model
 from testkit.retokenized import Tokens, other_merges, padded, permuted, sentencepiece, shortened, write
 from tests.once import once
@@ -199,3 +201,23 @@ def test_naming_one_model_leaves_the_default_of_the_other_out(
         assert pair.draft_name is not None
         assert not pair.notices
     assert (DRAFT, VERIFIER) == ("edgellm-draft", "edgellm-verifier")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_beyond_the_shorter_vocabulary_is_drafted_or_read(draft_model: Model, temperature: float) -> None:
+    prompt = draft_model.chat_prompt([Message("user", "hello")])
+    prompt = np.append(prompt, draft_model.n_vocab + 5).astype(np.int32)  # a token that only the verifier has
+    for shared in (100, draft_model.n_vocab):
+        drafter = ModelDrafter(draft_model, Context(draft_model, n_ctx=256, n_seq=3, spare=64), shared=shared)
+        try:
+            state = GenerationState(prompt, Sampling(temperature=temperature, seed=1))
+            chunk = drafter.propose(state, 8)
+            assert len(chunk)
+            assert int(chunk.ids.max()) < shared
+            for q in chunk.distributions or ():
+                assert int(q.ids.max()) < shared
+            for prefix, branch in drafter.draft_many(state, [prompt], 4, lambda: False, whole=prompt, tail=1):
+                assert prefix[: len(prompt)].tolist() == prompt.tolist()
+                assert int(branch.ids.max()) < shared
+        finally:
+            drafter.close()

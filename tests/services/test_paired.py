@@ -174,6 +174,9 @@ def test_the_best_paired_verifier_is_chosen_and_it_is_said_why(
         chosen(guest, fingerprint, gone)
     with pytest.raises(VerifierUnreachable, match=r"desk serves .* which has a different tokenizer"):
         chosen(guest, "00" * 32)
+    at_desk = server.address, host.identity.id
+    unlike = choose_verifier(guest, "00" * 32, hosts=[], fits=lambda address, device: (address, device) == at_desk)
+    assert (unlike.address, unlike.device) == at_desk
     with pytest.raises(NotPaired, match="attic"):
         chosen(guest, fingerprint, "attic")
 
