@@ -123,8 +123,7 @@ def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decode of many rows costs little more than one of a single row, whatever this machine is busy with: so what can
     be copied is copied."""
     curve = CostCurve((1, 64), (1.0, 1.1))
-    monkeypatch.setattr("edgellm.llm.ngram_runtime.measure_curve", lambda _context: curve)
-    monkeypatch.setattr("edgellm.llm.ngram_runtime.read_curve", lambda *_: None)
+    monkeypatch.setattr("edgellm.llm.cost_curves.ModelCurve.current", lambda _self: curve)
     monkeypatch.setattr("edgellm.spec.draft_length._REFIT", 10**9)
     monkeypatch.setattr("edgellm.spec.draft_length.OUTLIER", float("inf"))
 
@@ -132,7 +131,7 @@ def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def heads_are_late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Heads are computed late also for a small model. Returns how many rows were, one number for each time."""
-    for place in ("llm.model_loading", "llm.ngram_runtime", "llm.drafter_pool", "services.server.servers"):
+    for place in ("llm.model_loading", "llm.cost_curves", "llm.drafter_pool", "services.server.servers"):
         monkeypatch.setattr(f"edgellm.{place}.head_pays", lambda _model: True)
     computed: list[int] = []
     compute = LMHead.compute

@@ -85,7 +85,9 @@ def methods(path: Path, threads: int, stack: ExitStack) -> dict[str, Method]:
     """Return all methods by name, each with its own models and memory."""
 
     def pair() -> LLM:
-        return stack.enter_context(LLM.open(None, path, n_ctx=POSITIONS, threads=threads))
+        pair = stack.enter_context(LLM.open(None, path, n_ctx=POSITIONS, threads=threads))
+        pair.curve()  # measured now, and not between two replies
+        return pair
 
     def high_level(lookup: LlamaPromptLookupDecoding | None) -> Llama:
         model = Llama(

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import edgellm.llm.cost_curves
 import edgellm.llm.model_loading
-import edgellm.llm.ngram_runtime
 from bench.harness.report import write
 from bench.robustness.lossless import difference, prompts
 from edgellm.engine import Message, Model, to_f32
@@ -44,9 +44,9 @@ CHEAP = CostCurve((1, 64), (1.0, 1.3), heads=(0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8
 def late() -> Iterator[None]:
     """Compute heads late, even where that does not pay."""
     with ExitStack() as stack:
-        for module in (edgellm.llm.model_loading, edgellm.llm.ngram_runtime):
+        for module in (edgellm.llm.model_loading, edgellm.llm.cost_curves):
             stack.enter_context(patch.object(module, "head_pays", lambda _model: True))
-        stack.enter_context(patch.object(edgellm.llm.ngram_runtime, "curve_of", lambda *_: (CHEAP, None)))
+        stack.enter_context(patch.object(edgellm.llm.cost_curves.ModelCurve, "current", lambda _: CHEAP))
         yield
 
 

@@ -36,7 +36,7 @@ from bench.harness.figures import bar_groups
 from bench.harness.report import write
 from bench.harness.statistics import spread
 from edgellm.engine import HEADS, Context, Model, head_pays
-from edgellm.llm.ngram_runtime import measure_curve
+from edgellm.llm.cost_curves import measure_curve
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.types import Expected, Ids
 from edgellm.storage import resolve

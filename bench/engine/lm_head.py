@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.harness.report import write
 from edgellm.engine import Context, Model, head_pays, known
-from edgellm.llm.ngram_runtime import measure_heads
+from edgellm.llm.cost_curves import measure_heads
 from testkit import random_gguf
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)

@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.harness.report import write
 from edgellm.engine import Context, Model
-from edgellm.llm.ngram_runtime import measure_curve
+from edgellm.llm.cost_curves import measure_curve
 from edgellm.storage import resolve
 from testkit import random_gguf
 

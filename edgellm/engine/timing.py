@@ -7,11 +7,10 @@ everything that is measured, because load comes and goes; and times that are sti
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from math import ceil, inf
 from pathlib import Path
 from time import perf_counter
-from types import MappingProxyType
 from typing import TypeVar
 
 BUSY = 0.1
@@ -31,18 +30,20 @@ K = TypeVar("K", bound=Hashable)
 
 def minimum_times(
     measure: Callable[[K], float], keys: Sequence[K], *, rounds: int, seconds: float, at_least: int = 1,
-    clock: Callable[[], float] = perf_counter, seen: Mapping[K, float] = MappingProxyType({}),
+    clock: Callable[[], float] = perf_counter, samples: dict[K, list[float]] | None = None,
 ) -> dict[K, float]:  # fmt: skip
-    """Return the minimum measurement of each key, in the order of first measurement. `seen`: earlier measurements by
-    key.
+    """Return the minimum measurement of each key, in the order of first measurement. `samples`: earlier measurements by
+    key, to which new ones are added, also if `measure` raises an error; keys with fewer are measured first.
 
     All keys are measured in turn, for `rounds` rounds at most. It ends early once the minimum of every key has been
     measured twice (see `AGREE`), and after `seconds` of `clock` if `at_least` keys were measured.
     """
-    samples = {key: [taken] for key, taken in seen.items()}
-    began = clock()
-    for _ in range(rounds):
+    samples = {} if samples is None else samples
+    began, least = clock(), min((len(samples.get(key, ())) for key in keys), default=0)
+    for count in range(least + 1, least + rounds + 1):
         for key in keys:
+            if len(samples.get(key, ())) >= count:
+                continue
             if len(samples) >= at_least and clock() - began > seconds:
                 return {key: min(taken) for key, taken in samples.items()}
             samples.setdefault(key, []).append(measure(key))

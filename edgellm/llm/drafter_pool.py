@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
 from edgellm.engine import Capture, Context, GgufHeader, Model, cut, head_pays
 from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.errors import InvalidOption
-from edgellm.llm.ngram_runtime import curve_of
-from edgellm.spec.draft_length import CostCurve
+from edgellm.llm.cost_curves import ModelCurve
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ALTERNATIVES
@@ -48,13 +46,14 @@ class Drafters:
         n_ctx: int,
         threads: int | None,
         fingerprint: Callable[[], str],
+        curve: ModelCurve,
         *,
         shared: int | None = None,
         translation: TokenTranslation | None = None,
     ) -> None:
-        """`fingerprint` returns that of the model's file; it is called where shards of the file are cut. `shared` as
-        for `ModelDrafter`; with a `translation`, the verifier has another tokenizer."""
-        self._shared, self.translation = shared, translation
+        """`fingerprint` returns that of the model's file; it is called where shards of the file are cut. `curve` is the
+        model's. `shared` as for `ModelDrafter`; with a `translation`, the verifier has another tokenizer."""
+        self._shared, self.translation, self._curve = shared, translation, curve
         self._model, self._n_ctx, self._threads, self._fingerprint = model, n_ctx, threads, fingerprint
         self._idle: list[tuple[DrafterKind, PooledDrafter]] = []
         self._in_use: list[PooledDrafter] = []
@@ -85,11 +84,6 @@ class Drafters:
             if drafter in self._in_use:
                 self._in_use.remove(drafter)
                 self._idle.insert(0, (kind, drafter))
-
-    @cached_property
-    def curve(self) -> CostCurve:
-        """The times of the model's decodes on this device."""
-        return curve_of(self._model, self._threads)[0]
 
     def shard(self, layer: int) -> Model:
         """Return the model up to `layer`, with a head. Raises what `take` raises for an early exit there."""
@@ -131,7 +125,7 @@ class Drafters:
             lazy=head_pays(self._model),
         )
         alternatives = ALTERNATIVES if kind.branches else 0
-        return ModelDrafter(self._model, context, kind.layers, alternatives, lambda: self.curve, self._shared)
+        return ModelDrafter(self._model, context, kind.layers, alternatives, self._curve.current, self._shared)
 
     def _cut(self, layer: int) -> tuple[Model, Model]:
         if layer not in self._shards:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from edgellm.engine import Model, ShouldStop
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from edgellm.llm.drafter_pool import DrafterKind, Drafters, exit_layers
+from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.ngram_runtime import NgramRuntime, NgramSession
 from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.channels import ChannelSplitter
@@ -62,6 +63,7 @@ class Components:
     threads: int | None
     linked: bool = False
     retrieval: NgramRuntime | None = None
+    idle: IdleWork = field(default_factory=IdleWork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,18 @@ def write(
     parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, channels: ChannelSplitter, stats: Stats,
     explain: bool, should_stop: ShouldStop, *, draft_prompt: Ids | None = None,
 ) -> Generator[Event, None, None]:  # fmt: skip
-    """Write the reply to `prompt` (n,), separated by `channels`; `draft_prompt` as for `GenerationState`. Raise what
-    `generate` raises, and ProfileUnusable."""
+    """Write the reply to `prompt` (n,), separated by `channels`, while nothing else is computed; `draft_prompt` as for
+    `GenerationState`. Raise what `generate` raises, and ProfileUnusable."""
+    with parts.idle.suspended():
+        yield from _write(
+            parts, prompt, options, sampling, channels, stats, explain, should_stop, draft_prompt=draft_prompt
+        )
+
+
+def _write(
+    parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, channels: ChannelSplitter, stats: Stats,
+    explain: bool, should_stop: ShouldStop, *, draft_prompt: Ids | None,
+) -> Generator[Event, None, None]:  # fmt: skip
     plan = plan_reply(parts, options, sampling.seed)
     yield from plan.notices
     ngram, why = _open_retrieval(parts, options, plan)
@@ -226,7 +238,7 @@ def reporting(parts: Components, options: ReplyOptions) -> Verifier:
         )
     if model_drafter is not None:
         return model_drafter
-    retrieval = parts.retrieval or NgramRuntime(parts.text, parts.context, parts.threads, linked=False)
+    retrieval = parts.retrieval or NgramRuntime(parts.text, parts.context, parts.threads, None)
     return retrieval.self_verifier()
 
 

@@ -17,8 +17,10 @@ from edgellm.engine import Message, Model
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InvalidOption
+from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.drafter_pool import Drafters
 from edgellm.llm.generation import Components, reporting, write
+from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.messages import channels_of, chat_ids, compose, draft_ids, plain_ids
 from edgellm.llm.model_loading import (
     DRAFT,
@@ -46,7 +48,6 @@ from edgellm.spec.params import BUDGET_CHUNK, RENAMED, ReplyOptions
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Ids
-from edgellm.storage import fingerprint
 
 _AVOIDED = {"rollback": "rolled back texts", "sequences": "several texts in one batch"}
 _EXTRA_TOKENS = 7  # extra tokens per request that a verifier across a link writes without a draft model
@@ -73,13 +74,15 @@ class LLM:
         history: bool = True,
         fit: PairFit | None = None,
         closing: ExitStack | None = None,
+        idle: IdleWork | None = None,
     ) -> None:
         """Build a pair from loaded parts; `open` is the usual way.
 
         `text` is the model whose tokenizer and chat template are used; `extra` as in `GenerationLimits`; `model_hash`
         returns the hash of a verifier's model that is in another process; `remote` describes how a verifier across a
-        link was found; `profile` is a file; `history` as for `open`; `fit` compares the
-        vocabularies, which are equal by default; `closing` owns the parts and is closed with the pair.
+        link was found; `profile` is a file; `history` as for `open`; `fit` compares the vocabularies, which are equal
+        by default; `closing` owns the parts and is closed with the pair, and so is `idle`, which works in the
+        background.
 
         Raises:
             InvalidOption: both models are missing, or `n_ctx` is more than the draft model was trained for.
@@ -91,13 +94,19 @@ class LLM:
         self._closing = closing or ExitStack()
         self._closed = False
         lengths = [] if verifier is None else [min(verifier.context_length, n_ctx or verifier.context_length)]
+        self._idle = idle = idle or IdleWork()
         drafters = knowledge = None
+
+        def curve(model: Model) -> ModelCurve:
+            return ModelCurve(model, threads, idle.file_hash(model.path), idle, history=history)
+
         if draft is not None:
+            draft_hash = idle.file_hash(draft.path)
             lengths.append(positions(draft, n_ctx))
             if verifier is not None:
-                knowledge = PairStats(draft.path, model_hash or text.path, profile, history=history)
+                knowledge = PairStats(draft_hash, model_hash or idle.file_hash(text.path), profile, history=history)
             drafters = Drafters(
-                draft, lengths[-1], threads, partial(fingerprint, draft.path), shared=self._fit.shared_tokens,
+                draft, lengths[-1], threads, draft_hash.compute, curve(draft), shared=self._fit.shared_tokens,
                 translation=self._fit.translation,
             )  # fmt: skip
             self._closing.callback(drafters.close)
@@ -105,11 +114,12 @@ class LLM:
             raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")
         self.context_length = min(lengths)
         linked = model_hash is not None
-        retrieval = NgramRuntime(text, self.context_length, threads, linked, history=history)
+        retrieval = NgramRuntime(text, self.context_length, threads, None if linked else curve(text))
         self._closing.callback(retrieval.close)
+        self._closing.callback(idle.close)  # before the models that it uses
         self._retrieval = retrieval
         self._parts = Components(
-            text, draft, drafters, verifier, knowledge, self.context_length, extra, threads, linked, retrieval
+            text, draft, drafters, verifier, knowledge, self.context_length, extra, threads, linked, retrieval, idle
         )
 
     @classmethod
@@ -164,8 +174,9 @@ class LLM:
         if gpu_layers is not None:
             warnings.warn("gpu_layers is hardware=Hardware(gpu_layers=...) now.", DeprecationWarning, stacklevel=2)
             hardware = replace(hardware, gpu_layers=gpu_layers)
-        closing, taken = ExitStack(), Counter[str]()
-        loaded = partial(load, progress=progress, closing=closing)
+        closing, taken, idle = ExitStack(), Counter[str](), IdleWork()
+        closing.callback(idle.close)
+        loaded = partial(load, progress=progress, closing=closing, idle=idle)
         try:
             here = verifier is not None and not is_remote(verifier)
             big = place_named(verifier, hardware, taken, verifies=True) if verifier is not None and here else None
@@ -196,7 +207,7 @@ class LLM:
             return cls(
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, profile=profile, history=history,
                 remote=remote, extra=_EXTRA_TOKENS if remote else 0, model_hash=remote.model_hash if remote else None,
-                fit=pair, closing=closing,
+                fit=pair, closing=closing, idle=idle,
             )  # fmt: skip
         except BaseException:
             closing.close()
@@ -290,9 +301,10 @@ class LLM:
 
     def curve(self) -> CostCurve:
         """Return the cost curve of the verifier (of the draft model without one): seconds of a decode by its number of
-        rows. It is measured at the first call, within seconds, and kept for later processes."""
+        rows. It is measured now, within seconds, unless it was before, and kept for later processes."""
         self._check_open()
-        return self._retrieval.curve()
+        with self._idle.suspended():
+            return self._retrieval.measure()
 
     def profile(
         self,

@@ -23,6 +23,7 @@ from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
 from edgellm.engine.hardware import ON_PROCESSOR
 from edgellm.errors import EdgeError, InvalidOption, NotPaired, NotPermitted
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
+from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.llm import LLM
 from edgellm.llm.model_loading import Named, PairFit, fit, load, named, place_named
 from edgellm.mesh.coordinator import Mesh, MeshDevice
@@ -236,6 +237,8 @@ def open_mesh(
         vocabulary, positions, options.sessions, options.wide,
     )  # fmt: skip
     closing = ExitStack()
+    idle = IdleWork()
+    closing.callback(idle.close)
     try:
         mesh = Mesh(devices, shares, work, notify=notify)
         closing.callback(mesh.close)
@@ -244,7 +247,8 @@ def open_mesh(
         closing.callback(text.close)
         small, compared = None, PairFit()
         if (name := named(draft)) is not None:
-            small = load(place_named(name, ON_PROCESSOR, Counter(), verifies=False), progress=None, closing=closing)
+            placed = place_named(name, ON_PROCESSOR, Counter(), verifies=False)
+            small = load(placed, progress=None, closing=closing, idle=idle)
             compared = fit(small, text, name, file.path)
             small = None if compared.left_out else small
         verifier = MeshVerifier(mesh, text.is_eog, min(parts.tokens, most_rows(work.n_embd)))
@@ -257,6 +261,7 @@ def open_mesh(
             threads=threads,
             history=history,
             closing=closing,
+            idle=idle,
         )
     except BaseException:
         closing.close()

@@ -15,6 +15,7 @@ from edgellm.engine import Context, Model, ModelFile, head_pays
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, place
 from edgellm.errors import EdgeError, InvalidOption
+from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafters.translation import TokenTranslation
 from edgellm.spec.protocols import Verifier
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
@@ -95,8 +96,10 @@ def place_named(name: Named, hardware: Hardware, taken: Counter[str], *, verifie
     return place(ModelFile.open(resolve(str(name))), hardware, taken, verifies=verifies)
 
 
-def load(placed: Placed, *, progress: Progress | None, closing: ExitStack, chat: bool = False) -> Model:
-    """Load a model, owned by `closing`; `chat` as for `Model.load`. Raises what `Model.load` raises."""
+def load(placed: Placed, *, progress: Progress | None, closing: ExitStack, idle: IdleWork, chat: bool = False) -> Model:
+    """Load a model, owned by `closing`; `chat` as for `Model.load`. Meanwhile, its file is hashed. Raises what
+    `Model.load` raises."""
+    idle.file_hash(placed.file.path)
     on_progress = partial(progress, placed.file.path.name) if progress else None
     model = Model.load(placed.file, hardware=placed.hardware, progress=on_progress, chat=chat)
     closing.callback(model.close)

@@ -21,9 +21,10 @@ from edgellm.spec.gates.online_profiler import FirstReply, OnlineProfiler
 from edgellm.spec.gates.profile import Profile, outdated
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice
-from edgellm.storage import ALIASES, History, bundled, fingerprint, quick_fingerprint
+from edgellm.storage import ALIASES, History, bundled
 from edgellm.storage.chat_log import Conversations, typed_lines
 from edgellm.storage.chat_takeover import old_prompt_file
+from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.retention import expired, oldest
 from edgellm.storage.state import close_to_others, set_aside
 
@@ -254,10 +255,12 @@ class PairStats:
     """The knowledge of a pair, kept for as long as it is open. Each file is read when it is needed, and once."""
 
     def __init__(
-        self, draft: Path, verifier: Path | Callable[[], str], given: Path | None = None, *, history: bool = True
-    ) -> None:
-        """`verifier`: its model's file, or across a link a function that returns the hash (empty: unknown). `given` is
-        a profile to use. Without `history`, and while the history is off, what was seen in replies stays in memory.
+        self, draft: FileHash, verifier: FileHash | Callable[[], str], given: Path | None = None, *,
+        history: bool = True,
+    ) -> None:  # fmt: skip
+        """`verifier`: the hash of its model's file, or across a link a function that returns it (empty: unknown).
+        `given` is a profile to use. Without `history`, and while the history is off, what was seen in
+        replies stays in memory.
 
         Raises:
             ProfileUnusable: the given profile is of other models, of another version, or no profile.
@@ -275,7 +278,7 @@ class PairStats:
 
     def draft_hash(self) -> str:
         """Return the hash of the draft model's file."""
-        return fingerprint(self._draft)
+        return self._draft.compute()
 
     def hashes(self) -> tuple[str, str]:
         """Return the hashes of both models' files, the draft model's first; the files are read if need be.
@@ -284,7 +287,7 @@ class PairStats:
             ProfileUnusable: the verifier does not say which model it is.
         """
         if self._hashes is None:
-            verifier = fingerprint(self._verifier) if isinstance(self._verifier, Path) else self._verifier()
+            verifier = self._verifier.compute() if isinstance(self._verifier, FileHash) else self._verifier()
             if not verifier:
                 raise ProfileUnusable(
                     "The verifier does not report its model's hash, so no profile can be bound to it.",
@@ -376,8 +379,8 @@ class PairStats:
         return path.with_name(path.stem + ".first.jsonl")
 
     def _hashes_are_cached(self) -> bool:
-        paths = [path for path in (self._draft, self._verifier) if isinstance(path, Path)]
-        return all(quick_fingerprint(path) is not None for path in paths)
+        files = [file for file in (self._draft, self._verifier) if isinstance(file, FileHash)]
+        return all(file.quick() is not None for file in files)
 
 
 def _terms(options: ReplyOptions) -> Terms:

@@ -170,6 +170,11 @@ class DraftLengthController:
         return exp(max((self._log_scale + log_error for log_error in self._log_errors), key=abs))
 
     @property
+    def rounds(self) -> int:
+        """Return the number of decodes that were learned from."""
+        return self._rounds
+
+    @property
     def drifted(self) -> bool:
         """Return whether decode times have drifted from the curve for long, or are off by more than `OUTLIER`."""
         if max(self.factor, 1.0 / self.factor) > OUTLIER:

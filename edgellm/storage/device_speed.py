@@ -110,7 +110,8 @@ MAX_CHANGE = 4.0
 class StoredCurve:
     """A cost curve as it is stored: `seconds[i]` for a decode of `rows[i]` rows, the cost of a `change`, and the
     seconds of `heads`. It was measured at `taken` (seconds since 1970, UTC) on `device`; meanwhile, the process waited
-    for a processor for the share `waited` of its time."""
+    for a processor for the share `waited` of its time. `estimated`: it is a guess, corrected by the decodes of
+    replies."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -119,6 +120,7 @@ class StoredCurve:
     taken: float
     waited: float
     device: str
+    estimated: bool = False
 
     @property
     def doubtful(self) -> bool:

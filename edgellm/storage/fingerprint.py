@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from edgellm.errors import EdgeError, StateDamaged
+from edgellm.errors import EdgeError, StateDamaged, Stopped
 from edgellm.places import cache_dir
 from edgellm.storage.state import read_json, write_state
 
@@ -18,6 +19,8 @@ _FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")
 _MAX_FILES = 256  # files
 _MAX_BYTES = 2**24
 QUICK_BYTES = 64 * 2**20  # a file up to this size is hashed at once
+_PORTION = 4 * 2**20  # bytes that are read at once
+_POLL = 0.1  # seconds
 
 
 def fingerprint(path: Path) -> str:
@@ -30,7 +33,7 @@ def fingerprint(path: Path) -> str:
         OSError: a file cannot be read.
         ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`, where the name is that of a first part.
     """
-    return fingerprint_of([_sha256(file) for file in _files(path)])
+    return FileHash(path).compute()
 
 
 def fingerprint_of(hashes: Sequence[str]) -> str:
@@ -44,6 +47,111 @@ def fingerprint_of(hashes: Sequence[str]) -> str:
     return hashlib.sha256("".join(f"{one}\n" for one in hashes).encode()).hexdigest()
 
 
+def quick_fingerprint(path: Path) -> str | None:
+    """Return `fingerprint(path)` where it is remembered or quickly computed; None where the user would have to wait."""
+    return FileHash(path).quick()
+
+
+class FileHash:
+    """The fingerprint of one model. Its computation may be stopped, and continued in another thread."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is as for `fingerprint`."""
+        self.path = path
+        self._computing = threading.Lock()
+        self._parts: tuple[_PartHash, ...] = ()
+        self._found: str | None = None
+
+    @property
+    def known(self) -> str | None:
+        """Return the fingerprint if it is known without reading a file."""
+        if self._found is None:
+            with suppress(OSError, EdgeError):
+                hashes = [part.known for part in self._files()]
+                if all(hashes):
+                    self._found = fingerprint_of([one for one in hashes if one])
+        return self._found
+
+    def quick(self) -> str | None:
+        """Return the fingerprint where it is known or quickly computed; None where the user would have to wait."""
+        try:
+            unknown = sum(part.path.stat().st_size for part in self._files() if not part.known)
+            return self.compute() if unknown <= QUICK_BYTES else None
+        except (OSError, EdgeError):
+            return None
+
+    def compute(
+        self, should_stop: Callable[[], bool] | None = None, progress: Callable[[float], None] | None = None
+    ) -> str:
+        """Return the fingerprint. `progress` is called with the share of the files that is read.
+
+        Raises what `fingerprint` raises, and:
+            Stopped: `should_stop` returned True; the next call continues.
+        """
+
+        def reached() -> None:
+            size = sum(part.size for part in self._parts)
+            if progress is not None and size:
+                progress(sum(part.read for part in self._parts) / size)
+            if should_stop is not None and should_stop():
+                raise Stopped
+
+        while not self._computing.acquire(timeout=_POLL):
+            reached()
+        try:
+            if (known := self.known) is None:
+                known = self._found = fingerprint_of([part.compute(reached) for part in self._files()])
+            return known
+        finally:
+            self._computing.release()
+
+    def _files(self) -> tuple[_PartHash, ...]:
+        if not self._parts:
+            self._parts = tuple(map(_PartHash, _files(self.path)))
+        return self._parts
+
+
+class _PartHash:
+    """The SHA-256 of one file, of which `read` bytes are read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.read, self.size = path, 0, path.stat().st_size if path.exists() else 0
+        self._digest = hashlib.sha256()
+        self._stamp: list[int] = []
+
+    @property
+    def known(self) -> str | None:
+        """Return the hash of a file that was computed before, or is its name in the hub's cache."""
+        real = self.path.resolve()
+        if real.parent.name == "blobs" and _BLOB.fullmatch(real.name):
+            return real.name
+        entry = _read_cache().get(str(real))
+        known = isinstance(entry, list) and entry[:2] == _stamp(real) and _BLOB.fullmatch(str(entry[-1]))
+        return str(entry[-1]) if known and isinstance(entry, list) else None
+
+    def compute(self, reached: Callable[[], None]) -> str:
+        """Return the hash. `reached` is called after each portion; if it raises, the next call continues."""
+        if (known := self.known) is not None:
+            return known
+        real = self.path.resolve()
+        with real.open("rb", buffering=0) as file:
+            if (stamp := _stamp(real)) != self._stamp:  # it is new, or has changed since
+                self._digest, self.read, self._stamp, self.size = hashlib.sha256(), 0, stamp, stamp[0]
+            file.seek(self.read)
+            buffer = memoryview(bytearray(_PORTION))
+            while n := file.readinto(buffer):
+                self._digest.update(buffer[:n])
+                self.read += n
+                reached()
+        digest = self._digest.hexdigest()
+        cache = _read_cache()
+        cache.pop(str(real), None)
+        recent = dict(list(cache.items())[-_MAX_FILES + 1 :])
+        with suppress(OSError):  # then it is computed again next time
+            _write_cache(recent | {str(real): [*stamp, digest]})
+        return digest
+
+
 def _files(path: Path) -> tuple[Path, ...]:
     if not _FIRST_PART.search(path.name):  # llama.cpp, too, finds other parts by this name alone
         return (path,)
@@ -52,39 +160,9 @@ def _files(path: Path) -> tuple[Path, ...]:
     return ModelFile.open(path).paths
 
 
-def _sha256(path: Path) -> str:
-    real = path.resolve()
-    if real.parent.name == "blobs" and _BLOB.fullmatch(real.name):
-        return real.name
-    stat = real.stat()
-    key, stamp = str(real), [stat.st_size, stat.st_mtime_ns]
-    cache = _read_cache()
-    entry = cache.get(key)
-    if isinstance(entry, list) and entry[:2] == stamp and _BLOB.fullmatch(str(entry[-1])):
-        return str(entry[-1])
-    with real.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    cache.pop(key, None)
-    recent = dict(list(cache.items())[-_MAX_FILES + 1 :])
-    with suppress(OSError):  # then it is computed again next time
-        _write_cache(recent | {key: [*stamp, digest]})
-    return digest
-
-
-def quick_fingerprint(path: Path) -> str | None:
-    """Return `fingerprint(path)` where it is remembered or quickly computed; None where the user would have to wait."""
-    try:
-        return fingerprint(path) if sum(map(_unhashed_bytes, _files(path))) <= QUICK_BYTES else None
-    except (OSError, EdgeError):
-        return None
-
-
-def _unhashed_bytes(path: Path) -> int:
-    """Return the bytes that must be read to know the file's hash."""
-    real = path.resolve()
-    entry, stat = _read_cache().get(str(real)), real.stat()
-    remembered = isinstance(entry, list) and entry[:2] == [stat.st_size, stat.st_mtime_ns]
-    return 0 if remembered or real.parent.name == "blobs" else stat.st_size
+def _stamp(real: Path) -> list[int]:
+    found = real.stat()
+    return [found.st_size, found.st_mtime_ns]
 
 
 def _file() -> Path:

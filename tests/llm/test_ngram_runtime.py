@@ -13,7 +13,8 @@ import pytest
 from edgellm.engine import HEADS, Context, Model
 from edgellm.engine.timing import CpuWait
 from edgellm.llm import LLM
-from edgellm.llm.ngram_runtime import MAX_INDEXES, NgramRuntime, measure_curve
+from edgellm.llm.cost_curves import ModelCurve, measure_curve
+from edgellm.llm.ngram_runtime import MAX_INDEXES, NgramRuntime
 from edgellm.spec.draft_length import KNOTS, DraftLengthController
 from edgellm.spec.ngram.draft_index import MOST_TOKENS
 from edgellm.spec.ngram.drafter import RetrievalDrafter
@@ -21,6 +22,7 @@ from edgellm.spec.params import SOURCES
 from edgellm.spec.types import Explanation, Ids, Source, Token
 from edgellm.storage import fingerprint
 from edgellm.storage.device_speed import curve_path
+from edgellm.storage.fingerprint import FileHash
 from edgellm.verifier.in_process import ContextPool
 from tests.spec.real import case, ids
 
@@ -156,11 +158,12 @@ def test_the_cost_curve_is_measured_once_and_kept(
 ) -> None:
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=4))
+        pair.curve()
     (kept,) = (home / "cache" / "curves").iterdir()
     curve = json.loads(kept.read_text())
     assert curve["rows"] == list(KNOTS[: len(curve["rows"])])
     assert len(curve["seconds"]) == len(curve["rows"]) >= 4
-    monkeypatch.setattr("edgellm.llm.ngram_runtime.measure_curve", None)
+    monkeypatch.setattr("edgellm.llm.cost_curves.CurveMeasurement.run", None)
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=4))
         assert pair.curve().seconds == tuple(curve["seconds"])
@@ -182,7 +185,7 @@ def test_a_curve_of_heads_that_are_late_is_of_no_use_where_they_are_not(
     f32_pair: tuple[Path, Path], home: Path
 ) -> None:
     with LLM.open("none", f32_pair[1], threads=1) as pair:
-        ids(pair.reply(case(5), max_tokens=2))
+        pair.curve()
     (kept,) = (home / "cache" / "curves").iterdir()
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "heads": [1e-3] * len(HEADS)}))
     with LLM.open("none", f32_pair[1], threads=1) as pair:
@@ -221,7 +224,7 @@ def test_measuring_a_slow_device_takes_little_time(
     row: float, rows: tuple[int, ...], longest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow(row)
-    monkeypatch.setattr("edgellm.llm.ngram_runtime.perf_counter", lambda: slow.now)
+    monkeypatch.setattr("edgellm.llm.cost_curves.perf_counter", lambda: slow.now)
     curve = measure_curve(cast(Context, slow))
     assert curve.rows == rows
     assert curve.seconds == pytest.approx([row * rows for rows in curve.rows])
@@ -233,7 +236,7 @@ def test_a_curve_that_proves_wrong_is_corrected_and_kept(
     f32_pair: tuple[Path, Path], home: Path, factor: float
 ) -> None:
     with LLM.open("none", f32_pair[1], threads=1) as pair:
-        ids(pair.reply(case(5), max_tokens=2))
+        pair.curve()
     (kept,) = (home / "cache" / "curves").iterdir()
     curve = json.loads(kept.read_text())
     spoiled = [second * factor for second in curve["seconds"]]
@@ -250,8 +253,9 @@ def test_a_curve_that_proves_wrong_is_corrected_and_kept(
 def test_a_correction_that_load_may_explain_is_not_kept(
     verifier_model: Model, monkeypatch: pytest.MonkeyPatch, shares: bool
 ) -> None:
-    retrieval = NgramRuntime(verifier_model, 64, 1, linked=False)
-    curve = retrieval.curve()
+    retrieval = NgramRuntime(verifier_model, 64, 1, ModelCurve(verifier_model, 1, FileHash(verifier_model.path)))
+    curve = retrieval.measure()
+    retrieval.index(("context",))
     path = curve_path(fingerprint(verifier_model.path), 1)
     before = path.read_text()
     if shares:
@@ -277,7 +281,7 @@ def test_a_curve_belongs_to_a_model_and_its_threads(verifier_model: Model) -> No
 
 def test_what_is_remembered_of_replies_is_bounded(verifier_model: Model) -> None:
     """A server may run for months, and whoever asks chooses the sources."""
-    retrieval = NgramRuntime(verifier_model, 512, 1, linked=True)
+    retrieval = NgramRuntime(verifier_model, 512, 1, None)
     idle = retrieval.index(("context", "history"))
     prompt = np.arange(1000, 1400, dtype=np.int32)
     for at in range(4 * MOST_TOKENS // 400):

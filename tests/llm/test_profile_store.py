@@ -21,6 +21,7 @@ from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.types import Explanation, Notice
 from edgellm.storage import fingerprint
+from edgellm.storage.fingerprint import FileHash
 from testkit.split_gguf import split
 from tests.llm.conftest import ASKED, prompts
 from tests.spec.real import case
@@ -253,6 +254,6 @@ def test_a_profile_of_the_first_part_alone_is_not_used(home: Path, draft_path: P
     path.parent.mkdir(parents=True, exist_ok=True)
     old.save(path)
     assert find_profile(draft, part) is not None
-    assert PairStats(draft_path, first, history=False).profile(needed=True) is None
+    assert PairStats(FileHash(draft_path), FileHash(first), history=False).profile(needed=True) is None
     with pytest.raises(ProfileUnusable, match="another verifier"):
-        PairStats(draft_path, first, path, history=False)
+        PairStats(FileHash(draft_path), FileHash(first), path, history=False)

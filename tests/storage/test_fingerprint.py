@@ -13,7 +13,7 @@ import pytest
 from edgellm.engine import ModelFile
 from edgellm.errors import ModelNotFound
 from edgellm.places import cache_dir, data_dir
-from edgellm.storage.fingerprint import fingerprint, fingerprint_of, quick_fingerprint
+from edgellm.storage.fingerprint import _PartHash, fingerprint, fingerprint_of, quick_fingerprint
 from testkit.split_gguf import split
 
 
@@ -26,13 +26,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     done: list[str] = []
-    digest = hashlib.file_digest
+    compute = _PartHash.compute
 
-    def noted(*given: Any) -> Any:
+    def noted(*given: Any) -> str:
         done.append("read")
-        return digest(*given)
+        return compute(*given)
 
-    monkeypatch.setattr(hashlib, "file_digest", noted)
+    monkeypatch.setattr(_PartHash, "compute", noted)
     return done
 
 

@@ -18,8 +18,8 @@ from edgellm.engine import Context, Model, ModelFile
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.layer_range import HERE
 from edgellm.llm import LLM
+from edgellm.llm.cost_curves import measure_curve
 from edgellm.llm.mesh_timeline import disproved_figures
-from edgellm.llm.ngram_runtime import measure_curve
 from edgellm.mesh.fleet_profiler import Survey, read_links, store_links, survey
 from edgellm.mesh.home_workers import discover_workers
 from edgellm.mesh.layer_sources import StoredLayers, WholeModel

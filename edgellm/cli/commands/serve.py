@@ -45,10 +45,11 @@ from edgellm.cli.views.console import Loading, announce, say, size
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.engine import ModelFile
+    from edgellm.engine import Model, ModelFile
     from edgellm.http.server import HttpServer
     from edgellm.services.server.servers import Listener, WorkerServer
     from edgellm.services.server.verification_service import ServerEvent
+    from edgellm.spec.draft_length import CostCurve
     from edgellm.spec.params import ReplyOptions
 
 
@@ -377,15 +378,22 @@ def _serve_verifier(
 ) -> None:
     from edgellm.http.handlers import ServedModel
     from edgellm.llm import LLM
-    from edgellm.llm.ngram_runtime import curve_of
+    from edgellm.llm.cost_curves import ModelCurve
     from edgellm.services.server.servers import serve_verifier
     from edgellm.storage import resolve
+    from edgellm.storage.fingerprint import FileHash
 
     path = resolve(model)
-    with Loading() as loading:
+    with Loading() as loading, Loading("hashing") as hashing, Loading("measuring") as measuring:
+
+        def measured(loaded: Model) -> CostCurve:
+            file_hash = FileHash(path)
+            file_hash.compute(progress=partial(hashing, path.name))
+            return ModelCurve(loaded, None, file_hash).measure(progress=partial(measuring, path.name))
+
         server = serve_verifier(
             path, host=host, port=port, paired_only=paired_only, on_event=_print_event, hardware=hardware.of(VERIFIER),
-            progress=partial(loading, path.name), measure=lambda loaded: curve_of(loaded, None)[0],
+            progress=partial(loading, path.name), measure=measured,
         )  # fmt: skip
     if server.trust is None:
         say(f"Use it with: edgellm chat --verifier {server.address}", style="bold")

@@ -137,7 +137,8 @@ def time_passes(
                 best[rows] = timed(rows)
                 if best[rows] > _PASS_MOST or time.perf_counter() > until:
                     break
-            best = minimum_times(timed, tuple(best), rounds=_ROUNDS - 1, seconds=_ROUND_MOST, seen=best)
+            samples = {rows: [taken] for rows, taken in best.items()}
+            best = minimum_times(timed, tuple(best), rounds=_ROUNDS - 1, seconds=_ROUND_MOST, samples=samples)
             seconds = plausible_times(tuple(best), tuple(best.values()))
             return tuple(best), tuple(taken / blocks.layers for taken in seconds), context.threads
 

@@ -67,6 +67,7 @@ class DraftIndex:
         self._reuse = Reuse(inside) if "reuse" in self._names else None
         self._chances = AcceptanceModel([PRIORS[name] for name in self._names])
         self.length = length or DraftLengthController(curve)
+        self._new_curve: CostCurve | None = None
         self.rounds = DrafterSelector()
         self._conversations: list[PastConversation] = []
         self._pending: list[PastConversation] = []
@@ -77,6 +78,8 @@ class DraftIndex:
         if not self._busy.acquire(blocking=False):
             return None
         self._index()
+        if self._new_curve is not None:
+            self.length, self._new_curve = DraftLengthController(self._new_curve), None
         by_name: dict[str, DraftSource | None] = {
             "context": self._context,
             "history": self._history,
@@ -93,6 +96,10 @@ class DraftIndex:
             reuse=self._reuse,
             calibration=self._calibration,
         )
+
+    def use_curve(self, curve: CostCurve) -> None:
+        """Choose by `curve` how much is drafted, from the next reply on."""
+        self._new_curve = curve
 
     def give(self) -> None:
         """Give the index back after a reply."""

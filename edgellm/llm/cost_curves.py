@@ -1,0 +1,253 @@
+"""The cost curve of a model on this device: an estimate at first, then measured while nothing waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter, time
+
+import numpy as np
+
+from edgellm import __version__
+from edgellm.engine import HEADS, Context, LMHead, Model, ShouldStop, head_pays, never
+from edgellm.engine.lm_head import head_of
+from edgellm.engine.native import default_threads
+from edgellm.engine.timing import BUSY, CpuWait, minimum_times, plausible_times
+from edgellm.errors import Stopped
+from edgellm.llm.idle_work import IdleWork
+from edgellm.spec.draft_length import KNOTS, CostCurve
+from edgellm.storage import History
+from edgellm.storage.device_speed import MAX_CHANGE, StoredCurve, curve_path, processor, read_curve, write_curve
+from edgellm.storage.fingerprint import FileHash
+
+_PREFIX = 16  # positions in the context before a measured decode
+_ROUNDS = 12  # fewer if all lengths took the same time twice
+_MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device is
+_MAX_SECONDS = 3.0  # time limit: longer decodes are extrapolated
+_ORDER = (1, 4, 2, 8, 16, 3, 6, 12, 32, 5, 10, 24, 64, 48)
+_QUICK_SECONDS = 0.01  # seconds
+SHARED = 0.5
+"""Share of waiting that is assumed for decodes that shared the cores."""
+BANDWIDTH = 10e9
+"""Bytes of weights that a device is assumed to read in a second."""
+ROW_SHARE = 0.5
+"""The time that a further row is assumed to take, as a share of the first row's."""
+LINK_CURVE = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
+"""The cost curve of a verifier across a link: a round trip, beside which further rows are cheap."""
+
+
+def estimated_curve(model: Model) -> CostCurve:
+    """Return a cautious guess for a model that has not been measured on this device.
+
+    It is doubtful, so that other numbers of rows are tried, and decodes are not padded by it.
+    """
+    one = model.size_bytes / BANDWIDTH
+    curve = CostCurve(KNOTS, tuple(one * (1.0 + ROW_SHARE * (rows - 1)) for rows in KNOTS), doubtful=True)
+    head = head_of(model) if head_pays(model) else None
+    if head is None:
+        return curve
+    share = head.nbytes / model.size_bytes
+    heads = tuple(share * one * (1.0 + ROW_SHARE * (rows - 1)) for rows in HEADS)
+    return replace(curve, seconds=((1.0 - share) * one, *curve.seconds[1:]), heads=heads)
+
+
+class ModelCurve:
+    """The cost curve of one model. It may be used by several threads."""
+
+    def __init__(
+        self, model: Model, threads: int | None, file_hash: FileHash, idle: IdleWork | None = None, *,
+        history: bool = True,
+    ) -> None:  # fmt: skip
+        """`idle` measures the curve once it was asked for; without it, that is left to the caller. Without `history`,
+        and while the history is off, what replies taught is not saved."""
+        self._model, self._threads, self._hash, self._idle, self._history = model, threads, file_hash, idle, history
+        self._curve: CostCurve | None = None
+        self._measured = False
+        self._measurement = CurveMeasurement()
+        self._lock, self._measuring = threading.Lock(), threading.Lock()
+
+    @property
+    def measured(self) -> bool:
+        """Return whether it was measured, now or earlier, and is not an estimate."""
+        return self._measured
+
+    def current(self) -> CostCurve:
+        """Return the curve as far as it is known, without waiting."""
+        with self._lock:
+            if self._curve is not None:
+                return self._curve
+            path = self._path()
+            if path is None or not self._use_stored(path):
+                self._curve = self._curve or estimated_curve(self._model)
+                if self._idle is not None:
+                    self._idle.add(self.measure)
+            return self._curve or estimated_curve(self._model)
+
+    def measure(self, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None) -> CostCurve:
+        """Return the measured curve. It is measured if that was not done before, and kept for later processes.
+        `progress` is called with shares of the time that this takes at most.
+
+        Raises:
+            Stopped: `should_stop` returned True; the next call continues.
+            OSError: the model's file cannot be read.
+        """
+        self._hash.compute(should_stop)
+        while not self._measuring.acquire(timeout=0.05):
+            if should_stop():
+                raise Stopped
+        try:
+            with self._lock:
+                path = curve_path(self._hash.compute(), self._n_threads)
+                if self._measured or (self._use_stored(path) and self._measured):
+                    return self._curve or estimated_curve(self._model)
+            curve, wait_share = self._measure(should_stop, progress)
+            write_curve(path, _stored(curve, wait_share))
+            with self._lock:
+                self._curve, self._measured = replace(curve, doubtful=wait_share > BUSY), True
+                return self._curve
+        finally:
+            self._measuring.release()
+
+    def learn(self, curve: CostCurve, wait_share: float) -> None:
+        """Use a curve that replies have corrected, and keep it for later processes."""
+        with self._lock:
+            self._curve = curve
+            path = self._path()
+            if path is not None and self._history and History().on:
+                write_curve(path, _stored(curve, wait_share, estimated=not self._measured))
+
+    @property
+    def _n_threads(self) -> int:
+        return self._threads or self._model.hardware.threads or default_threads(self._model.n_params)
+
+    def _path(self) -> Path | None:
+        """Return the curve's file, None while the model's hash is not known."""
+        known = self._hash.known
+        return None if known is None else curve_path(known, self._n_threads)
+
+    def _use_stored(self, path: Path) -> bool:
+        """Use the stored curve, if there is one and it fits; return whether it was measured."""
+        known = read_curve(path, _device())
+        if known is None or bool(known.heads) != head_pays(self._model):
+            return False
+        self._measured = not known.estimated
+        self._curve = CostCurve(
+            known.rows, known.seconds, known.change, self._measured, known.heads, known.doubtful or known.estimated
+        )
+        return self._measured
+
+    def _measure(self, should_stop: ShouldStop, progress: Callable[[float], None] | None) -> tuple[CostCurve, float]:
+        with Context(
+            self._model, n_ctx=_PREFIX + KNOTS[-1], threads=self._threads, lazy=head_pays(self._model), rolls_back=True
+        ) as context:
+            context.set_cancel(should_stop)
+            waiting = CpuWait()
+            curve = self._measurement.run(context, should_stop, progress)
+            return curve, max(waiting.share(), SHARED if context.shared else 0.0)
+
+
+def _stored(curve: CostCurve, wait_share: float, *, estimated: bool = False) -> StoredCurve:
+    return StoredCurve(curve.rows, curve.seconds, curve.change, curve.heads, time(), wait_share, _device(), estimated)
+
+
+def _device() -> str:
+    """Return the version and processor that a curve is valid for."""
+    return f"edgellm {__version__} on {processor()}"
+
+
+class CurveMeasurement:
+    """The measurement of a cost curve, which may be stopped and continued."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, list[float]] = {}
+        self._head_samples: dict[int, list[float]] = {}
+        self._changes: list[float] = []
+        self._singles: list[float] = []
+
+    def run(
+        self, context: Context, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None
+    ) -> CostCurve:
+        """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits, and the additional time after
+        a decode of another size. With a lazy head, the heads' times are separate.
+
+        A slow device measures fewer lengths, the most informative ones first, once each. Raises Stopped.
+        """
+        ids, start = np.ones(KNOTS[-1], dtype=np.int32), perf_counter()
+        context.clear()
+        context.fill(())
+        context.decode(ids[:_PREFIX])
+        if context.lazy_head is not None:
+            context.decode_lazy(ids[:2], outputs=2)  # checks whether the context can compute heads lazily
+            context.rollback(_PREFIX)
+        late = context.lazy_head
+
+        def timed(rows: int) -> float:
+            began = perf_counter()
+            if late is None or rows == 1:
+                context.decode(ids[:rows], outputs=rows).argmax(axis=1)
+            else:
+                context.decode_lazy(ids[:rows], outputs=rows)
+            taken = perf_counter() - began
+            context.rollback(_PREFIX)
+            context.reread()
+            return taken
+
+        def timed_twice(rows: int) -> float:
+            """Return the seconds of a decode; of a quick one, those after another of the same size."""
+            if progress is not None:
+                progress(min(1.0, (perf_counter() - start) / _MAX_SECONDS))
+            fresh = timed(rows)
+            if fresh < _QUICK_SECONDS:
+                again = timed(rows)
+                self._changes.append(fresh - again)
+                return again
+            if rows > 1:  # single rows are the reference
+                behind, single = timed(1), timed(1)
+                self._changes.append(behind - single)
+                self._singles.append(single)
+            return fresh
+
+        # a small model is slower after a much larger decode, which has evicted it from the processor's cache
+        order = KNOTS if min(timed(1), timed(1)) < _QUICK_SECONDS else _ORDER
+        found = minimum_times(
+            timed_twice, order, rounds=_ROUNDS, seconds=_MAX_SECONDS, at_least=_MIN_LENGTHS, clock=perf_counter,
+            samples=self._samples,
+        )  # fmt: skip
+        found[1] = min(found[1], *self._singles) if self._singles else found[1]
+        known = sorted(found)
+        seconds = plausible_times(known, [found[rows] for rows in known])
+        change = min(max(0.0, float(median(self._changes or [0.0]))), MAX_CHANGE * seconds[0])
+        if late is None:
+            return CostCurve(tuple(known), seconds, change, filled=True)
+        heads = measure_heads(late.head, should_stop, self._head_samples)
+        alone = max(seconds[0] - heads[0], 0.1 * seconds[0])
+        return CostCurve(tuple(known), (alone, *seconds[1:]), change, filled=True, heads=heads)
+
+
+def measure_curve(context: Context) -> CostCurve:
+    """Return the cost curve of decodes by `context`; see `CurveMeasurement.run`."""
+    return CurveMeasurement().run(context)
+
+
+def measure_heads(
+    head: LMHead, should_stop: ShouldStop = never, samples: dict[int, list[float]] | None = None
+) -> tuple[float, ...]:
+    """Return the minimum time of 1, 2, 3 … 64 head rows; unmeasured ones are extrapolated. `samples` as
+    for `minimum_times`. Raise Stopped."""
+
+    def timed(rows: int) -> float:
+        if should_stop():
+            raise Stopped
+        began = perf_counter()
+        head.compute(0, rows)
+        head.logits[:rows].argmax(axis=1)
+        return perf_counter() - began
+
+    timed(HEADS[0])  # builds the graph
+    found = minimum_times(timed, HEADS, rounds=_ROUNDS, seconds=_MAX_SECONDS / 3.0, clock=perf_counter, samples=samples)
+    last = max(found)
+    taken = [found.get(rows, found[last] * rows / last) for rows in HEADS]
+    return tuple(np.minimum.accumulate(taken[::-1])[::-1].tolist())
