@@ -22,6 +22,20 @@ class EdgeError(Exception):
         self.next_step = next_step
 
 
+class ProfileStopped(EdgeError):
+    """A profile was interrupted. `done` of `total` prompts are kept for the next run, if they are `kept`."""
+
+    exit_code = 130
+
+    def __init__(self, done: int, total: int, kept: bool) -> None:
+        """See the class."""
+        super().__init__(
+            f"The profile was stopped after {done} of {total} prompts.",
+            "Run the same command to continue." if kept else "Nothing is kept of it: start it again.",
+        )
+        self.done, self.total, self.kept = done, total, kept
+
+
 class InvalidOption(EdgeError):
     """An option, a name or a combination of options is invalid."""
 

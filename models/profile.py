@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=CASES, help="a family")
     questions = prompts(parser.parse_args().cases)
     with LLM.open() as pair:
-        profile = pair.profile(questions)
+        profile = pair.profile(questions, early_exit=True)
         profile.save(OUTPUT)
     sys.stdout.write(
         f"{OUTPUT.name}: {profile.chunks} chunks of {profile.prompts} prompts, attention of layer"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -89,6 +90,21 @@ class Drafters:
         """Return the model up to `layer`, with a head. Raises what `take` raises for an early exit there."""
         return self._cut(layer)[0]
 
+    def keep_shards(self, layer: int | None) -> None:
+        """Close the shards of early exits that no drafter uses, and remove their files, except those of `layer`."""
+        with self._lock:
+            while self._idle and self._idle[-1][0].exit_layer is not None:
+                self._idle.pop()[1].close()
+            for other in [other for other in self._shards if other != layer]:
+                for shard in self._shards.pop(other):
+                    shard.close()
+            if layer is None or layer in self._shards:
+                keep = () if layer is None else shard_files(self._model, self._fingerprint(), layer)
+                for path in shard_folder().glob(f"{self._fingerprint()[:16]}-*.gguf"):
+                    if path not in keep:
+                        with suppress(OSError):
+                            path.unlink()
+
     def close(self) -> None:
         """Close all drafters, also those that were not given back."""
         for drafter in [*self._in_use, *(idle for _, idle in self._idle)]:
@@ -156,13 +172,10 @@ def shards(model: Model, fingerprint: str, layer: int) -> tuple[Path, Path]:
         ModelUnsupported: a model that cannot be cut.
         InvalidOption: there is no room for them.
     """
-    n = check_cuttable(model.header)
-    folder = cache_dir() / "shards"
-    ranges = ((0, layer), (layer + 1, n - 1))
-    names = tuple(folder / f"{fingerprint[:16]}-{first}-{last}.gguf" for first, last in ranges)
+    names, folder = shard_files(model, fingerprint, layer), shard_folder()
     try:
         private_folder(folder)
-        for name, (first, last) in zip(names, ranges, strict=True):
+        for name, (first, last) in zip(names, _ranges(model, layer), strict=True):
             if not name.is_file():
                 cut(model.path, name, first, last, head=True)
     except OSError as error:
@@ -170,3 +183,22 @@ def shards(model: Model, fingerprint: str, layer: int) -> tuple[Path, Path]:
             f"{model.path} cannot be cut for an early exit: {error}.", f"Make room in {folder}, or do without the exit."
         ) from error
     return names[0], names[1]
+
+
+def shard_folder() -> Path:
+    """Return the folder of all shards; it need not exist."""
+    return cache_dir() / "shards"
+
+
+def shard_files(model: Model, fingerprint: str, layer: int) -> tuple[Path, Path]:
+    """Return the files of both parts of a model that is cut behind `layer`; they need not exist.
+
+    Raises:
+        ModelUnsupported: a model that cannot be cut.
+    """
+    lower, upper = (shard_folder() / f"{fingerprint[:16]}-{first}-{last}.gguf" for first, last in _ranges(model, layer))
+    return lower, upper
+
+
+def _ranges(model: Model, layer: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (0, layer), (layer + 1, check_cuttable(model.header) - 1)

@@ -314,14 +314,17 @@ class LLM:
         max_tokens: int = 96,
         layers: tuple[int, ...] | None = None,
         context_lookup: bool = True,
+        early_exit: bool = False,
         progress: Callable[[int, int], None] | None = None,
         precedents: bool | None = None,
     ) -> Profile:
         """Profile the pair on `prompts`, verifying every token, and use the profile from now on, without saving it.
 
         `layers` are those whose attention is importance. `context_lookup`: also find the confidence below which the
-        context's token is the better draft. `progress` is called with the number of finished prompts and of all;
-        without `layers`, some prompts are run twice. `Profile.save` saves a profile; `keep_profile` saves it where
+        context's token is the better draft. `early_exit`: also measure where it pays to leave the draft model
+        early, which loads parts of it beside it. `progress` is called with the number of finished prompts and of all.
+        If it is interrupted, a later call with the same prompts and arguments continues. `Profile.save` saves a
+        profile; `keep_profile` saves it where
         later processes find it. `precedents` is the former name of `context_lookup`.
 
         Raises:
@@ -330,6 +333,7 @@ class LLM:
             PromptTooLong, InputNotText: from one of the prompts.
             ProfileUnusable: the verifier does not report its model's hash.
             VerifierLost: the verifier was lost meanwhile.
+            ProfileStopped: it was interrupted from the keyboard.
         """
         self._check_open()
         if precedents is not None:
@@ -342,15 +346,20 @@ class LLM:
                 "Choose two models with one tokenizer.",
             )
         ids = [self.prompt_ids(prompt) for prompt in prompts]
-        return profile_pair(
-            self._parts,
-            ids,
-            gamma=gamma,
-            most=max_tokens,
-            layers=layers,
-            context_lookup=context_lookup,
-            progress=progress,
-        )
+        with self._idle.suspended():
+            return profile_pair(
+                self._parts, ids, gamma=gamma, most=max_tokens, layers=layers, context_lookup=context_lookup,
+                early_exit=early_exit, progress=progress,
+            )  # fmt: skip
+
+    def hash_models(self, progress: Progress | None = None) -> None:
+        """Compute the hashes of the models' files now, which a profile and a budget need; otherwise that is done in the
+        background. `progress` is called with a file's name and the share of it that is read. Raise OSError if a file
+        cannot be read."""
+        for model in (self._parts.draft, None if self._parts.linked else self._text):
+            if model is not None:
+                on_progress = partial(progress, model.path.name) if progress else None
+                self._idle.file_hash(model.path).compute(progress=on_progress)
 
     def keep_profile(self, profile: Profile) -> Path:
         """Save `profile` as this pair's, where later processes find it, and return the file.

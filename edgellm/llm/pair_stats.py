@@ -371,6 +371,11 @@ class PairStats:
             return Notice(f"The pair's profile cannot be saved ({error}). It will be made again next time.")
         return Notice(f"The pair has a profile now ({path}). The budget is kept from the next reply on.")
 
+    def progress_file(self) -> Path | None:
+        """Return the file of a profile under way, None while nothing derived from prompts may be saved."""
+        path = profile_path(*self.hashes())
+        return path.with_name(path.stem + ".progress.jsonl") if self._saves_first() else None
+
     def _saves_first(self) -> bool:
         return self._history and History().on
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
 from statistics import median
@@ -11,22 +13,21 @@ from time import perf_counter
 import numpy as np
 
 from edgellm.engine import Context, Ids, Model, SeqRows, top2
-from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
+from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported, ProfileStopped, Stopped
 from edgellm.llm.drafter_pool import DrafterKind, Drafters, exit_layers
 from edgellm.llm.generation import Components
-from edgellm.spec.drafters.early_exit import THRESHOLD
+from edgellm.spec.drafters.early_exit import THRESHOLD, EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES
-from edgellm.spec.gates.profile import ExitPoint, Profile, build
-from edgellm.spec.gates.profiler import PairProfiler, Run
+from edgellm.spec.gates.profile import VERSION, ExitPoint, Profile, build
+from edgellm.spec.gates.profile_progress import ProfileProgress
+from edgellm.spec.gates.profiler import PairProfiler, PromptRecord
 from edgellm.spec.gates.rejection_model import auc
-from edgellm.spec.ngram.sources import Disagreement, lookup_threshold
-from edgellm.spec.params import CHUNK
-from edgellm.spec.protocols import Drafter, VerifierSession
+from edgellm.spec.ngram.sources import lookup_threshold
+from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.types import Chunk, Floats
 
-_REPEATS = 12
+_REPEATS = 4
 _PROMPTS = 12  # of those given, for the early exit
 
 
@@ -70,22 +71,25 @@ def exit_points(
         return ()
     whole = drafters.take(DrafterKind())
     texts = [(prompt, _written(whole, model, prompt, gamma, most)) for prompt in prompts[:_PROMPTS]]
-    found = []
-    for layer in layers:
-        kind = DrafterKind(exit_layer=layer, threshold=threshold)
-        try:
-            early = drafters.take(kind)
-        except (InvalidOption, ModelUnsupported):  # no room for the shards: the rest of the profile is good
-            continue
-        fast, full = [], []
-        for prompt, reply in texts:  # in turns, so that other load of the machine slows both down
-            fast.append(_seconds(early, prompt, reply, gamma))
-            full.append(_seconds(whole, prompt, reply, gamma))
-        lower = drafters.shard(layer)
-        left, same = _agreement(model, lower, texts, threshold, threads)
-        found.append(ExitPoint(layer, left, same, float(median(fast)), float(median(full))))
-        drafters.give(kind, early)
+    full = [_seconds(whole, prompt, reply, gamma) for prompt, reply in texts]
     drafters.give(DrafterKind(), whole)
+    found: list[ExitPoint] = []
+    best: ExitPoint | None = None
+    try:
+        for layer in layers:
+            try:
+                with _taken(drafters, DrafterKind(exit_layer=layer, threshold=threshold)) as early:
+                    fast = [_seconds(early, prompt, reply, gamma) for prompt, reply in texts]
+                left, same = _agreement(model, drafters.shard(layer), texts, threshold, threads)
+            except (InvalidOption, ModelUnsupported):  # no room for the shards: the rest of the profile is good
+                continue
+            point = ExitPoint(layer, left, same, float(median(fast)), float(median(full)))
+            found.append(point)
+            if point.pays and (best is None or point.seconds < best.seconds):
+                best = point
+            drafters.keep_shards(None if best is None else best.layer)
+    finally:
+        drafters.keep_shards(None if best is None else best.layer)
     return tuple(found)
 
 
@@ -136,63 +140,25 @@ PROMPTS = 80
 """The most prompts that are read to find the layer: with some four hundred chunks an AUC is known to about 0.03."""
 
 
-def sample(prompts: Sequence[Ids]) -> Sequence[Ids]:
-    """Return at most `PROMPTS` of the prompts, spread evenly: they may be sorted by topic. At least one is given."""
-    return prompts[:: -(-len(prompts) // PROMPTS)]
+def layer_scores(records: Sequence[PromptRecord], n_layers: int, gamma: int) -> tuple[float, ...]:
+    """Return the AUC of the importance in each of the measured layers, by the verdicts on whole chunks.
 
-
-def most_predictive_layer(
-    draft: Model,
-    drafters: Drafters,
-    session: VerifierSession,
-    prompts: Sequence[Ids],
-    most: int,
-    context: int,
-    reached: Callable[[int], None],
-) -> tuple[int, tuple[float, ...]]:
-    """Return the layer with the best AUC, counted from 0, and the AUC of each, on replies to `prompts` of up to `most`
-    tokens.
-
-    Everything is verified, in the paper's chunks of four: in smaller ones no token gets attention from many. Shorter
-    chunks at the end of a reply do not count: their length itself would seem to predict the verdict. If no chunk was
-    rejected, or every one, each AUC is NaN and the layer is the first. `reached` is called with the prompts done.
+    Shorter chunks at the end of a reply do not count: their length itself would seem to predict the verdict. If no
+    chunk was rejected, or every one, each AUC is NaN.
     """
-    layers = draft.attention_layers
-    kind = DrafterKind(layers)
-    drafter = drafters.take(kind)
-    if not isinstance(drafter, ModelDrafter):
-        raise TypeError("the drafter has no early exit")
-    recorder = _LayerRecorder(drafter)
-    profiler = PairProfiler(recorder, session, draft.is_eog, GenerationLimits(most, context, CHUNK))
     rejected: list[bool] = []
-    try:
-        for done, prompt in enumerate(prompts):
-            reached(done)
-            rejected += [not chunk.whole for chunk in profiler.verified_reply(prompt) if chunk.tokens == CHUNK]
-    finally:
-        drafters.give(kind, drafter)
-    columns = np.array(recorder.layers, dtype=np.float64).reshape(-1, len(layers)).T
-    found = [auc(layer, np.array(rejected, dtype=np.bool_)) for layer in columns]
-    return layers[int(np.nan_to_num(np.array(found), nan=0.0).argmax())], tuple(found)
-
-
-class _LayerRecorder(Drafter):
-    """A drafter whose full chunks' importance is noted, layer by layer."""
-
-    def __init__(self, drafter: ModelDrafter) -> None:
-        self._drafter = drafter
-        self.layers: list[Floats] = []
-
-    def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        chunk = self._drafter.propose(state, gamma)
-        layers = self._drafter.importance_by_layer(len(chunk))
-        if layers is not None and len(chunk) == CHUNK:
-            self.layers.append(layers.mean(axis=1))
-        return chunk
-
-
-ASKED = 64
-"""Prompts used to find the confidence below which a token from the context is drafted instead."""
+    rows: list[list[float]] = []
+    for record in records:
+        for chunks, by_layer in (
+            (record.verified, record.verified_importance),
+            (record.alone, record.alone_importance),
+        ):
+            for chunk, layers in zip(chunks, by_layer, strict=True):
+                if chunk.tokens == gamma:
+                    rejected.append(not chunk.whole)
+                    rows.append([mean for mean, _, _ in layers])
+    columns = np.array(rows, dtype=np.float64).reshape(-1, n_layers).T
+    return tuple(auc(layer, np.array(rejected, dtype=np.bool_)) for layer in columns)
 
 
 def profile_pair(
@@ -203,6 +169,7 @@ def profile_pair(
     most: int,
     layers: tuple[int, ...] | None,
     context_lookup: bool,
+    early_exit: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Profile:
     """Return a new profile, which is the pair's from now on. See `LLM.profile`."""
@@ -212,47 +179,88 @@ def profile_pair(
     if not prompts:
         raise InvalidOption("There are no prompts to profile the pair on.", "Give a few dozen, one per line.")
     draft_hash, verifier_hash = known.hashes()
-    layers = () if not draft.attention_layers else layers
-    sampled = sample(prompts) if layers is None else []
-    total = len(sampled) + len(prompts)
-
-    def reached(done: int) -> None:
-        if progress is not None:
-            progress(done, total)
-
+    search = layers is None and bool(draft.attention_layers)
+    given = (layers or ()) if draft.attention_layers else ()
+    all_layers = draft.attention_layers if search else given
+    terms = {
+        "hashes": [draft_hash, verifier_hash], "gamma": gamma, "most": most, "layers": list(all_layers),
+        "search": search, "lookup": context_lookup, "version": VERSION, "prompts": _digest(prompts),
+    }  # fmt: skip
+    done = ProfileProgress(known.progress_file(), terms)
     session = verifier.open(GenerationState())
+
+    def reached(count: int) -> None:
+        if progress is not None:
+            progress(count, len(prompts))
+
+    limits = GenerationLimits(most, parts.context, gamma)
+    best: int | None = None  # the place of the most predictive layer among those that are measured
     scores: tuple[float, ...] = ()
     try:
-        if layers is None:
-            best, scores = most_predictive_layer(draft, drafters, session, sampled, most, parts.context, reached)
-            layers = (best,)
-        kind = DrafterKind(layers)
-        drafter = drafters.take(kind)
-        try:
-            runs: list[Run] = []
-            profiler = PairProfiler(drafter, session, draft.is_eog, GenerationLimits(most, parts.context, gamma))
-            seen: list[Disagreement] = []
-            for prompt in prompts[:: max(1, len(prompts) // ASKED)] if context_lookup else ():
-                seen += profiler.disagreements(prompt)
-            lookup_below = lookup_threshold(seen)
-            for done, prompt in enumerate(prompts, len(sampled)):
-                reached(done)
-                runs.append(profiler.run(prompt, lookup_below))
-        finally:
-            drafters.give(kind, drafter)
+        with _taken(drafters, DrafterKind(all_layers)) as drafter:
+            by_layer = drafter.importance_by_layer if search and isinstance(drafter, ModelDrafter) else None
+            profiler = PairProfiler(drafter, session, draft.is_eog, limits, by_layer)
+            for count in range(len(done.records), len(prompts)):
+                reached(count)
+                done.add(profiler.record(prompts[count], context_lookup))
+        if search:
+            scores = layer_scores(sample(done.records), len(all_layers), gamma)
+            best = int(np.nan_to_num(np.array(scores), nan=0.0).argmax())
+        kind = DrafterKind(given if best is None else (all_layers[best],))
+        below = lookup_threshold([each for record in done.records for each in record.disagreements])
+        with _taken(drafters, kind) as drafter:
+            profiler = PairProfiler(drafter, session, draft.is_eog, limits)
+            runs = [
+                record.run(best, profiler.with_lookup(prompt, record, below) if below else ())
+                for prompt, record in zip(prompts, done.records, strict=True)
+            ]
+        points = (
+            exit_points(draft, drafters, prompts, threshold=THRESHOLD, gamma=gamma, most=most, threads=parts.threads)
+            if early_exit
+            else ()
+        )
+        batch = batch_seconds(draft, prompts[0], parts.threads)
+    except (KeyboardInterrupt, Stopped):
+        raise ProfileStopped(len(done.records), len(prompts), done.save()) from None
+    except BaseException:
+        done.save()
+        raise
     finally:
         session.close()
-    points = exit_points(draft, drafters, prompts, threshold=THRESHOLD, gamma=gamma, most=most, threads=parts.threads)
     profile = build(
         runs, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=kind.layers,
-        batch_seconds=batch_seconds(draft, prompts[0], parts.threads), exits=points, hesitates=lookup_below,
+        batch_seconds=batch, exits=points, hesitates=below,
     )  # fmt: skip
-    by_layer = {
+    by_name = {
         f"auc importance, layer {at}": round(value, 4)
-        for at, value in zip(draft.attention_layers, scores, strict=False)
+        for at, value in zip(all_layers, scores, strict=False)
         if isfinite(value)
     }
-    profile = replace(profile, evidence=profile.evidence | by_layer)
-    reached(total)
+    profile = replace(profile, evidence=profile.evidence | by_name)
+    done.remove()
+    reached(len(prompts))
     known.use(profile, save=False)
     return profile
+
+
+def sample(records: Sequence[PromptRecord]) -> Sequence[PromptRecord]:
+    """Return at most `PROMPTS` of the records, spread evenly: prompts may be sorted by topic. At least one is given."""
+    return records[:: -(-len(records) // PROMPTS)]
+
+
+def _digest(prompts: Sequence[Ids]) -> str:
+    """Return a hash of all prompts together."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(len(prompt).to_bytes(4, "little"))
+        digest.update(np.ascontiguousarray(prompt, dtype=np.int32).tobytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _taken(drafters: Drafters, kind: DrafterKind) -> Iterator[ModelDrafter | EarlyExitDrafter]:
+    drafter = drafters.take(kind)
+    try:
+        yield drafter
+    finally:
+        drafters.give(kind, drafter)

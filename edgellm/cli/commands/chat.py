@@ -146,6 +146,7 @@ def chat(
 ) -> int:  # fmt: skip
     from edgellm.llm import AUTO, LLM
     from edgellm.llm.pair_stats import tidy
+    from edgellm.spec.gates.factory import needs_profile
     from edgellm.spec.params import FORMER_GATES, REMOVED, ReplyOptions
 
     for name, value in (("tree", tree), ("economy", economy)):
@@ -189,6 +190,9 @@ def chat(
     announce(pair.verifier_reason, pair.notices)
     with pair:
         pair.check_options(options)
+        if needs_profile(options):
+            with Loading("hashing") as hashing:
+                pair.hash_models(hashing)
         remember = recall(pair) if history and options.sources() else None
         session = ChatSession(
             pair, options, context=texts, system=system, remember=remember, history=stored.messages(),

@@ -15,7 +15,7 @@ from edgellm.cli.hardware_options import DRAFT, VERIFIER, HardwareOptions, with_
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.settings import renamed
 from edgellm.cli.views.console import Loading, decode, emit, err, is_terminal, out, say
-from edgellm.errors import InvalidOption
+from edgellm.errors import InvalidOption, ProfileStopped
 
 if TYPE_CHECKING:
     from edgellm.engine import Message
@@ -53,6 +53,11 @@ def profile(
         typer.Option("--context-lookup/--no-context-lookup",
                      help="Find the confidence below which a token from the context is the better draft."),
     ] = True,
+    early_exit: Annotated[
+        bool,
+        typer.Option("--early-exit/--no-early-exit",
+                     help="Find the layer after which the draft model may stop early. Needs memory for parts of it."),
+    ] = False,
     precedents: Annotated[bool | None, typer.Option("--precedents/--no-precedents", hidden=True)] = None,
     output: Annotated[
         Path | None,
@@ -79,15 +84,23 @@ def profile(
         pair = LLM.open(
             draft, verifier, progress=loading, hardware=hardware.of(VERIFIER), draft_hardware=hardware.of(DRAFT)
         )
+    with Loading("hashing") as hashing:
+        pair.hash_models(hashing)
     columns = (TextColumn("profiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
     with pair:
         with Progress(*columns, console=err(), disable=not is_terminal(sys.stderr), transient=True) as bar:
             task = bar.add_task("profiling", total=len(read))
-            found = pair.profile(
-                read, gamma=gamma, max_tokens=max_tokens, layers=tuple(layer) if layer else None,
-                context_lookup=renamed(ctx, "precedents", precedents, "context_lookup", context_lookup),
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )  # fmt: skip
+            lookup = renamed(ctx, "precedents", precedents, "context_lookup", context_lookup)
+            try:
+                found = pair.profile(
+                    read, gamma=gamma, max_tokens=max_tokens, layers=tuple(layer) if layer else None,
+                    context_lookup=lookup, early_exit=early_exit,
+                    progress=lambda done, total: bar.update(task, completed=done, total=total),
+                )  # fmt: skip
+            except ProfileStopped as stopped:
+                if as_json:
+                    emit(json.dumps({"stopped": True, "done": stopped.done, "prompts": stopped.total}))
+                raise
         try:
             path = _keep(pair, found, output)
         except OSError as error:

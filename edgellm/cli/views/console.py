@@ -229,27 +229,32 @@ class Loading:
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._printed: set[str] = set()
+        self._started: dict[str, float] = {}  # when the first share of each was reported
 
     def __enter__(self) -> Self:
         return self
 
     def __call__(self, name: str, share: float) -> None:
-        if time.monotonic() - self._began < QUIET_SECONDS:
+        now = time.monotonic()
+        self._started.setdefault(name, now)
+        if now - self._began < QUIET_SECONDS:
             return
         if is_terminal(sys.stderr):
             self._bar(one_line(name), share)
         elif name not in self._printed:
             self._printed.add(name)
-            say(f"{self._verb} {name}")
+            left = (now - self._started[name]) * (1.0 - share) / share if share > 0.0 else 0.0
+            say(f"{self._verb} {name}" + (f", about {left:.0f} s left" if left >= QUIET_SECONDS else ""))
 
     def _bar(self, name: str, share: float) -> None:
         if self._progress is None:
-            from rich.progress import BarColumn, Progress, TextColumn
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
             columns = (
                 TextColumn(self._verb + " {task.description}"),
                 BarColumn(),
                 TextColumn("{task.percentage:.0f}%"),
+                TimeRemainingColumn(compact=True),
             )
             self._progress = Progress(*columns, console=err(), transient=True)
             self._progress.start()

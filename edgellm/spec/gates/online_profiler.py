@@ -7,11 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edgellm.errors import StateDamaged
-from edgellm.spec.gates.features import NAMES, surprise
+from edgellm.spec.gates.features import surprise
 from edgellm.spec.gates.profile import Profile, build
+from edgellm.spec.gates.profile_progress import chunk_from_json, chunk_to_json
 from edgellm.spec.gates.profiler import ObservedChunk, Run, observed
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationState
@@ -52,7 +51,7 @@ class OnlineProfiler:
         rows = []
         for run in self._runs:
             fields = asdict(run) | {"alone": []}  # here these are the verified chunks
-            fields["verified"] = [{**seen, "signals": seen["signals"].tolist()} for seen in fields["verified"]]
+            fields["verified"] = [chunk_to_json(seen) for seen in run.verified]
             rows.append(json.dumps(fields))
         write_state(path, "\n".join(rows))
 
@@ -108,15 +107,6 @@ _FIRST = Decision(True, "the pair has no profile yet: every chunk of its first r
 
 def _run(fields: dict[str, Any]) -> Run:
     """Return one line of the file as a run. Invalid JSON raises KeyError, TypeError or ValueError."""
-    seen = tuple(_observed(dict(row)) for row in fields["verified"])
+    seen = tuple(map(chunk_from_json, fields["verified"]))
     times = fields_from_json(Run, {name: fields[name] for name in ("confidence", "draft_seconds", "verify_seconds")})
     return Run(verified=seen, alone=seen, **times)
-
-
-def _observed(row: dict[str, Any]) -> ObservedChunk:
-    signals = np.array(row.pop("signals"), dtype=np.float64)
-    if signals.shape != (len(NAMES),):
-        raise ValueError(f"a chunk has {signals.size} features, not {len(NAMES)}")
-    if set(row) != {"confidence", "importance", "accepted", "tokens"}:
-        raise ValueError("a chunk has other fields")
-    return ObservedChunk(signals, **fields_from_json(ObservedChunk, row))
