@@ -115,9 +115,11 @@ class ModelCurve:
         """Use a curve that replies have corrected, and keep it for later processes."""
         with self._lock:
             self._curve = curve
-            path = self._path()
-            if path is not None and self._history and History().on:
-                write_curve(path, _stored(curve, wait_share, estimated=not self._measured))
+            known = self._hash.quick()
+            if known is not None and self._history and History().on:
+                write_curve(
+                    curve_path(known, self._n_threads), _stored(curve, wait_share, estimated=not self._measured)
+                )
 
     @property
     def _n_threads(self) -> int:

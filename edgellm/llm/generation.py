@@ -263,13 +263,15 @@ def plan_reply(parts: Components, options: ReplyOptions, seed: int) -> Generatio
         )
     wants_profile = needs_profile(options)
     profile = knowledge.profile(wants_profile)
+    learns = options.learn_profile and _verifies_all(options) and knowledge.learns()
     first: FirstReply | None = None
     notices: list[Notice] = []
     controller = knowledge.controller(options)
-    if wants_profile and profile is None:
+    if learns or (wants_profile and profile is None):
         layers = default_layers(draft)
-        first, notices = knowledge.begin_first(layers)
-        choice = GateChoice(first, "the pair has no profile yet", options.gamma or BUDGET_CHUNK, layers)
+        first, notices = knowledge.begin_first(layers, improves=learns)
+        reason = "the reply improves the pair's profile" if learns else "the pair has no profile yet"
+        choice = GateChoice(first, reason, options.gamma or BUDGET_CHUNK, layers)
     else:
         choice = choose(options, seed, profile=profile, controller=controller, linked=parts.linked)
     kind, early = _early_exit(parts, options, profile, DrafterKind(choice.layers))
@@ -305,6 +307,12 @@ def _translated(
         notices=(notice,) if unused else (),
         reasons=(translation.reason, "no gate, early exit or parallel inference: the models have different tokenizers"),
     )  # fmt: skip
+
+
+def _verifies_all(options: ReplyOptions) -> bool:
+    """Return whether every chunk is verified, and drafted greedily by the draft model."""
+    checked = options.budget in (None, 1.0) and options.gate in ("auto", "always")
+    return checked and options.temperature == 0.0 and options.drafter is None and options.logprobs is None
 
 
 def _draft_limit(parts: Components, options: ReplyOptions, choice: GateChoice) -> int:

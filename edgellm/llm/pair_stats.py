@@ -248,6 +248,8 @@ Terms: TypeAlias = tuple[str, float | None, int | None]
 """A gate, its budget, and the tokens of its chunks."""
 
 
+LEARNED = 512
+"""Chunks of replies after which a profile is not improved any more."""
 _LAST = 0.2  # weight of the last verdict's time
 
 
@@ -335,30 +337,36 @@ class PairStats:
         are often wrong."""
         return self._acceptances.setdefault(_terms(options), Acceptance())
 
-    def begin_first(self, layers: tuple[int, ...]) -> tuple[FirstReply, list[Notice]]:
+    def learns(self) -> bool:
+        """Return whether the verdicts of replies improve the profile: there is none, or one of too few replies."""
+        if not self._hashes_are_cached():
+            return False
+        return self._profile is None or (self._profile.origin == "first replies" and self._profile.chunks < LEARNED)
+
+    def begin_first(self, layers: tuple[int, ...], *, improves: bool = False) -> tuple[FirstReply, list[Notice]]:
         """Return the gate of one of the pair's first replies, for which the attention of `layers` is measured; and the
-        notices for the user, which are given once."""
+        notices for the user, which are given once. With `improves` the user has asked for that, and is not told."""
         notices = []
         if not self._announced:
             self._announced = True
             if self._saves_first():
                 self.first.load(self._first_file())
-            notices.append(
-                Notice(
+            if not improves:
+                notices.append(Notice(
                     f"This pair has no profile yet. Its first {self.first.enough} chunks are all verified to make one;"
                     " the budget is kept from then on. `edgellm profile` makes a better one from your own prompts."
-                )
-            )
-        return FirstReply(layers), notices
+                ))  # fmt: skip
+        return FirstReply(layers, improves=improves), notices
 
     def end_first(self, gate: FirstReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
         """Add one of the first replies; return a notice for the user once they make a profile."""
-        if self._profile is not None:  # a concurrent reply has completed it
+        if self._profile is not None and not (gate.improves and self.learns()):  # a concurrent reply has completed it
             return None
         self.first.add(gate)
         draft_hash, verifier_hash = self.hashes()
         try:
-            if not self.first.ready:
+            known = 0 if self._profile is None else self._profile.chunks
+            if not self.first.ready or self.first.chunks < 2 * known:
                 if self._saves_first():
                     self.first.save(self._first_file())
                 return None
@@ -367,8 +375,12 @@ class PairStats:
                 self.use(profile, save=False)
                 return Notice("The pair has a profile now. It is not saved, because the history is off.")
             path = self.use(profile)
+            if gate.improves and profile.chunks < LEARNED:
+                self.first.save(self._first_file())
         except OSError as error:
             return Notice(f"The pair's profile cannot be saved ({error}). It will be made again next time.")
+        if known:
+            return Notice(f"The pair's profile is made of {profile.chunks} chunks now.")
         return Notice(f"The pair has a profile now ({path}). The budget is kept from the next reply on.")
 
     def progress_file(self) -> Path | None:

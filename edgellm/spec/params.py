@@ -53,12 +53,14 @@ class ReplyOptions:
     across a link. `early_exit`: skip the draft model's last layers for tokens whose margin (top-1 minus top-2
     probability) is above `exit_threshold`; `auto` does so if it pays by the profile. `context_lookup`: with a budget
     below 1 and the fitted gate, draft the context's token where the draft model is less confident than the profile's
-    threshold. `seed` None draws one, which the summary reports. `gamma` is the number of drafted tokens in a chunk;
-    None means the profile's under a budget, else `CHUNK`. `confidence_threshold` is c_th of the confidence gate without
-    a budget. `retrieval`: `auto`, `off`, or a comma-separated list of `SOURCES` that drafts are copied from; it is used
-    only if everything is verified, so it never changes the text. `stop`: texts that end the reply; they are not part of
-    it. `logprobs`: report each token's log-probability and those of this many others, by the verifier (by the draft
-    model, if that is alone); only if everything is verified, in this process.
+    threshold. `learn_profile`: where everything is verified, draft the profile's chunks with the draft model alone, and
+    let their verdicts make the pair's profile and go on improving it, until it has enough; the same text, but slower.
+    `seed` None draws one, which the summary reports. `gamma` is the number of drafted tokens in a chunk; None means the
+    profile's under a budget, else `CHUNK`. `confidence_threshold` is c_th of the confidence gate without a budget.
+    `retrieval`: `auto`, `off`, or a comma-separated list of `SOURCES` that drafts are copied from; it is used only if
+    everything is verified, so it never changes the text. `stop`: texts that end the reply; they are not part of it.
+    `logprobs`: report each token's log-probability and those of this many others, by the verifier (by the draft model,
+    if that is alone); only if everything is verified, in this process.
 
     Raises:
         InvalidOption: a value out of range, named with the range.
@@ -76,6 +78,7 @@ class ReplyOptions:
     early_exit: str = "auto"
     exit_threshold: float = 0.7
     context_lookup: bool = True
+    learn_profile: bool = False
     confidence_threshold: float = 0.8
     gamma: int | None = None
     retrieval: str = "auto"

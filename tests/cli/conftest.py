@@ -15,6 +15,7 @@ import pytest
 
 from edgellm.cli.entrypoint import run
 from edgellm.engine.gguf import synthetic_layers as timing
+from edgellm.llm import LLM
 from edgellm.rpc.layers import bandwidth_probe
 from tests.once import once
 from tests.storage.hub import cache, hub
@@ -53,8 +54,9 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(home: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("EDGELLM_HOME", str(home))
-            patch.setattr(sys, "stdin", Piped(b""))
-            assert run(("chat", "Hello", "--max-tokens", "2", "--no-history")) == 0
+            for names in (("edgellm-draft", None), (None, "edgellm-verifier")):
+                with LLM.open(*names) as pair:
+                    pair.curve()
 
     return once(tmp_path_factory, "curves", make) / "cache" / "curves"
 

@@ -29,6 +29,15 @@ def test_a_slow_one_is_told_once_where_nobody_watches(
     assert capsys.readouterr().err == "loading draft.gguf\nloading verifier.gguf\n"
 
 
+def test_the_time_that_is_left_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((0.0, 0.0, 2.0))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(now))
+    with Loading("hashing") as progress:
+        progress("qwen.gguf", 0.0)
+        progress("qwen.gguf", 0.25)
+    assert capsys.readouterr().err == "hashing qwen.gguf, about 6 s left\n"
+
+
 def test_a_slow_one_has_a_bar_at_a_terminal_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -54,7 +54,8 @@ def test_profile_from_end_to_end(
 ) -> None:
     verifier = address if linked else str(f32_pair[1])
     words = ("--draft", str(f32_pair[0]), "--verifier", verifier)
-    code, out, err = shell("profile", *words, "--prompts", str(prompt_file), "--max-tokens", "24")
+    words_of_profile = ("--prompts", str(prompt_file), "--max-tokens", "24", "--early-exit")
+    code, out, err = shell("profile", *words, *words_of_profile)
     assert code == 0, err
     for name in ("c_th", "alpha", "accepted up to token", "drafting a token", "verifying a chunk", "early exit",
                  "signal", "worth", "at a budget of 0.2"):  # fmt: skip

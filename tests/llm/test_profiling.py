@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,31 @@ def test_a_prompt_is_verified_as_often_as_its_own_reply_and_the_drafted_one(
     monkeypatch.setattr(LocalSession, "submit", noted)
     found = pair.profile(prompts(PROFILED, 2), max_tokens=MOST, context_lookup=False)
     assert len(asked) <= 3 * found.chunks
+
+
+@pytest.mark.usefixtures("home")
+def test_replies_make_a_profile_and_improve_it_where_the_user_allows_it(
+    f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.llm.pair_stats.LEARNED", 200)
+    asked = prompts(PROFILED, 12)
+    sizes: list[int] = []
+    for part in (asked[: len(asked) // 2], asked[len(asked) // 2 :]):  # two processes
+        with LLM.open(*f32_pair, threads=1) as pair:
+            for prompt in part:
+                plain = [token.id for token in pair.reply(prompt, max_tokens=40)]
+                assert [token.id for token in pair.reply(prompt, max_tokens=40, learn_profile=True)] == plain
+                profile = pair._parts.knowledge.profile(True) if pair._parts.knowledge is not None else None
+                sizes.append(0 if profile is None else profile.chunks)
+    made = sorted(set(sizes))
+    assert made[0] == 0
+    assert made[1] >= 64
+    assert all(more >= 2 * less for less, more in pairwise(made[1:]))
+    assert made[-1] >= 128
+    assert len(made) <= 4  # enough after 200
+
+
+def test_replies_leave_a_profile_alone_by_default(pair: LLM, home: Path) -> None:
+    for prompt in prompts(PROFILED, 2):
+        list(pair.reply(prompt, max_tokens=40))
+    assert not (home / "data" / "profiles").exists()

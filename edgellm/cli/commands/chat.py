@@ -92,6 +92,11 @@ def chat(
     exit_threshold: Annotated[
         float, typer.Option(metavar="P", help="How sure: the probability of the likeliest token less the second's.")
     ] = 0.7,
+    learn_profile: Annotated[
+        bool,
+        typer.Option("--learn-profile/--no-learn-profile",
+                     help="Let replies without a budget make and improve the pair's profile; they take longer."),
+    ] = False,
     economy: Annotated[bool | None, typer.Option("--economy/--no-economy", hidden=True)] = None,
     context_lookup: Annotated[
         bool,
@@ -159,7 +164,7 @@ def chat(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, gate=gate.value,
         budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold,
         context_lookup=renamed(ctx, "precedents", precedents, "context_lookup", context_lookup), retrieval=retrieval,
-        **thinking(think, reasoning_effort, template_arg),
+        learn_profile=learn_profile, **thinking(think, reasoning_effort, template_arg),
     )  # fmt: skip
     texts = [_read(Path(name)) for name in context or ()]
     question = " ".join(prompt) if prompt else None

@@ -244,7 +244,7 @@ class Loading:
         elif name not in self._printed:
             self._printed.add(name)
             left = (now - self._started[name]) * (1.0 - share) / share if share > 0.0 else 0.0
-            say(f"{self._verb} {name}" + (f", about {left:.0f} s left" if left >= QUIET_SECONDS else ""))
+            say(f"{self._verb} {name}" + (f", about {left:.0f} s left" if round(left) else ""))
 
     def _bar(self, name: str, share: float) -> None:
         if self._progress is None:

@@ -68,9 +68,9 @@ class OnlineProfiler:
 class FirstReply(Gate):
     """The gate of a first reply: every chunk is verified, and the verdict recorded."""
 
-    def __init__(self, layers: tuple[int, ...] = ()) -> None:
-        """Measure the attention of `layers` as importance."""
-        self.layers = layers
+    def __init__(self, layers: tuple[int, ...] = (), *, improves: bool = False) -> None:
+        """Measure the attention of `layers` as importance. `improves`: also a profile that is there already."""
+        self.layers, self.improves = layers, improves
         self._seen: list[ObservedChunk] = []
         self._confidence: list[float] = []
         self._draft_seconds: list[float] = []
