@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.views.console import MEANINGS, STYLES, THOUGHT, TokenWriter, emit, err, say, size
+from edgellm.cli.views.console import MEANINGS, STYLES, THOUGHT, TokenWriter, Waiting, emit, err, say, size
 
 if TYPE_CHECKING:
     from edgellm.spec.stream import Reply
@@ -57,12 +57,15 @@ def _print_text(reply: Reply) -> Counter[str]:
     last, thought = "", _Thought()
 
     def notice(news: Notice) -> None:
+        waiting.stop()
         writer.end_line()
         say(news.text, style="yellow")
 
     reply.listen(on_notice=notice)
+    waiting = Waiting("reading the prompt")
     try:
         for token in reply:
+            waiting.stop()
             sources[token.source] += 1
             text = texts[token.channel].feed(token.piece)
             if token.channel is Channel.THINKING:
@@ -74,6 +77,7 @@ def _print_text(reply: Reply) -> Counter[str]:
                 writer.write(text, last)
         writer.write(texts[Channel.ANSWER].end(), last or "draft")
     finally:
+        waiting.stop()
         thought.end(writer)
         writer.end_line()
     return sources
