@@ -23,6 +23,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,6 +35,21 @@ from testkit import ROOT
 
 QUESTION = "Tell me a story about a lighthouse and its keeper. "
 MODES = ("new", "known", "bare")
+TIMES = ("load", "first", "second")
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return a Markdown table of the medians in seconds, and the figures of the profile."""
+    lines = ["| pair | load | first token | of another reply |", "|---|---|---|---|"]
+    for mode, found in results["replies"].items():
+        medians = (f"{found[name]['median']:.2f}" for name in TIMES)
+        lines.append(f"| {mode} | {' | '.join(medians)} |")
+    profile = results["profile"]
+    share, memory, kept = results["share"]["median"], profile["memory_ratio"], profile["shard_bytes"] / 1e6
+    lines += ["", f"A new pair takes {share:.2f} times as long as loading and prefill."]
+    lines += [f"A profile takes {profile['replies']:.1f} replies' time a prompt, {memory:.2f} times the memory, and"]
+    lines += [f"leaves {kept:.0f} MB.", ""]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -61,15 +77,12 @@ def main() -> None:
     found = {
         "shapes": arguments.shapes,
         "type": arguments.type,
-        "replies": {
-            mode: {name: spread([one[mode][name] for one in rounds]) for name in ("load", "first", "second")}
-            for mode in MODES
-        },
+        "replies": {mode: {name: spread([one[mode][name] for one in rounds]) for name in TIMES} for mode in MODES},
         "share": spread([_waited(one["new"]) / _waited(one["bare"]) for one in rounds]),
         "profile": profiled,
     }
     write(arguments.name, "bench.engine.first_reply", found)
-    sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    sys.stdout.write(table(found))
 
 
 def _waited(reply: dict[str, float]) -> float:

@@ -29,7 +29,7 @@ from edgellm.coldstart.cost_model import TransformerShape
 from edgellm.engine import ModelFile
 from edgellm.http.middleware import api_key, http_folder
 from edgellm.layer_range import HERE, LayerRange
-from edgellm.llm import profile_path
+from edgellm.llm import LLM, profile_path
 from edgellm.mesh.fleet_profiler import MeasuredLink, MeasuredSpeed, read_links, store_links, store_speed, stored_speed
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
@@ -94,6 +94,8 @@ def sound_home(home: Path) -> None:
     store_speed(HERE, MeasuredSpeed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128)))
     store_links({(HERE, "x"): MeasuredLink(LinkSpeed(0.001, 1e6, 1e6), 1, "")})
     run_command(ASK)
+    with LLM.open() as pair:
+        pair.curve()
     old_chats(History().folder, now)
 
 
