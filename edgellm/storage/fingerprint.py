@@ -19,7 +19,7 @@ _FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")
 _MAX_FILES = 256  # files
 _MAX_BYTES = 2**24
 QUICK_BYTES = 64 * 2**20  # a file up to this size is hashed at once
-_PORTION = 4 * 2**20  # bytes that are read at once
+_PORTION = 2**18  # bytes that are read at once
 _POLL = 0.1  # seconds
 
 
