@@ -14,9 +14,9 @@ import numpy as np
 
 from edgellm.engine import Context, Ids, Model, SeqRows, top2
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported, ProfileStopped, Stopped
-from edgellm.llm.drafter_pool import DrafterKind, Drafters, exit_layers
+from edgellm.llm.drafter_pool import DrafterKind, Drafters, PooledDrafter, exit_layers
 from edgellm.llm.generation import Components
-from edgellm.spec.drafters.early_exit import THRESHOLD, EarlyExitDrafter
+from edgellm.spec.drafters.early_exit import THRESHOLD
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES
 from edgellm.spec.gates.profile import VERSION, ExitPoint, Profile, build
@@ -258,7 +258,7 @@ def _digest(prompts: Sequence[Ids]) -> str:
 
 
 @contextmanager
-def _taken(drafters: Drafters, kind: DrafterKind) -> Iterator[ModelDrafter | EarlyExitDrafter]:
+def _taken(drafters: Drafters, kind: DrafterKind) -> Iterator[PooledDrafter]:
     drafter = drafters.take(kind)
     try:
         yield drafter
