@@ -27,12 +27,9 @@ class ProfileStopped(EdgeError):
 
     exit_code = 130
 
-    def __init__(self, done: int, total: int, kept: bool) -> None:
+    def __init__(self, what: str, next_step: str, done: int = 0, total: int = 0, *, kept: bool = False) -> None:
         """See the class."""
-        super().__init__(
-            f"The profile was stopped after {done} of {total} prompts.",
-            "Run the same command to continue." if kept else "Nothing is kept of it: start it again.",
-        )
+        super().__init__(what, next_step)
         self.done, self.total, self.kept = done, total, kept
 
 

@@ -116,7 +116,10 @@ class NgramRuntime:
             if self._measured and wait_share > BUSY and 1.0 <= rule.factor <= _MAX_LOAD:
                 return
             curve = replace(rule.corrected(), doubtful=wait_share > BUSY or not self._measured)
-            moved = np.log(np.array(curve.seconds) / np.array(self._curve.current().seconds))
+            current = self._curve.current()
+            if current.rows != curve.rows:  # it was measured meanwhile, and `rule` still follows the estimate
+                return
+            moved = np.log(np.array(curve.seconds) / np.array(current.seconds))
             if np.abs(moved).max() > np.log(1.0 + DRIFT):
                 self._curve.learn(curve, wait_share)
 

@@ -221,7 +221,12 @@ def profile_pair(
         )
         batch = batch_seconds(draft, prompts[0], parts.threads)
     except (KeyboardInterrupt, Stopped):
-        raise ProfileStopped(len(done.records), len(prompts), done.save()) from None
+        kept = done.save()
+        raise ProfileStopped(
+            f"The profile was stopped after {len(done.records)} of {len(prompts)} prompts.",
+            "Run the same command to continue." if kept else "Nothing is kept of it: start it again.",
+            len(done.records), len(prompts), kept=kept,
+        ) from None  # fmt: skip
     except BaseException:
         done.save()
         raise

@@ -75,7 +75,8 @@ async def _compare(
         at, n = block.first_token // _BLOCK, len(block.tokens)
         if not n and block.first_token == reply.vocabulary_size and len(theirs) == -(-block.first_token // _BLOCK):
             missing = range(reply.vocabulary_size, ours.size)
-            if any(ours.conflicts(token, None) for token in missing):
+            # where no block differs, other fingerprints are a contradiction
+            if theirs == list(ours.block_hashes) or any(ours.conflicts(token, None) for token in missing):
                 break
             return
         if n > _BLOCK or n != len(block.kinds) or block.first_token % _BLOCK or at > len(theirs):
