@@ -38,10 +38,14 @@ class Part:
     arguments: tuple[str, ...]
     figures: Mapping[str, tuple[str | int, ...]]
     times: bool = field(default=True)
+    from_here: bool = field(default=False)
+    """Whether this checkout's benchmark takes the other checkout as `--checkout`."""
 
     def command(self, checkout: Path) -> list[str]:
         """Return the module and arguments of the run in `checkout`. Before 0.2 all benchmarks were in one folder."""
         module, option = self.module, "--name"
+        if self.from_here:
+            return [module, *self.arguments, "--checkout", str(checkout), option, RESULT]
         if not (checkout / f"{module.replace('.', '/')}.py").is_file():
             module = f"bench.{module.rpartition('.')[2]}"
             option = "--out" if module == "bench.decode_loop" else option
@@ -83,17 +87,35 @@ PARTS = {
         },
         times=False,
     ),
+    "stalls": Part(
+        "bench.synera.stalls",
+        ("--cases", "1"),
+        {
+            "time between tokens, paced device": ("ways", "synera", "time_between_tokens_ms"),
+            "the same, waiting for each verdict": ("ways", "synera, waiting", "time_between_tokens_ms"),
+        },
+    ),
+    "start": Part(
+        "bench.engine.start_up",
+        (),
+        {
+            "edgellm --help": ("seconds", "help", "median"),
+            "a question in a new process": ("seconds", "question", "median"),
+        },
+        from_here=True,
+    ),
 }
 
 
 def figures_of(part: Part, checkout: Path) -> dict[str, float]:
     """Run the part in `checkout` and return its figures by label. Raise CalledProcessError if it fails."""
+    place = ROOT if part.from_here else checkout
     # `bench` has no __init__.py, so that the modules of the working directory come before the installed ones
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
-    own = checkout / ".venv" / "bin" / "python"  # its libraries may be others
+    environment = os.environ | {"PYTHONPATH": str(place)}
+    own = place / ".venv" / "bin" / "python"  # its libraries may be others
     command = [str(own) if own.exists() else sys.executable, "-m", *part.command(checkout)]
-    subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.DEVNULL)
-    (result,) = (checkout / "bench" / "results").rglob(f"{RESULT}.json")
+    subprocess.run(command, cwd=place, env=environment, check=True, stdout=subprocess.DEVNULL)
+    (result,) = (place / "bench" / "results").rglob(f"{RESULT}.json")
     found = json.loads(result.read_text(encoding="utf-8"))
     result.unlink()
     return {label: _at(found, keys) for label, keys in part.figures.items()}
