@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.engine import ModelFile
+from edgellm.engine import Model, ModelFile
+from edgellm.engine.trial import probe
+from edgellm.engine.trial.probe import LoadTrial, Probe
 from edgellm.errors import LayersMissing, LayersRefused, ModelCorrupt, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.storage.layers import store as layers
@@ -52,6 +54,29 @@ def test_what_is_cut_is_the_piece_that_others_are_sent(
     assert bring(store, draft_path, 2, X) == piece, "nor sent"
     assert store.clean(owner=X).pieces == 0, "it is not only theirs"
     assert store.clean(layerwise(draft_path).fingerprint).pieces == 1
+
+
+@pytest.mark.parametrize("how", ["cut", "brought"])
+def test_a_piece_is_tried_when_it_is_stored_and_not_at_a_cold_start(
+    how: str, draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGELLM_PROBE", "on")
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+    tried: list[Path] = []
+
+    def trial(found: Probe, *_: object) -> LoadTrial:
+        tried.extend(found.paths)
+        return LoadTrial(new=True)
+
+    monkeypatch.setattr(probe, "try_in_child", trial)
+    store = room_for(3, tmp_path, draft_path)
+    piece = cut(store, draft_path, 2) if how == "cut" else bring(store, draft_path, 2, X)
+    path = store.find(piece)
+    assert path is not None
+    assert tried == [path]
+    with Model.load(path) as model:
+        assert model.n_layer == 1
+    assert tried == [path]
 
 
 def test_it_makes_room_first_and_takes_none_from_what_was_brought(draft_path: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgellm.engine import ModelFile, check_cuttable
+from edgellm.engine.trial.probe import Probe, require_loadable
 from edgellm.errors import DiskFull, EdgeError, LayersCorrupt, LayersRefused
 from edgellm.storage.layers.manifest import LayerPiece
 
@@ -102,6 +103,7 @@ class IncomingPiece:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+        try_early(self._final)
         return self._final
 
     def close(self) -> None:
@@ -110,6 +112,14 @@ class IncomingPiece:
     def _drop(self) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
+
+
+def try_early(path: Path) -> None:
+    """Try a stored piece in a child process now, if its header is new here; its first cold start would do so otherwise.
+    A piece that cannot be loaded is refused there, by the verdict that is kept."""
+    with suppress(EdgeError):
+        file = ModelFile.open(path)
+        require_loadable(Probe(file.paths, file.parts))
 
 
 @contextmanager

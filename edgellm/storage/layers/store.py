@@ -29,7 +29,7 @@ from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing,
 from edgellm.layer_range import LayerRange
 from edgellm.places import cache_dir
 from edgellm.storage.fingerprint import fingerprint
-from edgellm.storage.layers.incoming_piece import IncomingPiece, storage_errors
+from edgellm.storage.layers.incoming_piece import IncomingPiece, storage_errors, try_early
 from edgellm.storage.layers.manifest import (
     LayerPiece,
     Manifest,
@@ -314,6 +314,7 @@ class LayerStore:
             finally:
                 temporary.unlink(missing_ok=True)
             remember_hashes(manifest)
+        try_early(self._whole(piece.sha256))
         return piece
 
     def _make_room(self, more: int, disk: int, what: str, owner: str, wanted: Collection[str] = ()) -> None:
