@@ -1,10 +1,11 @@
 """Measure the size of the package, and how much of it a command runs.
 
-    python tools/architecture.py [CHECKOUT ...]
+    python tools/architecture.py [--list] [CHECKOUT ...]
 
 For this checkout, or each one given (with a `.venv` of its own): modules and lines of the package, public class names
 that stand for several classes, and the modules of which a function (or the body of a class) runs for one default
-question, for a reply over a mesh of this device alone, and for `edgellm --help`. Generated code is not counted.
+question, for a reply over a mesh of this device alone, and for `edgellm --help`. Generated code is not counted. With
+`--list`, those modules and what runs of them, for this checkout.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ COMMANDS = {
     "--help": ("--help",),
 }
 _TRACED = """
-import sys, threading
-from pathlib import Path
-seen, bodies = set(), set()
+import json, sys, threading
+seen, bodies = {}, {}
 def profiler(frame, event, _argument):
     code = frame.f_code
     if event == "call" and code.co_name != "<module>":
-        (seen if code.co_flags & 2 else bodies).add(code.co_filename)  # CO_NEWLOCALS: a function's, no class body's
+        kind = seen if code.co_flags & 2 else bodies  # CO_NEWLOCALS: a function's, no class body's
+        kind.setdefault(code.co_filename, set()).add(code.co_qualname)
 threading.setprofile(profiler)
 sys.setprofile(profiler)
 sys.argv = ["edgellm", *sys.argv[1:]]
@@ -43,9 +44,10 @@ except SystemExit:
     pass
 finally:
     sys.setprofile(None)
-    def inside(names):
-        return sum("/edgellm/" in name and "_pb2" not in name and "site-packages" not in name for name in names)
-    sys.stderr.write(f"\\nMODULES {inside(seen)} {inside(seen | bodies)}\\n")
+    def inside(kind):
+        names = {name: sorted(found) for name, found in kind.items() if "site-packages" not in name}
+        return {name.split("/edgellm/")[1]: found for name, found in names.items() if "/edgellm/" in name}
+    sys.stderr.write("\\nMODULES " + json.dumps([inside(seen), inside(bodies)]) + "\\n")
 """
 
 
@@ -67,8 +69,12 @@ def _classes(tree: ast.Module) -> Iterator[str]:
             yield node.name
 
 
-def modules_run(root: Path, words: tuple[str, ...]) -> dict[str, int]:
-    """Return the modules of which a command runs a function, and those of which it runs a function or a class body."""
+Ran = dict[str, list[str]]
+"""What ran, by module: the names of functions, or of classes whose body ran."""
+
+
+def modules_run(root: Path, words: tuple[str, ...]) -> tuple[Ran, Ran]:
+    """Return the functions that a command runs, and the bodies of classes, by module."""
     python = root / ".venv" / "bin" / "python"
     with tempfile.TemporaryDirectory() as home:
         done = subprocess.run(
@@ -78,8 +84,16 @@ def modules_run(root: Path, words: tuple[str, ...]) -> dict[str, int]:
     printed = [line for line in done.stderr.splitlines() if line.startswith("MODULES ")]
     if not printed:
         raise SystemExit(f"{' '.join(words)} failed in {root}:\n{done.stderr}")
-    functions, both = map(int, printed[-1].split()[1:])
-    return {"functions": functions, "functions or class bodies": both}
+    functions, bodies = (
+        {name: ran for name, ran in each.items() if "_pb2" not in name}
+        for each in json.loads(printed[-1].removeprefix("MODULES "))
+    )
+    return functions, bodies
+
+
+def counts(functions: Ran, bodies: Ran) -> dict[str, int]:
+    """Return the number of modules of which a function ran, and of those of which a function or a class body did."""
+    return {"functions": len(functions), "functions or class bodies": len(functions | bodies)}
 
 
 def figures(root: Path) -> dict[str, object]:
@@ -89,10 +103,25 @@ def figures(root: Path) -> dict[str, object]:
     found: dict[str, object] = {
         "modules": sum(path.name != "__init__.py" for path in paths), "lines": lines, "homonyms": homonyms(paths),
     }  # fmt: skip
-    return found | {f"modules for {name}": modules_run(root, words) for name, words in COMMANDS.items()}
+    return found | {f"modules for {name}": counts(*modules_run(root, words)) for name, words in COMMANDS.items()}
+
+
+def listed(root: Path) -> str:
+    """Return the modules that each command runs, with the names of what runs of them."""
+    lines = []
+    for command, words in COMMANDS.items():
+        functions, bodies = modules_run(root, words)
+        lines += ["", f"{command}: functions of {len(functions)} modules"]
+        lines += [f"  {name}: {', '.join(ran)}" for name, ran in sorted(functions.items())]
+        lines += [f"{command}: bodies of classes alone of {len(bodies.keys() - functions)} modules"]
+        lines += [f"  {name}: {', '.join(ran)}" for name, ran in sorted(bodies.items()) if name not in functions]
+    return "\n".join(lines[1:]) + "\n"
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--list"]:
+        sys.stdout.write(listed(HERE))
+        return
     for root in map(Path, sys.argv[1:] or [str(HERE)]):
         sys.stdout.write(json.dumps({"checkout": root.name, **figures(root.resolve())}, indent=2) + "\n")
 
