@@ -15,8 +15,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,20 @@ RESULT = "quick-before-after"  # the name of each run's result
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A small run of a benchmark, and the figures to take from its result: label -> keys into the JSON.
+    """A small run of a benchmark, and the figures to take from its result: label -> keys into the JSON, or a function
+    of it.
 
     Figures in `times` are better when lower, all others when higher.
     """
 
     module: str
     arguments: tuple[str, ...]
-    figures: Mapping[str, tuple[str | int, ...]]
+    figures: Mapping[str, tuple[str | int, ...] | Callable[[Any], float]]
     times: bool = field(default=True)
     from_here: bool = field(default=False)
     """Whether this checkout's benchmark takes the other checkout as `--checkout`."""
+    former: str = field(default="")
+    """The module's name before 0.2, where more than its folder has changed."""
 
     def command(self, checkout: Path) -> list[str]:
         """Return the module and arguments of the run in `checkout`. Before 0.2 all benchmarks were in one folder."""
@@ -47,9 +51,18 @@ class Part:
         if self.from_here:
             return [module, *self.arguments, "--checkout", str(checkout), option, RESULT]
         if not (checkout / f"{module.replace('.', '/')}.py").is_file():
-            module = f"bench.{module.rpartition('.')[2]}"
+            module = self.former or f"bench.{module.rpartition('.')[2]}"
             option = "--out" if module == "bench.decode_loop" else option
         return [module, *self.arguments, option, RESULT]
+
+
+HOMES = ("the first home", "the second", "the third")
+
+
+def planned_start(home: int, found: Any) -> float:
+    """Return the seconds to the first token with the planned split of one home."""
+    each = found["each"][home]
+    return float(each["measured"][each["planned"]["ways"]["planned"]["split"]]["ttft_s"])
 
 
 PARTS = {
@@ -104,6 +117,12 @@ PARTS = {
         },
         from_here=True,
     ),
+    "cold_start": Part(
+        "bench.csgo.cold_start",
+        ("--fleets", "3", "--layers", "6"),
+        {f"first token of a cold home, {name}": partial(planned_start, at) for at, name in enumerate(HOMES)},
+        former="bench.cold_home",
+    ),
 }
 
 
@@ -121,7 +140,9 @@ def figures_of(part: Part, checkout: Path) -> dict[str, float]:
     return {label: _at(found, keys) for label, keys in part.figures.items()}
 
 
-def _at(found: Any, keys: tuple[str | int, ...]) -> float:
+def _at(found: Any, keys: tuple[str | int, ...] | Callable[[Any], float]) -> float:
+    if callable(keys):
+        return keys(found)
     for key in keys:
         found = found[key]
     return float(found)
