@@ -36,7 +36,7 @@ from bench.harness.figures import bar_groups
 from bench.harness.report import write
 from bench.harness.statistics import spread
 from edgellm.engine import HEADS, Context, Model, head_pays
-from edgellm.llm.cost_curves import measure_curve
+from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.types import Expected, Ids
 from edgellm.storage import resolve
@@ -61,7 +61,7 @@ def measured(
         if own.lazy_head is not None:  # a context that can be late costs a little even where it is not
             bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads))
         small = stack.enter_context(draft_model(threads))
-        curve = measure_curve(own)
+        curve = CurveMeasurement().run(own)
         verifiers = {True: ForcedVerifier(model, bare), False: ForcedVerifier(model, own)}
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
         found["heads_ms"] = dict(zip(HEADS, [1e3 * s for s in curve.heads], strict=False))
@@ -95,7 +95,7 @@ def draft_model(threads: int | None) -> Iterator[ModelDrafter]:
     """Yield the bundled draft model, ready to draft for any target: its cost curve is measured."""
     with Model.load(resolve("edgellm-draft")) as model:
         with Context(model, n_ctx=N_CTX, threads=threads) as context:
-            curve = measure_curve(context)
+            curve = CurveMeasurement().run(context)
         with Context(model, n_ctx=N_CTX, threads=threads) as context:
             yield ModelDrafter(model, context, curve=lambda: curve)
 

@@ -3,7 +3,7 @@
     python -m bench.engine.rows [--models edgellm-verifier 0.5b] [--type Q4_0] [--repeats 15] [--threads N]
 
 llama.cpp computes rows of quantised weights several at a time, and the rest one by one: more rows can take less time.
-The cost curve is measured as for replies (`measure_curve`), and says to how many rows a decode is padded. Then every
+The cost curve is measured as for replies (`CurveMeasurement`), and says to how many rows a decode is padded. Then every
 number of rows is decoded in random order, padded or not, each twice in a row, and the second time counts.
 
 Rows of the table: rows of the decode, its median in milliseconds, the number of rows that it is padded to, and the
@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.harness.report import write
 from edgellm.engine import Context, Model
-from edgellm.llm.cost_curves import measure_curve
+from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.storage import resolve
 from testkit import random_gguf
 
@@ -40,7 +40,7 @@ def measured(path: Path, repeats: int, threads: int | None) -> list[dict[str, An
     ids = np.random.default_rng(0).integers(300, 2000, BEHIND).astype(np.int32)
     taken: dict[tuple[int, bool], list[float]] = {(n, filled): [] for n in ROWS for filled in (False, True)}
     with Model.load(path) as model, Context(model, n_ctx=2 * BEHIND, threads=threads) as context:
-        widths = measure_curve(context).widths()
+        widths = CurveMeasurement().run(context).widths()
         context.clear()
         context.decode(ids)
         for turn in range(repeats):

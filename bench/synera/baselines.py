@@ -9,10 +9,9 @@ from math import inf
 import numpy as np
 
 from edgellm.llm import LLM
-from edgellm.spec.gates.budget import BudgetController
-from edgellm.spec.gates.factory import BudgetGate
-from edgellm.spec.gates.profile import Profile, perplexity
-from edgellm.spec.gates.rules import Rule, TailGate
+from edgellm.spec.gates.fitting import perplexity
+from edgellm.spec.gates.profile import Profile
+from edgellm.spec.gates.rules import BudgetController, BudgetGate, Rule, TailGate
 from edgellm.spec.types import Chunk, Decision
 from testkit.questions import MOST, Answers, Question
 

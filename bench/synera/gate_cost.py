@@ -29,9 +29,9 @@ from bench.harness.report import write
 from bench.harness.statistics import alternate
 from edgellm.engine import Capture, Context, Model
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.factory import choose
 from edgellm.spec.gates.profile import Profile
+from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationLimits, GenerationState

@@ -26,9 +26,9 @@ import numpy.typing as npt
 
 from bench.harness.report import write
 from edgellm.engine import Capture, Context, Model
-from edgellm.spec.drafters.importance import entropy, importance, prompt_share, without_sink
+from edgellm.spec.drafters.importance import importance
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.gates.rejection_model import auc
+from edgellm.spec.gates.fitting import auc
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Verdict
 from edgellm.storage import resolve
@@ -46,6 +46,34 @@ KINDS = {
 }
 SINK = 4
 """First positions, which get the attention that has no other target."""
+
+
+def without_sink(rows: Floats, keys: int = 1) -> Floats:
+    """Return the rows without attention to the first `keys` positions, the sink for attention that finds nothing, again
+    of sum 1.
+
+    A row that holds nothing else becomes zero.
+    """
+    rest = rows.copy()
+    rest[..., :keys] = 0.0
+    total = rest.sum(axis=-1, keepdims=True)
+    np.divide(rest, total, out=rest, where=total > 0)
+    return rest
+
+
+def entropy(rows: Floats) -> Floats:
+    """Return the entropy of each query's attention in nats, averaged over heads and layers, shape (queries,); 0: it
+    attends to one token."""
+    logs = np.log(rows, out=np.zeros_like(rows), where=rows > 0)
+    spread: Floats = -(rows * logs).sum(axis=-1).mean(axis=(0, 1))
+    return spread
+
+
+def prompt_share(rows: Floats, prompt: int) -> Floats:
+    """Return how much of each query's attention falls on the first `prompt` positions, averaged likewise, shape
+    (queries,)."""
+    share: Floats = rows[..., :prompt].sum(axis=-1).mean(axis=(0, 1))
+    return share
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ALTERNATIVES, ParallelDrafter
 from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES, likely_corrections
-from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.factory import choose
+from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.loop import generate
 from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.params import ReplyOptions

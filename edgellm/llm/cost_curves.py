@@ -229,11 +229,6 @@ class CurveMeasurement:
         return CostCurve(tuple(known), (alone, *seconds[1:]), change, filled=True, heads=heads)
 
 
-def measure_curve(context: Context) -> CostCurve:
-    """Return the cost curve of decodes by `context`; see `CurveMeasurement.run`."""
-    return CurveMeasurement().run(context)
-
-
 def measure_heads(
     head: LMHead, should_stop: ShouldStop = never, samples: dict[int, list[float]] | None = None
 ) -> tuple[float, ...]:

@@ -20,8 +20,8 @@ from edgellm.spec.drafters.parallel import MAX_AHEAD, ParallelDrafter
 from edgellm.spec.drafters.translation import TokenTranslation
 from edgellm.spec.drafters.verdict_prediction import BRANCHES, MAX_BRANCHES, choose_branches, rejection
 from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
-from edgellm.spec.gates.online_profiler import FirstReply
 from edgellm.spec.gates.profile import Profile
+from edgellm.spec.gates.profiler import FirstReply
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.loop import Event, generate
 from edgellm.spec.ngram.sources import ContextLookup

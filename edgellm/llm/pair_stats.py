@@ -16,9 +16,10 @@ from typing import TypeAlias
 from edgellm.errors import EdgeError, HistoryUnusable, ModelNotFound, ProfileUnusable
 from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.drafters.acceptance import Acceptance
-from edgellm.spec.gates.budget import BudgetController
-from edgellm.spec.gates.online_profiler import FirstReply, OnlineProfiler
+from edgellm.spec.gates.fitting import build
 from edgellm.spec.gates.profile import Profile, outdated
+from edgellm.spec.gates.profiler import FirstReply, OnlineProfiler
+from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice
 from edgellm.storage import ALIASES, History, bundled
@@ -370,7 +371,10 @@ class PairStats:
                 if self._saves_first():
                     self.first.save(self._first_file())
                 return None
-            profile = self.first.build(draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=layers)
+            profile = build(
+                self.first.runs, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=layers,
+                origin="first replies",
+            )  # fmt: skip
             if not self._saves_first():
                 self.use(profile, save=False)
                 return Notice("The pair has a profile now. It is not saved, because the history is off.")

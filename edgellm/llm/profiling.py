@@ -19,10 +19,9 @@ from edgellm.llm.generation import Components
 from edgellm.spec.drafters.early_exit import THRESHOLD
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES
-from edgellm.spec.gates.profile import VERSION, ExitPoint, Profile, build
-from edgellm.spec.gates.profile_progress import ProfileProgress
-from edgellm.spec.gates.profiler import PairProfiler, PromptRecord
-from edgellm.spec.gates.rejection_model import auc
+from edgellm.spec.gates.fitting import auc, build
+from edgellm.spec.gates.profile import VERSION, ExitPoint, Profile
+from edgellm.spec.gates.profiler import PairProfiler, ProfileProgress, PromptRecord
 from edgellm.spec.ngram.sources import lookup_threshold
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationLimits, GenerationState

@@ -57,7 +57,6 @@ HEARTBEAT_SECONDS = 0.25  # between two Working frames
 READ_TIMEOUT_SECONDS = 10.0  # within which a device must read a frame
 MAX_BUSY_MS = 60_000  # a device asks again after this time at the latest
 BLOCK = 256  # tokens of a vocabulary that share one hash
-BLOCK_HASH = 8  # bytes of that hash that are sent
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Verification"]
 SERVICE = _SERVICE.full_name

@@ -7,7 +7,7 @@ from statistics import median
 from time import perf_counter
 
 from edgellm.spec.drafters.verdict_prediction import PredictionStats
-from edgellm.spec.gates.budget import BudgetController
+from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.types import Channel, Round, Source, Summary, Token
 
 _VERIFIED_SOURCES = frozenset(Source) - {Source.DRAFT, Source.PARALLEL}

@@ -8,8 +8,8 @@ import pytest
 
 from bench.synera.baselines import edgefm, hybrid, hybrid_gate
 from edgellm.llm import LLM
-from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.profile import Profile
+from edgellm.spec.gates.rules import BudgetController
 from models.profile import OUTPUT
 from testkit.questions import answered, questions, reply_with
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.thinking_options import thinking
+from edgellm.cli.model_options import thinking
 from edgellm.errors import InvalidOption
 from edgellm.storage.chat_log import Conversations
 from testkit.thinking_templates import ALWAYS, CHANNELS, OPENED, with_template

@@ -20,7 +20,7 @@ from edgellm.errors import HistoryUnusable
 from edgellm.llm import LLM, profile_path
 from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, find_profile, forget, keep_profile, kept, tidy
 from edgellm.places import cache_dir, data_dir, state_dir
-from edgellm.spec.gates.features import JUDGED, NAMES
+from edgellm.spec.gates.offload_policy import JUDGED, NAMES
 from edgellm.spec.gates.profile import Profile, outdated
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, Conversations, typed_lines

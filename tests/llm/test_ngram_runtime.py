@@ -13,7 +13,7 @@ import pytest
 from edgellm.engine import HEADS, Context, Model
 from edgellm.engine.timing import CpuWait
 from edgellm.llm import LLM
-from edgellm.llm.cost_curves import ModelCurve, measure_curve
+from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve
 from edgellm.llm.ngram_runtime import MAX_INDEXES, NgramRuntime
 from edgellm.spec.draft_length import KNOTS, DraftLengthController
 from edgellm.spec.ngram.draft_index import MOST_TOKENS
@@ -171,9 +171,9 @@ def test_the_cost_curve_is_measured_once_and_kept(
 
 def test_heads_are_measured_apart_where_they_are_computed_late(verifier_model: Model) -> None:
     with Context(verifier_model, n_ctx=128, threads=1, lazy=True) as context:
-        late = measure_curve(context)
+        late = CurveMeasurement().run(context)
     with Context(verifier_model, n_ctx=128, threads=1) as context:
-        whole = measure_curve(context)
+        whole = CurveMeasurement().run(context)
     assert len(late.heads) == len(HEADS)
     assert list(late.heads) == sorted(late.heads)
     assert whole.heads == ()
@@ -225,7 +225,7 @@ def test_measuring_a_slow_device_takes_little_time(
 ) -> None:
     slow = Slow(row)
     monkeypatch.setattr("edgellm.llm.cost_curves.perf_counter", lambda: slow.now)
-    curve = measure_curve(cast(Context, slow))
+    curve = CurveMeasurement().run(cast(Context, slow))
     assert curve.rows == rows
     assert curve.seconds == pytest.approx([row * rows for rows in curve.rows])
     assert slow.now <= longest

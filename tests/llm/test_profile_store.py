@@ -17,8 +17,8 @@ from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.llm import LLM, find_profile, profile_path, read_profile
 from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES
-from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.spec.gates.profile import Profile
+from edgellm.spec.gates.profiler import OnlineProfiler
 from edgellm.spec.types import Explanation, Notice
 from edgellm.storage import fingerprint
 from edgellm.storage.fingerprint import FileHash

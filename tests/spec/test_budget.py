@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.spec.gates.budget import HORIZON, BudgetController, Threshold, solve
+from edgellm.spec.gates.profile import solve
+from edgellm.spec.gates.rules import HORIZON, BudgetController, Threshold
 
 
 def spend(profiled: np.ndarray, scores: np.ndarray, budget: float) -> list[bool]:

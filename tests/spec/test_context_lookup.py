@@ -14,7 +14,7 @@ from edgellm.engine import Context, Model, top2
 from edgellm.llm import LLM
 from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter
 from edgellm.spec.drafters.parallel import joined, sliced
-from edgellm.spec.gates.features import NAMES, signals
+from edgellm.spec.gates.offload_policy import NAMES, signals
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.ngram.sources import MIN_MATCH, ContextLookup, Disagreement, disagreements, lookup_threshold
 from edgellm.spec.ngram.sources import ContextIndex as Text

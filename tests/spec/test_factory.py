@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 
 from edgellm.spec.drafters.verdict_prediction import choose_branches
-from edgellm.spec.gates.budget import BudgetController
-from edgellm.spec.gates.factory import AUTO, BudgetGate, GateChoice, best_gate, choose, needs_profile
-from edgellm.spec.gates.features import JUDGED, NAMES, signals
-from edgellm.spec.gates.offload_policy import Policy
+from edgellm.spec.gates.factory import AUTO, GateChoice, best_gate, choose, needs_profile
+from edgellm.spec.gates.offload_policy import JUDGED, NAMES, Linear, Policy, signals
 from edgellm.spec.gates.profile import ExitPoint, Profile
-from edgellm.spec.gates.rejection_model import Linear
-from edgellm.spec.gates.rules import ImportanceGate, NeverGate, RandomGate
+from edgellm.spec.gates.rules import BudgetController, BudgetGate, ImportanceGate, NeverGate, RandomGate
 from edgellm.spec.params import GATES, ReplyOptions
 from edgellm.spec.protocols import Gate
 from edgellm.spec.types import Chunk

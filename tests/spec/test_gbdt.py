@@ -9,23 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.spec.gates import rejection_model
-from edgellm.spec.gates.features import NAMES
+from edgellm.spec.gates import fitting
+from edgellm.spec.gates.fitting import fit, fit_rejection, grow, log_loss, log_odds, training_data
+from edgellm.spec.gates.offload_policy import NAMES, Linear, Trees, as_fields, from_fields, sigmoid, without_signal
 from edgellm.spec.gates.profiler import ObservedChunk, Run
-from edgellm.spec.gates.rejection_model import (
-    Linear,
-    Trees,
-    as_fields,
-    fit,
-    fit_rejection,
-    from_fields,
-    grow,
-    log_loss,
-    log_odds,
-    sigmoid,
-    training_data,
-    without_signal,
-)
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(4000, 6))
@@ -139,9 +126,9 @@ def test_what_is_said_of_unseen_replies_was_said_unseen() -> None:
 
 
 def test_few_chunks_are_judged_by_a_straight_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejection_model, "MIN_FOR_TREES", 501)
+    monkeypatch.setattr(fitting, "MIN_FOR_TREES", 501)
     assert isinstance(fit_rejection(runs(500, told=True)).predictor, Linear)
-    monkeypatch.setattr(rejection_model, "MIN_FOR_TREES", 500)
+    monkeypatch.setattr(fitting, "MIN_FOR_TREES", 500)
     assert isinstance(fit_rejection(runs(500, told=True)).predictor, Trees)
     assert fit_rejection(runs(30, told=True)).losses == {}
 

@@ -14,7 +14,7 @@ from edgellm.engine import Capture, Context, Floats, Ids, Model, cut
 from edgellm.engine.graph_hooks import Recorder
 from edgellm.errors import InvalidOption
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
-from edgellm.spec.drafters.importance import ColumnSums, entropy, importance, prompt_share, without_sink
+from edgellm.spec.drafters.importance import ColumnSums, importance
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import NeverGate
 from edgellm.spec.loop import generate
@@ -63,25 +63,6 @@ def test_by_hand() -> None:
     np.testing.assert_allclose(importance(rows, 1, 3, own=False), [0.375, 0, 0])
     np.testing.assert_allclose(importance(rows[:, :1], 1, 3), [(0.5 + 0.25) / 2, 0.5, 0])  # one head
     np.testing.assert_allclose(importance(rows[..., :2], 1, 3), [0.375, 0, 0])  # keys may end anywhere
-    np.testing.assert_allclose(prompt_share(rows, 1), [0.625, 0.375])
-    np.testing.assert_allclose(prompt_share(rows, 4), [1, 1])
-
-
-def test_without_the_sink_rows_sum_to_one_again() -> None:
-    rows = attention(2, 2, 4, 3)
-    rest = without_sink(rows)
-    assert not rest[..., 0].any()
-    np.testing.assert_allclose(rest.sum(axis=-1), 1, atol=1e-6)
-    np.testing.assert_allclose(rest[..., 2] / rest[..., 1], rows[..., 2] / rows[..., 1], rtol=1e-5)
-    assert rows[..., 0].all()  # the rows themselves stay
-    only = np.zeros((1, 1, 1, 4), np.float32)
-    only[..., 0] = 1
-    assert not without_sink(only).any()
-
-
-def test_entropy() -> None:
-    rows = np.array([[[[1, 0, 0, 0], [0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0, 0]]]], np.float32)
-    np.testing.assert_allclose(entropy(rows), [0, np.log(4), np.log(2)], atol=1e-6)
 
 
 # --- on the draft model ---------------------------------------------------------------------------------------------

@@ -11,11 +11,19 @@ import pytest
 from edgellm.engine import Capture, Context, Message, Model
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.gates.budget import BudgetController
-from edgellm.spec.gates.features import NAMES
-from edgellm.spec.gates.profile import Profile, alpha_of, build
+from edgellm.spec.gates.fitting import alpha_of, build
+from edgellm.spec.gates.offload_policy import NAMES
+from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.profiler import PairProfiler, Run
-from edgellm.spec.gates.rules import CountingGate, ImportanceGate, LearnedGate, Rule, SyneraGate, p_conf
+from edgellm.spec.gates.rules import (
+    BudgetController,
+    CountingGate,
+    ImportanceGate,
+    LearnedGate,
+    Rule,
+    SyneraGate,
+    p_conf,
+)
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import Ids
 from edgellm.verifier.in_process import ContextPool, LocalVerifier

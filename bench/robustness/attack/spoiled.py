@@ -18,7 +18,7 @@ from edgellm.engine import Context, Model, ModelFile
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.layer_range import HERE
 from edgellm.llm import LLM
-from edgellm.llm.cost_curves import measure_curve
+from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.llm.mesh_timeline import disproved_figures
 from edgellm.mesh.fleet_profiler import Survey, read_links, store_links, survey
 from edgellm.mesh.home_workers import discover_workers
@@ -170,9 +170,9 @@ def measured_while_busy() -> dict[str, float]:
     """Return the error of a curve measured beside `BUSY` processes, and the share that is copied with it later."""
     path = resolve("edgellm-verifier")
     with Model.load(path) as model, Context(model, n_ctx=128) as context:
-        quiet = measure_curve(context)
+        quiet = CurveMeasurement().run(context)
         with busy(BUSY):
-            loaded = measure_curve(context)
+            loaded = CurveMeasurement().run(context)
     ratios = [loaded.table()[rows] / quiet.table()[rows] for rows in (1, 2, 4, 8, 16, 64)]
     copied = []
     for processes in (0, BUSY):

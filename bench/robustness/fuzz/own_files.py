@@ -26,8 +26,8 @@ from edgellm.http.mesh_status import read_plan
 from edgellm.mesh.fleet_file import read_fleet
 from edgellm.mesh.fleet_profiler import doubt, read_doubts, read_links, stored_speed
 from edgellm.rpc.trust.identity import Identity
-from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.spec.gates.profile import Profile
+from edgellm.spec.gates.profiler import OnlineProfiler
 from edgellm.storage import History
 from edgellm.storage.chat_log import Conversations, typed_lines
 from edgellm.storage.chat_takeover import old_files

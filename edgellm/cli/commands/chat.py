@@ -13,10 +13,18 @@ from edgellm.cli.chat_session import ChatSession, StoredConversation, recall
 from edgellm.cli.commands.conversations import conversation_ids
 from edgellm.cli.commands.mesh.run import INTERRUPTED, OverDevices, over_devices
 from edgellm.cli.commands.peers import peer_names
-from edgellm.cli.hardware_options import DRAFT, VERIFIER, HardwareOptions, with_hardware
 from edgellm.cli.help_examples import GATES, SOURCES, gate_names, model_names, source_names
+from edgellm.cli.model_options import (
+    DRAFT,
+    VERIFIER,
+    HardwareOptions,
+    ReasoningEffort,
+    TemplateArgs,
+    Think,
+    thinking,
+    with_hardware,
+)
 from edgellm.cli.settings import renamed
-from edgellm.cli.thinking_options import ReasoningEffort, TemplateArgs, Think, thinking
 from edgellm.cli.views.console import Loading, announce, decode, is_terminal, say
 from edgellm.cli.views.reply_printer import print_reply
 from edgellm.errors import InvalidOption

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from edgellm.cli.hardware_options import DRAFT, VERIFIER, HardwareOptions, with_hardware
 from edgellm.cli.help_examples import model_names
+from edgellm.cli.model_options import DRAFT, VERIFIER, HardwareOptions, with_hardware
 from edgellm.cli.settings import renamed
 from edgellm.cli.views.console import Loading, decode, emit, err, is_terminal, out, say
 from edgellm.errors import InvalidOption, ProfileStopped

@@ -22,7 +22,6 @@ import typer
 from edgellm.cli.commands.mesh.run import OverDevices, over_devices
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.commands.peers import peer_names
-from edgellm.cli.hardware_options import DRAFT, VERIFIER, HardwareOptions, with_hardware
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.http_options import (
     Http,
@@ -40,7 +39,16 @@ from edgellm.cli.http_options import (
     served_name,
     until_stopped,
 )
-from edgellm.cli.thinking_options import ReasoningEffort, TemplateArgs, Think, thinking
+from edgellm.cli.model_options import (
+    DRAFT,
+    VERIFIER,
+    HardwareOptions,
+    ReasoningEffort,
+    TemplateArgs,
+    Think,
+    thinking,
+    with_hardware,
+)
 from edgellm.cli.views.console import Loading, announce, say, size
 from edgellm.errors import InvalidOption
 

@@ -66,34 +66,6 @@ def importance(rows: Floats, first: int, n: int, *, own: bool = True) -> Floats:
     return columns
 
 
-def without_sink(rows: Floats, keys: int = 1) -> Floats:
-    """Return the rows without attention to the first `keys` positions, the sink for attention that finds nothing, again
-    of sum 1.
-
-    A row that holds nothing else becomes zero.
-    """
-    rest = rows.copy()
-    rest[..., :keys] = 0.0
-    total = rest.sum(axis=-1, keepdims=True)
-    np.divide(rest, total, out=rest, where=total > 0)
-    return rest
-
-
-def entropy(rows: Floats) -> Floats:
-    """Return the entropy of each query's attention in nats, averaged over heads and layers, shape (queries,); 0: it
-    attends to one token."""
-    logs = np.log(rows, out=np.zeros_like(rows), where=rows > 0)
-    spread: Floats = -(rows * logs).sum(axis=-1).mean(axis=(0, 1))
-    return spread
-
-
-def prompt_share(rows: Floats, prompt: int) -> Floats:
-    """Return how much of each query's attention falls on the first `prompt` positions, averaged likewise, shape
-    (queries,)."""
-    share: Floats = rows[..., :prompt].sum(axis=-1).mean(axis=(0, 1))
-    return share
-
-
 def _at_least_one(counts: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Floats:
     divisors: Floats = np.maximum(counts, 1).astype(np.float32)
     return divisors

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.offload_policy import SHARES
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import (
     AlwaysGate,
+    BudgetController,
+    BudgetGate,
     ConfidenceGate,
     CountingGate,
     ImportanceGate,
@@ -23,8 +24,6 @@ from edgellm.spec.gates.rules import (
 )
 from edgellm.spec.params import CHUNK, ReplyOptions
 from edgellm.spec.protocols import Gate
-from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Decision
 
 AUTO = ("worth", "confidence", "importance", "synera", "random")
 """The gates that `auto` chooses from, the likeliest first: with equal evidence the first one wins."""
@@ -52,25 +51,6 @@ class GateChoice:
     controller: BudgetController | None = None
     stop_below: float = 0.0
     lookup_below: float = 0.0
-
-
-class BudgetGate(Gate):
-    """A gate with one parameter, adjusted with every chunk so that the offloaded share stays at the budget."""
-
-    def __init__(self, at: Callable[[float], Rule], budget: float, controller: BudgetController) -> None:
-        """Keep `budget`; `at` returns the gate that offloads a share in (0, 1) of chunks like the profiled ones."""
-        self._at, self._budget, self._controller = at, budget, controller
-
-    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
-        """See `Gate.decide`."""
-        target = self._controller.target_share(self._budget)
-        if 0.0 < target < 1.0:
-            # draws are keyed by the pair's decision count, else one seed would draw the same in all replies
-            decision = self._at(target).judge(chunk, self._controller.decided)
-        else:
-            decision = Decision(target >= 1.0, "the budget is underspent" if target else "the budget is overspent")
-        self._controller.record(decision.offload)
-        return decision
 
 
 def needs_profile(options: ReplyOptions) -> bool:

@@ -1,33 +1,205 @@
-"""The value of verifying a chunk: the probability that it saves the reply, fitted on profiled replies.
+"""The fitted gate at run time: a chunk's signals, predictors over them, and the value of verifying it.
 
 A reply is correct if each of its wrong chunks was verified. A verdict is therefore worth what it adds to the
 probability of that: `p_correct * p_rejected * continuation`. The reply must still be correct (`p_correct`: unverified
 chunks may have been wrong), this chunk must be wrong, and all later wrong chunks must be verified, too: a budget is
-better spent on replies that need one correction than on the beginning of those that need four. The first two factors
-follow from one predictor; the continuation value depends on the policy itself, so it is fitted by simulating the policy
-on the profiled replies, a few times over.
+better spent on replies that need one correction than on the beginning of those that need four. How the two predictors
+are fitted is in `fitting.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.spec.gates.features import JUDGED
-from edgellm.spec.gates.profiler import Run
-from edgellm.spec.gates.rejection_model import Linear, Matrix, Predictor, Vector, fit, training_data
+from edgellm.spec.types import Chunk
+
+Vector = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
 
 SHARES = (0.1, 0.2, 0.4)
 """Budgets for which a policy is fitted and evidence is collected."""
-KEPT = 512
-"""Sampled chunks that a profile keeps: quantiles of a budget need no more."""
-_ROUNDS = 4  # fixed-point iterations between the policy and its continuation value
-_EPSILON = 1e-6
+EPSILON = 1e-6
+"""What is added to a probability before its logarithm is taken."""
 
-Flags = npt.NDArray[np.bool_]
+NAMES = (
+    "doubt of the mean",  # -log of the mean confidence: the paper's c
+    "doubt of the least",  # -log of the least confidence
+    "doubt of the first",
+    "surprise",  # sum of -log confidence: of the whole chunk's probability
+    "narrowest margin",
+    "mean margin",
+    "mean importance",
+    "largest importance",
+    "importance of the least sure",
+    "tokens",
+    "place",  # log of 1 + tokens written before
+    "doubt so far",  # surprise of all chunks before it: a reply that needs many corrections?
+    "agreement",  # log of 1 + matched tokens where the context has the same token, summed over tokens
+    "most agreement",
+    "dissent",  # the same where the context has a different token
+    "most dissent",
+    "doubtful dissent",  # with the doubt of the token
+    "copied",  # tokens that were taken from the context
+    "copied match",  # log of 1 + matched tokens of those
+    "copied doubt",  # of the model at those tokens
+)
+JUDGED = tuple(at for at, name in enumerate(NAMES) if "importance" not in name)
+"""Indices of the signals that the fitted gate uses: importance added nothing to confidence (evidence in the profile),
+and measuring it takes time."""
+
+_FLOOR = 1e-4  # clips confidences away from 0
+_OVERFLOW = 700.0  # where exp would overflow
+
+
+def surprise(chunk: Chunk) -> float:
+    """Return minus the log of the probability of the whole chunk under the draft model."""
+    return float(-np.log(np.clip(chunk.confidence.astype(np.float64), _FLOOR, 1.0)).sum())
+
+
+def signals(chunk: Chunk, written: int, usual_importance: float = 0.0, so_far: float = 0.0) -> Vector:
+    """Return the signals of a chunk of at least one token after `written` tokens, shape (len(NAMES),).
+
+    `usual_importance` replaces the importance of tokens drafted ahead, for which it was not measured. `so_far` is the
+    surprise of all earlier chunks of the reply.
+    """
+    confidence = chunk.confidence.astype(np.float64)
+    doubt = -np.log(np.clip(confidence, _FLOOR, 1.0))
+    importance = chunk.importance.copy()
+    importance[: chunk.ahead] = usual_importance
+    least = int(doubt.argmax())
+    has = len(importance) > 0
+    return np.array(
+        (
+            -np.log(max(_FLOOR, float(confidence.mean()))),
+            doubt[least],
+            doubt[0],
+            doubt.sum(),
+            chunk.margin.min(),
+            chunk.margin.mean(),
+            importance.mean() if has else usual_importance,
+            importance.max() if has else usual_importance,
+            importance[least] if has else usual_importance,
+            len(chunk),
+            np.log1p(written),
+            so_far,
+            *_context_features(chunk, doubt),
+        )
+    )
+
+
+def _context_features(chunk: Chunk, doubt: Vector) -> tuple[float, ...]:
+    """Return the signals from `agreement` to `copied doubt`; zeros without a context match."""
+    match = chunk.context_match
+    if match is None:
+        return (0.0,) * 8
+    matched = np.log1p(np.where(match.tokens >= 0, match.matched, 0).astype(np.float64))
+    same = match.tokens == chunk.ids
+    copied = match.copied
+    agreement, dissent = np.where(same & ~copied, matched, 0.0), np.where(same, 0.0, matched)
+    return (
+        agreement.sum(),
+        agreement.max(),
+        dissent.sum(),
+        dissent.max(),
+        float((dissent * doubt).sum()),
+        float(copied.sum()),
+        float(matched[copied].sum()),
+        float(doubt[copied].sum()),
+    )
+
+
+LINEAR, TREES = "linear", "trees"
+KINDS = {LINEAR: "logistic regression", TREES: "trees"}
+
+
+class Predictor(Protocol):
+    """A fitted predictor, evaluated for every chunk at run time."""
+
+    def score(self, x: Vector) -> float:
+        """Return the score in (0, 1) for signals (f,)."""
+
+    def scores(self, x: Matrix) -> Vector:
+        """Return the scores (n,) for signals (n, f)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`score(x) = sigmoid(bias + weights . x)`; the standardisation used in fitting is folded into the weights."""
+
+    weights: tuple[float, ...]
+    bias: float
+
+    def score(self, x: Vector) -> float:
+        """Return the score in (0, 1) for signals (f,)."""
+        return sigmoid(self.bias + float(np.dot(self.weights, x)))
+
+    def scores(self, x: Matrix) -> Vector:
+        """Return the scores (n,) for signals (n, f)."""
+        scores: Vector = 1.0 / (1.0 + np.exp(-(self.bias + x @ np.array(self.weights))))
+        return scores
+
+
+def sigmoid(x: float) -> float:
+    """Return the sigmoid of one number, without an array."""
+    return 1.0 / (1.0 + math.exp(-x)) if x > -_OVERFLOW else 0.0
+
+
+DEPTH = 6
+_WEIGHTS = 1 << np.arange(DEPTH)  # weight of each answer in the number of a leaf
+_Places = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """`score(x) = sigmoid(bias + one leaf of each tree)`.
+
+    Level l of a tree tests whether signal `places[l]` is above `edges[l]`, and adds 2^l to the leaf's index. Shapes
+    (trees, DEPTH), twice, and (trees, 2 ** DEPTH).
+    """
+
+    bias: float
+    places: tuple[tuple[int, ...], ...]
+    edges: tuple[tuple[float, ...], ...]
+    leaves: tuple[tuple[float, ...], ...]
+    _places: _Places = field(init=False, repr=False, compare=False)
+    _edges: Matrix = field(init=False, repr=False, compare=False)
+    _leaves: Matrix = field(init=False, repr=False, compare=False)
+    _each: _Places = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Build the arrays. Raises ValueError if the shapes differ from these."""
+        trees = len(self.places)
+        arrays = {
+            "_places": np.array(self.places, dtype=np.intp).reshape(trees, DEPTH),
+            "_edges": np.array(self.edges, dtype=np.float64).reshape(trees, DEPTH),
+            "_leaves": np.array(self.leaves, dtype=np.float64).reshape(trees, 1 << DEPTH),
+            "_each": np.arange(trees),
+        }
+        for name, array in arrays.items():
+            object.__setattr__(self, name, array)
+
+    def score(self, x: Vector) -> float:
+        """Return the score in (0, 1) for signals (f,)."""
+        leaf = (x[self._places] > self._edges) @ _WEIGHTS
+        return sigmoid(self.bias + float(self._leaves[self._each, leaf].sum()))
+
+    def scores(self, x: Matrix) -> Vector:
+        """Return the scores (n,) for signals (n, f)."""
+        scores: Vector = self.stages(x)[-1]
+        return scores
+
+    def stages(self, x: Matrix) -> Matrix:
+        """Return the scores by only the first 0, 1, 2 ... trees for signals (n, f), shape (trees + 1, n)."""
+        added = [np.full(len(x), self.bias)]
+        for place, edge, leaf in zip(self._places, self._edges, self._leaves, strict=True):
+            added.append(leaf[(x[:, place] > edge) @ _WEIGHTS])
+        stages: Matrix = 1.0 / (1.0 + np.exp(-np.cumsum(added, axis=0)))
+        return stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,98 +220,38 @@ class Policy:
         value."""
         features = signals[list(JUDGED)]
         rejected = self.rejected.score(features)
-        return rejected, self.continuation.score(np.append(features, np.log(rejected + _EPSILON)))
+        return rejected, self.continuation.score(np.append(features, np.log(rejected + EPSILON)))
 
 
-@dataclass(slots=True)
-class _Reply:
-    """A profiled reply: for each chunk the probability of rejection, the continuation value, and whether it was
-    rejected."""
-
-    features: npt.NDArray[np.float64]
-    p_rejected: Vector
-    wrong: Flags
-    continuation: Vector
+def as_fields(predictor: Predictor) -> dict[str, Any]:
+    """Return a predictor's fields for JSON."""
+    names = ("bias", "places", "edges", "leaves") if isinstance(predictor, Trees) else ("bias", "weights")
+    return {name: getattr(predictor, name) for name in names}
 
 
-def fit_policies(runs: Sequence[Run], rejected: Predictor, chances: Vector) -> tuple[Policy, ...]:
-    """Fit one policy for each of `SHARES` on the judged replies of `runs`.
-
-    `chances` (n,) are the chances that their chunks are rejected, as `rejected` predicts them for replies that it has
-    not seen: a policy has to work with such chances (`Rejection.unseen`).
-    """
-    return tuple(_fit(runs, rejected, chances, share) for share in SHARES)
-
-
-def _fit(runs: Sequence[Run], rejected: Predictor, chances: Vector, share: float) -> Policy:
-    replies = _replies(runs, chances)
-    features = np.concatenate([reply.features for reply in replies])
-    continuation = _fit_continuation(features, replies, share)
-    for _ in range(_ROUNDS - 1):
-        continuation = _fit_continuation(features, _replies(runs, chances, continuation), share)
-    replies = _replies(runs, chances, continuation)
-    threshold = _threshold_for_share(replies, share)
-    scores = np.concatenate([_simulate(reply, threshold)[1] for reply in replies])
-    step = max(1, len(scores) // KEPT)
-    return Policy(share, rejected, continuation, tuple(np.round(scores[::step], 6).tolist()))
+def without_signal(fields: dict[str, Any], place: int, value: float) -> dict[str, Any]:
+    """Return a predictor's fields without the signal at `place`, which is taken for `value` from now on."""
+    if "weights" in fields:
+        weights = fields["weights"]
+        return {"bias": fields["bias"] + value * weights[place], "weights": weights[:place] + weights[place + 1 :]}
+    places, edges = [], []
+    for tree, asked in zip(fields["places"], fields["edges"], strict=True):
+        answers = [-math.inf if value > edge else math.inf for edge in asked]
+        edges.append([answer if at == place else edge for at, edge, answer in zip(tree, asked, answers, strict=True)])
+        places.append([0 if at == place else at - (at > place) for at in tree])
+    return fields | {"places": places, "edges": edges}
 
 
-def _fit_continuation(features: Matrix, replies: Sequence[_Reply], share: float) -> Linear:
-    """Fit, on signals `x` (n, f), the probability that everything after a chunk is right if the policy is followed over
-    `replies`."""
-    threshold = _threshold_for_share(replies, share)
-    labels = [_rest_verified(reply.wrong, _simulate(reply, threshold)[0]) for reply in replies]
-    return fit(features, np.concatenate(labels).astype(np.float64), penalty=3.0)
-
-
-def simulate(runs: Sequence[Run], policy: Policy, chances: Vector) -> list[Flags]:
-    """Return which chunks of each judged reply the policy has verified, at its share of all; `chances` as above."""
-    replies = _replies(runs, chances, policy.continuation)
-    threshold = _threshold_for_share(replies, policy.share)
-    return [_simulate(reply, threshold)[0] for reply in replies]
-
-
-def _replies(runs: Sequence[Run], chances: Vector, continuation: Predictor | None = None) -> list[_Reply]:
-    """Return the judged replies of `runs`; `chances` (n,) are those of all chunks to be rejected. Without
-    `continuation` it is 1."""
-    signals, rejected = training_data(runs)
-    features, wrong = np.column_stack((signals, np.log(chances + _EPSILON))), rejected > 0.5
-    continuations = np.ones(len(features)) if continuation is None else continuation.scores(features)
-    ends = np.cumsum([len(run.training_chunks) for run in runs if run.training_chunks])[:-1]
-    return [
-        _Reply(*parts)
-        for parts in zip(*(np.split(each, ends) for each in (features, chances, wrong, continuations)), strict=True)
-    ]
-
-
-def _simulate(reply: _Reply, threshold: float) -> tuple[Flags, Vector]:
-    """Return which chunks of a reply are verified if the value of a verdict must exceed `threshold`, and each chunk's
-    value."""
-    verified, values, p_correct = np.zeros(len(reply.p_rejected), dtype=bool), np.zeros(len(reply.p_rejected)), 1.0
-    for at, (p_rejected, continuation) in enumerate(
-        zip(reply.p_rejected.tolist(), reply.continuation.tolist(), strict=True)
-    ):
-        values[at] = p_correct * p_rejected * continuation
-        if values[at] > threshold:
-            verified[at] = True
-        else:
-            p_correct *= 1.0 - p_rejected
-    return verified, values
-
-
-def _rest_verified(wrong: Flags, verified: Flags) -> Flags:
-    """Return for each chunk whether all later wrong ones are verified."""
-    missed = (wrong & ~verified)[::-1].cumsum()[::-1]
-    rest: Flags = np.append(missed[1:], 0) == 0
-    return rest
-
-
-def _threshold_for_share(replies: Sequence[_Reply], share: float) -> float:
-    """Return the price at which the policy verifies `share` of all chunks."""
-    low, high = 0.0, 1.0
-    total = sum(len(reply.p_rejected) for reply in replies)
-    for _ in range(20):
-        middle = 0.5 * (low + high)
-        spent = sum(int(_simulate(reply, middle)[0].sum()) for reply in replies)
-        low, high = (middle, high) if spent > share * total else (low, middle)
-    return high
+def from_fields(fields: dict[str, Any], signals: int = len(JUDGED)) -> Predictor:
+    """Return the predictor by `signals` signals whose fields `as_fields` returned. Raises KeyError, TypeError or
+    ValueError for anything else."""
+    bias = float(fields["bias"])
+    if "weights" in fields:
+        if len(fields["weights"]) != signals:
+            raise ValueError(f"it has {len(fields['weights'])} weights for {signals} features")
+        return Linear(tuple(map(float, fields["weights"])), bias)
+    places = tuple(tuple(map(int, tree)) for tree in fields["places"])
+    if not all(0 <= place < signals for tree in places for place in tree):
+        raise ValueError(f"a tree splits on a feature beyond the {signals} that exist")
+    edges, leaves = (tuple(tuple(map(float, tree)) for tree in fields[name]) for name in ("edges", "leaves"))
+    return Trees(bias, places, edges, leaves)

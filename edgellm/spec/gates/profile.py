@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from edgellm.errors import InvalidOption, ProfileUnusable, StateDamaged
-from edgellm.spec.gates.budget import solve
-from edgellm.spec.gates.evaluation import all_conf, all_imp, evidence, gate_evidence
-from edgellm.spec.gates.features import JUDGED
-from edgellm.spec.gates.offload_policy import KEPT, Policy, fit_policies
-from edgellm.spec.gates.profiler import Run
-from edgellm.spec.gates.rejection_model import (
+from edgellm.errors import ProfileUnusable, StateDamaged
+from edgellm.spec.gates.offload_policy import (
+    JUDGED,
     KINDS,
     LINEAR,
     TREES,
+    Policy,
     Predictor,
     Trees,
     as_fields,
-    fit_rejection,
     from_fields,
     without_signal,
 )
@@ -207,63 +204,6 @@ def _without_words(fields: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def build(
-    runs: Sequence[Run],
-    *,
-    draft_hash: str,
-    verifier_hash: str,
-    gamma: int,
-    layers: tuple[int, ...] = (),
-    origin: str = "prompts",
-    batch_seconds: tuple[float, ...] = (),
-    exits: tuple[ExitPoint, ...] = (),
-    hesitates: float = 0.0,
-) -> Profile:
-    """Build the profile from `runs`; the other arguments are its fields.
-
-    Raises:
-        InvalidOption: the runs have too few chunks.
-    """
-    verified = [seen for run in runs for seen in run.verified]
-    alone = [seen for run in runs for seen in run.alone]
-    if len(alone) < 8:
-        raise InvalidOption(
-            f"{len(runs)} prompts gave only {len(alone)} chunks.", "Give more prompts: a profile needs 8 chunks."
-        )
-    whole = [seen.confidence for seen in verified if seen.whole and seen.tokens == gamma]
-    acceptance = [
-        float(np.mean([seen.accepted > place for seen in verified if seen.tokens > place] or [False]))
-        for place in range(gamma)
-    ]
-    step = max(1, len(alone) // KEPT)
-    tokens = [c for run in runs for c in run.confidence]
-    rejection = fit_rejection(runs)
-    profile = Profile(
-        draft_hash=draft_hash,
-        verifier_hash=verifier_hash,
-        gamma=gamma,
-        prompts=len(runs),
-        chunks=len(alone),
-        c_th=float(np.mean(whole)) if whole else 1.0,
-        alpha=alpha_of(float(np.mean([seen.accepted + 1 for seen in verified if seen.tokens == gamma] or [1])), gamma),
-        acceptance=tuple(acceptance),
-        layers=layers,
-        confidence=_rounded([seen.confidence for seen in alone[::step]]),
-        importance=_rounded([seen.importance for seen in alone[::step]]),
-        tokens=_rounded(tokens[:: max(1, len(tokens) // KEPT)]),
-        perplexities=_rounded([perplexity(run.confidence) for run in runs][:KEPT]),
-        policies=fit_policies(runs, rejection.predictor, rejection.unseen),
-        evidence=evidence(runs, rejection),
-        draft_seconds=float(np.median([s for run in runs for s in run.draft_seconds])),
-        verify_seconds=float(np.median([s for run in runs for s in run.verify_seconds])),
-        origin=origin,
-        batch_seconds=batch_seconds,
-        exits=exits,
-        hesitates=hesitates,
-    )
-    return replace(profile, evidence=profile.evidence | gate_evidence(profile, runs, rejection))
-
-
 def _fields(policy: Policy) -> dict[str, Any]:
     return {"share": policy.share, "hope": as_fields(policy.continuation), "scores": policy.scores}
 
@@ -273,19 +213,31 @@ def _policy(fields: dict[str, Any], rejected: Predictor) -> Policy:
     return Policy(float(fields["share"]), rejected, continuation, tuple(map(float, fields["scores"])))
 
 
-def alpha_of(tokens: float, gamma: int) -> float:
-    """Return the acceptance rate for which a round brings `tokens` on average: (1 - alpha^(gamma+1)) / (1 - alpha)."""
+def solve(share_at: Callable[[float], float], budget: float, low: float, high: float) -> float:
+    """Return the x in [low, high] where `share_at`, which never rises with x, comes down to `budget`; by bisection.
 
-    def less(alpha: float) -> float:
-        return -sum(alpha**i for i in range(gamma + 1))
+    Return `low` where even that offers no more than the budget, `high` where every x offers more.
+    """
+    if share_at(low) <= budget:
+        return low
+    if share_at(high) > budget:
+        return high
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if share_at(middle) > budget else (low, middle)
+    return high
 
-    return solve(less, -tokens, 0.0, 1.0)
+
+def all_conf(c: npt.NDArray[np.float64], c_th: float, k: float = 10.0) -> npt.NDArray[np.float64]:
+    """Return `p_conf` of many chunks."""
+    if c_th >= 1.0:
+        return np.ones(len(c))
+    chances: npt.NDArray[np.float64] = 1.0 / (1.0 + np.exp(k * (np.maximum(c - c_th, 0.0) / (1.0 - c_th) - 0.5)))
+    return np.where(c <= c_th, 1.0, chances)
 
 
-def perplexity(confidence: Sequence[float]) -> float:
-    """Return exp of the mean surprise of tokens that were each the most probable one; 1 for an empty reply."""
-    return float(np.exp(-np.mean(np.log(np.maximum(confidence, 1e-9))))) if len(confidence) else 1.0
-
-
-def _rounded(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(round(float(value), 6) for value in values)
+def all_imp(i: npt.NDArray[np.float64], i_th: float, theta: float = -10.0) -> npt.NDArray[np.float64]:
+    """Return `p_imp` of many chunks."""
+    half = max(i_th / 2.0, 1e-12)
+    chances: npt.NDArray[np.float64] = 1.0 / (1.0 + np.exp(theta * (np.clip((i - half) / half, 0.0, 1.0) - 0.5)))
+    return np.where(i > i_th, 1.0, np.where(i <= half, 0.0, chances))

@@ -1,23 +1,37 @@
-"""Offline profiling of a pair (Synera, section 5): replies with everything verified, and replies of the draft model
-alone with every chunk tested."""
+"""Observations of a pair, which a profile is fitted from (Synera, section 5).
+
+Offline, prompts are answered with everything verified, and by the draft model alone with every chunk tested
+(`PairProfiler`); what was observed so far is kept, so that it can be continued (`ProfileProgress`). A new pair is
+observed in its first replies, in which every chunk is verified (`OnlineProfiler`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from time import perf_counter, sleep
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from time import monotonic, perf_counter, sleep
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.errors import VerifierBusy
-from edgellm.spec.gates.features import NAMES, signals, surprise
+from edgellm.errors import StateDamaged, VerifierBusy
+from edgellm.spec.gates.offload_policy import NAMES, signals, surprise
 from edgellm.spec.ngram.sources import MIN_MATCH, ContextLookup, Disagreement, disagreements
-from edgellm.spec.protocols import Drafter, VerifierSession
+from edgellm.spec.protocols import Drafter, Gate, VerifierSession
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
-from edgellm.spec.types import Chunk, Floats, Ids, Verdict
+from edgellm.spec.types import Chunk, Decision, Floats, Ids, Round, Verdict
+from edgellm.storage.state import fields_from_json, read_json_lines, write_state
 
+ENOUGH = 64
+"""Verified chunks that make a profile of a new pair."""
 IMPORTANCE = [at for at, name in enumerate(NAMES) if "importance" in name]
+_EVERY = 20.0  # seconds between two writes of what was observed so far
+_MAX_BYTES = 2**30
+_CHUNKS = ("verified", "alone", "matched")  # fields of a record
 _BUSY_MARGIN = 1.3  # wait a little longer than the verifier asks for, as a session does
 
 
@@ -247,3 +261,165 @@ def _lookup_from(chunk: Chunk) -> float:
         return 1.0
     differs = (match.tokens >= 0) & (match.tokens != chunk.ids) & (match.matched >= MIN_MATCH)
     return float(chunk.confidence[differs].min()) if differs.any() else 1.0
+
+
+def chunk_to_json(chunk: ObservedChunk) -> dict[str, Any]:
+    """Return a chunk's fields for JSON."""
+    return asdict(chunk) | {"signals": chunk.signals.tolist()}
+
+
+def chunk_from_json(row: Mapping[str, Any]) -> ObservedChunk:
+    """Return what `chunk_to_json` wrote. Raise KeyError, TypeError or ValueError for anything else."""
+    rest = {name: value for name, value in row.items() if name != "signals"}
+    signals = np.array(row["signals"], dtype=np.float64)
+    if signals.shape != (len(NAMES),):
+        raise ValueError(f"a chunk has {signals.size} features, not {len(NAMES)}")
+    if set(rest) != {"confidence", "importance", "accepted", "tokens"}:
+        raise ValueError("a chunk has other fields")
+    return ObservedChunk(signals, **fields_from_json(ObservedChunk, rest))
+
+
+class ProfileProgress:
+    """The records of the first prompts of a run. It holds figures, and no words of prompts or replies."""
+
+    def __init__(self, path: Path | None, terms: Mapping[str, Any]) -> None:
+        """Keep them at `path`, None: only in memory. Records of a run with other `terms` are not used."""
+        self._path, self._terms = path, dict(terms)
+        self.records = self._load()
+        self._written, self._written_at = len(self.records), monotonic()
+
+    def add(self, record: PromptRecord) -> None:
+        """Add the record of the next prompt."""
+        self.records.append(record)
+        if monotonic() - self._written_at > _EVERY:
+            self.save()
+
+    def save(self) -> bool:
+        """Write the records to the file, and return whether they are there."""
+        if self._path is None or not self.records:
+            return False
+        if self._written == len(self.records):
+            return True
+        lines = [json.dumps(self._terms), *(json.dumps(_to_json(record)) for record in self.records)]
+        try:
+            write_state(self._path, "\n".join(lines))
+        except OSError:
+            return False
+        self._written, self._written_at = len(self.records), monotonic()
+        return True
+
+    def remove(self) -> None:
+        """Remove the file: the profile is complete."""
+        if self._path is not None:
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+    def _load(self) -> list[PromptRecord]:
+        if self._path is None:
+            return []
+        try:
+            rows = read_json_lines(self._path, dict, _MAX_BYTES) or [{}]
+            return [_from_json(row) for row in rows[1:]] if rows[0] == self._terms else []
+        except (StateDamaged, ValueError, TypeError, LookupError):
+            return []
+
+
+def _to_json(record: PromptRecord) -> dict[str, Any]:
+    found = {each.name: getattr(record, each.name) for each in fields(PromptRecord)}
+    found |= {name: [chunk_to_json(chunk) for chunk in found[name]] for name in _CHUNKS}
+    return found | {"disagreements": [asdict(each) for each in record.disagreements]}
+
+
+def _from_json(row: Mapping[str, Any]) -> PromptRecord:
+    chunks = {name: tuple(map(chunk_from_json, row[name])) for name in _CHUNKS}
+    rest = fields_from_json(PromptRecord, {name: value for name, value in row.items() if name not in _CHUNKS})
+    return PromptRecord(**(rest | chunks))
+
+
+class OnlineProfiler:
+    """The observations of the first replies so far."""
+
+    def __init__(self, enough: int = ENOUGH) -> None:
+        self.enough = enough
+        self.chunks = 0
+        self._runs: list[Run] = []
+
+    @property
+    def ready(self) -> bool:
+        return self.chunks >= self.enough
+
+    def add(self, reply: FirstReply) -> None:
+        """Add a finished or abandoned reply."""
+        if (run := reply.run()) is not None:
+            self._runs.append(run)
+            self.chunks += len(run.verified)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Return them, which `fitting.build` makes a profile of."""
+        return tuple(self._runs)
+
+    def save(self, path: Path) -> None:
+        """Keep them for the next process that uses the pair. Raises OSError where that fails."""
+        rows = []
+        for run in self._runs:
+            fields = asdict(run) | {"alone": []}  # here these are the verified chunks
+            fields["verified"] = [chunk_to_json(seen) for seen in run.verified]
+            rows.append(json.dumps(fields))
+        write_state(path, "\n".join(rows))
+
+    def load(self, path: Path) -> None:
+        """Load what `save` wrote; do nothing if the file is missing or damaged."""
+        try:
+            runs = read_json_lines(path, _run) or []
+        except StateDamaged:
+            return
+        self._runs = [*runs, *self._runs]
+        self.chunks += sum(len(run.verified) for run in runs)
+
+
+class FirstReply(Gate):
+    """The gate of a first reply: every chunk is verified, and the verdict recorded."""
+
+    def __init__(self, layers: tuple[int, ...] = (), *, improves: bool = False) -> None:
+        """Measure the attention of `layers` as importance. `improves`: also a profile that is there already."""
+        self.layers, self.improves = layers, improves
+        self._seen: list[ObservedChunk] = []
+        self._confidence: list[float] = []
+        self._draft_seconds: list[float] = []
+        self._verify_seconds: list[float] = []
+        self._so_far = 0.0
+
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
+        """See `Gate.decide`."""
+        return _FIRST
+
+    def observe(self, state: GenerationState, turn: Round) -> None:
+        """See `Gate.observe`."""
+        chunk, verdict = turn.chunk, turn.verdict
+        if not len(chunk) or verdict is None:
+            return
+        self._seen.append(observed(chunk, state.written, verdict, self._so_far))
+        self._so_far += surprise(chunk)
+        self._confidence += chunk.confidence.tolist()
+        if fresh := len(chunk) - chunk.ahead:
+            self._draft_seconds.append(turn.drafting / fresh)
+        self._verify_seconds.append(verdict.seconds)
+
+    def run(self) -> Run | None:
+        """Return the reply as `PairProfiler.run` does; None if nothing was verified."""
+        if not self._seen or not self._draft_seconds:
+            return None
+        seen = tuple(self._seen)
+        times = tuple(self._draft_seconds), tuple(self._verify_seconds)
+        return Run(seen, seen, tuple(self._confidence), *times)
+
+
+_FIRST = Decision(True, "the pair has no profile yet: every chunk of its first replies is verified")
+
+
+def _run(fields: dict[str, Any]) -> Run:
+    """Return one line of the file as a run. Invalid JSON raises KeyError, TypeError or ValueError."""
+    seen = tuple(map(chunk_from_json, fields["verified"]))
+    times = fields_from_json(Run, {name: fields[name] for name in ("confidence", "draft_seconds", "verify_seconds")})
+    return Run(verified=seen, alone=seen, **times)

@@ -1,19 +1,28 @@
-"""The paper's gates and the fitted one, which decide whether a chunk is verified."""
+"""The paper's gates and the fitted one, which decide whether a chunk is verified, and their budget's controller."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from edgellm.errors import InvalidOption
-from edgellm.spec.gates.budget import BudgetController, Threshold
-from edgellm.spec.gates.features import signals, surprise
+from edgellm.spec.gates.offload_policy import signals, surprise
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.protocols import Gate
 from edgellm.spec.sampling import Purpose, uniforms
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
 
+HORIZON = 48
+"""Minimum number of decisions over which a deficit is corrected: a few replies. Later an eighth of all decisions so
+far, so that verdicts are not spent or saved only to be even."""
+
+Scores = npt.NDArray[np.float64]
 _ALWAYS = Decision(True, "this gate verifies everything")
 _NEVER = Decision(False, "this gate verifies nothing")
 
@@ -114,6 +123,90 @@ class SyneraGate(Rule):
             return coarse
         fine = self._fine.judge(chunk, place)
         return Decision(fine.offload, f"{coarse.reason}; {fine.reason}")
+
+
+@dataclass(slots=True)
+class BudgetController:
+    """The decisions made under a budget so far, over all replies of a pair, and the controller's state.
+
+    `integral` corrects a lasting bias: profiled scores that no longer fit make a gate offload always too much or too
+    little, which the proportional part alone would leave as a standing error.
+    """
+
+    decided: int = 0
+    offloaded: int = 0
+    integral: float = 0.0
+
+    @property
+    def share(self) -> float | None:
+        """Return the share of chunks offloaded so far, None before the first decision."""
+        return self.offloaded / self.decided if self.decided else None
+
+    def record(self, offload: bool) -> None:
+        self.decided += 1
+        self.offloaded += offload
+
+    def target_share(self, budget: float) -> float:
+        """Return the share to offload now, in [0, 1]: the budget, corrected by the deficit so far. Call it once per
+        decision.
+
+        A proportional-integral controller, critically damped if the gate's share follows its target.
+        """
+        if budget in (0.0, 1.0):
+            return budget
+        deficit = budget * self.decided - self.offloaded
+        horizon = max(HORIZON, self.decided // 8)
+        target = budget + deficit / horizon + self.integral
+        if 0.0 < target < 1.0 or (target <= 0.0) == (deficit > 0.0):  # anti-windup
+            self.integral += deficit / (4 * horizon**2)
+        return min(1.0, max(0.0, target))
+
+
+class Threshold:
+    """Turns scores (higher is better to verify) into decisions whose realised share is the budget.
+
+    The threshold is a quantile of the profiled scores. Those drift, because unverified replies diverge from verified
+    ones, so the quantile follows the controller's target share.
+    """
+
+    def __init__(self, profiled: Scores | Sequence[float], budget: float, controller: BudgetController) -> None:
+        """Start from `profiled` (n,), n at least 1: scores of chunks from profiling, in any order."""
+        self._sorted = np.sort(np.asarray(profiled, dtype=np.float64))
+        self._budget = budget
+        self.controller = controller
+
+    def decide(self, score: float, tie: float) -> tuple[bool, str]:
+        """Return whether a chunk of `score` is offloaded, and why. `tie` in [0, 1) ranks equal scores."""
+        target = self.controller.target_share(self._budget)
+        n = len(self._sorted)
+        below, up_to = (int(self._sorted.searchsorted(score, side)) for side in ("left", "right"))
+        # its rank among the profiled scores and itself, 0 the highest; ties in random order
+        place = (n - up_to + tie * (up_to - below + 1)) / (n + 1)
+        offload = place < target
+        self.controller.record(offload)
+        return (
+            offload,
+            f"score {score:.3g}, above {below / n:.0%} of the profiled chunks; {target:.0%} are to be verified",
+        )
+
+
+class BudgetGate(Gate):
+    """A gate with one parameter, adjusted with every chunk so that the offloaded share stays at the budget."""
+
+    def __init__(self, at: Callable[[float], Rule], budget: float, controller: BudgetController) -> None:
+        """Keep `budget`; `at` returns the gate that offloads a share in (0, 1) of chunks like the profiled ones."""
+        self._at, self._budget, self._controller = at, budget, controller
+
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
+        """See `Gate.decide`."""
+        target = self._controller.target_share(self._budget)
+        if 0.0 < target < 1.0:
+            # draws are keyed by the pair's decision count, else one seed would draw the same in all replies
+            decision = self._at(target).judge(chunk, self._controller.decided)
+        else:
+            decision = Decision(target >= 1.0, "the budget is underspent" if target else "the budget is overspent")
+        self._controller.record(decision.offload)
+        return decision
 
 
 class TailGate(Gate):

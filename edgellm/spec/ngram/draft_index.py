@@ -106,11 +106,6 @@ class DraftIndex:
         self._busy.release()
 
     @property
-    def uses_history(self) -> bool:
-        """Return whether past conversations are searched at all."""
-        return "history" in self._names or "analogy" in self._names
-
-    @property
     def tokens(self) -> int:
         """Return the number of tokens of past conversations."""
         return sum(map(_size, (*self._conversations, *self._pending)))

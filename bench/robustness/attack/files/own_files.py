@@ -38,7 +38,7 @@ from edgellm.rpc.trust.identity import trust_folder, web_certificate
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.spec.gates.online_profiler import OnlineProfiler
+from edgellm.spec.gates.profiler import OnlineProfiler
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, Conversations, typed_lines
 from edgellm.storage.chat_takeover import old_prompt_file

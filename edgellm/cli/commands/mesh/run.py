@@ -12,7 +12,7 @@ import typer
 
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import model_names
-from edgellm.cli.thinking_options import ReasoningEffort, TemplateArgs, Think, thinking
+from edgellm.cli.model_options import ReasoningEffort, TemplateArgs, Think, thinking
 from edgellm.cli.views.console import say
 from edgellm.cli.views.device_table import find_home_workers, print_left_out, survey_workers
 from edgellm.errors import InvalidOption

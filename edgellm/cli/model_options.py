@@ -1,9 +1,10 @@
-"""The options that say how models are loaded and computed, for several commands."""
+"""The options that several commands share: how models are loaded and computed, and how they think."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -19,6 +20,28 @@ DRAFT, VERIFIER = "draft", "verifier"
 _PANEL = "Hardware"
 _AUTO = "auto"
 T = TypeVar("T")
+_MOST_DIGITS = 9
+_THINK = {"auto": None, "on": True, "off": False}
+
+Think = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|on|off|N",
+        help="Have the model think before it answers; N: for at most N tokens. auto: as its chat template does.",
+    ),
+]
+ReasoningEffort = Annotated[
+    str | None,
+    typer.Option(metavar="LEVEL", help="Level of thinking, for models that know levels: low, medium, high.",
+                 show_default="the model's"),
+]  # fmt: skip
+TemplateArgs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-arg", metavar="NAME=VALUE",
+        help="Argument for the model's chat template, such as enable_thinking=false; can be given several times.",
+    ),
+]  # fmt: skip
 
 
 def _option(metavar: str, text: str, default: str) -> Any:
@@ -124,3 +147,34 @@ def with_hardware(command: Callable[..., T]) -> Callable[..., T]:
     run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
     return run
+
+
+def thinking(think: str, effort: str | None, arguments: Sequence[str] | None) -> dict[str, Any]:
+    """Return the fields of `ReplyOptions` for these options.
+
+    Raises:
+        InvalidOption: `think` is neither a word nor a number, or an argument is not NAME=VALUE.
+    """
+    found = {} if effort is None else {"reasoning_effort": effort}
+    return {"think": _think(think), "template_args": found | dict(map(_argument, arguments or ()))}
+
+
+def _think(text: str) -> bool | int | None:
+    if text in _THINK:
+        return _THINK[text]
+    if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
+        raise InvalidOption(f"--think is {text!r}.", "Choose auto, on, off, or a number of tokens.")
+    return int(text)
+
+
+def _argument(text: str) -> tuple[str, object]:
+    """Return the name and the value of an argument; a value that is no JSON is a text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InvalidOption(
+            f"--template-arg is {text!r}.", "Write NAME=VALUE, such as enable_thinking=false; VALUE is JSON or a text."
+        )
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value

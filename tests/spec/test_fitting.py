@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm.spec.gates.rejection_model import auc, fit
+from edgellm.spec.gates.fitting import auc, fit
 
 
 def test_it_finds_the_law() -> None:
