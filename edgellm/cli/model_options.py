@@ -129,19 +129,29 @@ def _parts(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").replace(",", "/").split("/") if part.strip()]
 
 
-def with_hardware(command: Callable[..., T]) -> Callable[..., T]:
-    """Give a command the options for hardware; it gets them together as its argument `hardware`."""
+UNIT = ("gpu_layers", "device", "tensor_split", "threads")
+"""The options that say what computes."""
+
+
+def with_unit(command: Callable[..., T]) -> Callable[..., T]:
+    """Give a command the options that say what computes, as `with_hardware` does."""
+    return with_hardware(command, UNIT)
+
+
+def with_hardware(command: Callable[..., T], names: Sequence[str] = tuple(_OPTIONS)) -> Callable[..., T]:
+    """Give a command the options of these `names`, by default all for hardware; it gets them together as its argument
+    `hardware`."""
 
     @functools.wraps(command)
     def run(**arguments: Any) -> T:
-        given = {name: arguments.pop(name) or () for name in _OPTIONS}
+        given = {name: arguments.pop(name) or () for name in names}
         return command(**arguments, hardware=HardwareOptions(given))
 
     signature = inspect.signature(command, eval_str=True)
     own = [one for one in signature.parameters.values() if one.name != "hardware"]
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
-        for name, option in _OPTIONS.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_OPTIONS[name])
+        for name in names
     ]
     own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
     run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.problem import Floats
 from edgellm.errors import InvalidOption
+from edgellm.layer_range import LayerRange
 
 _GRID = 400
 _LEAST, _MOST = 1e-4, 5.0  # b: from a device that is at its best at some 10,000 tokens to one that is at 1 already
@@ -60,10 +62,35 @@ def _errors(grid: Floats, t: Floats, c: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
+class LayersOnDevice:
+    """The layers of a model that a device has, counted from 0: `stored` on its disk (None: any), and `loaded`.
+
+    A device cannot load layers that are not on its disk, and need not load those that are loaded. `begins` and `ends`
+    are the layers at which its stage may begin and end, given the pieces on its disk; None: any.
+    """
+
+    stored: frozenset[int] | None = None
+    loaded: frozenset[int] = frozenset()
+    begins: frozenset[int] | None = None
+    ends: frozenset[int] | None = None
+
+    def takes(self, layers: LayerRange) -> bool:
+        """Return whether these layers are there, and can be loaded without those around them."""
+        begins = self.begins is None or layers.start in self.begins
+        ends = self.ends is None or layers.last in self.ends
+        return begins and ends and (self.stored is None or self.stored.issuperset(layers))
+
+
+ANY_LAYERS = LayersOnDevice()
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
-    """One device (psi_k): peak FLOP/s and the two constants of its utilisation, bytes/s of disk, bytes of memory for
-    the model, bits/s to and from the access point, seconds of latency that each transfer has on its side, and bytes/s
-    at which weights are read while it decodes: if that is 0, a token's time follows from U(1).
+    """One device in a plan (psi_k): peak FLOP/s and the two constants of its utilisation, bytes/s of disk, bytes of
+    memory for the model with what is loaded of it, bits/s to and from the access point, seconds of latency that each
+    transfer has on its side, bytes/s at which weights are read while it decodes (if that is 0, a token's time follows
+    from U(1)), the layers that it has, and the unit that these speeds are of: graphics cards such as CUDA0, "" for the
+    processor, None if that is unknown.
 
     Raises `InvalidOption` for a number that is not above 0, or a utilisation above 1.
     """
@@ -78,6 +105,18 @@ class Device:
     downlink: float
     latency: float = 0.0
     bandwidth: float = 0.0
+    layers: LayersOnDevice = ANY_LAYERS
+    unit: str | None = None
+
+    @classmethod
+    def unmeasured(cls, name: str, layers: LayersOnDevice = ANY_LAYERS) -> Self:
+        """Return a device that nobody has measured: it has the speeds of an average laptop, and memory without end."""
+        return cls(name, 1e11, 1.0, 0.1, 5e8, 1e15, 1e8, 1e8, 5e-3, 1e10, layers)
+
+    def updated(self, layers: LayersOnDevice, memory: float, unit: str) -> Device:
+        """Return the device as it is now. What was measured of another `unit` than computes there now is left out."""
+        known = self if self.unit in (None, unit) else replace(self.unmeasured(self.name), unit=unit)
+        return replace(known, layers=layers, memory=memory or known.memory)
 
     def __post_init__(self) -> None:
         for field in ("flops", "util_a", "util_b", "disk", "memory", "uplink", "downlink"):

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, get_args
 from edgellm.coldstart.algorithm1 import algorithm1, is_small
 from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.exact_search import fastest_first_token
-from edgellm.coldstart.hardware import Device, Links
+from edgellm.coldstart.hardware import ANY_LAYERS, Device, Links
 from edgellm.coldstart.problem import (
     Cut,
     Overlap,
@@ -27,7 +27,7 @@ from edgellm.coldstart.problem import (
     warm,
 )
 from edgellm.coldstart.problem_builder import (
-    LayersOnDevice,
+    MemoryOverhead,
     best_single,
     even,
     heuristic,
@@ -136,14 +136,13 @@ class Plan:
 def plan(
     devices: Sequence[Device], model: ModelCosts, tokens_in: int, tokens_out: int = 0, *, objective: Objective = "ttft",
     overlap: Overlap = "streamed", links: Links | None = None, stop: Stop = never, cold: bool = True,
-    kept: Mapping[str, LayersOnDevice] | None = None, reserved: float = 0.0,
+    overhead: MemoryOverhead = MemoryOverhead(),
 ) -> Plan:  # fmt: skip
     """Return the best plan for the layers of `model`.
 
     The objective `ttft` minimises the time to the first token (the paper), `reply` the time to the last of
     `tokens_out`. With `cold` False, the devices have their layers loaded. `stop` is polled: whether to return the best
-    plan so far. With `kept`, the layers stored on each device by name, only stored layers are used, and loaded layers
-    are not loaded again. `reserved`: as for `task_of`.
+    plan so far. A device takes only layers that it has stored, if it says which (`Device.layers`).
 
     Raises:
         InvalidOption: an invalid option.
@@ -151,16 +150,17 @@ def plan(
     """
     if objective not in OBJECTIVES:
         raise InvalidOption(f"There is no objective named {objective!r}.", f"Choose from {', '.join(OBJECTIVES)}.")
-    task = task_of(devices, model, tokens_in, tokens_out, overlap, links, reserved)
+    task = task_of(devices, model, tokens_in, tokens_out, overlap, links, overhead)
     restricted = unrestricted = task if cold else warm(task)
     further, penalty = max(0, tokens_out - 1), math.inf
-    if kept is not None:
-        restricted, penalty = restrict_to_stored(restricted, devices, model, kept, further)
+    anywhere = all(device.layers == ANY_LAYERS for device in devices)
+    if not anywhere:
+        restricted, penalty = restrict_to_stored(restricted, devices, further)
     solution = solve(restricted, further if objective == "reply" else 0, stop)
     if solution is None:
         raise _does_not_fit(devices, task)
     if solution.seconds >= penalty:
-        raise _missing_layers(devices, task, kept or {})
+        raise _missing_layers(devices, task)
     to_option = partial(_option, devices, model, restricted, further)
     alone = best_single(restricted)
     peak = [device.flops for device in devices]
@@ -174,7 +174,7 @@ def plan(
     }
     best = to_option(solution.cut)
     score = _score(objective)
-    warm_cut = best_single(warm(task)) if kept is None else None
+    warm_cut = best_single(warm(task)) if anywhere else None
     loaded = _option(devices, model, warm(task), further, warm_cut) if warm_cut else None
     return Plan(
         best, solution.optimal, solution.gap, _reason(solution),
@@ -182,7 +182,7 @@ def plan(
         + reply_hint(best, [option for option in options.values() if option is not None], tokens_out, score),
         options["even"], options["heuristic"], options["single"],
         _option(devices, model, unrestricted, further, ideal_single(peak, task)), loaded,
-        _unused(devices, restricted, solution, kept), objective,
+        _unused(devices, restricted, solution), objective,
     )  # fmt: skip
 
 
@@ -238,14 +238,12 @@ def _reason(solution: Solution) -> str:
     return f"the search ran out of time: a plan up to {solution.gap:.1%} faster may exist"
 
 
-def _unused(
-    devices: Sequence[Device], task: Task, solution: Solution, kept: Mapping[str, LayersOnDevice] | None
-) -> tuple[tuple[str, str], ...]:
+def _unused(devices: Sequence[Device], task: Task, solution: Solution) -> tuple[tuple[str, str], ...]:
     """Return the reason for each device that is left out."""
     reasons = []
     for place in sorted(set(range(len(devices))) - {device for device, _ in solution.cut}):
-        stored = LayersOnDevice() if kept is None else kept.get(devices[place].name, LayersOnDevice(frozenset()))
-        if stored.disk is not None and not stored.disk:
+        stored = devices[place].layers.stored
+        if stored is not None and not stored:
             why = "it has no layers of the model"
         elif task.capacity[place] < task.need.min():
             have, least = max(0.0, task.capacity[place]) / 1e6, task.need.min() / 1e6
@@ -256,12 +254,11 @@ def _unused(
     return tuple(reasons)
 
 
-def _missing_layers(devices: Sequence[Device], task: Task, kept: Mapping[str, LayersOnDevice]) -> PlanImpossible:
+def _missing_layers(devices: Sequence[Device], task: Task) -> PlanImpossible:
     """Return the error for devices that could hold the model, but do not have enough of its layers."""
     listed = []
     for device, capacity in zip(devices, task.capacity, strict=True):
-        disk = kept.get(device.name, LayersOnDevice(frozenset())).disk
-        stored = task.layers if disk is None else len(disk)
+        stored = task.layers if device.layers.stored is None else len(device.layers.stored)
         listed.append(f"{device.name} has {stored} of {task.layers} and {max(0.0, capacity) / 1e9:.1f} GB of memory")
     return PlanImpossible(
         f"The layers are not stored where they fit: {'; '.join(listed)}.", "Send them there: edgellm mesh deploy MODEL"

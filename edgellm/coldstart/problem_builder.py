@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,26 +16,19 @@ from edgellm.errors import InvalidOption
 
 
 @dataclass(frozen=True, slots=True)
-class LayersOnDevice:
-    """The layers of a model that a device has, counted from 0: on its `disk` (None: any), and in its `memory`.
+class MemoryOverhead:
+    """Bytes beside weights: at least for each `layer`, mostly its cache, however short a text is; and for a `stage`."""
 
-    A device cannot load layers that are not on its disk, and need not load those in its memory. `begins` and `ends` are
-    the layers at which its stage may begin and end, given the pieces on its disk; None: any.
-    """
-
-    disk: frozenset[int] | None = None
-    memory: frozenset[int] = frozenset()
-    begins: frozenset[int] | None = None
-    ends: frozenset[int] | None = None
+    layer: float = 0.0
+    stage: float = 0.0
 
 
 def task_of(
     devices: Sequence[Device], model: ModelCosts, tokens_in: int, tokens_out: int = 0, overlap: Overlap = "streamed",
-    links: Links | None = None, reserved: float = 0.0,
+    links: Links | None = None, overhead: MemoryOverhead = MemoryOverhead(),
 ) -> Task:  # fmt: skip
     """Return the task of answering `tokens_in` prompt tokens with `tokens_out`, the first of which ends the prefill.
-
-    `reserved`: the least bytes that a layer takes beside its weights, however short prompt and reply are.
+    The layers may be on any device, whatever it has; see `restrict_to_stored`.
 
     Raises `InvalidOption` if there is no device, or a number of tokens makes no sense.
     """
@@ -48,7 +41,7 @@ def task_of(
     weights[0] += model.embedding
     weights[-1] += model.head
     tied_bytes = min(model.embedding, model.head) if model.tied else 0.0
-    cache = np.maximum(reserved, np.array(model.cache_bytes) * (tokens_in + tokens_out))
+    cache = np.maximum(overhead.layer, np.array(model.cache_bytes) * (tokens_in + tokens_out))
     work = np.full(n, float(shape.flops(tokens_in)))
     work[-1] += model.head_flops
     step = np.full(n, float(shape.flops(1, tokens_in + tokens_out / 2)))
@@ -63,7 +56,7 @@ def task_of(
         compute=work / np.array([device.speed(tokens_in) for device in devices])[:, None],  # eq. 21
         send=sending(devices, shape.activation(tokens_in), links),  # eq. 20
         need=need,
-        capacity=np.array([device.memory - shape.activation(tokens_in) for device in devices]),  # eq. 22
+        capacity=np.array([device.memory for device in devices]) - overhead.stage - shape.activation(tokens_in),
         overlap=overlap,
         step=np.array(step_s),
         hop=sending(devices, shape.activation(1), links),
@@ -72,32 +65,29 @@ def task_of(
     )
 
 
-def restrict_to_stored(
-    task: Task, devices: Sequence[Device], model: ModelCosts, kept: Mapping[str, LayersOnDevice], further: int
-) -> tuple[Task, float]:  # fmt: skip
-    """Return the task restricted to stored layers, and the penalty in seconds for loading a missing layer.
+def restrict_to_stored(task: Task, devices: Sequence[Device], further: int) -> tuple[Task, float]:
+    """Return the task restricted to the layers that the devices have, and the penalty in seconds for loading a missing
+    layer. Loaded layers are not loaded again.
 
     Every plan that uses only stored layers takes less than the penalty. `further`: tokens after the first that count,
-    too. A device not in `kept` has no layers. A device's memory excludes the weights that are loaded.
+    too.
     """
     penalty = 2.0 * float(task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum()) + 1.0
     penalty += 2.0 * further * float(task.step.sum() + task.hop.sum())
-    load, capacity, alone = task.load.copy(), task.capacity.copy(), task.alone_load.copy()
+    load, alone = task.load.copy(), task.alone_load.copy()
     begins, ends = task.begins.copy(), task.ends.copy()
-    none_stored = LayersOnDevice(frozenset())
     for at, device in enumerate(devices):
-        stored = kept.get(device.name, none_stored)
-        missing = sorted(set(range(task.layers)) - stored.disk) if stored.disk is not None else []
-        warm = sorted(stored.memory)
-        load[at, warm] = 0.0
+        layers = device.layers
+        missing = sorted(set(range(task.layers)) - layers.stored) if layers.stored is not None else []
+        loaded = sorted(layers.loaded)
+        load[at, loaded] = 0.0
         load[at, missing] = penalty
-        capacity[at] += sum(model.layer_bytes[layer] for layer in warm)
-        if warm or missing:
+        if loaded or missing:
             alone[at] = load[at].sum()
-        for mask, allowed in ((begins, stored.begins), (ends, stored.ends)):
+        for mask, allowed in ((begins, layers.begins), (ends, layers.ends)):
             if allowed is not None:
                 mask[at] = np.isin(np.arange(task.layers), sorted(allowed))
-    return replace(task, load=load, capacity=capacity, alone_load=alone, begins=begins, ends=ends), penalty
+    return replace(task, load=load, alone_load=alone, begins=begins, ends=ends), penalty
 
 
 def even(peak: npt.ArrayLike, task: Task) -> Cut | None:

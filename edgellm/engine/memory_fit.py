@@ -65,6 +65,11 @@ def free_memory() -> int:
     return int(psutil.virtual_memory().available)
 
 
+def spare_memory(card: ComputeDevice) -> int:
+    """Return the bytes of a card that models can have."""
+    return max(0, card.free - _MARGIN)
+
+
 def cache_bytes_per_token(header: GgufHeader) -> int:
     """Return at most how many bytes of keys and values a token takes, in 16 bits; 0 where the header does not say."""
 
@@ -202,7 +207,7 @@ def fit(file: ModelFile, hardware: Hardware, contexts: Contexts, taken: Counter[
 def _on_cards(
     file: ModelFile, hardware: Hardware, contexts: Contexts, cards: Sequence[ComputeDevice], taken: Counter[str]
 ) -> Fitted:
-    room = {card.name: max(0, card.free - _MARGIN - taken[card.name]) for card in cards if card.total}
+    room = {card.name: max(0, spare_memory(card) - taken[card.name]) for card in cards if card.total}
     layers, short = hardware.gpu_layers or ALL_LAYERS, ""
     for _ in range(_TRIES):
         chosen = replace(hardware, gpu_layers=layers)

@@ -12,20 +12,20 @@ from functools import partial
 from time import perf_counter
 from typing import Self
 
-import psutil
-
-from edgellm.coldstart import cost_model as planned
 from edgellm.coldstart import prefill_chunking
 from edgellm.coldstart.cost_model import ModelCosts
+from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.coldstart.plan import Objective, Plan, PlanOption, predict
 from edgellm.coldstart.plan import plan as best_plan
+from edgellm.coldstart.problem_builder import MemoryOverhead
 from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
-from edgellm.engine.hardware import ON_PROCESSOR
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.errors import EdgeError, InvalidOption, NotPaired, NotPermitted
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
 from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.llm import LLM
 from edgellm.llm.model_loading import Named, PairFit, fit, load, named, place_named
+from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.fleet_profiler import Survey
@@ -34,7 +34,7 @@ from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 from edgellm.mesh.model_costs import model_costs
 from edgellm.mesh.pipeline import LocalStageHost, StageHost
-from edgellm.mesh.placement import DeviceCapability, MemoryOverhead, Placement, missing, place, plan_shares
+from edgellm.mesh.placement import Placement, missing, place, plan_shares
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.discovery.interfaces import chosen_hosts
@@ -52,28 +52,30 @@ PLAN_SECONDS = 5.0  # for the planner; then the best plan so far is taken
 
 def place_at_home(
     file: ModelFile, home: Survey, *, tokens_in: int, tokens_out: int, objective: Objective = "ttft",
-    context: int | None = None, sessions: int = 1,
+    context: int | None = None, sessions: int = 1, hardware: Hardware = ON_PROCESSOR,
 ) -> Placement:  # fmt: skip
     """Return a placement of the model in `file` on the surveyed devices, for a prompt of `tokens_in` tokens
-    and a reply of `tokens_out`, with `sessions` caches of `context` tokens on each device.
+    and a reply of `tokens_out`, with `sessions` caches of `context` tokens on each device. This device computes as
+    `hardware` says.
 
     Raises:
         ModelUnsupported, ModelCorrupt: the model cannot be split.
         PlanImpossible: the devices cannot hold it; says which layers to send where, if that helps.
     """
-    whole, model, fleet = WholeModel(file), model_costs(file), home.fleet()
+    fleet = home.fleet()
     overhead = overhead_of(file.header, positions_of(file.header, context), sessions)
-    capabilities: list[DeviceCapability] = []
+    devices: list[Device] = []
     left_out = [(name, error.what) for name, error in home.left_out]
-    for name, found in _asked([device.name for device in fleet.devices], whole, home, model, overhead):
-        if isinstance(found, DeviceCapability):
-            capabilities.append(found)
+    for device, found in _asked(fleet.devices, WholeModel(file), home.workers, ComputeUnit.choose(hardware)):
+        if isinstance(found, Device):
+            devices.append(found)
         else:
-            left_out.append((name, found.what))
+            left_out.append((device.name, found.what))
     began = time.monotonic()
     return place(
-        model, fleet, home.workers, capabilities, tokens_in=tokens_in, tokens_out=tokens_out, objective=objective,
-        left_out=left_out, overhead=overhead, stop=lambda: time.monotonic() - began > PLAN_SECONDS,
+        model_costs(file), Fleet(tuple(devices), fleet.links), home.workers, tokens_in=tokens_in, tokens_out=tokens_out,
+        objective=objective, left_out=left_out, overhead=overhead,
+        stop=lambda: time.monotonic() - began > PLAN_SECONDS,
     )  # fmt: skip
 
 
@@ -83,40 +85,35 @@ def missing_layers(file: ModelFile, shares: Sequence[StageShare], home: Survey) 
     names = [share.name for share in shares]
     if names == [HERE]:
         return [(HERE, 0)]
-    model = model_costs(file)
-    asked = _asked(names, WholeModel(file), home, model, MemoryOverhead())
-    capabilities = [
-        found if isinstance(found, DeviceCapability) else DeviceCapability(name, frozenset()) for name, found in asked
+    named_devices = [device for device in home.fleet().devices if device.name in names]
+    asked = _asked(named_devices, WholeModel(file), home.workers, ComputeUnit())
+    devices = [
+        found if isinstance(found, Device) else replace(device, layers=LayersOnDevice(frozenset()))
+        for device, found in asked
     ]
-    lacking = {one.share.name: one.size for one in missing(model, shares, capabilities)}
+    lacking = {one.share.name: one.size for one in missing(model_costs(file), shares, devices)}
     return [(name, lacking.get(name, 0)) for name in names]
 
 
 def _asked(
-    names: Sequence[str], whole: WholeModel, home: Survey, model: ModelCosts, overhead: MemoryOverhead
-) -> list[tuple[str, DeviceCapability | EdgeError]]:
-    """Return the capability of each of these devices, or why it cannot be used. All are asked at once."""
-    fleet, layer_bytes = home.fleet(), max(model.layer_bytes) + overhead.layer
+    devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, Worker], unit: ComputeUnit
+) -> list[tuple[Device, Device | EdgeError]]:
+    """Return each of these devices as it is now, or why it cannot be used. All are asked at once."""
 
-    def ask(name: str) -> tuple[str, DeviceCapability | EdgeError]:
-        known = known_costs(name, fleet, model, layer_bytes)
+    def ask(known: Device) -> tuple[Device, Device | EdgeError]:
         try:
-            if name == HERE:
-                return name, LocalDevice(whole, None, known, layer_bytes).capability(whole.model)
-            endpoint = endpoint_of(home.workers[name])
-            device = RemoteDevice(
-                endpoint, known=known, layer_bytes=layer_bytes, stage_bytes=overhead.stage, own=whole.own_pieces
-            )
-            return name, device.capability(whole.model)
+            if known.name == HERE:
+                return known, LocalDevice(whole, unit, known).describe(whole.model)
+            device = RemoteDevice(endpoint_of(workers[known.name]), known=known, own=whole.own_pieces)
+            return known, device.describe(whole.model)
         except EdgeError as error:
-            return name, error
+            return known, error
 
-    with ThreadPoolExecutor(len(names)) as pool:
-        return list(pool.map(ask, names))
+    with ThreadPoolExecutor(len(devices)) as pool:
+        return list(pool.map(ask, devices))
 
 
 SESSIONS = 4
-_SHARE = 0.8  # of the free memory: caches and batches need the rest
 _POSITIONS = 4096
 
 
@@ -149,20 +146,18 @@ class MeshOptions:
 class LocalDevice:
     """This device as a member of a mesh."""
 
-    def __init__(self, whole: WholeModel, threads: int | None, known: DeviceCapability, layer_bytes: float) -> None:
-        """`known`: the known costs of its layers, each of which takes `layer_bytes` of memory with its cache."""
+    def __init__(self, whole: WholeModel, unit: ComputeUnit, known: Device) -> None:
+        """`unit` computes its layers. `known`: the device as it was measured."""
         self.name = HERE
-        self._whole, self._cache = whole, WeightCache(whole)
-        self._threads, self._known, self._layer_bytes = threads, known, layer_bytes
+        self._whole, self._cache, self._known = whole, WeightCache(whole, unit=unit), known
 
-    def capability(self, model: str) -> DeviceCapability:  # noqa: ARG002 - there is only this one
-        """See `MeshDevice.capability`. It takes only layers for which there is free memory."""
-        warm = self._cache.warm(self._whole)
-        most = len(warm) + int(_SHARE * psutil.virtual_memory().available / self._layer_bytes)
-        return replace(self._known, holds=self._whole.held, warm=warm, most=most)
+    def describe(self, model: str) -> Device:  # noqa: ARG002 - there is only this one
+        """See `MeshDevice.describe`."""
+        layers = LayersOnDevice(self._whole.held, self._cache.warm(self._whole))
+        return self._known.updated(layers, float(self._cache.available()[0]), self._cache.unit.name)
 
     def stage_host(self) -> StageHost:
-        return LocalStageHost(self.name, self._cache, self._threads)
+        return LocalStageHost(self.name, self._cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +171,7 @@ class OpenedMesh:
     pair: LLM
     verifier: MeshVerifier
     plan: Plan | None
-    model: planned.ModelCosts
+    model: ModelCosts
     fleet: Fleet | None
     reason: str
     began: float
@@ -204,12 +199,13 @@ def open_mesh(
     options: MeshOptions,
     *,
     draft: Named | None = None,
-    threads: int | None = None,
+    hardware: Hardware = ON_PROCESSOR,
+    draft_hardware: Hardware = ON_PROCESSOR,
     history: bool = True,
     notify: Callable[[str], None] | None = None,
 ) -> OpenedMesh:
-    """Load each device's layers of the model in `file`, and open the pair meanwhile. `history` as for
-    `LLM.open`.
+    """Load each device's layers of the model in `file`, and open the pair meanwhile. This device's own layers are
+    loaded and computed as `hardware` says, and the draft model beside them. `history` as for `LLM.open`.
 
     Raises:
         ModelUnsupported, ModelCorrupt: the model cannot be split.
@@ -220,10 +216,11 @@ def open_mesh(
     began = perf_counter()
     whole, header, model = WholeModel(file), file.header, model_costs(file)
     plan, shares = _shares(model, options)
-    positions = positions_of(header, options.context)
+    positions = positions_of(header, options.context or hardware.n_ctx)
     overhead = overhead_of(header, positions, options.sessions)
-    devices = _devices(options, [share.name for share in shares], model, whole, threads, overhead)
     fleet = options.described
+    unit = ComputeUnit.choose(hardware)
+    devices = _devices(options, [share.name for share in shares], whole, unit)
     if (plan is not None or options.placed is not None) and fleet is not None:
         cut = _cut(shares, fleet)
         parts = prefill_chunking.choose(fleet.devices, model, cut, options.tokens_in, links=fleet.links)
@@ -240,25 +237,29 @@ def open_mesh(
     idle = IdleWork()
     closing.callback(idle.close)
     try:
-        mesh = Mesh(devices, shares, work, notify=notify)
+        mesh = Mesh(
+            devices, shares, work, model, links=None if fleet is None else fleet.links, overhead=overhead, notify=notify
+        )
         closing.callback(mesh.close)
         mesh.pipeline()
         text = Model.load(file, text_only=True, chat=True)
         closing.callback(text.close)
         small, compared = None, PairFit()
         if (name := named(draft)) is not None:
-            placed = place_named(name, ON_PROCESSOR, Counter(), verifies=False)
+            taken = _taken(next((share for share in shares if share.name == HERE), None), model, overhead, unit)
+            placed = place_named(name, draft_hardware, taken, verifies=False)
             small = load(placed, progress=None, closing=closing, idle=idle)
             compared = fit(small, text, name, file.path)
             small = None if compared.left_out else small
-        verifier = MeshVerifier(mesh, text.is_eog, min(parts.tokens, most_rows(work.n_embd)))
+        verifier = MeshVerifier(
+            mesh, text.is_eog, min(parts.tokens, hardware.n_batch or parts.tokens, most_rows(work.n_embd))
+        )
         pair = LLM(
             text,
             draft=small,
             verifier=verifier,
             model_hash=lambda: whole.model,
             fit=compared,
-            threads=threads,
             history=history,
             closing=closing,
             idle=idle,
@@ -286,32 +287,33 @@ def overhead_of(header: GgufHeader, context: int, sessions: int) -> MemoryOverhe
     )
 
 
-def _devices(
-    options: MeshOptions,
-    names: Sequence[str],
-    model: planned.ModelCosts,
-    whole: WholeModel,
-    threads: int | None,
-    overhead: MemoryOverhead,
-) -> list[MeshDevice]:
+def _taken(share: StageShare | None, model: ModelCosts, overhead: MemoryOverhead, unit: ComputeUnit) -> Counter[str]:
+    """Return the bytes that this device's own layers take of its memory, or of its cards' in equal parts."""
+    if share is None:
+        return Counter()
+    size = sum(model.layer_bytes[share.layers.start : share.layers.stop])
+    size += model.embedding * (share.layers.start == 0) + model.head * (share.layers.stop == model.shape.layers)
+    size += overhead.layer * len(share.layers) + overhead.stage
+    names = unit.hardware.devices if unit.name else ("CPU",)
+    return Counter({name: int(size / len(names)) for name in names})
+
+
+def _devices(options: MeshOptions, names: Sequence[str], whole: WholeModel, unit: ComputeUnit) -> list[MeshDevice]:
     """Return the named devices, further `peers` and this device: one without layers may replace a lost one."""
     endpoints = {endpoint.name: endpoint for endpoint in map(_endpoint, options.peers)}
     if options.placed is not None:
         endpoints = {device.name: endpoint_of(options.placed.workers[device.name])
                   for device in options.placed.fleet.devices if device.name != HERE}  # fmt: skip
     endpoints |= _resolve_endpoints([name for name in dict.fromkeys(names) if name not in (HERE, *endpoints)])
-    layer_bytes = max(model.layer_bytes) + overhead.layer
+    described = {device.name: device for device in (options.described.devices if options.described else ())}
     found: list[MeshDevice] = []
     for name in dict.fromkeys((*names, *endpoints, HERE)):
-        known = known_costs(name, options.described, model, layer_bytes)
+        known = described.get(name) or Device.unmeasured(name)
         if name == HERE:
-            found.append(LocalDevice(whole, threads, known, layer_bytes))
+            found.append(LocalDevice(whole, unit, known))
         else:
-            device = RemoteDevice(
-                endpoints[name], known=known, layer_bytes=layer_bytes, stage_bytes=overhead.stage, own=whole.own_pieces
-            )
-            found.append(device)
-    if options.placed is None:  # else they were asked for their capabilities before
+            found.append(RemoteDevice(endpoints[name], known=known, own=whole.own_pieces))
+    if options.placed is None:  # else they were asked before
         with ThreadPoolExecutor(len(found)) as pool:
             list(pool.map(partial(_learn_pieces, whole.model), found))
     return found
@@ -321,23 +323,10 @@ def _learn_pieces(model: str, device: MeshDevice) -> None:
     """Ask a device which pieces of the model were brought to it, so that their hashes are found. If it cannot be asked,
     the pipeline reports that."""
     with suppress(EdgeError):
-        device.capability(model)
+        device.describe(model)
 
 
-def known_costs(name: str, fleet: Fleet | None, model: planned.ModelCosts, layer_bytes: float) -> DeviceCapability:
-    """Return what a layer costs on a device, if it is described. A layer takes `layer_bytes` with its cache."""
-    device = next((one for one in (fleet.devices if fleet is not None else ()) if one.name == name), None)
-    if device is None:
-        return DeviceCapability(name, frozenset())
-    size, shape = max(model.layer_bytes), model.shape
-    step = size / device.bandwidth if device.bandwidth else shape.flops(1) / device.speed(1)
-    hop = device.latency + 8.0 * shape.activation(1) / device.downlink
-    return DeviceCapability(
-        name, frozenset(), load=size / device.disk, step=step, hop=hop, most=int(device.memory / layer_bytes)
-    )
-
-
-def _shares(model: planned.ModelCosts, options: MeshOptions) -> tuple[Plan | None, tuple[StageShare, ...]]:
+def _shares(model: ModelCosts, options: MeshOptions) -> tuple[Plan | None, tuple[StageShare, ...]]:
     if options.split is not None:
         return None, read_split(options.split)
     if options.placed is not None:

@@ -12,14 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
+from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
+from edgellm.coldstart.hardware import Device, Links
+from edgellm.coldstart.problem_builder import MemoryOverhead
 from edgellm.engine import Ids, common_prefix
 from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
 from edgellm.layer_range import StageShare, ranges
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.pipeline import Pipeline, StageHost
-from edgellm.mesh.placement import DeviceCapability, fail_over
+from edgellm.mesh.placement import fail_over
 from edgellm.spec.types import NO_IDS
 
 _log = logging.getLogger(__name__)
@@ -33,8 +37,9 @@ class MeshDevice(Protocol):
     @property
     def name(self) -> str: ...
 
-    def capability(self, model: str) -> DeviceCapability:
-        """Return what the device holds now. Raise an EdgeError if it cannot be asked."""
+    def describe(self, model: str) -> Device:
+        """Return the device for a plan, with its memory and its layers of the model, by fingerprint, as they are now.
+        Raise an EdgeError if it cannot be asked."""
         ...
 
     def stage_host(self) -> StageHost:
@@ -59,11 +64,15 @@ class Mesh:
         devices: Sequence[MeshDevice],
         shares: Sequence[StageShare],
         work: StageSpec,
+        model: ModelCosts | None = None,
         *,
+        links: Links | None = None,
+        overhead: MemoryOverhead = MemoryOverhead(),
         notify: Callable[[str], None] | None = None,
     ) -> None:
-        """Check the shares. `work` is for the whole model: every stage gets its part. `notify` is called with every
-        change, in words for people.
+        """Check the shares. `work` is for the whole model: every stage gets its part. After a loss, `model`, `links`
+        and `overhead` are planned with, as for `edgellm.coldstart.plan.plan`; without `model`, a transformer of that
+        width. `notify` is called with every change, in words for people.
 
         Raises:
             PlanImpossible: the shares are not the layers of the model in order, or one names no member.
@@ -71,6 +80,7 @@ class Mesh:
         self._devices = {device.name: device for device in devices}
         self.shares = tuple(shares)
         self.work = work
+        self._planned = partial(fail_over, model=model or _transformer(work), links=links, overhead=overhead)
         self.notify = notify or (lambda _text: None)
         self.generation = 0
         self.recoveries = 0
@@ -175,47 +185,56 @@ class Mesh:
     def _replanned(self) -> tuple[StageShare, ...]:
         """Return new shares over the remaining devices; if they cannot hold the model, also over lost ones that are
         back."""
-        capabilities: list[DeviceCapability] = []
+        remaining: list[Device] = []
         for name, device in self._devices.items():
             if name not in self._lost:
-                self._ask(device, capabilities)
+                self._ask(device, remaining)
         began = time.monotonic()
 
         def late() -> bool:
             return time.monotonic() - began > _PLANNING
 
-        if (shares := fail_over(capabilities, self.work.n_layers, stop=late)) is None:
-            for name in [name for name in self._lost if self._reopened[name] < _REVIVALS]:
-                if self._ask(self._devices[name], capabilities):
-                    del self._lost[name]
-                    self._reopened[name] += 1
-            shares = fail_over(capabilities, self.work.n_layers, stop=late)
-        if shares is None:
-            raise self._impossible(capabilities)
+        text = max((len(slot.held) for slot in self._slots if slot.taken), default=0)
+        planned = partial(self._planned, text=max(1, text), stop=late)
+        if (shares := planned(remaining)) is None:
+            back = [name for name in self._lost if self._reopened[name] < _REVIVALS]
+            back = [name for name in back if self._ask(self._devices[name], remaining)]
+            if (shares := planned(remaining)) is None:
+                raise self._impossible(remaining)
+            for name in {share.name for share in shares}.intersection(back):
+                del self._lost[name]
+                self._reopened[name] += 1
         return shares
 
-    def _ask(self, device: MeshDevice, capabilities: list[DeviceCapability]) -> bool:
+    def _ask(self, device: MeshDevice, remaining: list[Device]) -> bool:
         try:
-            capabilities.append(device.capability(self.work.model))
+            remaining.append(device.describe(self.work.model))
         except EdgeError as error:
             self._lost[device.name] = error
             return False
         return True
 
-    def _impossible(self, capabilities: Sequence[DeviceCapability]) -> PlanImpossible:
-        there = frozenset[int]().union(*(one.holds for one in capabilities))
-        missing = sorted(set(range(self.work.n_layers)) - there)
+    def _impossible(self, remaining: Sequence[Device]) -> PlanImpossible:
+        every = frozenset(range(self.work.n_layers))
+        stored = {one.name: every if one.layers.stored is None else one.layers.stored for one in remaining}
+        missing = sorted(every.difference(*stored.values()))
         lost = ", ".join(self._lost) or "none"
         why = "".join(f" {name}: {error.what}" for name, error in self._lost.items())
         if missing:
             what = f"Layers {ranges(missing)} of {self.work.name} are on no remaining device (lost: {lost}).{why}"
             return PlanImpossible(what, "Reconnect a lost device, or deploy these layers to a remaining one.")
-        left = ", ".join(f"{one.name} {ranges(sorted(one.holds))}" for one in capabilities)
+        left = ", ".join(f"{name} {ranges(sorted(layers))}" for name, layers in stored.items())
         return PlanImpossible(
             f"The remaining devices cannot hold {self.work.name}, each in one range of layers: {left}"
             f" (lost: {lost}).{why}",
             "Reconnect a lost device, or deploy more layers to a remaining one.",
         )
+
+
+def _transformer(work: StageSpec) -> ModelCosts:
+    """Return the costs of a usual transformer of the width of this one, in 16 bits."""
+    heads = max(1, work.n_embd // 64)
+    return ModelCosts.of(TransformerShape(work.n_layers, work.n_embd, heads, heads, 64, 4 * work.n_embd), work.name)
 
 
 def check_shares(shares: Sequence[StageShare], layers: int, names: Sequence[str] | dict[str, MeshDevice]) -> None:

@@ -19,6 +19,7 @@ from edgellm.engine.gguf.synthetic_layers import Blocks
 from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.errors import EdgeError, InvalidOption, NotPermitted, StateDamaged
 from edgellm.layer_range import HERE
+from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.device_profiler import MAX_AGE, measure_device
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.places import cache_dir
@@ -169,8 +170,9 @@ class Survey:
             up, down, latency = stored.line.down, stored.line.up, stored.line.round_trip / 2.0
         reading = figures.layer / figures.seconds[0] if figures.rows[0] == 1 else 0.0
         return Device(
-            name, curve.peak, 1.0, curve.b, figures.disk, float(max(1, figures.memory)), up, down, latency, reading
-        )
+            name, curve.peak, 1.0, curve.b, figures.disk, float(max(1, figures.memory)), up, down, latency, reading,
+            unit=figures.unit,
+        )  # fmt: skip
 
 
 def survey(
@@ -183,23 +185,26 @@ def survey(
     remeasure: bool = False,
     notify: Notify = lambda _who, _what: None,
     with_here: bool = True,
+    unit: ComputeUnit = ComputeUnit(),
 ) -> Survey:
-    """Measure what is not known, or too old, of this device and of the workers that answer; `remeasure`: everything.
+    """Measure what is not known, or too old, of this device, where the `unit` computes, and of the workers that answer;
+    `remeasure`: everything.
 
     The devices measure themselves at the same time, the lines one after the other. A device that fails does not raise:
     if it cannot be measured, it is left out.
     """
     return run_in_network_loop(
-        _Surveyor(trust, blocks, model, shape, remeasure, notify).all(workers, with_here)
+        _Surveyor(trust, blocks, model, shape, remeasure, notify, unit).all(workers, with_here)
     ).result()
 
 
 class _Surveyor:
     def __init__(
-        self, trust: Trust, blocks: Blocks, model: str, shape: TransformerShape, remeasure: bool, notify: Notify
-    ) -> None:
+        self, trust: Trust, blocks: Blocks, model: str, shape: TransformerShape, remeasure: bool, notify: Notify,
+        unit: ComputeUnit,
+    ) -> None:  # fmt: skip
         self._trust, self._blocks, self._model, self._shape = trust, blocks, model, shape
-        self._remeasure, self._notify = remeasure, notify
+        self._remeasure, self._notify, self._unit = remeasure, notify, unit
         self._left_out: list[tuple[str, EdgeError]] = []
         self._links = read_links()
         self._doubts = read_doubts()
@@ -231,7 +236,7 @@ class _Surveyor:
         try:
             if worker is None:
                 figures = await asyncio.to_thread(
-                    measure_device, self._blocks, max_age, lambda what: self._notify(HERE, what)
+                    measure_device, self._blocks, max_age, lambda what: self._notify(HERE, what), unit=self._unit
                 )
             else:
                 _check_usable(worker)

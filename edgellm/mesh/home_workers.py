@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from edgellm.engine import ModelFile
 from edgellm.engine.gguf.synthetic_layers import blocks_of
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.errors import InvalidOption, NotPaired
 from edgellm.layer_range import HERE, StageShare
+from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.deploy import DeployPart
 from edgellm.mesh.fleet_profiler import Notify, Survey, survey
 from edgellm.mesh.model_costs import model_costs
@@ -39,13 +41,18 @@ def discover_workers(hosts: Sequence[str], addresses: Sequence[tuple[str, Addres
     return found
 
 
-def measure_workers(model: ModelFile, workers: Sequence[Worker], remeasure: bool, notify: Notify) -> Survey:
-    """Return measurements of this device and these workers for a model; `remeasure`: ignore stored ones.
+def measure_workers(
+    model: ModelFile, workers: Sequence[Worker], remeasure: bool, notify: Notify, hardware: Hardware = ON_PROCESSOR
+) -> Survey:
+    """Return measurements of this device, where `hardware` has it compute, and these workers for a model; `remeasure`:
+    ignore stored ones.
 
-    Raises the errors of `blocks_of` and `model_costs`.
+    Raises the errors of `ComputeUnit.choose`, `blocks_of` and `model_costs`.
     """
-    costs = model_costs(model)
-    return survey(Trust.load(), workers, blocks_of(model), costs.name, costs.shape, remeasure=remeasure, notify=notify)
+    costs, unit = model_costs(model), ComputeUnit.choose(hardware)
+    return survey(
+        Trust.load(), workers, blocks_of(model), costs.name, costs.shape, remeasure=remeasure, notify=notify, unit=unit
+    )
 
 
 def parse_peer(text: str) -> tuple[str, Address]:

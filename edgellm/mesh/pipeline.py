@@ -181,15 +181,15 @@ class StageHost(Protocol):
 class LocalStageHost:
     """A stage in this process."""
 
-    def __init__(self, name: str, cache: WeightCache, threads: int | None = None) -> None:
-        self.name, self._cache, self._threads = name, cache, threads
+    def __init__(self, name: str, cache: WeightCache) -> None:
+        self.name, self._cache = name, cache
         self._stage: Stage | None = None
         self._post: Post | None = None
 
     def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:  # noqa: ARG002
         self._post = post
         try:
-            self._stage = Stage(work, self._cache, post, threads=self._threads)
+            self._stage = Stage(work, self._cache, post)
             self._stage.start()
         except EdgeError as error:
             post(StageLost(error))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from edgellm.coldstart.cost_model import ModelCosts
+from edgellm.coldstart.hardware import Device, LayersOnDevice, Links
 from edgellm.coldstart.plan import MIN_SAVING, Objective, Plan, PlanOption, format_seconds, solve
 from edgellm.coldstart.plan import plan as best_plan
-from edgellm.coldstart.problem import Stop, Task, never
-from edgellm.coldstart.problem_builder import LayersOnDevice
+from edgellm.coldstart.problem import Stop, never
+from edgellm.coldstart.problem_builder import MemoryOverhead, restrict_to_stored, task_of
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.fleet_file import Fleet
@@ -34,78 +32,28 @@ def plan_option_shares(option: PlanOption) -> tuple[StageShare, ...]:
     return tuple(StageShare(stage.device, stage.layers) for stage in option.stages)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCapability:
-    """A device, the layers that it holds on its disk and those that it has loaded, and what they cost.
-
-    `load` and `step`: seconds to load a layer, and to compute it for one token; `hop`: to send a token's rows to it;
-    `most`: layers for which it has memory, and `memory`: bytes that it gives to models, 0 where it sets no limit.
-    `begins` and `ends`: layers with which one of its ranges may begin and end, because a piece does; None: any.
-    """
-
-    name: str
-    holds: frozenset[int]
-    warm: frozenset[int] = frozenset()
-    load: float = 1.0
-    step: float = 0.05
-    hop: float = 0.01
-    most: int = 1 << 30
-    memory: int = 0
-    begins: frozenset[int] | None = None
-    ends: frozenset[int] | None = None
-
-    def takes(self, layers: LayerRange) -> bool:
-        """Return whether these layers are there, and can be loaded without those around them."""
-        return self.may_begin(layers.start) and self.may_end(layers.last) and self.holds.issuperset(layers)
-
-    def may_begin(self, layer: int) -> bool:
-        return self.begins is None or layer in self.begins
-
-    def may_end(self, layer: int) -> bool:
-        return self.ends is None or layer in self.ends
-
-
 _MAX_STEP = 10  # devices that are considered: the number of their sets doubles with each
 
 
 def fail_over(
-    devices: Sequence[DeviceCapability], layers: int, tokens: int = 64, stop: Stop = never
-) -> tuple[StageShare, ...] | None:
-    """Return the shares, in order, with which `tokens` more tokens of a reply come first; None if no split is possible.
-
-    What a layer costs is not measured in the middle of a reply: `load`, `step` and `hop` are the devices' own figures.
-    """
+    devices: Sequence[Device], model: ModelCosts, text: int = 1, further: int = 64, *,
+    links: Links | None = None, overhead: MemoryOverhead = MemoryOverhead(), stop: Stop = never,
+) -> tuple[StageShare, ...] | None:  # fmt: skip
+    """Return the shares, in order, with which `further` more tokens of a reply come first, once its `text` of so many
+    tokens is read again; None if no split over the layers that the devices have is possible."""
     devices = devices[:_MAX_STEP]
     if not devices:
         return None
-    here = range(layers)
-    step = np.array([[device.step] * layers for device in devices])
-    loads = np.array([[0.0 if layer in device.warm else device.load for layer in here] for device in devices])
-    hop = np.tile([device.hop for device in devices], (len(devices), 1))
-    beyond = 2.0 * float(loads.sum() + (tokens + 1) * (step.sum() + hop.sum())) + 1.0
-    held = np.array([[layer in device.holds for layer in here] for device in devices])
-    task = Task(
-        load=np.where(held, loads, beyond), compute=step, send=hop, step=step, hop=hop, need=np.ones(layers),
-        capacity=np.array([float(device.most) for device in devices]), overlap="streamed",
-        begins=np.array([[device.may_begin(layer) for layer in here] for device in devices]),
-        ends=np.array([[device.may_end(layer) for layer in here] for device in devices]),
-    )  # fmt: skip
-    found = solve(task, tokens, stop)
-    if found is None or found.seconds >= beyond:
+    task = task_of(devices, model, text, further, links=links, overhead=overhead)
+    task, penalty = restrict_to_stored(task, devices, further)
+    found = solve(task, further, stop)
+    if found is None or found.seconds >= penalty:
         return None
     shares, at = [], 0
     for device, count in found.cut:
         shares.append(StageShare(devices[device].name, LayerRange(at, at + count)))
         at += count
     return tuple(shares)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryOverhead:
-    """Bytes needed beside weights: for each `layer`, mostly its cache, and for a `stage` as such."""
-
-    layer: float = 0.0
-    stage: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +70,8 @@ class Placement:
     """The `shares` of the devices now, and the times expected of them; `reason` explains the choice.
 
     `best`: the plan if every layer could be anywhere; None if the devices could not hold the model. `lacking`: the
-    layers to copy for that plan. `fleet`: the devices, with the memory that each has for layers in all, loaded ones
-    included. `unused` devices, and those `left_out` because they could not be asked: each with the reason.
+    layers to copy for that plan. `fleet`: the devices, with the layers that they have. `unused` devices, and those
+    `left_out` because they could not be asked: each with the reason.
     """
 
     shares: tuple[StageShare, ...]
@@ -174,39 +122,33 @@ def deploy_command(model: str, lacking: Iterable[MissingLayers], workers: Mappin
 
 
 def place(
-    model: ModelCosts, home: Fleet, workers: Mapping[str, Worker], capabilities: Sequence[DeviceCapability], *,
-    tokens_in: int, tokens_out: int,
+    model: ModelCosts, home: Fleet, workers: Mapping[str, Worker], *, tokens_in: int, tokens_out: int,
     overhead: MemoryOverhead = MemoryOverhead(), objective: Objective = "ttft",
     left_out: Sequence[tuple[str, str]] = (), stop: Stop = never,
 ) -> Placement:  # fmt: skip
-    """Return the best split over the layers that the devices of the `home` have. `capabilities` are those of the usable
-    devices; `overhead`: bytes of a stage beside weights; the rest as for `edgellm.coldstart.plan.plan`.
+    """Return the best split over the layers that the devices of the `home` have. The arguments are as for
+    `edgellm.coldstart.plan.plan`.
 
     Raises:
         PlanImpossible: the layers are not where there is memory for them; says what to copy where, if that helps.
     """
-    fleet = _fleet(home, capabilities, model, overhead.stage)
     planned = partial(
-        best_plan, fleet.devices, model, tokens_in, tokens_out, objective=objective, links=fleet.links,
-        reserved=overhead.layer, stop=stop,
+        best_plan, model=model, tokens_in=tokens_in, tokens_out=tokens_out, objective=objective, links=home.links,
+        overhead=overhead, stop=stop,
     )  # fmt: skip
+    every = frozenset(range(model.shape.layers))
     best: Plan | None = None
     impossible: PlanImpossible | None = None
     try:
-        best = planned(kept={one.name: LayersOnDevice(None, one.warm) for one in capabilities})
+        best = planned([replace(one, layers=LayersOnDevice(every, one.layers.loaded)) for one in home.devices])
     except PlanImpossible as error:
         impossible = error
-    lacking = () if best is None else tuple(missing(model, plan_option_shares(best.advised), capabilities))
-    finish = partial(
-        Placement, best=best, lacking=lacking, fleet=_with_loaded(fleet, capabilities, model), workers=workers,
-        left_out=tuple(left_out),
-    )  # fmt: skip
-    if best is not None and not lacking and _whole(plan_option_shares(best.advised), capabilities):
+    lacking = () if best is None else tuple(missing(model, plan_option_shares(best.advised), home.devices))
+    finish = partial(Placement, best=best, lacking=lacking, fleet=home, workers=workers, left_out=tuple(left_out))
+    if best is not None and not lacking and _whole(plan_option_shares(best.advised), home.devices):
         return finish(plan_option_shares(best.advised), best.advised, best.advice, unused=best.unused)
     try:
-        now = planned(
-            kept={one.name: LayersOnDevice(one.holds, one.warm, one.begins, one.ends) for one in capabilities}
-        )
+        now = planned(home.devices)
     except PlanImpossible as error:
         if impossible is not None:
             raise impossible from None
@@ -220,44 +162,20 @@ def place(
     )
 
 
-def _fleet(home: Fleet, capabilities: Sequence[DeviceCapability], model: ModelCosts, reserved: float) -> Fleet:
-    """Return the usable devices, each with its memory beside the layers of the model that it has loaded, less the
-    `reserved` bytes of any stage."""
-    gives = {one.name: one.memory - _loaded(one, model) if one.memory else math.inf for one in capabilities}
-    devices = tuple(
-        replace(device, memory=max(1.0, min(device.memory, gives[device.name]) - reserved))
-        for device in home.devices
-        if device.name in gives
-    )
-    return Fleet(devices, home.links)
-
-
-def _with_loaded(fleet: Fleet, capabilities: Sequence[DeviceCapability], model: ModelCosts) -> Fleet:
-    """Return the fleet with each device's memory for layers in all, including those that it has loaded."""
-    loaded = {one.name: _loaded(one, model) for one in capabilities}
-    devices = tuple(replace(device, memory=device.memory + loaded[device.name]) for device in fleet.devices)
-    return Fleet(devices, fleet.links)
-
-
-def _loaded(one: DeviceCapability, model: ModelCosts) -> float:
-    return sum(model.layer_bytes[layer] for layer in one.warm)
-
-
-def missing(
-    model: ModelCosts, shares: Sequence[StageShare], capabilities: Sequence[DeviceCapability]
-) -> Iterable[MissingLayers]:
+def missing(model: ModelCosts, shares: Sequence[StageShare], devices: Sequence[Device]) -> Iterable[MissingLayers]:
     """Yield the layers that each device lacks of its share."""
-    holds = {one.name: one.holds for one in capabilities}
+    stored = {one.name: one.layers.stored for one in devices}
     for share in shares:
-        layers = sorted(set(share.layers) - holds[share.name])
+        there = stored[share.name]
+        layers = [] if there is None else sorted(set(share.layers) - there)
         if layers:
             size = sum(model.layer_bytes[layer] for layer in layers)
             size += model.embedding * (layers[0] == 0) + model.head * (layers[-1] == model.shape.layers - 1)
             yield MissingLayers(share, tuple(layers), int(size))
 
 
-def _whole(shares: Sequence[StageShare], capabilities: Sequence[DeviceCapability]) -> bool:
-    named = {one.name: one for one in capabilities}
+def _whole(shares: Sequence[StageShare], devices: Sequence[Device]) -> bool:
+    named = {one.name: one.layers for one in devices}
     return all(named[share.name].takes(share.layers) for share in shares)
 
 

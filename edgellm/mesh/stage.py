@@ -161,9 +161,7 @@ MAX_QUEUED_ROWS = 4  # rows that may wait per position of every session: abandon
 class Stage:
     """Loads and computes the layers of one `StageSpec`. It calls `post` with every event, from its threads."""
 
-    def __init__(
-        self, work: StageSpec, cache: WeightCache, post: Callable[[Event], None], *, threads: int | None = None
-    ) -> None:
+    def __init__(self, work: StageSpec, cache: WeightCache, post: Callable[[Event], None]) -> None:
         """Reserve the memory that the stage needs until `close`. This may wait a moment for a stage that is closing.
 
         Raises:
@@ -173,7 +171,7 @@ class Stage:
         model, self._files = require(cache.layers, work)
         self.work = work
         self._reservation = cache.reserve(work, model, self._files)
-        self._cache, self._post, self._threads = cache, post, threads
+        self._cache, self._post = cache, post
         self._blocks: list[Block] = []
         self._models: list[Model] = []
         self._ends: list[int] = []  # the last layer of each block
@@ -301,7 +299,7 @@ class Stage:
             )
         return Block(
             model, head=layers.stop == work.n_layers, n_ctx=work.context, n_seq=work.sessions,
-            rows=max(MAX_ROWS + 1, work.sessions), threads=self._threads,
+            rows=max(MAX_ROWS + 1, work.sessions),
         )  # fmt: skip
 
     def _set_share(self, share: float) -> None:

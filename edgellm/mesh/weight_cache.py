@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from edgellm.engine import MemoryEstimate, Model, costs_of
 from edgellm.errors import EngineFailed, MemoryShort
 from edgellm.layer_range import LayerRange
+from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 
@@ -63,13 +64,14 @@ class WeightCache:
         self,
         layers: LayerSource,
         *,
+        unit: ComputeUnit = ComputeUnit(),
         memory: int | None = None,
         keep: float = KEEP_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Limit weights, caches and batches to `memory` bytes in all (None: no limit); keep weights that no stage uses
-        for `keep` seconds."""
-        self.layers, self.memory, self.keep = layers, memory, keep
+        """Load layers for the `unit` that computes them. Limit weights, caches and batches to `memory` bytes in all
+        (None: no limit); keep weights that no stage uses for `keep` seconds."""
+        self.layers, self.unit, self.memory, self.keep = layers, unit, memory, keep
         self._clock = clock
         self._entries: dict[LayerFile, _Entry] = {}
         self._lock = threading.Lock()
@@ -88,10 +90,13 @@ class WeightCache:
             loaded = [file for file, entry in self._entries.items() if entry.model is not None]
         return frozenset(layer for file in loaded if file.key in model.keys for layer in file.layers)
 
-    @property
-    def free_bytes(self) -> int:
-        """Bytes of the memory that no stage has reserved for caches and batches; 0 if there is no limit."""
-        return 0 if self.memory is None else max(1, self.memory - self._reserved)
+    def available(self) -> tuple[int, str]:
+        """Return the bytes for weights, with those that are loaded, and for further caches; and what bounds them."""
+        free, reason = self.unit.available()
+        free += self.size
+        if self.memory is not None and self.memory - self._reserved <= free:
+            free, reason = self.memory - self._reserved, "its limit for layers"
+        return max(1, free), reason
 
     def reserve(self, work: StageSpec, model: ModelLayers, files: Sequence[LayerFile]) -> MemoryReservation:
         """Reserve the memory that a stage of these files needs besides its weights. Wait a moment if other stages use
@@ -102,7 +107,7 @@ class WeightCache:
         """
         if self.memory is None:
             return MemoryReservation(self, 0)
-        size = overhead(costs_of(model.header()), work, [file.layers for file in files])
+        size = overhead(costs_of(model.header(), self.unit.hardware.cache_type), work, [file.layers for file in files])
         weights = sum(file.size for file in files)
         deadline = time.monotonic() + _WAIT_SECONDS
         with self._freed:
@@ -148,7 +153,9 @@ class WeightCache:
             entry.users += 1
         if mine:
             try:
-                entry.model = Model.load(entry.open.enter_context(file.using()), progress=progress)
+                entry.model = Model.load(
+                    entry.open.enter_context(file.using()), hardware=self.unit.hardware, progress=progress
+                )
             except BaseException as error:
                 entry.error = error
                 entry.close()

@@ -21,13 +21,16 @@ _SERVE = """
 import sys
 from pathlib import Path
 from edgellm.engine import ModelFile
+from edgellm.engine.hardware import Hardware
 from edgellm.rpc.address import Address
+from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.server.servers import WorkerServer
 model, port, threads, keep = sys.argv[1:]
-cache = WeightCache(WholeModel(ModelFile.open(Path(model))), keep=float(keep))
-server = WorkerServer(cache, Address("127.0.0.1", int(port)), threads=int(threads) or None)
+unit = ComputeUnit(Hardware(threads=int(threads) or None))
+cache = WeightCache(WholeModel(ModelFile.open(Path(model))), unit=unit, keep=float(keep))
+server = WorkerServer(cache, Address("127.0.0.1", int(port)))
 server.start()
 server.wait()
 """
@@ -72,7 +75,7 @@ class WorkerProcess:
         end = time.monotonic() + 60
         while True:
             try:
-                self.member("it").capability("0" * 64)
+                self.member("it").describe("0" * 64)
             except EdgeError:
                 if time.monotonic() > end:
                     raise

@@ -40,7 +40,7 @@ def stores(tmp_path: Path) -> Iterator[dict[str, LayerStore]]:
             owner.peers.rename(trust.identity.id, name)
             stores[name] = LayerStore(tmp_path / name / "layers", 10**9)
             stored = StoredLayers(stores[name])
-            worker = WorkerServer(WeightCache(stored), Address("127.0.0.1", 0), threads=1, trust=trust, stored=stored)
+            worker = WorkerServer(WeightCache(stored), Address("127.0.0.1", 0), trust=trust, stored=stored)
             owner.peers.record_seen(trust.identity.id, running.enter_context(worker).address)
         yield stores
 
@@ -103,7 +103,7 @@ def test_a_plan_is_deployed_and_then_nothing_is_left_to_move(
     edge: Edge, stores: dict[str, LayerStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This device has no memory to spare, so the plan must split."""
-    monkeypatch.setattr("edgellm.mesh.device_profiler.free_memory", lambda: (5_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (5_000_000, "a test"))
     edge("mesh", "plan", MODEL)  # both workers measure at once, and keep it in one place, which is this user's
     done = edge("mesh", "deploy", MODEL, "--tokens-in", "16", "--tokens-out", "4", "--json")
     assert done.code == 0, done.err

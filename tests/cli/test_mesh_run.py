@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import edgellm.llm
-from edgellm.engine import Message, ModelFile
+from edgellm.engine import Context, Message, Model, ModelFile
 from edgellm.layer_range import LayerRange
+from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.trust.trust import Trust
@@ -35,7 +36,7 @@ QUESTION = "Where is my mug?"
 @pytest.fixture
 def worker(verifier_path: Path, tmp_path: Path) -> Iterator[WorkerServer]:
     cache = WeightCache(WholeModel(ModelFile.open(verifier_path), LayerStore(tmp_path / "layers", 10**9)))
-    with WorkerServer(cache, ANYWHERE, threads=1) as running:
+    with WorkerServer(cache, ANYWHERE) as running:
         yield running
 
 
@@ -151,8 +152,50 @@ def measurable(verifier_path: Path, tmp_path: Path, quick_figures: None) -> Iter
     store = LayerStore(tmp_path / "store", 10**9)
     cut_singly(verifier_path, store, layers=LayerRange(6, 12))
     stored = StoredLayers(store)
-    with WorkerServer(WeightCache(stored), ANYWHERE, threads=1, stored=stored) as running:
+    with WorkerServer(WeightCache(stored), ANYWHERE, stored=stored) as running:
         yield running
+
+
+def test_a_plan_says_what_computes_on_each_device_and_why(edge: Edge, measurable: WorkerServer) -> None:
+    cache = WeightCache(measurable.cache.layers, unit=ComputeUnit(name="Card0", reason="a test says so"))
+    store = StoredLayers(LayerStore())
+    words = ("mesh", "plan", "edgellm-verifier", "--tokens-in", "16", "--tokens-out", "4", "--gpu-layers", "0")
+    with WorkerServer(cache, ANYWHERE, stored=store) as running:
+        shown = edge(*words, "--peer", f"desk={running.address}")
+        found = edge(*words, "--peer", f"desk={running.address}", "--json").answer["units"]
+    assert "desk (Card0)" in shown.out
+    assert "desk computes on Card0" in shown.err
+    assert "a test says so" in shown.err
+    assert re.search(r"here computes on the processor \(.+\): --gpu-layers is 0", shown.err)
+    assert [(one["device"], one["unit"]) for one in found] == [("here", None), ("desk", "Card0")]
+
+
+def test_layers_of_one_device_are_computed_in_one_place(edge: Edge) -> None:
+    for words in (("serve", "--role", "worker"), ("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12")):
+        done = edge(*words, "--gpu-layers", "3")
+        assert done.code
+        assert "computes all its layers of a mesh in one place" in done.err
+    done = edge("serve", "--role", "worker", "--ctx-size", "512")
+    assert done.code
+    assert "--ctx-size belongs to the roles pair and verifier" in done.err
+
+
+def test_this_device_computes_its_part_as_the_options_say(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[int, bool]] = []
+    init = Context.__init__
+
+    def noted(self: Context, model: Model, **more: Any) -> None:
+        init(self, model, **more)
+        opened.append((self.threads, self.flash))
+
+    monkeypatch.setattr(Context, "__init__", noted)
+    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12", "--max-tokens", "4",
+             "--draft", "edgellm-draft", "--retrieval", "off")  # fmt: skip
+    done = edge(*words, "--threads", "verifier=2", "--threads", "draft=3", "--flash-attn", "verifier=on",
+                "--ctx-size", "256", "--batch-size", "8")  # fmt: skip
+    assert done.code == 0, done.err
+    assert {(2, True), (3, False)} == set(opened)
+    assert done.out == edge(*words, "--context-length", "256").out
 
 
 def at_home(edge: Edge, worker: WorkerServer, *more: str) -> Done:
@@ -170,14 +213,14 @@ def test_without_a_split_the_home_is_measured_and_what_is_there_is_run(
 ) -> None:
     """No device has the memory for all layers, and the worker has some of them."""
     alone = edge("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12", "--max-tokens", "6",
-                 "--retrieval", "off", "--context-length", "256", "--f32")  # fmt: skip
-    monkeypatch.setattr("edgellm.mesh.device_profiler.free_memory", lambda: (10_000_000, "a test"))
-    done = at_home(edge, measurable, "--context-length", "256", "--f32", "--explain")
+                 "--retrieval", "off", "--ctx-size", "256", "--f32")  # fmt: skip
+    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (10_000_000, "a test"))
+    done = at_home(edge, measurable, "--ctx-size", "256", "--f32", "--explain")
     assert (done.code, done.out) == (0, alone.out)
     assert "Split it over here and desk" in done.err  # that nothing else fits is said, too
     assert "No single device has the memory for it" in done.err
     assert re.search(r"^desk: \d+-12: ", done.err, re.MULTILINE)
-    found = stages(at_home(edge, measurable, "--context-length", "256", "--json"))
+    found = stages(at_home(edge, measurable, "--ctx-size", "256", "--json"))
     assert found["desk"][0] >= 7
     assert found["here"] == (1, found["desk"][0] - 1)
 
@@ -189,11 +232,11 @@ def test_what_it_says_to_bring_makes_it_run_over_a_paired_device(
     owner, trust = Trust.load(), device(tmp_path / "desk")
     befriend(trust, owner, "files compute")
     owner.peers.rename(trust.identity.id, "desk")
-    monkeypatch.setattr("edgellm.mesh.device_profiler.free_memory", lambda: (10_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (10_000_000, "a test"))
     stored = StoredLayers(LayerStore(tmp_path / "store", 10**9))
     words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "4", "--retrieval", "off",
-             "--context-length", "256")  # fmt: skip
-    with WorkerServer(WeightCache(stored), ANYWHERE, threads=1, trust=trust, stored=stored) as worker:
+             "--ctx-size", "256")  # fmt: skip
+    with WorkerServer(WeightCache(stored), ANYWHERE, trust=trust, stored=stored) as worker:
         owner.peers.record_seen(trust.identity.id, worker.address)
         refused = edge(*words)
         assert (refused.code, refused.out) == (1, "")
@@ -214,7 +257,7 @@ def test_each_plan_that_is_deployed_runs_with_few_pieces(edge: Edge, tmp_path: P
     with ExitStack() as running:
         one, two = (
             running.enter_context(
-                WorkerServer(WeightCache(StoredLayers(store)), ANYWHERE, threads=1, stored=StoredLayers(store))
+                WorkerServer(WeightCache(StoredLayers(store)), ANYWHERE, stored=StoredLayers(store))
             ).address
             for store in stores
         )
@@ -260,10 +303,10 @@ def test_a_worker_given_by_address_is_planned_for_and_brought_layers(
 def test_what_a_worker_has_of_a_model_of_its_own_need_not_be_moved(
     edge: Edge, verifier_path: Path, tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.mesh.device_profiler.free_memory", lambda: (5_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (5_000_000, "a test"))
     store = LayerStore(tmp_path / "store", 10**9)
     layers = SeveralSources(StoredLayers(store), WholeModel(ModelFile.open(verifier_path), store))
-    with WorkerServer(WeightCache(layers), ANYWHERE, threads=1, stored=StoredLayers(store)) as running:
+    with WorkerServer(WeightCache(layers), ANYWHERE, stored=StoredLayers(store)) as running:
         words = ("mesh", "plan", "edgellm-verifier", "--tokens-in", "16", "--tokens-out", "4")
         plan = edge(*words, "--peer", f"desk={running.address}", "--json").answer
     assert {one["device"]: one["bytes"] for one in plan["move"]} == {"here": 0, "desk": 0}

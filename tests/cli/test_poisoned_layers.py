@@ -42,7 +42,7 @@ class Home:
         stored = StoredLayers(self.store)
         places = () if own is None else (WholeModel(ModelFile.open(own), self.store),)
         cache = WeightCache(SeveralSources(*places, stored), keep=0.0)
-        self.worker = WorkerServer(cache, Address("127.0.0.1", 0), threads=1, trust=self.worker_trust, stored=stored)
+        self.worker = WorkerServer(cache, Address("127.0.0.1", 0), trust=self.worker_trust, stored=stored)
 
     def attack(self, manifest: Manifest, bad: Manifest, pieces: dict[LayerPiece, bytes]) -> None:
         """Removes what can be removed, and brings the other layers 7 to 12."""
@@ -68,7 +68,7 @@ def home(folder: Path, own: Path | None = None) -> Iterator[Home]:
 
 
 def written(edge: Edge, split: str = SPLIT) -> Done:
-    words = ("--split", split, "--max-tokens", "6", "--retrieval", "off", "--context-length", "256")
+    words = ("--split", split, "--max-tokens", "6", "--retrieval", "off", "--ctx-size", "256")
     return edge("mesh", "run", "edgellm-verifier", "Where is my mug?", *words)
 
 

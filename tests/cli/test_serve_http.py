@@ -114,7 +114,7 @@ def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
     start: Start, edge: Callable[..., Done], verifier_path: Path, tmp_path: Path
 ) -> None:
     cache = WeightCache(WholeModel(ModelFile.open(verifier_path), LayerStore(tmp_path / "layers", 10**9)))
-    with WorkerServer(cache, ANYWHERE, threads=1) as worker:
+    with WorkerServer(cache, ANYWHERE) as worker:
         process, url = start("--mesh", f"here:1-5,{worker.address}:6-12")
         reply = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
         near = edge("chat", "--json", "Where is my mug?", "--max-tokens", "8").lines

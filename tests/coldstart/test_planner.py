@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from edgellm.coldstart import hardware, label_search, reply_search
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force, every_plan
-from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.exact_search import fastest_first_token, floor
+from edgellm.coldstart.hardware import LayersOnDevice
 from edgellm.coldstart.label_search import Search
 from edgellm.coldstart.lp_bound import Bound, Columns, packing, potentials
 from edgellm.coldstart.plan import advice, plan, solve
 from edgellm.coldstart.problem import OVERLAPS, Overlap, Task, fits, makespan, warm
-from edgellm.coldstart.problem_builder import LayersOnDevice, restrict_to_stored, task_of
+from edgellm.coldstart.problem_builder import restrict_to_stored, task_of
 from edgellm.coldstart.warm_start import Tables
 from edgellm.errors import InvalidOption, PlanImpossible
 from testkit.random_fleets import FAMILIES, SAME, drawn
@@ -106,18 +106,18 @@ def test_small_and_large_homes_are_planned_alike(devices: int, layers: int) -> N
 def test_layers_are_planned_exactly_where_they_lie(seed: int, overlap: Overlap) -> None:
     """Some layers are nowhere on some devices, and some are loaded."""
     rng = np.random.default_rng(seed)
-    devices, model = hardware.devices()[:3], ModelCosts.of(replace(hardware.model().shape, layers=6))
     free = uneven(drawn("wide", rng, 3, 6, overlap), rng)
-    kept = {}
-    for device in devices:
-        disk = frozenset(np.flatnonzero(rng.random(6) < 0.7).tolist())
-        kept[device.name] = LayersOnDevice(disk, frozenset(layer for layer in disk if rng.random() < 0.3))
-    task, beyond = restrict_to_stored(replace(free, capacity=free.capacity + 1.0), devices, model, kept, 9)
+    devices = []
+    for device in hardware.devices()[:3]:
+        stored = frozenset(np.flatnonzero(rng.random(6) < 0.7).tolist())
+        loaded = frozenset(layer for layer in stored if rng.random() < 0.3)
+        devices.append(replace(device, layers=LayersOnDevice(stored, loaded)))
+    task, beyond = restrict_to_stored(replace(free, capacity=free.capacity + 1.0), devices, 9)
     there = [cut for cut in every_plan(task) if makespan(task, cut) < beyond]
     for cut in there:
         first = 0
         for at, count in cut:
-            assert (kept[devices[at].name].disk or frozenset()).issuperset(range(first, first + count))
+            assert (devices[at].layers.stored or frozenset()).issuperset(range(first, first + count))
             first += count
     for found, score in (
         (fastest_first_token(task), lambda cut: makespan(task, cut)),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import Block, Model, check_gguf, costs_of, cut, native
+from edgellm.engine.hardware import Hardware
 from edgellm.errors import ModelUnsupported
 from testkit.random_gguf import Shape, write
 from tests.engine.headers import LLAMA, file
@@ -47,6 +48,17 @@ def log() -> Iterator[list[str]]:
 def reserved(said: list[str], what: str) -> float:
     found = re.findall(rf"CPU {what} buffer size = +([\d.]+) MiB", "".join(said))
     return sum(map(float, found)) * 2**20
+
+
+@pytest.mark.parametrize("cache_type", ["q8_0", "q4_0"])
+def test_quantised_keys_and_values_take_what_is_reserved(
+    files: dict[tuple[str, str], Path], log: list[str], cache_type: str
+) -> None:
+    path = files["large", "Q4_0"]
+    with Model.load(path, hardware=Hardware(cache_type=cache_type)) as model:
+        log.clear()
+        Block(model, head=True, n_ctx=1000, n_seq=2, rows=ROWS, threads=1).close()
+    assert costs_of(check_gguf(path), cache_type).cache(4, 1000, 2) == pytest.approx(reserved(log, "KV"), abs=6000)
 
 
 @pytest.mark.parametrize(("context", "sessions"), [(4096, 1), (1000, 4), (100, 2)])

@@ -44,9 +44,9 @@ def opened(verifier_path: Path, draft_path: Path, tmp_path: Path, split: str | N
     home = tmp_path / "home.toml"
     home.write_text((DESKTOP + LAPTOP).replace('"desktop"', '"here"'), encoding="utf-8")
     weights = WeightCache(WholeModel(ModelFile.open(verifier_path), LayerStore(tmp_path / "layers", 10**9)))
-    with WorkerServer(weights, ANYWHERE, threads=1) as worker:
+    with WorkerServer(weights, ANYWHERE) as worker:
         options = MeshOptions(split, read_fleet(home), peers=(f"laptop={worker.address}",), sessions=2)
-        with open_mesh(ModelFile.open(verifier_path), options, draft=draft_path, threads=1) as mesh:
+        with open_mesh(ModelFile.open(verifier_path), options, draft=draft_path) as mesh:
             yield mesh
 
 

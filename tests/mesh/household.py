@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
+from edgellm.coldstart import hardware
+from edgellm.coldstart.hardware import LayersOnDevice
 from edgellm.engine import Context, Floats, Ids, Model
 from edgellm.errors import DeviceLost, EdgeError
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.layer_sources import LayerSource
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, Post, StageHost
-from edgellm.mesh.placement import DeviceCapability
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.state import GenerationState
@@ -53,14 +54,14 @@ class Device:
         self.only, self.lost = only, False
         self.posts: list[Post] = []
 
-    def capability(self, model: str) -> DeviceCapability:
+    def describe(self, model: str) -> hardware.Device:
         if self.lost:
             raise DeviceLost(f"{self.name} is off.", "Switch it on.")
         found = self.cache.layers.open(model)
         if found is None:
-            return DeviceCapability(self.name, frozenset())
+            return hardware.Device.unmeasured(self.name, LayersOnDevice(frozenset()))
         held = found.held if self.only is None else found.held & set(self.only)
-        return DeviceCapability(self.name, held, self.cache.warm(found))
+        return hardware.Device.unmeasured(self.name, LayersOnDevice(held, self.cache.warm(found)))
 
     def stage_host(self) -> StageHost:
         return DeviceStageHost(self)
@@ -74,7 +75,7 @@ class Device:
 
 class DeviceStageHost(LocalStageHost):
     def __init__(self, device: Device) -> None:
-        super().__init__(device.name, device.cache, 1)
+        super().__init__(device.name, device.cache)
         self._device = device
 
     def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
+from edgellm.coldstart import hardware
+from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
+from edgellm.coldstart.hardware import LayersOnDevice
 from edgellm.engine import Block, BlockRows, Floats, Ids, common_prefix
 from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh, check_shares
 from edgellm.mesh.messages import StageLost
 from edgellm.mesh.pipeline import Pipeline
-from edgellm.mesh.placement import DeviceCapability, fail_over
+from edgellm.mesh.placement import fail_over
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
@@ -203,11 +207,30 @@ def test_who_finds_no_sequence_is_told_that_the_mesh_is_busy(home: Home, whole: 
     home.verifier.close()
 
 
-def capability(name: str, first: int, last: int, **more: float) -> DeviceCapability:
-    return DeviceCapability(name, frozenset(range(first, last + 1)), **more)  # type: ignore[arg-type]
+LAYER = 1e6  # bytes
+MODEL = ModelCosts("a model", TransformerShape(6, 64, 1, 1, 64, 64), (LAYER,) * 6, (0.0,) * 6)
 
 
-def seconds(devices: Sequence[DeviceCapability], shares: Sequence[StageShare], tokens: int) -> float:
+@dataclass(frozen=True)
+class Costs:
+    """A device by what its layers cost: seconds to load one and to compute it, and to send a token's row to it."""
+
+    name: str
+    layers: LayersOnDevice
+    load: float
+    step: float
+    hop: float
+    most: int
+
+    @property
+    def device(self) -> hardware.Device:
+        return hardware.Device(
+            self.name, MODEL.shape.flops(1) / self.step, 1.0, 50.0, LAYER / self.load, (self.most + 0.5) * LAYER,
+            1e9, 1e9, bandwidth=LAYER / self.step, layers=self.layers,
+        )  # fmt: skip
+
+
+def seconds(devices: Sequence[Costs], shares: Sequence[StageShare], tokens: int) -> float:
     """Seconds of a reply: each device computes a layer once it is loaded and the layers before it are computed."""
     done = token = 0.0
     named = {device.name: device for device in devices}
@@ -215,21 +238,21 @@ def seconds(devices: Sequence[DeviceCapability], shares: Sequence[StageShare], t
         device, loaded = named[share.name], 0.0
         before = done + device.hop * (number > 0)
         for layer in share.layers:
-            loaded += 0.0 if layer in device.warm else device.load
+            loaded += 0.0 if layer in device.layers.loaded else device.load
             before = max(before, loaded) + device.step
         done = before
         token += len(share.layers) * device.step + device.hop * (len(shares) > 1)
     return done + tokens * token
 
 
-def splits(devices: Sequence[DeviceCapability], layers: int, at: int = 0) -> Iterator[tuple[StageShare, ...]]:
+def splits(devices: Sequence[Costs], layers: int, at: int = 0) -> Iterator[tuple[StageShare, ...]]:
     """Every split over the devices, each of which takes one range that it holds."""
     if at == layers:
         yield ()
     for device in devices:
         others = [one for one in devices if one is not device]
         for end in range(at, min(layers, at + device.most)):
-            if end not in device.holds:
+            if end not in (device.layers.stored or ()):
                 break
             for rest in splits(others, layers, end + 1):
                 yield (StageShare(device.name, LayerRange(at, end + 1)), *rest)
@@ -243,8 +266,9 @@ def test_the_split_after_a_loss_is_the_best_one(seed: int) -> None:
         holds = frozenset(layer for layer in range(layers) if rng.random() < 0.8)
         warm = frozenset(layer for layer in holds if rng.random() < 0.4)
         step, hop = rng.uniform(0.01, 0.2), rng.uniform(0, 0.1)
-        devices.append(DeviceCapability(name, holds, warm, rng.uniform(0.1, 2.0), step, hop, rng.randint(2, 6)))
-    found = fail_over(devices, layers, 8)
+        devices.append(Costs(name, LayersOnDevice(holds, warm), rng.uniform(0.1, 2.0), step, hop, rng.randint(2, 6)))
+    links = {(one.name, other.name): hardware.Link(1e15, other.hop) for one in devices for other in devices}
+    found = fail_over([one.device for one in devices], MODEL, 1, 8, links=links)
     best = min((seconds(devices, one, 8) for one in splits(devices, layers)), default=None)
     if found is None:
         assert best is None
@@ -255,13 +279,21 @@ def test_the_split_after_a_loss_is_the_best_one(seed: int) -> None:
 
 
 def test_who_has_its_layers_loaded_keeps_them() -> None:
-    warm = DeviceCapability("warm", frozenset(range(8)), frozenset(range(4)))
-    cold = DeviceCapability("cold", frozenset(range(8)))
-    other = DeviceCapability("other", frozenset(range(8)), frozenset(range(4, 8)))
-    assert fail_over([cold, other, warm], 8) == (
-        StageShare("warm", LayerRange(0, 4)),
-        StageShare("other", LayerRange(4, 8)),
-    )
+    every, big = frozenset(range(8)), ModelCosts.of(TransformerShape(8, 4096, 32, 8, 128, 14336))
+    devices = [
+        hardware.Device.unmeasured(name, LayersOnDevice(every, frozenset(loaded)))
+        for name, loaded in (("cold", range(0)), ("other", range(4, 8)), ("warm", range(4)))
+    ]
+    assert fail_over(devices, big) == (StageShare("warm", LayerRange(0, 4)), StageShare("other", LayerRange(4, 8)))
+
+
+def test_a_text_that_is_read_again_moves_to_the_device_that_reads_faster() -> None:
+    """The measured speeds decide, of the very curve that the first plan had."""
+    every, big = LayersOnDevice(frozenset(range(8))), ModelCosts.of(TransformerShape(8, 4096, 32, 8, 128, 14336))
+    reads, writes = (hardware.Device.unmeasured(name, every) for name in ("reads", "writes"))
+    devices = [replace(reads, flops=1e14, bandwidth=8e9), writes]
+    assert fail_over(devices, big, 8_000, 1) == (StageShare("reads", LayerRange(0, 8)),)
+    assert fail_over(devices, big, 1, 1_000) == (StageShare("writes", LayerRange(0, 8)),)
 
 
 @pytest.mark.parametrize(

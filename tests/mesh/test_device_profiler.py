@@ -14,16 +14,20 @@ from typing import Any
 
 import pytest
 
-from edgellm.engine import ModelFile
+from edgellm.engine import Model, ModelFile
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
+from edgellm.engine.hardware import ComputeDevice, Hardware
 from edgellm.errors import MeasureFailed
-from edgellm.mesh import device_profiler
-from edgellm.mesh.device_profiler import free_memory, measure_device
+from edgellm.mesh import compute_unit, device_profiler
+from edgellm.mesh.compute_unit import ComputeUnit
+from edgellm.mesh.device_profiler import measure_device
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
 from edgellm.storage import device_speed
 from edgellm.storage.device_speed import cold_read
 from testkit.random_gguf import Shape, write
+
+ONE = ComputeUnit(Hardware(threads=1))
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +46,7 @@ def blocks(tmp_path: Path) -> Blocks:
 
 def test_it_is_measured_once_and_when_asked(blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     doing: list[str] = []
-    first = measure_device(blocks, on_progress=doing.append, folder=tmp_path / "layers", threads=1)
+    first = measure_device(blocks, on_progress=doing.append, folder=tmp_path / "layers", unit=ONE)
     assert first.reason == "never measured with such layers"
     assert (first.rows, first.block, first.layer, first.threads) == ((1, 4), blocks.key, blocks.layer, 1)
     assert first.disk > 0
@@ -50,46 +54,46 @@ def test_it_is_measured_once_and_when_asked(blocks: Blocks, tmp_path: Path, monk
     assert doing[0] == "writing layers of random weights"
     assert "reading them from disk" in doing
     assert not list((tmp_path / "layers").glob("*.gguf"))
-    again = measure_device(blocks, threads=1)
+    again = measure_device(blocks, unit=ONE)
     assert replace(again, memory=0) == replace(first, memory=0)
-    assert measure_device(blocks, max_age=0.0, threads=1).reason == "asked for"
+    assert measure_device(blocks, max_age=0.0, unit=ONE).reason == "asked for"
     with monkeypatch.context() as patch:
-        patch.setattr(device_profiler, "processor", lambda: "another")
-        assert measure_device(blocks, threads=1).reason.startswith("the processor was")
-    assert measure_device(blocks, threads=1).reason == "the processor was another"
+        patch.setattr(compute_unit, "processor", lambda: "another")
+        assert measure_device(blocks, unit=ONE).reason.startswith("the processor was")
+    assert measure_device(blocks, unit=ONE).reason == "the processor was another"
     with monkeypatch.context() as patch:
         patch.setattr(device_profiler, "program_version", lambda: "99")
-        assert measure_device(blocks, threads=1).reason.startswith("measured by edgellm")
-    assert measure_device(blocks, threads=1).reason == "measured by edgellm 99"
+        assert measure_device(blocks, unit=ONE).reason.startswith("measured by edgellm")
+    assert measure_device(blocks, unit=ONE).reason == "measured by edgellm 99"
     with monkeypatch.context() as patch:
         now = time.time()
         patch.setattr("edgellm.mesh.device_profiler.time.time", lambda: now + 40 * 86_400)
-        assert measure_device(blocks, threads=1).reason == "40 days old"
-    assert measure_device(blocks, threads=1).reason.endswith("days old")  # a clock that was set back
+        assert measure_device(blocks, unit=ONE).reason == "40 days old"
+    assert measure_device(blocks, unit=ONE).reason.endswith("days old")  # a clock that was set back
     (kept,) = (tmp_path / "home").rglob("figures/*.json")
     kept.write_text("{")
-    assert measure_device(blocks, threads=1).reason == "never measured with such layers"
+    assert measure_device(blocks, unit=ONE).reason == "never measured with such layers"
 
 
 def test_what_cannot_be_measured_is_said(blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MeasureFailed, match="Nothing can be measured in"):
-        measure_device(blocks, folder=tmp_path / "file", threads=1)
+        measure_device(blocks, folder=tmp_path / "file", unit=ONE)
     with pytest.raises(MeasureFailed, match="cannot be measured here"):
-        measure_device(replace(blocks, data=100), folder=tmp_path, threads=1)
+        measure_device(replace(blocks, data=100), folder=tmp_path, unit=ONE)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(device_profiler, "write_random", full)
     with pytest.raises(MeasureFailed, match="No space left"):
-        measure_device(blocks, folder=tmp_path, threads=1)
+        measure_device(blocks, folder=tmp_path, unit=ONE)
 
 
 def test_figures_that_are_none_are_not_believed(blocks: Blocks, tmp_path: Path) -> None:
     from edgellm.errors import ProtocolError
 
-    good = measure_device(blocks, folder=tmp_path, threads=1)
+    good = measure_device(blocks, folder=tmp_path, unit=ONE)
     bad: tuple[dict[str, Any], ...] = (
         {"rows": ()}, {"rows": (1,)}, {"seconds": (1.0, float("nan"))}, {"seconds": (0.0, 1.0)}, {"disk": 0.0},
         {"disk": float("inf")}, {"layer": 0}, {"memory": -1}, {"rows": (0, 1)},
@@ -118,50 +122,76 @@ def test_a_cold_read_drops_the_pages_first(tmp_path: Path, monkeypatch: pytest.M
     assert len(dropped) == 7
 
 
-def test_memory_is_what_the_control_groups_leave(tmp_path: Path) -> None:
-    free, reason = free_memory(tmp_path / "none", tmp_path)
-    assert free > 0
-    assert "free memory" in reason
-    proc = tmp_path / "cgroup"
-    old = tmp_path / "memory" / "user" / "box"
-    old.mkdir(parents=True)
-    for folder, limit, used in ((old, 10**6, 2 * 10**5), (old.parent, 2**62, 0)):
-        (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
-        (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
-    proc.write_text("5:cpu:/\n4:memory:/user/box\n")
-    assert free_memory(proc, tmp_path) == (720_000, "the free memory of its control group, less a tenth")
-    new = tmp_path / "box"
-    new.mkdir()
-    (new / "memory.max").write_text("max\n")
-    (new / "memory.current").write_text("5\n")
-    proc.write_text("0::/box\n")
-    assert "free memory" in free_memory(proc, tmp_path)[1]
-    (new / "memory.max").write_text("105\n")
-    assert free_memory(proc, tmp_path)[0] == 90
+CARD = ComputeUnit(Hardware(threads=1), "Card0", "a test says so")
+
+
+def test_what_was_measured_elsewhere_is_not_used(
+    blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures of a card and of the processor are kept apart, and those of a card that was replaced are left."""
+    cards = [ComputeDevice("Card0", "a card", "gpu", 10**9, 10**9)]
+    monkeypatch.setattr(compute_unit, "offload_devices", lambda _names: cards)
+    own = measure_device(blocks, folder=tmp_path, unit=ONE)
+    card = measure_device(blocks, folder=tmp_path, unit=CARD)
+    assert card.reason == "never measured with such layers"
+    assert (own.unit, card.unit, card.processor, card.unit_reason) == ("", "Card0", "a card", "a test says so")
+    assert card.memory == 10**9 - 512 * 2**20
+    assert "Card0" in card.memory_reason
+    assert len(list((tmp_path / "home").rglob("figures/*.json"))) == 2
+    assert measure_device(blocks, folder=tmp_path, unit=ONE).seconds == own.seconds
+    assert measure_device(blocks, folder=tmp_path, unit=CARD).seconds == card.seconds
+    cards[:] = [replace(cards[0], description="a faster card")]
+    assert measure_device(blocks, folder=tmp_path, unit=CARD).reason == "the processor was a card"
+
+
+def test_figures_of_an_earlier_version_are_of_the_processor(blocks: Blocks, tmp_path: Path) -> None:
+    first = measure_device(blocks, folder=tmp_path, unit=ONE)
+    (kept,) = (tmp_path / "home").rglob("figures/*.json")
+    found = json.loads(kept.read_text())
+    del found["unit"], found["unit_reason"]
+    kept.write_text(json.dumps(found))
+    assert measure_device(blocks, folder=tmp_path, unit=ONE).seconds == first.seconds
+
+
+def test_layers_are_timed_and_loaded_as_they_will_be_computed(
+    blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Hardware] = []
+    load = Model.load
+
+    def noted(path: Path, *, hardware: Hardware) -> Model:
+        loaded.append(hardware)
+        return load(path, hardware=hardware)
+
+    monkeypatch.setattr(Model, "load", noted)
+    hardware = Hardware(threads=1, cache_type="q8_0")
+    measure_device(blocks, folder=tmp_path, unit=ComputeUnit(hardware))
+    assert len(loaded) >= 2  # once from the disk, and once to compute
+    assert set(loaded) == {hardware}
 
 
 def test_where_loading_is_slower_than_reading_that_is_what_counts(
     blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_profiler, "cold_read", lambda _path: (1e12, "all at once"))
-    found = measure_device(blocks, folder=tmp_path / "layers", threads=1)
+    found = measure_device(blocks, folder=tmp_path / "layers", unit=ONE)
     assert found.disk < 1e11
     assert found.disk_reason.startswith("all at once: 1000000 MB/s; 2 layers loaded")
     assert not list((tmp_path / "layers").glob("*.gguf"))
     monkeypatch.setattr(device_profiler, "cold_read", lambda _path: (1.0, "drop by drop"))
-    found = measure_device(blocks, max_age=0.0, folder=tmp_path / "layers", threads=1)
+    found = measure_device(blocks, max_age=0.0, folder=tmp_path / "layers", unit=ONE)
     assert (found.disk, found.disk_reason) == (1.0, "drop by drop")
 
 
 @pytest.mark.parametrize("factor", [300.0, 1.0 / 300.0])
 def test_a_kept_figure_that_no_device_can_have_is_measured_again(blocks: Blocks, tmp_path: Path, factor: float) -> None:
-    first = measure_device(blocks, folder=tmp_path, threads=1)
+    first = measure_device(blocks, folder=tmp_path, unit=ONE)
     (kept,) = (tmp_path / "home").rglob("figures/*.json")
     found = json.loads(kept.read_text())
     kept.write_text(
         json.dumps({**found, "waited": 0.0, "seconds": [found["seconds"][0], factor * found["seconds"][1]]})
     )
-    again = measure_device(blocks, folder=tmp_path, threads=1)
+    again = measure_device(blocks, folder=tmp_path, unit=ONE)
     assert again.reason == "the times are not plausible for any device"
     assert again.seconds[1] < 20.0 * first.seconds[1]
 

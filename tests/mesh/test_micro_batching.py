@@ -92,7 +92,7 @@ class Held:
     def __init__(self, cut: Cut) -> None:
         self.posted, self._slow = Posted(), SlowLayers(cut.layers, 0)
         work = replace(cut.work, sessions=SESSIONS)
-        self.stage = Stage(work, WeightCache(self._slow), self.posted, threads=1)
+        self.stage = Stage(work, WeightCache(self._slow), self.posted)
         self.stage.start()
 
     def results(self, n: int) -> dict[int, StageAnswer | Failed]:

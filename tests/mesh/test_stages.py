@@ -31,7 +31,7 @@ def opened(cut: Cut, n: int, **changes: object) -> Pipeline:
     shares = even(cut.work, [f"device {at}" for at in range(n)])
     work = replace(cut.work, **changes)  # type: ignore[arg-type]
     stages: list[tuple[StageHost, StageSpec]] = [
-        (LocalStageHost(share.name, WeightCache(cut.layers), 1), replace(work, layers=share.layers)) for share in shares
+        (LocalStageHost(share.name, WeightCache(cut.layers)), replace(work, layers=share.layers)) for share in shares
     ]
     return Pipeline(stages)
 
@@ -124,7 +124,7 @@ class Posted:
 
 def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) -> None:
     slow, posted = SlowLayers(verifier_cut.layers, 8), Posted()
-    stage = Stage(verifier_cut.work, WeightCache(slow), posted, threads=1)
+    stage = Stage(verifier_cut.work, WeightCache(slow), posted)
     stage.start()
     ids = some_ids(64, 2000)
     for at in range(0, 64, 16):
@@ -155,7 +155,7 @@ def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_pa
     layers.cut(verifier_cut.path)
     cache = WeightCache(layers)
     stages: list[tuple[StageHost, StageSpec]] = [
-        (LocalStageHost(str(first), cache, 1), replace(work, layers=LayerRange(first, last + 1)))
+        (LocalStageHost(str(first), cache), replace(work, layers=LayerRange(first, last + 1)))
         for first, last in ((0, 3), (4, 11))
     ]
     pipeline, ids = Pipeline(stages), some_ids(20, 2000)
@@ -175,7 +175,7 @@ def test_a_file_with_other_layers_than_it_says_ends_the_stage(verifier_cut: Cut,
     layers, posted = FolderLayers(tmp_path, 2), Posted()
     layers.cut(verifier_cut.path)
     cut(verifier_cut.path, layers.path(verifier_cut.work.model, 4), 4, 6, head=False)
-    stage = Stage(verifier_cut.work, WeightCache(layers), posted, threads=1)
+    stage = Stage(verifier_cut.work, WeightCache(layers), posted)
     stage.start()
     gone = posted.wait(lambda event: isinstance(event, StageLost))
     assert isinstance(gone, StageLost)
@@ -218,7 +218,7 @@ def test_a_file_that_is_no_model_ends_the_stage(verifier_cut: Cut, tmp_path: Pat
     layers.cut(verifier_cut.path)
     layers.path(verifier_cut.work.model, 3).write_bytes(b"nothing")
     posted = Posted()
-    stage = Stage(verifier_cut.work, WeightCache(layers), posted, threads=1)
+    stage = Stage(verifier_cut.work, WeightCache(layers), posted)
     stage.start()
     gone = posted.wait(lambda event: isinstance(event, StageLost))
     assert isinstance(gone, StageLost)

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import ModelFile, check_gguf, costs_of
+from edgellm.engine.hardware import Hardware
 from edgellm.errors import LayersMissing, MemoryShort, ModelUnsupported
 from edgellm.layer_range import LayerRange
+from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.layer_sources import ModelLayers, SeveralSources, WholeModel, require
 from edgellm.mesh.weight_cache import WeightCache, overhead
 from edgellm.storage.layers import store as layer_store
@@ -182,13 +184,33 @@ def test_caches_and_batches_count_before_anything_is_loaded(verifier_cut: Cut) -
     cache = WeightCache(layers, memory=weights + wanted - 1)
     with pytest.raises(MemoryShort, match=r"Layers 3-6 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens; "):
         reserve(cache, work)
-    assert cache.free_bytes == weights + wanted - 1
+    assert cache.available()[0] == weights + wanted - 1
     reservation = reserve(cache, replace(work, sessions=1))
-    assert cache.free_bytes == weights + wanted - 1 - reservation.size
+    assert cache.available()[0] == weights + wanted - 1 - reservation.size
     reservation.close()
     reservation.close()
-    assert cache.free_bytes == weights + wanted - 1
+    assert cache.available()[0] == weights + wanted - 1
     assert reserve(WeightCache(layers), work).size == 0  # no limit
+
+
+def test_what_is_loaded_counts_as_available(verifier_cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it is needed for other layers; but no more than the limit."""
+    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (5_000_000, "a test"))
+    free, limited = WeightCache(verifier_cut.layers), WeightCache(verifier_cut.layers, memory=5_000_000)
+    assert free.available() == (5_000_000, "a test")
+    for cache in (free, limited):
+        take(cache, verifier_cut.work.model, 5)
+    assert free.available() == (5_000_000 + free.size, "a test")
+    assert limited.available() == (5_000_000, "its limit for layers")
+
+
+def test_layers_are_loaded_as_the_unit_says(verifier_cut: Cut) -> None:
+    work, hardware = replace(verifier_cut.work, layers=LayerRange(2, 6)), Hardware(threads=1, cache_type="q8_0")
+    cache = WeightCache(verifier_cut.layers, unit=ComputeUnit(hardware), memory=10**9)
+    model = take(cache, work.model, 3)
+    assert model.hardware == hardware
+    wide = WeightCache(verifier_cut.layers, memory=10**9)
+    assert reserve(cache, work).size == reserve(wide, work).size  # of a model in f32, the cache is, too
 
 
 def test_what_is_reserved_leaves_less_for_weights(verifier_cut: Cut) -> None:

@@ -22,7 +22,7 @@ PROMPT = some_ids(40, 2000, 5)
 @pytest.fixture
 def workers(verifier_cut: Cut) -> Iterator[list[WorkerServer]]:
     """Three in this process."""
-    found = [WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, threads=1) for _ in range(3)]
+    found = [WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) for _ in range(3)]
     for worker in found:
         worker.start()
     yield found

@@ -42,7 +42,7 @@ def test_the_others_take_over_from_one_that_lies(
         monkeypatch.setattr(pipeline, limit, 0.6 if lie in ("nothing", "works for ever", "never loads") else 60.0)
     monkeypatch.setattr(mesh_service, "Stage", type("Liar", (LyingStage,), {"lie": lie}))
     told: list[str] = []
-    with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, threads=1) as worker:
+    with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as worker:
         members: list[MeshDevice] = [
             RemoteDevice(Endpoint("liar", worker.address)),
             Device("here", verifier_cut.layers),
@@ -67,9 +67,9 @@ def test_who_gives_nothing_back_is_found_where_two_might_be_to_blame(
 ) -> None:
     """Rows first go from one worker to the other, and nobody sees which one keeps them."""
     monkeypatch.setattr(pipeline, "IDLE_SECONDS", 1.5)
-    with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, threads=1) as honest:
+    with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as honest:
         monkeypatch.setattr(mesh_service, "Stage", _stage_of({6: "nothing"}))
-        with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, threads=1) as liar:
+        with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as liar:
             places = {"a": honest, "liar": liar, "c": honest}
             members = [RemoteDevice(Endpoint(name, worker.address)) for name, worker in places.items()]
             shares = [

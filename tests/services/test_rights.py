@@ -16,7 +16,7 @@ from tests.services.conftest import ANYWHERE
 
 def test_a_worker_answers_a_call_with_its_right_alone(host: Trust, guest: Trust, tmp_path: Path) -> None:
     stored = StoredLayers(LayerStore(tmp_path / "store", 10**9))
-    with WorkerServer(WeightCache(stored), ANYWHERE, threads=1, trust=host, stored=stored) as worker:
+    with WorkerServer(WeightCache(stored), ANYWHERE, trust=host, stored=stored) as worker:
         tried, wrong = broken(host, guest, worker.address, WORKER)
     assert (tried, wrong) == (len(SUBSETS) * 9, [])
 

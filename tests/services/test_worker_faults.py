@@ -51,10 +51,10 @@ __all__ = ["verifier_cut", "whole", "workers"]
 def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
     few = FolderLayers(tmp_path)
     few.cut(verifier_cut.path, range(4))
-    with WorkerServer(WeightCache(few), ANYWHERE, threads=1) as worker:
+    with WorkerServer(WeightCache(few), ANYWHERE) as worker:
         member = RemoteDevice(Endpoint("a", worker.address))
-        assert member.capability(verifier_cut.work.model).holds == frozenset(range(4))
-        assert member.capability("0" * 64).holds == frozenset()
+        assert member.describe(verifier_cut.work.model).layers.stored == frozenset(range(4))
+        assert member.describe("0" * 64).layers.stored == frozenset()
         mesh = Mesh([member], [StageShare("a", LayerRange(0, 12))], verifier_cut.work)
         session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
         with pytest.raises(MeshBroken, match=r"Layers 5-12 of .* are on no remaining device"):
@@ -63,7 +63,7 @@ def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
 
 
 def test_memory_that_is_short_is_said(verifier_cut: Cut) -> None:
-    with WorkerServer(WeightCache(verifier_cut.layers, memory=2_000_000), ANYWHERE, threads=1) as worker:
+    with WorkerServer(WeightCache(verifier_cut.layers, memory=2_000_000), ANYWHERE) as worker:
         mesh = Mesh(
             [RemoteDevice(Endpoint("a", worker.address))], [StageShare("a", LayerRange(0, 12))], verifier_cut.work
         )
@@ -74,7 +74,7 @@ def test_memory_that_is_short_is_said(verifier_cut: Cut) -> None:
 
 
 def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_cut: Cut, whole: Whole) -> None:
-    with WorkerServer(WeightCache(verifier_cut.layers, keep=0.3), ANYWHERE, threads=1) as worker:
+    with WorkerServer(WeightCache(verifier_cut.layers, keep=0.3), ANYWHERE) as worker:
         told: list[str] = []
         mesh = Mesh(
             [RemoteDevice(Endpoint("a", worker.address))],
@@ -97,10 +97,10 @@ def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_
 
 def test_a_stage_that_waits_for_a_slower_one_is_not_idle(verifier_cut: Cut) -> None:
     slow, work = SlowLayers(verifier_cut.layers, 11), verifier_cut.work
-    with WorkerServer(WeightCache(verifier_cut.layers, keep=0.4), ANYWHERE, threads=1) as worker:
+    with WorkerServer(WeightCache(verifier_cut.layers, keep=0.4), ANYWHERE) as worker:
         hosts: list[StageHost] = [
             RemoteDevice(Endpoint("a", worker.address)).stage_host(),
-            LocalStageHost("here", WeightCache(slow), 1),
+            LocalStageHost("here", WeightCache(slow)),
         ]
         stages = [
             (host, replace(work, layers=share.layers))
@@ -181,7 +181,7 @@ def test_what_breaks_the_contract_is_refused(workers: list[WorkerServer], verifi
 
 @pytest.fixture
 def paired_worker(host: Trust, guest: Trust, verifier_cut: Cut) -> Iterator[WorkerServer]:
-    with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, threads=1, trust=host) as worker:
+    with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, trust=host) as worker:
         yield worker
 
 
@@ -201,10 +201,10 @@ def test_over_a_link_only_who_may_compute_is_answered(
             time.sleep(0.05)
     assert time.monotonic() < end
     with pytest.raises(DeviceLost, match="no right to compute"):
-        member.capability(verifier_cut.work.model)
+        member.describe(verifier_cut.work.model)
     mesh.close()
     with pytest.raises(EdgeError):  # nobody who shows no certificate
-        RemoteDevice(Endpoint("host", paired_worker.address)).capability(verifier_cut.work.model)
+        RemoteDevice(Endpoint("host", paired_worker.address)).describe(verifier_cut.work.model)
 
 
 def test_a_plan_that_names_nobody(verifier_cut: Cut) -> None:
@@ -215,12 +215,10 @@ def test_a_plan_that_names_nobody(verifier_cut: Cut) -> None:
 def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_cut: Cut) -> None:
     work, layers = verifier_cut.work, verifier_cut.layers
     weights = sum(layers.path(work.model, layer).stat().st_size for layer in range(12))
-    with WorkerServer(WeightCache(layers, memory=weights + 1_000_000), ANYWHERE, threads=1) as worker:
+    with WorkerServer(WeightCache(layers, memory=weights + 1_000_000), ANYWHERE) as worker:
         place = Endpoint("a", worker.address)
-        one, stage = weights / 12, 500_000.0
-        member = RemoteDevice(place, layer_bytes=one, stage_bytes=stage)
-        assert member.capability(work.model).most == int((weights + 1_000_000 - stage) / one)
-        assert RemoteDevice(place, layer_bytes=one + 1e6, stage_bytes=stage).capability(work.model).most < 12
+        member = RemoteDevice(place)
+        assert member.describe(work.model).memory == weights + 1_000_000
         pipeline = Pipeline([(member.stage_host(), work)])
         future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
         with pytest.raises(DeviceLost, match=r"Layers 1-12 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens"):
@@ -233,7 +231,7 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
 ) -> None:
     """Whoever may have layers computed says how long a session is, up to a million positions."""
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
-    monkeypatch.setattr("edgellm.mesh.device_profiler.free_memory", lambda: (100_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (100_000_000, "a test"))
     worker = serve_worker(ModelFile.open(verifier_path), "127.0.0.1", 0, paired_only=False, memory=None, keep=1.0)
     try:
         n_vocab = next(t.shape[-1] for t in check_gguf(verifier_path).tensors if t.name == "token_embd.weight")

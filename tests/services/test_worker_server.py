@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgellm.coldstart import hardware
 from edgellm.engine import Floats, Ids
 from edgellm.layer_range import LayerRange, StageShare
+from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
 from edgellm.mesh.messages import Forward, StageAnswer, StageSpec
@@ -120,7 +122,7 @@ def test_this_process_may_be_a_stage_too(workers: list[WorkerServer], verifier_c
     for places in ("here first", "here between", "here last"):
         hosts: list[StageHost] = [RemoteDevice(Endpoint(str(at), workers[at].address)).stage_host() for at in range(2)]
         at = ("here first", "here between", "here last").index(places)
-        hosts.insert(at, LocalStageHost("here", WeightCache(verifier_cut.layers), 1))
+        hosts.insert(at, LocalStageHost("here", WeightCache(verifier_cut.layers)))
         shares = even(work, ["1", "2", "3"])
         stages = [(host, replace(work, layers=s.layers)) for host, s in zip(hosts, shares, strict=True)]
         pipeline = Pipeline(stages)
@@ -141,7 +143,7 @@ def test_a_worker_that_stops_is_replaced(workers: list[WorkerServer], verifier_c
         token = session.submit(text, NOTHING).result().tokens
         assert int(token[0]) == own[at]
         text = np.append(text, token).astype(np.int32)
-    assert [share.name for share in verifier.mesh.shares] == ["a", "c"]
+    assert "b" not in [share.name for share in verifier.mesh.shares]
     assert "b: it does not answer, or no longer does" in told[0]
     verifier.close()
 
@@ -151,7 +153,18 @@ def test_weights_stay_warm_for_the_next_coordinator(workers: list[WorkerServer],
     verifier.open(GenerationState()).submit(PROMPT, NOTHING).result()
     verifier.close()
     member = RemoteDevice(Endpoint("a", workers[0].address))
-    assert member.capability(verifier_cut.work.model).warm == frozenset(range(12))
+    assert member.describe(verifier_cut.work.model).layers.loaded == frozenset(range(12))
+
+
+def test_a_worker_that_computes_elsewhere_than_it_was_measured_is_not_measured(verifier_cut: Cut) -> None:
+    measured = replace(hardware.devices()[0], unit="")
+    model = verifier_cut.work.model
+    for unit, known in (("", True), ("Card0", False)):
+        weights = WeightCache(verifier_cut.layers, unit=ComputeUnit(name=unit))
+        with WorkerServer(weights, ANYWHERE) as worker:
+            found = RemoteDevice(Endpoint("a", worker.address), known=measured).describe(model)
+        assert (found.unit, found.flops == measured.flops) == (unit, known)
+        assert found.layers.stored == frozenset(range(12))
 
 
 def test_pieces_of_several_layers_are_not_cut_when_it_is_planned_anew(
@@ -163,12 +176,12 @@ def test_pieces_of_several_layers_are_not_cut_when_it_is_planned_anew(
     with ExitStack() as running:
         places = []
         for name, layers in (("a", threes), ("b", verifier_cut.layers), ("c", threes)):
-            worker = running.enter_context(WorkerServer(WeightCache(layers), ANYWHERE, threads=1))
+            worker = running.enter_context(WorkerServer(WeightCache(layers), ANYWHERE))
             places.append((worker, RemoteDevice(Endpoint(name, worker.address))))
         (_, a), (lost, b), (_, c) = places
-        able = a.capability(work.model)
+        able = a.describe(work.model).layers
         assert (able.begins, able.ends) == (frozenset({0, 3, 6, 9}), frozenset({2, 5, 8, 11}))
-        assert (b.capability(work.model).begins, b.capability(work.model).ends) == (None, None)
+        assert (b.describe(work.model).layers.begins, b.describe(work.model).layers.ends) == (None, None)
         mesh = Mesh(
             [a, b, c],
             [StageShare("a", LayerRange(0, 3)), StageShare("b", LayerRange(3, 9)), StageShare("c", LayerRange(9, 12))],
@@ -239,7 +252,7 @@ def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> N
     others = reserve(cache, work)
     cache.asked.clear()
     cache.gave.clear()
-    with WorkerServer(cache, ANYWHERE, threads=1) as worker:
+    with WorkerServer(cache, ANYWHERE) as worker:
         host = RemoteDevice(Endpoint("a", worker.address)).stage_host()
         host.begin(work, lambda _event: None, None, lambda: False)
         assert cache.asked.wait(60)
@@ -248,6 +261,6 @@ def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> N
         others.close()
         assert cache.gave.wait(60)
         until = time.monotonic() + 120
-        while cache.free_bytes < weights + wanted and time.monotonic() < until:
+        while cache.available()[0] < weights + wanted and time.monotonic() < until:
             time.sleep(0.01)
-        assert cache.free_bytes == weights + wanted
+        assert cache.available()[0] == weights + wanted

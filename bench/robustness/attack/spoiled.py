@@ -138,7 +138,7 @@ def spoil_lines() -> Iterator[str]:
         os.environ["EDGELLM_HOME"] = folder
         store = LayerStore(Path(folder) / "layers", 10**9)
         cache = WeightCache(WholeModel(file, store))
-        with WorkerServer(cache, Address("127.0.0.1", 0), threads=1, stored=StoredLayers(store)) as running:
+        with WorkerServer(cache, Address("127.0.0.1", 0), stored=StoredLayers(store)) as running:
             workers = discover_workers((), [("desk", running.address)])
 
             def look() -> Survey:

@@ -191,8 +191,9 @@ def chat(
     reports = None
     if mesh is not None:
         opened, reports = over_devices(
-            mesh, verifier, peer or (), draft, max_tokens, as_json=as_json, explain=explain, history=history
-        )
+            mesh, verifier, peer or (), draft, max_tokens, as_json=as_json, explain=explain, history=history,
+            hardware=hardware,
+        )  # fmt: skip
         pair = opened.pair
     else:
         with Loading() as loading:

@@ -54,6 +54,7 @@ from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.engine import Model, ModelFile
+    from edgellm.engine.hardware import Hardware
     from edgellm.http.server import HttpServer
     from edgellm.services.server.servers import Listener, WorkerServer
     from edgellm.services.server.verification_service import ServerEvent
@@ -113,14 +114,16 @@ def serve_worker(
     memory: float | None,
     keep: float,
     store: float | None = None,
+    hardware: Hardware | None = None,
 ) -> WorkerServer:
     """Start a worker. It has all layers of `model`, if given, and those that other devices upload, up to `store`
-    gigabytes on disk. Its `memory` is limited, in gigabytes; by default to nine tenths of what is free now, since
-    otherwise other devices would decide how much it takes.
+    gigabytes on disk, and computes as `hardware` says. Its `memory` is limited, in gigabytes; by default to nine tenths
+    of what is free now, or what a graphics card has free, since otherwise other devices would decide how much it takes.
 
-    Raises what `WorkerServer` and, if the model cannot be cut, `WholeModel` raise.
+    Raises what `WorkerServer`, `ComputeUnit.choose` and, if the model cannot be cut, `WholeModel` raise.
     """
-    from edgellm.mesh.device_profiler import free_memory
+    from edgellm.engine.hardware import ON_PROCESSOR
+    from edgellm.mesh.compute_unit import ComputeUnit
     from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
     from edgellm.mesh.weight_cache import WeightCache
     from edgellm.rpc.address import Address
@@ -129,16 +132,18 @@ def serve_worker(
     from edgellm.storage.layers.store import LayerStore
 
     address = Address.of(host, port)
+    unit = ComputeUnit.choose(hardware or ON_PROCESSOR)
     trust = None if address.loopback and not paired_only else Trust.load()
     layer_store = LayerStore(limit=None if store is None else int(store * 1e9))
     stored = StoredLayers(layer_store)
     own = () if model is None else (WholeModel(model, layer_store),)
     layers = SeveralSources(*own, stored)
-    limit, reason = free_memory() if memory is None else (int(memory * 1e9), "--memory")
-    cache = WeightCache(layers, memory=limit, keep=keep)
+    limit, reason = unit.available() if memory is None else (int(memory * 1e9), "--memory")
+    cache = WeightCache(layers, unit=unit, memory=limit, keep=keep)
     server = WorkerServer(cache, address, on_event=_print_event, trust=trust, stored=stored)
     server.start()
     say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold")
+    say(f"Layers are computed on {unit.name or 'the processor'} ({unit.description}): {unit.reason}.", style="dim")
     say(f"Memory for layers and caches: {size(limit)} ({reason}).", style="dim")
     return server
 
@@ -287,11 +292,13 @@ def serve(
                 server, model or "edgellm-verifier", host, port, paired_only, announce, interface, defaults, hardware
             )
         else:
-            _serve_worker(server, model, host, port, paired_only, memory, keep, store, announce, interface)
+            _serve_worker(
+                server, model, host, port, paired_only, memory, keep, store, announce, interface, hardware.of(VERIFIER)
+            )
 
 
 _LINK = {"model", "host", "port", "paired_only", "announce", "interface"}
-_TEMPLATE = {"think", "reasoning_effort", "template_arg"}
+_TEMPLATE = {"think", "reasoning_effort", "template_arg", "ctx_size", "batch_size"}  # of whoever asks for replies
 _USES = {
     Role.PAIR: {"draft", "verifier", "peer", "mesh", "plan"} | _TEMPLATE,
     Role.VERIFIER: _LINK | _TEMPLATE,
@@ -320,13 +327,15 @@ def _check_role(role: Role, ctx: typer.Context) -> None:
 
 def _serve_worker(
     http: HttpServer | None, model: str | None, host: str, port: int, paired_only: bool, memory: float | None,
-    keep: float, store: float | None, announce: bool, interface: list[str] | None,
+    keep: float, store: float | None, announce: bool, interface: list[str] | None, hardware: Hardware,
 ) -> None:  # fmt: skip
     from edgellm.engine import ModelFile
     from edgellm.storage import resolve
 
     file = None if model is None else ModelFile.open(resolve(model))
-    worker = serve_worker(file, host, port, paired_only=paired_only, memory=memory, keep=keep, store=store)
+    worker = serve_worker(
+        file, host, port, paired_only=paired_only, memory=memory, keep=keep, store=store, hardware=hardware
+    )
     with ExitStack() as closing:
         closing.callback(worker.close)
         if http is not None:
@@ -351,7 +360,15 @@ def _serve_pair(
         from edgellm.http.mesh_status import MeshRecorder
 
         opened, _ = over_devices(
-            mesh, verifier, peer or (), draft, PLANNED, as_json=False, explain=False, sessions=sessions
+            mesh,
+            verifier,
+            peer or (),
+            draft,
+            PLANNED,
+            as_json=False,
+            explain=False,
+            sessions=sessions,
+            hardware=hardware,
         )
         served = ServedModel(
             opened.pair, served_name(local), in_turns=False, options=defaults, recorder=MeshRecorder(opened)

@@ -14,6 +14,7 @@ from edgellm.cli.views.console import err, format_age, is_terminal, one_line, sa
 
 if TYPE_CHECKING:
     from edgellm.engine import ModelFile
+    from edgellm.engine.hardware import Hardware
     from edgellm.errors import EdgeError
     from edgellm.mesh.fleet_profiler import MeasuredLink, MeasuredSpeed, Survey
     from edgellm.rpc.discovery.workers import Worker
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
 _QUIET_SECONDS = 1.0  # before progress is printed
 
 
-def survey_home(model: ModelFile, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = ()) -> Survey:
-    """Find the workers, and survey them and this device for a model. Arguments as for `find_home_workers`."""
-    return survey_workers(model, find_home_workers(interface, peers), fresh)
+def survey_home(
+    model: ModelFile, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = (), *, hardware: Hardware
+) -> Survey:
+    """Find the workers, and survey them and this device for a model. Arguments as for `find_home_workers` and
+    `survey_workers`."""
+    return survey_workers(model, find_home_workers(interface, peers), fresh, hardware)
 
 
 def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:
@@ -36,12 +40,15 @@ def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()
         return discover_workers(chosen_hosts(interface or ()), places)
 
 
-def survey_workers(model: ModelFile, workers: Sequence[Worker], fresh: bool) -> Survey:
-    """Measure what this device and `workers` can do with a model, if unknown or `fresh`; print which are left out."""
+def survey_workers(model: ModelFile, workers: Sequence[Worker], fresh: bool, hardware: Hardware) -> Survey:
+    """Measure what this device, as `hardware` has it compute, and `workers` can do with a model, if unknown or `fresh`;
+    print which are left out."""
     from edgellm.mesh.home_workers import measure_workers
 
     with progress("asking the devices") as update:
-        found = measure_workers(model, workers, fresh, lambda device, activity: update(f"{device}: {activity}"))
+        found = measure_workers(
+            model, workers, fresh, lambda device, activity: update(f"{device}: {activity}"), hardware
+        )
     print_left_out(found.left_out)
     for sentence in found.doubts():
         say(sentence, style="yellow")
@@ -52,6 +59,15 @@ def print_left_out(devices: Sequence[tuple[str, EdgeError]]) -> None:
     """Print which devices cannot be used, and why."""
     for name, trouble in devices:
         say(f"left out: {name}: {trouble}", style="dim")
+
+
+def print_units(home: Survey) -> None:
+    """Print what computes on each device, and why."""
+    for name, speed in home.speeds.items():
+        figures = speed.figures
+        if figures.unit_reason:  # devices of an earlier version do not say
+            unit = figures.unit or "the processor"
+            say(one_line(f"{name} computes on {unit} ({figures.processor}): {figures.unit_reason}."), style="dim")
 
 
 @contextmanager
@@ -94,7 +110,7 @@ def _cells(row: Mapping[str, Any]) -> Iterator[str]:
         yield from ("-", "-", "-", "-")
     else:
         slow, fast = speed["gflops"][0], max(speed["gflops"])
-        yield f"{_rate(slow)}-{_rate(fast)} GFLOP/s"
+        yield f"{_rate(slow)}-{_rate(fast)} GFLOP/s" + (f" ({speed['unit']})" if speed["unit"] else "")
         yield f"{speed['weights_gb_s']:.1f} GB/s" if speed["weights_gb_s"] else "-"
         yield f"{speed['disk_mb_s']:.0f} MB/s"
         yield size(speed["memory"])
@@ -145,6 +161,7 @@ def _speed(speed: MeasuredSpeed) -> dict[str, Any]:
         "weights_gb_s": round(figures.layer / figures.seconds[0] / 1e9, 2) if figures.rows[0] == 1 else None,
         "disk_mb_s": round(figures.disk / 1e6, 1), "disk_reason": figures.disk_reason, "memory": figures.memory,
         "memory_reason": figures.memory_reason, "threads": figures.threads, "processor": figures.processor,
+        "unit": figures.unit, "unit_reason": figures.unit_reason,
         "taken": figures.taken, "age_s": _age(figures.taken), "reason": figures.reason,
         "doubt": figures.doubt,
     }  # fmt: skip

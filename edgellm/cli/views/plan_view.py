@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from rich.console import Console
@@ -26,9 +26,10 @@ WIDEST = 72  # characters of a chart
 
 def print_plan(
     console: Console, plan: Plan, model: ModelCosts, tokens_in: int, tokens_out: int, milliseconds: float,
-    moves: Sequence[tuple[str, int]] | None = None,
+    moves: Sequence[tuple[str, int]] | None = None, units: Mapping[str, str] | None = None,
 ) -> None:  # fmt: skip
-    """Print a plan. `moves`: bytes of layers that each device still lacks, if known."""
+    """Print a plan. `moves`: bytes of layers that each device still lacks, if known; `units`: the graphics cards of
+    those devices that compute on some."""
     reply = plan.objective == "reply"
     goal = f"the end of a reply of {tokens_out} tokens" if reply else "the first token"
     console.print(
@@ -36,7 +37,7 @@ def print_plan(
         f" prompt of {tokens_in} tokens"
     )
     console.print()
-    console.print(_stages(plan))
+    console.print(_stages(plan, units or {}))
     console.print()
     for line in gantt(plan.option, min(WIDEST, console.width - 24)):
         console.print(line)
@@ -48,7 +49,10 @@ def print_plan(
     console.print(Text(plan.advice, style="bold"), soft_wrap=True)
 
 
-def _stages(plan: Plan) -> Table:
+def _stages(plan: Plan, units: Mapping[str, str]) -> Table:
+    def named(device: str) -> str:
+        return one_line(f"{device} ({units[device]})" if device in units else device)
+
     table = Table(box=None, pad_edge=False)
     for name in ("DEVICE", "LAYERS", "SIZE", "LOAD", "WAIT", "NETWORK", "COMPUTE", "FINISH", "WHY"):
         left = name in ("DEVICE", "WHY")
@@ -56,9 +60,9 @@ def _stages(plan: Plan) -> Table:
     for stage in plan.option.stages:
         times = (stage.load_s, stage.wait_s, stage.network_s, stage.compute_s, stage.finish_s)
         layers = str(stage.layers)
-        table.add_row(one_line(stage.device), layers, size(int(stage.size)), *map(format_seconds, times), stage.reason)
+        table.add_row(named(stage.device), layers, size(int(stage.size)), *map(format_seconds, times), stage.reason)
     for device, reason in plan.unused:
-        table.add_row(one_line(device), "-", *("",) * 6, reason, style="dim")
+        table.add_row(named(device), "-", *("",) * 6, reason, style="dim")
     return table
 
 

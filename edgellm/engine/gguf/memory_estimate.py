@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from edgellm.engine import native
 from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, dimensions
+from edgellm.engine.hardware import CACHE_TYPES
 
 _PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of this
 _OUTPUT, _FLASH, _PLAIN = 2, 4, 6  # rows of the embedding's width that live beside the largest tensors of a pass
@@ -54,17 +55,18 @@ def _cells(context: int) -> int:
     return -(-context // _PAD) * _PAD
 
 
-def costs_of(header: GgufHeader) -> MemoryEstimate:
-    """Return the estimate for a model that can be cut, or for some of its layers.
+def costs_of(header: GgufHeader, cache_type: str | None = None) -> MemoryEstimate:
+    """Return the estimate for a model that can be cut, or for some of its layers, with keys and values of that type.
 
     Raises:
         ModelUnsupported: the header does not say what its layers look like.
     """
     known = dimensions(header)
     exact = all(TENSOR_TYPES[t.kind][0] == "F32" for t in header.tensors)
+    _name, values, size = TENSOR_TYPES[CACHE_TYPES["f32" if exact else cache_type or "f16"]]
     blocks = [t for t in header.tensors if t.name.startswith("blk.")]
     return MemoryEstimate(
-        kv=known.kv_heads * (known.keys + known.values) * (4 if exact else 2), heads=known.heads, width=known.d_model,
+        kv=known.kv_heads * (known.keys + known.values) * size // values, heads=known.heads, width=known.d_model,
         ff=known.d_ff,
         vocabulary=max((t.shape[-1] for t in header.tensors if t.name in ("token_embd.weight", "output.weight")),
                        default=1),

@@ -20,6 +20,7 @@ from edgellm.engine.context import Context
 from edgellm.engine.gguf.reader import TENSOR_TYPES, ModelFile, TensorInfo
 from edgellm.engine.gguf.shard import check_cuttable, cut_bytes
 from edgellm.engine.graph_hooks import Capture
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.model import Model
 from edgellm.engine.timing import minimum_times, plausible_times
 from edgellm.errors import InvalidOption, ModelUnsupported
@@ -112,9 +113,10 @@ def write_random(blocks: Blocks, dst: Path) -> None:
 
 
 def time_passes(
-    path: Path, blocks: Blocks, threads: int | None = None, on_progress: Callable[[str], None] = lambda _: None
+    path: Path, blocks: Blocks, hardware: Hardware = ON_PROCESSOR, on_progress: Callable[[str], None] = lambda _: None
 ) -> tuple[tuple[int, ...], tuple[float, ...], int]:
     """Return growing numbers of tokens, the least seconds of a pass of each through one layer, and the threads used.
+    The layers are computed where `hardware` puts them.
 
     Once a number takes a device too long, larger ones are not tried.
 
@@ -123,9 +125,9 @@ def time_passes(
     rng = np.random.default_rng(1)
     last = blocks.layers - 1
     best: dict[int, float] = {}
-    with Model.load(path) as model:
+    with Model.load(path, hardware=hardware) as model:
         capture = Capture(outputs=(last,), stop_after=last)
-        with Context(model, n_ctx=max(ROWS), n_batch=max(ROWS), threads=threads, capture=capture) as context:
+        with Context(model, n_ctx=max(ROWS), n_batch=max(ROWS), capture=capture) as context:
             context.decode_embeddings(np.zeros((1, blocks.width), dtype=np.float32))  # the weights come from the disk
 
             def timed(rows: int) -> float:

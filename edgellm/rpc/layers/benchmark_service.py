@@ -43,7 +43,8 @@ class DeviceFigures:
 
     `seconds[i]` is the time of a pass of `rows[i]` tokens through one layer of the shape and quantisation `block` (the
     hash of a header), whose weights are `layer` bytes. `disk`: bytes/s of a cold load. `memory`: bytes free for layers.
-    `waited`: the share of its time that the process waited for a processor.
+    `waited`: the share of its time that the process waited for a processor. `unit`: the graphics cards that compute,
+    such as CUDA0, empty for the processor, and `unit_reason` why; `processor`: what its maker calls it.
     """
 
     taken: int
@@ -60,6 +61,8 @@ class DeviceFigures:
     processor: str
     version: str
     waited: float = 0.0
+    unit: str = ""
+    unit_reason: str = ""
 
     def __post_init__(self) -> None:
         """Raise ProtocolError for numbers that cannot have been measured."""
@@ -86,6 +89,7 @@ def write_figures(figures: DeviceFigures) -> pb.Figures:
         seconds=figures.seconds, layer=figures.layer, disk=figures.disk, disk_reason=figures.disk_reason,
         memory=figures.memory, memory_reason=figures.memory_reason, threads=figures.threads,
         processor=figures.processor, version=figures.version, waited=figures.waited,
+        unit=figures.unit, unit_reason=figures.unit_reason,
     )  # fmt: skip
 
 
@@ -95,6 +99,7 @@ def read_figures(message: pb.Figures) -> DeviceFigures:
         message.taken, message.reason[:200], message.block.hex()[:64], tuple(message.rows), tuple(message.seconds),
         message.layer, message.disk, message.disk_reason[:200], message.memory, message.memory_reason[:200],
         message.threads, message.processor[:100], message.version[:40], message.waited,
+        message.unit[:100], message.unit_reason[:200],
     )  # fmt: skip
 
 

@@ -177,7 +177,7 @@ class MeasureReply(_message.Message):
     def __init__(self, doing: _Optional[str] = ..., figures: _Optional[_Union[Figures, _Mapping]] = ...) -> None: ...
 
 class Figures(_message.Message):
-    __slots__ = ("taken", "reason", "block", "rows", "seconds", "layer", "disk", "disk_reason", "memory", "memory_reason", "threads", "processor", "version", "waited")
+    __slots__ = ("taken", "reason", "block", "rows", "seconds", "layer", "disk", "disk_reason", "memory", "memory_reason", "threads", "processor", "version", "waited", "unit", "unit_reason")
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +192,8 @@ class Figures(_message.Message):
     PROCESSOR_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAITED_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    UNIT_REASON_FIELD_NUMBER: _ClassVar[int]
     taken: int
     reason: str
     block: bytes
@@ -206,7 +208,9 @@ class Figures(_message.Message):
     processor: str
     version: str
     waited: float
-    def __init__(self, taken: _Optional[int] = ..., reason: _Optional[str] = ..., block: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., layer: _Optional[int] = ..., disk: _Optional[float] = ..., disk_reason: _Optional[str] = ..., memory: _Optional[int] = ..., memory_reason: _Optional[str] = ..., threads: _Optional[int] = ..., processor: _Optional[str] = ..., version: _Optional[str] = ..., waited: _Optional[float] = ...) -> None: ...
+    unit: str
+    unit_reason: str
+    def __init__(self, taken: _Optional[int] = ..., reason: _Optional[str] = ..., block: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., layer: _Optional[int] = ..., disk: _Optional[float] = ..., disk_reason: _Optional[str] = ..., memory: _Optional[int] = ..., memory_reason: _Optional[str] = ..., threads: _Optional[int] = ..., processor: _Optional[str] = ..., version: _Optional[str] = ..., waited: _Optional[float] = ..., unit: _Optional[str] = ..., unit_reason: _Optional[str] = ...) -> None: ...
 
 class FlowFrame(_message.Message):
     __slots__ = ("data", "want", "come", "seconds")

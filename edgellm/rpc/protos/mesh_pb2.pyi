@@ -19,7 +19,7 @@ class HoldsRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., pieces: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ...) -> None: ...
 
 class HoldsReply(_message.Message):
-    __slots__ = ("protocol", "layers", "warm", "memory", "version", "begins", "ends", "brought")
+    __slots__ = ("protocol", "layers", "warm", "memory", "version", "begins", "ends", "brought", "unit")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     WARM_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class HoldsReply(_message.Message):
     BEGINS_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     BROUGHT_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     layers: _containers.RepeatedScalarFieldContainer[int]
     warm: _containers.RepeatedScalarFieldContainer[int]
@@ -36,7 +37,8 @@ class HoldsReply(_message.Message):
     begins: _containers.RepeatedScalarFieldContainer[int]
     ends: _containers.RepeatedScalarFieldContainer[int]
     brought: _containers.RepeatedCompositeFieldContainer[_layers_pb2.Piece]
-    def __init__(self, protocol: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., warm: _Optional[_Iterable[int]] = ..., memory: _Optional[int] = ..., version: _Optional[str] = ..., begins: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., brought: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ...) -> None: ...
+    unit: str
+    def __init__(self, protocol: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., warm: _Optional[_Iterable[int]] = ..., memory: _Optional[int] = ..., version: _Optional[str] = ..., begins: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., brought: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ..., unit: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("prepare", "parcel", "tell", "waiting")

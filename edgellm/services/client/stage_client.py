@@ -12,11 +12,11 @@ from time import monotonic
 import grpc
 import grpc.aio
 
+from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, LayersRefused, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
 from edgellm.mesh.pipeline import Post, StageHost
-from edgellm.mesh.placement import DeviceCapability
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, open_channel, run_in_network_loop
 from edgellm.rpc.layers.codec import read_pieces, write_pieces
@@ -67,26 +67,24 @@ class RemoteDevice:
 
     def __init__(
         self, endpoint: Endpoint, timeouts: Timeouts | None = None, *, direct: bool = True,
-        known: DeviceCapability | None = None,
-        layer_bytes: float = 0.0, stage_bytes: float = 0.0, own: OwnPieces = lambda _wanted: (),
+        known: Device | None = None, own: OwnPieces = lambda _wanted: (),
     ) -> None:  # fmt: skip
         """Set up the device. `direct`: its stage may send rows to the next device itself, if that can be reached.
-        `known`: the known costs of its layers. A layer with its cache takes `layer_bytes` of memory, and each stage
-        `stage_bytes` more. Pieces that were deployed to the worker count if they are among the `own` pieces."""
+        `known`: the device as it was measured. Pieces that were deployed to the worker count if they are among the
+        `own` pieces."""
         self.endpoint, self._timeouts, self._direct = endpoint, timeouts or Timeouts(), direct
         self.name = endpoint.name
-        self._known = known or DeviceCapability(endpoint.name, frozenset())
-        self._layer_bytes, self._stage_bytes, self._own = layer_bytes, stage_bytes, own
+        self._known, self._own = known or Device.unmeasured(endpoint.name), own
 
-    def capability(self, model: str) -> DeviceCapability:
-        """Return the worker's capability. Raise DeviceLost if it does not answer, and the errors of
+    def describe(self, model: str) -> Device:
+        """Return the worker as it is now. Raise DeviceLost if it does not answer, and the errors of
         `connect_authenticated`."""
         known = self._own(())
         reply = run_in_network_loop(self._holds(model, known)).result()
         layers = {piece.layers for piece in _read(reply.brought)} - {piece.layers for piece in known}
         if layers:  # their hashes come from this device's own file: only pieces of that very file are used
             reply = run_in_network_loop(self._holds(model, self._own(layers))).result()
-        return self._capability(reply)
+        return self._described(reply)
 
     def stage_host(self) -> RemoteStageHost:
         return RemoteStageHost(self.endpoint, self._timeouts, self._direct, self._own(()))
@@ -119,15 +117,13 @@ class RemoteDevice:
             )
         return reply
 
-    def _capability(self, reply: pb.HoldsReply) -> DeviceCapability:
-        most = self._known.most
-        if reply.memory and self._layer_bytes:
-            most = min(most, max(0, int((reply.memory - self._stage_bytes) / self._layer_bytes)))
+    def _described(self, reply: pb.HoldsReply) -> Device:
         bounded = bool(reply.begins or reply.ends)  # else a stage there may begin and end anywhere
-        return replace(
-            self._known, holds=frozenset(reply.layers), warm=frozenset(reply.warm), most=most, memory=reply.memory,
-            begins=frozenset(reply.begins) if bounded else None, ends=frozenset(reply.ends) if bounded else None,
+        layers = LayersOnDevice(
+            frozenset(reply.layers), frozenset(reply.warm),
+            frozenset(reply.begins) if bounded else None, frozenset(reply.ends) if bounded else None,
         )  # fmt: skip
+        return self._known.updated(layers, float(reply.memory), reply.unit)
 
 
 class RemoteStageHost:

@@ -164,7 +164,6 @@ class WorkerService:
         self,
         cache: WeightCache,
         *,
-        threads: int | None,
         notify: Callable[[ServerEvent], None],
         trust: Trust | None,
         guard: AuthInterceptor | None,
@@ -172,7 +171,7 @@ class WorkerService:
     ) -> None:
         """With a `guard`, answer only paired devices with the right to compute here. `stored` are those sources of the
         `cache` that other devices uploaded."""
-        self._cache, self._threads, self._notify, self._stored = cache, threads, notify, stored
+        self._cache, self._notify, self._stored = cache, notify, stored
         self._trust, self._guard = trust, guard
         self._stages: dict[bytes, _ServedStage] = {}
         self._changed = asyncio.Condition()
@@ -201,7 +200,9 @@ class WorkerService:
             await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
     def _holds(self, file: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:
-        reply = pb.HoldsReply(protocol=MESH, memory=self._cache.free_bytes, version=ENGINE)
+        reply = pb.HoldsReply(
+            protocol=MESH, memory=self._cache.available()[0], version=ENGINE, unit=self._cache.unit.name
+        )
         if (model := self._cache.layers.open(file, pieces)) is not None:
             reply.layers.extend(sorted(model.held))
             reply.warm.extend(sorted(self._cache.warm(model)))
@@ -274,7 +275,7 @@ class WorkerService:
 
     async def _new_stage(self, work: StageSpec, post: Callable[[Event], None]) -> Stage:
         """Create a stage, which may wait for memory. If the call is cancelled, close the stage once it is created."""
-        making = asyncio.ensure_future(asyncio.to_thread(Stage, work, self._cache, post, threads=self._threads))
+        making = asyncio.ensure_future(asyncio.to_thread(Stage, work, self._cache, post))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:

@@ -320,7 +320,6 @@ class WorkerServer(Listener):
         cache: WeightCache,
         address: Address,
         *,
-        threads: int | None = None,
         offers: Sequence[OfferedModel] = (),
         on_event: Callable[[ServerEvent], None] | None = None,
         trust: Trust | None = None,
@@ -334,7 +333,7 @@ class WorkerServer(Listener):
         """
         super().__init__(address, trust)
         self.cache = cache
-        self._threads, self._offers = threads, offers
+        self._offers = offers
         self._notify = on_event or (lambda _event: None)
         self._stored = stored
 
@@ -348,12 +347,12 @@ class WorkerServer(Listener):
         tasks = [asyncio.create_task(self._evict_unused())]
         if guard is not None:
             tasks.append(asyncio.create_task(guard.watch()))
-        service = WorkerService(
-            self.cache, threads=self._threads, notify=self._notify, trust=self.trust, guard=guard, stored=self._stored
-        )
+        service = WorkerService(self.cache, notify=self._notify, trust=self.trust, guard=guard, stored=self._stored)
         server.add_generic_rpc_handlers((service.handlers(),))
         if self._stored is not None:
-            measurer = partial(measure_device, folder=self._stored.store.root, threads=self._threads)
+            measurer = partial(
+                measure_device, folder=self._stored.store.root, unit=self.cache.unit, memory=self.cache.available
+            )
             handlers = layer_handlers(self._stored.store, guard, self._notify_upload, measurer, self.trust)
             server.add_generic_rpc_handlers((handlers,))
         if self.trust is not None and guard is not None:

@@ -103,7 +103,7 @@ class Home:
         return edgellm(self.folder / "owner", "mesh", "deploy", MODEL, "--split", split)
 
     def run(self, split: str = f"here:1-{FIRST},desk:{FIRST + 1}-{LAST + 1}") -> tuple[int, str, str]:
-        words = ("--split", split, "--max-tokens", "12", "--retrieval", "off", "--context-length", "256")
+        words = ("--split", split, "--max-tokens", "12", "--retrieval", "off", "--ctx-size", "256")
         return edgellm(self.folder / "owner", "mesh", "run", MODEL, QUESTION, *words)
 
     def alone(self) -> str:

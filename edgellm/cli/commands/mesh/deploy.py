@@ -17,6 +17,7 @@ from edgellm.cli.commands.mesh.peers import held_by, paired_workers
 from edgellm.cli.commands.mesh.run import Workers
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import model_names
+from edgellm.cli.model_options import VERIFIER, HardwareOptions, with_unit
 from edgellm.cli.views.console import Loading, emit, err, is_terminal, one_line, out, say, size
 from edgellm.cli.views.device_table import find_home_workers, progress, survey_home
 from edgellm.errors import EdgeError, InvalidOption
@@ -24,6 +25,7 @@ from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
 
 if TYPE_CHECKING:
     from edgellm.engine import ModelFile
+    from edgellm.engine.hardware import Hardware
     from edgellm.mesh.deploy import DeployPart, DeployProgress
     from edgellm.rpc.discovery.workers import Worker
 
@@ -38,6 +40,7 @@ class LayerAction(enum.StrEnum):
     CLEAN = "clean"
 
 
+@with_unit
 def deploy(
     model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names, help="As for mesh plan.")],
     split: Annotated[
@@ -54,6 +57,8 @@ def deploy(
     peer: Workers = None,
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    *,
+    hardware: HardwareOptions,
 ) -> None:  # fmt: skip
     from edgellm.engine import ModelFile
     from edgellm.mesh.deploy import deploy as send_layers
@@ -64,7 +69,7 @@ def deploy(
 
     file = ModelFile.open(resolve(model))
     if split is None:
-        named, workers = _planned(file, tokens_in, tokens_out, reply, interface, peer or ())
+        named, workers = _planned(file, tokens_in, tokens_out, reply, interface, peer or (), hardware.of(VERIFIER))
         if [one.name for one in named] == [HERE]:
             say("There is nothing to deploy: the plan uses this device alone, which has the model.")
             if as_json:
@@ -94,13 +99,19 @@ def deploy(
 
 
 def _planned(
-    file: ModelFile, tokens_in: int, tokens_out: int, reply: bool, interface: list[str] | None, peers: Sequence[str]
+    file: ModelFile,
+    tokens_in: int,
+    tokens_out: int,
+    reply: bool,
+    interface: list[str] | None,
+    peers: Sequence[str],
+    hardware: Hardware,
 ) -> tuple[tuple[StageShare, ...], Mapping[str, Worker]]:
     from edgellm.coldstart.plan import plan
     from edgellm.mesh.model_costs import model_costs
     from edgellm.mesh.placement import plan_option_shares
 
-    found = survey_home(file, interface, False, peers)
+    found = survey_home(file, interface, False, peers, hardware=hardware)
     fleet = found.fleet()
     planned = plan(
         fleet.devices,

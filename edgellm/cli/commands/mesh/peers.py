@@ -28,12 +28,13 @@ def peers(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
     from edgellm.engine import ModelFile
+    from edgellm.engine.hardware import ON_PROCESSOR
     from edgellm.mesh.fleet_profiler import stored_link, stored_speed
     from edgellm.storage import resolve
     from edgellm.storage.layers.store import LayerStore
 
     if measure is not None:
-        survey_home(ModelFile.open(resolve(measure)), interface, fresh=True)
+        survey_home(ModelFile.open(resolve(measure)), interface, fresh=True, hardware=ON_PROCESSOR)
     workers = paired_workers(interface)
     stored = LayerStore().models()
     held = [{"model": one.manifest.name, "layers": ranges(one.layers), "size": one.size} for one in stored]

@@ -15,8 +15,9 @@ from edgellm.cli.commands.mesh.peers import peers
 from edgellm.cli.commands.mesh.run import Objective, Workers, run
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import FLEET_FILE, help_text, model_names
+from edgellm.cli.model_options import VERIFIER, HardwareOptions, with_unit
 from edgellm.cli.views.console import emit, out, say
-from edgellm.cli.views.device_table import survey_home
+from edgellm.cli.views.device_table import print_units, survey_home
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Overlap(enum.StrEnum):
     STREAMED = "streamed"
 
 
+@with_unit
 def plan(
     model: Annotated[
         str | None,
@@ -89,6 +91,8 @@ def plan(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw the plan: a .png or .svg file.", show_default=False)
     ] = None,
+    *,
+    hardware: HardwareOptions,
 ) -> None:  # fmt: skip
     from edgellm.coldstart.plan import plan as best_plan
     from edgellm.engine import ModelFile
@@ -100,7 +104,7 @@ def plan(
     home: Survey | None = None
     file = None if model is None else ModelFile.open(resolve(model))
     if devices is None and preset is None and file is not None:
-        home = survey_home(file, interface, measure, peer or ())
+        home = survey_home(file, interface, measure, peer or (), hardware=hardware.of(VERIFIER))
     fleet = _fleet(devices, preset) if home is None else home.fleet()
     planned = _described(fleet) if file is None else model_costs(file)
     began = time.perf_counter()
@@ -114,11 +118,14 @@ def plan(
         _draw(found, planned, plot)
     if as_json:
         doubts = {} if home is None else {"doubtful": home.doubts()}
-        emit(json.dumps(figures(found, milliseconds, overlap.value) | _moves_row(moves) | doubts))
+        emit(json.dumps(figures(found, milliseconds, overlap.value) | _moves_row(moves) | _units_row(home) | doubts))
         return
     from edgellm.cli.views.plan_view import print_plan
 
-    print_plan(out(), found, planned, tokens_in, tokens_out, milliseconds, moves)
+    cards = {} if home is None else {name: one.figures.unit for name, one in home.speeds.items() if one.figures.unit}
+    print_plan(out(), found, planned, tokens_in, tokens_out, milliseconds, moves, cards)
+    if home is not None:
+        print_units(home)
     if plot is not None:
         say(f"wrote {plot}", style="dim")
 
@@ -151,6 +158,14 @@ def _moves(file: ModelFile, found: Plan, home: Survey) -> list[tuple[str, int]]:
 
 def _moves_row(moves: list[tuple[str, int]] | None) -> dict[str, Any]:
     return {} if moves is None else {"move": [{"device": name, "bytes": count} for name, count in moves]}
+
+
+def _units_row(home: Survey | None) -> dict[str, Any]:
+    measured = {} if home is None else {name: speed.figures for name, speed in home.speeds.items()}
+    return {} if home is None else {
+        "units": [{"device": name, "unit": one.unit or None, "processor": one.processor, "reason": one.unit_reason}
+                  for name, one in measured.items()]
+    }  # fmt: skip
 
 
 def _described(fleet: Fleet) -> ModelCosts:

@@ -12,15 +12,25 @@ import typer
 
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import model_names
-from edgellm.cli.model_options import ReasoningEffort, TemplateArgs, Think, thinking
+from edgellm.cli.model_options import (
+    DRAFT,
+    VERIFIER,
+    HardwareOptions,
+    ReasoningEffort,
+    TemplateArgs,
+    Think,
+    thinking,
+    with_hardware,
+)
 from edgellm.cli.views.console import say
-from edgellm.cli.views.device_table import find_home_workers, print_left_out, survey_workers
+from edgellm.cli.views.device_table import find_home_workers, print_left_out, print_units, survey_workers
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import HERE
 
 if TYPE_CHECKING:
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.engine import ModelFile
+    from edgellm.engine.hardware import Hardware
     from edgellm.llm.mesh_llm import OpenedMesh
     from edgellm.mesh.fleet_file import Fleet
     from edgellm.mesh.placement import Placement
@@ -67,6 +77,7 @@ OverDevices = Annotated[
 ]  # fmt: skip
 
 
+@with_hardware
 def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names, help="As for mesh plan.")],
     prompt: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Question.")],
@@ -91,7 +102,7 @@ def run(
     ] = "auto",
     context_length: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Maximum tokens of prompt and reply.", show_default="at most 4096"),
+        typer.Option(metavar="N", min=1, hidden=True),
     ] = None,
     objective: Annotated[
         Objective, typer.Option(help="Without --split: time to minimise, to the first token or the reply's end.")
@@ -100,6 +111,8 @@ def run(
     f32: Annotated[bool, typer.Option("--f32", help="Send activations as 32-bit, not 16-bit floats.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: each token, a summary, the stages.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Explain the split and each chunk.")] = False,
+    *,
+    hardware: HardwareOptions,
 ) -> int:  # fmt: skip
     from edgellm.cli.views.reply_printer import print_reply
     from edgellm.cli.views.timeline_view import Reports
@@ -118,15 +131,21 @@ def run(
     )  # fmt: skip
     fleet = _fleet(split, devices)
     file = ModelFile.open(resolve(model))
-    target = PlanTarget(max(1, len(question) // 4), max_tokens, objective.value, context_length)
+    if context_length is not None:
+        say("--context-length is called --ctx-size now.", style="dim")
+    own = hardware.of(VERIFIER)
+    target = PlanTarget(max(1, len(question) // 4), max_tokens, objective.value, own.n_ctx or context_length)
     placed: Placement | None = None
     if split is None and fleet is None:
-        split, placed = place_at_home(model, file, target, tuple(peer or ()), interface, explain=explain)
+        split, placed = place_at_home(model, file, target, tuple(peer or ()), interface, explain=explain, hardware=own)
     options = MeshOptions(
-        split, fleet, placed, tuple(peer or ()), context_length, sessions=1, wide=f32, tokens_out=max_tokens,
+        split, fleet, placed, tuple(peer or ()), target.context, sessions=1, wide=f32, tokens_out=max_tokens,
         tokens_in=target.tokens_in, objective=target.objective,
     )  # fmt: skip
-    with open_mesh(file, options, draft=draft, notify=lambda text: say(text, style="yellow")) as opened:
+    with open_mesh(
+        file, options, draft=draft, hardware=own, draft_hardware=hardware.of(DRAFT),
+        notify=lambda text: say(text, style="yellow"),
+    ) as opened:  # fmt: skip
         if explain:
             say(opened.reason, style="dim")
         reports = Reports(opened, as_json=as_json)
@@ -138,7 +157,7 @@ def run(
 
 def over_devices(
     mesh: str, model: str, peers: Sequence[str], draft: str, max_tokens: int, *, as_json: bool, explain: bool,
-    sessions: int = 1, history: bool = True,
+    sessions: int = 1, history: bool = True, hardware: HardwareOptions,
 ) -> tuple[OpenedMesh, Reports]:  # fmt: skip
     """Open a mesh for `chat --mesh` and `serve --mesh`. `mesh`: a split, the name of a devices file, or AUTO for the
     best split over the measured devices."""
@@ -149,20 +168,24 @@ def over_devices(
 
     file = ModelFile.open(resolve(model))
     # in a conversation the layers stay loaded, so the time of every token counts, not only that of the first
-    target = PlanTarget(CHAT_TOKENS, max_tokens, "reply", None)
+    own = hardware.of(VERIFIER)
+    target = PlanTarget(CHAT_TOKENS, max_tokens, "reply", own.n_ctx)
     split: str | None = None
     fleet: Fleet | None = None
     placed: Placement | None = None
     if mesh == AUTO:
-        split, placed = place_at_home(model, file, target, peers, None, explain=explain)
+        split, placed = place_at_home(model, file, target, peers, None, explain=explain, hardware=own)
     elif mesh.endswith(".toml"):
         fleet = _fleet(None, Path(mesh).expanduser())
     else:
         split = mesh
     options = MeshOptions(
-        split, fleet, placed, tuple(peers), sessions=sessions, tokens_in=target.tokens_in, tokens_out=max_tokens
+        split, fleet, placed, tuple(peers), target.context, sessions, tokens_in=target.tokens_in, tokens_out=max_tokens
     )
-    opened = open_mesh(file, options, draft=draft, history=history, notify=lambda text: say(text, style="yellow"))
+    opened = open_mesh(
+        file, options, draft=draft, history=history, hardware=own, draft_hardware=hardware.of(DRAFT),
+        notify=lambda text: say(text, style="yellow"),
+    )  # fmt: skip
     return opened, Reports(opened, as_json=as_json)
 
 
@@ -184,9 +207,11 @@ def place_at_home(
     interface: Sequence[str] | None,
     *,
     explain: bool,
+    hardware: Hardware,
 ) -> tuple[str, None] | tuple[None, Placement]:
     """Return the best placement of the layers that the measured devices have; print its reason, and a better one that
-    needs a deployment. Without other devices nothing is measured: return a split with all layers on this one."""
+    needs a deployment. This device computes as `hardware` says. Without other devices nothing is measured: return a
+    split with all layers on this one."""
     from edgellm.llm import mesh_llm
     from edgellm.mesh.model_costs import model_costs
 
@@ -195,14 +220,16 @@ def place_at_home(
         print_left_out([(worker.name, worker.error) for worker in workers if worker.error is not None])
         say("No other device can be used, so this one holds all layers.", style="dim")
         return f"{HERE}:1-{model_costs(file).shape.layers}", None
+    home = survey_workers(file, workers, False, hardware)
     placed = mesh_llm.place_at_home(
-        file, survey_workers(file, workers, False), tokens_in=target.tokens_in, tokens_out=target.tokens_out,
-        objective=target.objective, context=target.context,
+        file, home, tokens_in=target.tokens_in, tokens_out=target.tokens_out, objective=target.objective,
+        context=target.context, hardware=hardware,
     )  # fmt: skip
     if advice := placed.advice(model):
         say(advice, style="yellow")
     say(placed.reason, style="dim")
     if explain:
+        print_units(home)
         for name, why in placed.why():
             say(f"{name}: {why}", style="dim")
     return None, placed
