@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +18,10 @@ import pytest
 
 from edgellm.cli.commands.serve import serve_worker
 from edgellm.engine import ModelFile, check_gguf
-from edgellm.errors import DeviceLost, EdgeError, MeshBroken, PlanImpossible
+from edgellm.errors import DeviceLost, EdgeError, MemoryShort, MeshBroken, PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import StageSpec
+from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
@@ -224,6 +225,26 @@ def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_
         with pytest.raises(DeviceLost, match=r"Layers 1-12 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens"):
             future.result(120)
         pipeline.close()
+
+
+def test_nothing_is_sent_to_a_worker_that_may_still_refuse(verifier_cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent while it refuses would hide the reason."""
+
+    async def refused(*_: object) -> None:
+        await asyncio.sleep(0.2)
+        raise MemoryShort("There is no room.", "Make some.")
+
+    monkeypatch.setattr(mesh_service.WorkerService, "_new_stage", refused)
+    posted: queue.Queue[object] = queue.Queue()
+    with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as worker:
+        host = RemoteDevice(Endpoint("a", worker.address)).stage_host()
+        host.begin(verifier_cut.work, posted.put, None, lambda: True)
+        for number in range(3):
+            host.put(MicroBatch(0, number, 0, PROMPT))
+        lost = posted.get(timeout=60)
+        assert isinstance(lost, StageLost)
+        assert "There is no room." in lost.error.what
+        assert host._unsent == 3
 
 
 def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_free(

@@ -145,6 +145,7 @@ class RemoteStageHost:
         self._progress_mark: tuple[float, int] = (-1.0, -1)
         self._progressed = monotonic()
         self._reports_idle, self._unsent = False, 0
+        self._accepted = asyncio.Event()
 
     def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:
         self._work, self._waiting = work, waiting
@@ -216,9 +217,11 @@ class RemoteStageHost:
                 post(lost_stage)
 
     async def _write(self, call: grpc.aio.StreamStreamCall[bytes, bytes], prepare: bytes) -> None:
-        """Send orders until the end; the reader reports a broken stream."""
+        """Send orders until the end; the reader reports a broken stream. They wait for the worker to accept the stage:
+        gRPC hides its reason for a refusal behind an error of its own where an order fails to be sent meanwhile."""
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(prepare)
+            await self._accepted.wait()
             while (data := await self._orders.get()) is not None:
                 await call.write(data)
                 self._unsent -= data is not _WAITING
@@ -231,6 +234,7 @@ class RemoteStageHost:
         while isinstance(data := await call.read(), bytes):
             report = parse_message(pb.Report, data)
             self._silent_beats = 0
+            self._accepted.set()
             if report.WhichOneof("report") == "working":
                 self._progress(report)
             elif (event := read_event(report, work, self._expected)) is not None:
