@@ -228,6 +228,11 @@ class StageRecord:
         self.loaded = 0
         self.spans: list[TraceSpan] = []
 
+    def request_spans(self, session: int) -> None:
+        """Ask the stage for its spans in place of those known."""
+        self.spans = []
+        self.host.request_trace(session)
+
     def has_loaded(self, layers: int) -> bool:
         """Record that the stage has loaded `layers` layers; return whether it has loaded more since the last call."""
         more, self.loaded = layers > self.loaded, max(layers, self.loaded)
@@ -295,8 +300,7 @@ class Pipeline:
         with self._lock:
             self._traces[session] = missing, there, perf_counter()
         for record in self.records:
-            record.spans = []
-            record.host.request_trace(session)
+            record.request_spans(session)
         if self.lost is None:
             there.wait(seconds)
         with self._lock:

@@ -44,9 +44,13 @@ class RemotePending:
         self._alive, self._should_stop = alive, should_stop
         self.asked = request
         self.position = len(request.prefix)  # number of these tokens that the other end is taken to hold
-        self.bytes_up = 0
-        self.bytes_down = 0
+        self.bytes_up = self.bytes_down = 0
         self._future: Future[Verdict] = Future()
+
+    def count_bytes(self, *, up: int = 0, down: int = 0) -> None:
+        """Count bytes that went to the verifier and came from it for this verdict."""
+        self.bytes_up += up
+        self.bytes_down += down
 
     def done(self) -> bool:
         return self._future.done()
@@ -69,7 +73,7 @@ class RemotePending:
         self.position = position
         rest = replace(self.asked, position=position, prefix=self.asked.prefix[position:])
         data = write_verify(rest).SerializeToString()
-        self.bytes_up += len(data)
+        self.count_bytes(up=len(data))
         return data
 
     @property
@@ -125,7 +129,7 @@ class Stream:
             self._call = self._channel.stream_stream(SESSION, bytes, bytes)()  # type: ignore[call-arg]  # written to
             self._connection.loop_task(self._read(self._call))
             frames.insert(0, self._opening)
-            pending.bytes_up += len(self._opening)
+            pending.count_bytes(up=len(self._opening))
         elif self.over:
             pending.fail(lost("The verifier has ended the session."))
             return
@@ -175,7 +179,7 @@ class Stream:
         if kind is None or pending is None or getattr(frame, kind).round != pending.asked.round:
             raise ProtocolError("The verifier sent an answer without a request.", SAME_VERSION)
         self._silent = 0
-        pending.bytes_down += len(data)
+        pending.count_bytes(down=len(data))
         if kind == "verdict":
             verdict = read_verdict(frame.verdict, pending.asked, self._vocabulary)
             self._pending = None
