@@ -17,7 +17,7 @@ from edgellm.errors import EdgeError, HistoryUnusable, ModelNotFound, ProfileUnu
 from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.gates.fitting import build
-from edgellm.spec.gates.profile import Profile, outdated
+from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.profiler import FirstReply, OnlineProfiler
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions
@@ -35,8 +35,7 @@ LOGS_MOST = 20
 
 @dataclass(frozen=True, slots=True)
 class KeptData:
-    """Counts of what is kept, by kind. Of profiles, those made from replies, and those of an earlier version, which
-    have words of prompts in them."""
+    """Counts of what is kept, by kind. Of profiles, those made from replies, and those with tokens of prompts."""
 
     replies: int = 0
     conversations: int = 0
@@ -77,7 +76,8 @@ def kept() -> KeptData:
 
 
 def forget() -> KeptData:
-    """Remove all that is kept, and return the counts. A profile that was made from a file of prompts stays.
+    """Remove all that is kept, and return the counts. Of a profile that was made from a file of prompts, the
+    measurements stay, and the tokens of prompts are removed.
 
     Raises:
         HistoryUnusable: something cannot be removed.
@@ -141,11 +141,12 @@ def _profiles() -> Iterator[Path]:
 
 
 def _is_personal(path: Path) -> bool:
-    """Return whether a file among the profiles was made from replies, has words of prompts in it, or is damaged."""
+    """Return whether a file among the profiles was made from replies, has tokens of prompts in it, or is damaged."""
     try:
-        return Profile.load(path, own=True).origin != "prompts" or outdated(path)
-    except EdgeError:
+        profile = Profile.load(path, own=True)
+    except ProfileUnusable:
         return True
+    return profile.has_words or profile.origin != "prompts"
 
 
 def _forget_profile(path: Path) -> bool:
@@ -155,7 +156,7 @@ def _forget_profile(path: Path) -> bool:
     try:
         profile = Profile.load(path, own=True)
         if profile.origin == "prompts":
-            profile.save(path)  # in the present form, which has no words
+            profile.without_words().save(path)
             return True
     except (ProfileUnusable, OSError):
         pass
@@ -193,18 +194,12 @@ def profile_path(draft_hash: str, verifier_hash: str) -> Path:
 def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
     """Return the user's own profile of the pair, or the one shipped with edgellm; None without either.
 
-    A profile of an earlier version is rewritten in the current format, without words of prompts.
-
     Raises:
         ProfileUnusable: the user's own is damaged or of another version.
     """
     path = profile_path(draft_hash, verifier_hash)
     if os.path.lexists(path):
-        profile = read_profile(path, draft_hash, verifier_hash, own=True)
-        if outdated(path):
-            with suppress(OSError):
-                profile.save(path)
-        return profile
+        return read_profile(path, draft_hash, verifier_hash, own=True)
     try:
         shipped = bundled(next(iter(ALIASES))).with_name("profile.json")
         return read_profile(shipped, draft_hash, verifier_hash)
@@ -213,7 +208,7 @@ def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
 
 
 def keep_profile(profile: Profile, path: Path) -> None:
-    """Save a profile. An unusable one at `path` is set aside.
+    """Save a profile, without tokens of prompts while the history is off. An unusable one at `path` is set aside.
 
     Raises:
         OSError: it cannot be written.
@@ -223,7 +218,7 @@ def keep_profile(profile: Profile, path: Path) -> None:
             Profile.load(path, own=True)
     except ProfileUnusable:
         set_aside(path)
-    profile.save(path)
+    (profile if History().on else profile.without_words()).save(path)
 
 
 def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool = False) -> Profile:
@@ -315,7 +310,10 @@ class PairStats:
         return self._profile
 
     def use(self, profile: Profile, save: bool = True) -> Path:
-        """Use `profile` from now on, also in later processes if it is saved, and return its file."""
+        """Use `profile` from now on, also in later processes if it is saved, and return its file.
+
+        While the history is off, tokens of prompts are left out of what is saved.
+        """
         self._profile = profile
         path = profile_path(profile.draft_hash, profile.verifier_hash)
         if save:

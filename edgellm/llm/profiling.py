@@ -232,7 +232,7 @@ def profile_pair(
     finally:
         session.close()
     profile = build(
-        runs, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=kind.layers,
+        runs, prompts=prompts, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=kind.layers,
         batch_seconds=batch, exits=points, hesitates=below,
     )  # fmt: skip
     by_name = {

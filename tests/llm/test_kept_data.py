@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import sys
@@ -12,16 +11,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edgellm.cli.entrypoint import run
 from edgellm.errors import HistoryUnusable
 from edgellm.llm import LLM, profile_path
-from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, find_profile, forget, keep_profile, kept, tidy
+from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, forget, keep_profile, kept, tidy
 from edgellm.places import cache_dir, data_dir, state_dir
-from edgellm.spec.gates.offload_policy import JUDGED, NAMES
-from edgellm.spec.gates.profile import Profile, outdated
+from edgellm.spec.gates.profile import Profile
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, Conversations, typed_lines
 from edgellm.storage.chat_takeover import old_prompt_file
@@ -42,18 +39,9 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def profile() -> Profile:
-    return Profile.load(MODELS / "profile.json")
-
-
-def save_with_words(profile: Profile, path: Path) -> None:
-    """Save a profile as the version before did, which had a signal of the prompt's words."""
-    profile.save(path)
-    fields = json.loads(path.read_text())
-    trouble = {"usual": 1.5, "least": 0.5, "most": 3.0, "tokens": [99887766], "weights": [0.25]}
-    for policy in fields["policies"]:
-        policy["hope"]["weights"].insert(len(JUDGED), 0.5)
-        policy["hope"]["bias"] -= 0.5 * 1.5
-    path.write_text(json.dumps(fields | {"version": 6, "trouble": trouble}))
+    found = Profile.load(MODELS / "profile.json")
+    assert found.has_words
+    return found
 
 
 @pytest.fixture
@@ -64,9 +52,9 @@ def _everything(profile: Profile) -> None:
     write_state(old_prompt_file(), f"\n# 2026-01-01 00:00:00.000000\n+{SECRET}\n")
     Conversations().save(Conversation.new().with_turns([("user", SECRET)]))
     folder = data_dir() / "profiles"
-    save_with_words(profile, folder / "words.json")
-    replace(profile, origin="first replies").save(folder / "replies.json")
-    profile.save(folder / "none.json")
+    profile.save(folder / "words.json")
+    replace(profile.without_words(), origin="first replies").save(folder / "replies.json")
+    profile.without_words().save(folder / "none.json")
     write_state(folder / "pair.first.jsonl", SECRET)
     write_state(cache_dir() / "curves" / "curve.json", SECRET)
     write_state(state_dir() / "logs" / "crash-1.log", SECRET)
@@ -86,8 +74,7 @@ def test_forgetting_counts_what_it_removes_and_leaves_nothing(profile: Profile) 
     assert str(ALL) == "1 reply, 1 conversation, 2 typed lines, 3 profiles, 1 cost curve, 1 crash log"
     left = {path.name: Profile.load(path) for path in (data_dir() / "profiles").iterdir()}
     assert set(left) == {"words.json", "none.json"}
-    assert [replace(each, policies=()) for each in left.values()] == [replace(profile, policies=())] * 2
-    assert found("99887766") == []
+    assert list(left.values()) == [profile.without_words()] * 2
 
 
 @pytest.mark.usefixtures("_everything")
@@ -190,28 +177,16 @@ def test_lines_that_were_typed_before_are_taken_over_unless_the_history_is_off()
     assert not old_prompt_file().exists()
 
 
-def test_an_unusable_profile_is_set_aside(profile: Profile, tmp_path: Path) -> None:
+def test_no_token_of_a_prompt_is_saved_in_a_profile_while_the_history_is_off(profile: Profile, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text("damaged")
     keep_profile(profile, path)
     assert Profile.load(path) == profile
     assert (tmp_path / "profile.json.aside").read_text() == "damaged"
+    History().turn_off()
+    keep_profile(profile, path)
+    assert Profile.load(path) == profile.without_words()
     assert path.stat().st_mode & 0o077 == 0
-
-
-def test_a_profile_of_the_version_before_loses_its_words_and_nothing_else(profile: Profile) -> None:
-    path = profile_path(profile.draft_hash, profile.verifier_hash)
-    save_with_words(profile, path)
-    assert outdated(path)
-    taken = find_profile(profile.draft_hash, profile.verifier_hash)
-    assert taken is not None
-    assert replace(taken, policies=()) == replace(profile, policies=())
-    x = np.linspace(-1.0, 3.0, len(NAMES))
-    for before, after in zip(profile.policies, taken.policies, strict=True):
-        assert after.judge(x) == pytest.approx(before.judge(x))
-    assert not outdated(path)
-    assert Profile.load(path, own=True) == taken
-    assert found("99887766") == []
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgellm.spec.gates import fitting
 from edgellm.spec.gates.fitting import fit, fit_rejection, grow, log_loss, log_odds, training_data
-from edgellm.spec.gates.offload_policy import NAMES, Linear, Trees, as_fields, from_fields, sigmoid, without_signal
+from edgellm.spec.gates.offload_policy import NAMES, Linear, Trees, as_fields, from_fields, sigmoid
 from edgellm.spec.gates.profiler import ObservedChunk, Run
 
 RNG = np.random.default_rng(0)
@@ -131,16 +131,3 @@ def test_few_chunks_are_judged_by_a_straight_law(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(fitting, "MIN_FOR_TREES", 500)
     assert isinstance(fit_rejection(runs(500, told=True)).predictor, Trees)
     assert fit_rejection(runs(30, told=True)).losses == {}
-
-
-@given(st.integers(0, 10_000), st.integers(0, 4))
-@settings(max_examples=50)
-def test_a_signal_that_is_gone_is_taken_for_its_value(seed: int, place: int) -> None:
-    rng = np.random.default_rng(seed)
-    x, value = rng.normal(size=(200, 5)), float(rng.normal())
-    truth = (x[:, place] + x[:, 1] > 0.2).astype(np.float64)
-    left = np.delete(x, place, axis=1)
-    filled = np.insert(left, place, value, axis=1)
-    for predictor in (fit(x, truth), grow(x, truth, 5)):
-        fields = json.loads(json.dumps(without_signal(json.loads(json.dumps(as_fields(predictor))), place, value)))
-        assert from_fields(fields, 4).scores(left) == pytest.approx(predictor.scores(filled))

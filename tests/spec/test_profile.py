@@ -102,7 +102,7 @@ def test_it_comes_back_from_disk(profile: Profile, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "profile.json"
     profile.save(path)
     assert Profile.load(path) == profile
-    path.write_text(path.read_text().replace('"version": 7', '"version": 0'))
+    path.write_text(path.read_text().replace('"version": 6', '"version": 0'))
     with pytest.raises(ProfileUnusable, match="edgellm profile"):
         Profile.load(path)
     for rubbish in (
@@ -110,9 +110,9 @@ def test_it_comes_back_from_disk(profile: Profile, tmp_path: Path) -> None:
         "7",
         "[]",
         "{}",
-        '{"version": 7}',
         '{"version": 6}',
-        '{"version": 7, "policies": 3, "exits": []}',
+        '{"version": 7}',
+        '{"version": 6, "policies": 3, "exits": []}',
     ):
         path.write_text(rubbish)
         with pytest.raises(ProfileUnusable):

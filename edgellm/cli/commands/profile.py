@@ -72,6 +72,7 @@ def profile(
     from edgellm.llm import LLM
     from edgellm.llm.pair_stats import tidy
     from edgellm.spec.params import BUDGET_CHUNK
+    from edgellm.storage import History
 
     tidy()
     read = read_prompts(prompts)
@@ -112,6 +113,8 @@ def profile(
         return
     _print_profile(found)
     say(f"wrote {path}", style="dim")
+    if found.has_words and not History().on:
+        say("The history is off, so the words of the prompts are left out of it.", style="dim")
 
 
 def _keep(pair: Any, found: Profile, output: Path | None) -> Path:
@@ -162,7 +165,7 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
 
 def figures(found: Profile) -> dict[str, Any]:
     """Return the figures of a profile for a script, without the chunks that it keeps."""
-    left_out = ("confidence", "importance", "tokens", "perplexities", "policies")
+    left_out = ("confidence", "importance", "tokens", "perplexities", "policies", "difficulty")
     from edgellm.spec.gates.offload_policy import SHARES
 
     layer, why = found.best_exit()

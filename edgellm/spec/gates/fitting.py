@@ -34,6 +34,8 @@ from edgellm.spec.gates.offload_policy import (
 )
 from edgellm.spec.gates.profile import ExitPoint, Profile, all_conf, all_imp, solve
 from edgellm.spec.gates.profiler import Run
+from edgellm.spec.gates.prompt_difficulty import with_difficulty
+from edgellm.spec.types import Ids
 
 KEPT = 512
 """Sampled chunks that a profile keeps: quantiles of a budget need no more."""
@@ -53,6 +55,7 @@ Flags = npt.NDArray[np.bool_]
 def build(
     runs: Sequence[Run],
     *,
+    prompts: Sequence[Ids] = (),
     draft_hash: str,
     verifier_hash: str,
     gamma: int,
@@ -62,7 +65,8 @@ def build(
     exits: tuple[ExitPoint, ...] = (),
     hesitates: float = 0.0,
 ) -> Profile:
-    """Build the profile from `runs`; the other arguments are its fields.
+    """Build the profile from `runs`; the other arguments are its fields. With their `prompts`, in the same order, the
+    gate judges a chunk by the words of its prompt, too.
 
     Raises:
         InvalidOption: the runs have too few chunks.
@@ -80,6 +84,7 @@ def build(
     ]
     step = max(1, len(alone) // KEPT)
     tokens = [c for run in runs for c in run.confidence]
+    difficulty, runs = with_difficulty(runs, prompts)
     rejection = fit_rejection(runs)
     profile = Profile(
         draft_hash=draft_hash,
@@ -103,6 +108,7 @@ def build(
         batch_seconds=batch_seconds,
         exits=exits,
         hesitates=hesitates,
+        difficulty=difficulty,
     )
     return replace(profile, evidence=profile.evidence | gate_evidence(profile, runs, rejection))
 

@@ -47,6 +47,7 @@ NAMES = (
     "copied",  # tokens that were taken from the context
     "copied match",  # log of 1 + matched tokens of those
     "copied doubt",  # of the model at those tokens
+    "prompt difficulty",  # wrong chunks in replies to such prompts (`prompt_difficulty.py`)
 )
 JUDGED = tuple(at for at, name in enumerate(NAMES) if "importance" not in name)
 """Indices of the signals that the fitted gate uses: importance added nothing to confidence (evidence in the profile),
@@ -61,11 +62,13 @@ def surprise(chunk: Chunk) -> float:
     return float(-np.log(np.clip(chunk.confidence.astype(np.float64), _FLOOR, 1.0)).sum())
 
 
-def signals(chunk: Chunk, written: int, usual_importance: float = 0.0, so_far: float = 0.0) -> Vector:
+def signals(
+    chunk: Chunk, written: int, usual_importance: float = 0.0, so_far: float = 0.0, difficulty: float = 0.0
+) -> Vector:
     """Return the signals of a chunk of at least one token after `written` tokens, shape (len(NAMES),).
 
     `usual_importance` replaces the importance of tokens drafted ahead, for which it was not measured. `so_far` is the
-    surprise of all earlier chunks of the reply.
+    surprise of all earlier chunks of the reply, and `difficulty` that of its prompt.
     """
     confidence = chunk.confidence.astype(np.float64)
     doubt = -np.log(np.clip(confidence, _FLOOR, 1.0))
@@ -88,6 +91,7 @@ def signals(chunk: Chunk, written: int, usual_importance: float = 0.0, so_far: f
             np.log1p(written),
             so_far,
             *_context_features(chunk, doubt),
+            difficulty,
         )
     )
 
@@ -227,19 +231,6 @@ def as_fields(predictor: Predictor) -> dict[str, Any]:
     """Return a predictor's fields for JSON."""
     names = ("bias", "places", "edges", "leaves") if isinstance(predictor, Trees) else ("bias", "weights")
     return {name: getattr(predictor, name) for name in names}
-
-
-def without_signal(fields: dict[str, Any], place: int, value: float) -> dict[str, Any]:
-    """Return a predictor's fields without the signal at `place`, which is taken for `value` from now on."""
-    if "weights" in fields:
-        weights = fields["weights"]
-        return {"bias": fields["bias"] + value * weights[place], "weights": weights[:place] + weights[place + 1 :]}
-    places, edges = [], []
-    for tree, asked in zip(fields["places"], fields["edges"], strict=True):
-        answers = [-math.inf if value > edge else math.inf for edge in asked]
-        edges.append([answer if at == place else edge for at, edge, answer in zip(tree, asked, answers, strict=True)])
-        places.append([0 if at == place else at - (at > place) for at in tree])
-    return fields | {"places": places, "edges": edges}
 
 
 def from_fields(fields: dict[str, Any], signals: int = len(JUDGED)) -> Predictor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,11 @@ from edgellm.spec.gates.offload_policy import (
     Trees,
     as_fields,
     from_fields,
-    without_signal,
 )
-from edgellm.storage.state import fields_from_json, read_json, write_state
+from edgellm.spec.gates.prompt_difficulty import USUAL, PromptDifficulty
+from edgellm.storage.state import fields_from_json, from_json, read_json, write_state
 
-VERSION = 7
-_VERSION_WITH_WORDS = 6  # the previous version, with one more signal: words of the prompt
+VERSION = 6
 _GAMMA_MOST = 1024
 
 
@@ -60,7 +59,8 @@ class Profile:
     fully verified replies, and so do `policies`. `confidence` and `importance` (n,) are chunk means in unverified
     replies; `tokens` are confidences of single tokens there, `perplexities` those of whole replies. Times are in
     seconds; `batch_seconds[i]` is the draft model's time for i + 1 rows, empty if not measured. `origin` is `prompts`
-    or `first replies`. `hesitates` is the confidence below which the context's token is drafted.
+    or `first replies`. `hesitates` is the confidence below which the context's token is drafted. `difficulty` estimates
+    that of a prompt from its tokens.
     """
 
     draft_hash: str
@@ -84,6 +84,16 @@ class Profile:
     batch_seconds: tuple[float, ...] = ()
     exits: tuple[ExitPoint, ...] = ()
     hesitates: float = 0.0
+    difficulty: PromptDifficulty = USUAL
+
+    @property
+    def has_words(self) -> bool:
+        """Return whether it contains tokens of the prompts that it was made from."""
+        return bool(self.difficulty.tokens)
+
+    def without_words(self) -> Profile:
+        """Return the same profile without tokens of prompts."""
+        return replace(self, difficulty=self.difficulty.without_words())
 
     @property
     def usual_importance(self) -> float:
@@ -145,6 +155,7 @@ class Profile:
             "rejected": as_fields(self.policies[0].rejected),  # all policies have the same
             "policies": [_fields(policy) for policy in self.policies],
             "exits": [asdict(point) for point in self.exits],
+            "trouble": asdict(fields.pop("difficulty")),
         }
         lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
         write_state(path, f"{{\n{lines}\n}}\n")
@@ -165,43 +176,23 @@ class Profile:
         return found
 
 
-def outdated(path: Path) -> bool:
-    """Return whether a file is a profile of an earlier version, which may contain words of prompts.
-
-    Raises:
-        StateDamaged: it cannot be read.
-    """
-    return bool(read_json(path, lambda found: found.get("version") == _VERSION_WITH_WORDS, links=False))
-
-
 def _parse(found: dict[str, Any]) -> Profile:
     """Return the profile in JSON. Invalid JSON raises KeyError, TypeError or ValueError."""
     fields = dict(found)
-    if fields["version"] == _VERSION_WITH_WORDS:
-        fields = _without_words(fields)
     if fields.pop("version") != VERSION:
         raise ValueError(f"its version is not {VERSION}")
     rejected = from_fields(fields.pop("rejected"))
     policies = tuple(_policy(fitted, rejected) for fitted in fields.pop("policies"))
+    difficulty = from_json(PromptDifficulty, fields.pop("trouble"))
     evidence = {str(name): float(value) for name, value in fields.pop("evidence").items()}  # some are NaN
-    profile = Profile(**fields_from_json(Profile, fields), policies=policies, evidence=evidence)
+    profile = Profile(**fields_from_json(Profile, fields), policies=policies, evidence=evidence, difficulty=difficulty)
     if not (policies and profile.confidence and profile.importance and profile.tokens and profile.perplexities):
         raise ValueError("measurements are missing")
+    if len(difficulty.tokens) != len(difficulty.weights):
+        raise ValueError(f"there are {len(difficulty.tokens)} tokens of prompts, and {len(difficulty.weights)} weights")
     if not 1 <= profile.gamma <= _GAMMA_MOST:
         raise ValueError(f"gamma is {profile.gamma}")
     return profile
-
-
-def _without_words(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a profile of version 6 in the present form: its last signal takes its usual value, and is gone."""
-    usual, last = float(fields["trouble"]["usual"]), len(JUDGED)
-    return {name: value for name, value in fields.items() if name != "trouble"} | {
-        "version": VERSION,
-        "rejected": without_signal(fields["rejected"], last, usual),
-        "policies": [
-            {**policy, "hope": without_signal(policy["hope"], last, usual)} for policy in fields["policies"]
-        ],
-    }  # fmt: skip
 
 
 def _fields(policy: Policy) -> dict[str, Any]:

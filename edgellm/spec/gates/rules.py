@@ -290,6 +290,8 @@ class LearnedGate(Gate):
         self._policy = profile.policy(budget)
         self._threshold = Threshold(self._policy.scores, budget, controller)
         self._seed, self._usual_importance = seed, profile.usual_importance
+        self._prompt_difficulty = profile.difficulty
+        self._difficulty: float | None = None  # of this reply's prompt
         self._so_far = 0.0
         self._p_correct = 1.0  # probability that the reply so far equals the verifier's
 
@@ -297,7 +299,10 @@ class LearnedGate(Gate):
         """See `Gate.decide`."""
         written = state.written
         tie = float(uniforms(self._seed, written, 1, Purpose.GATE)[0, 2])
-        p_rejected, continuation = self._policy.judge(signals(chunk, written, self._usual_importance, self._so_far))
+        if self._difficulty is None:
+            self._difficulty = self._prompt_difficulty.of(state.ids[: state.prompt_tokens])
+        features = signals(chunk, written, self._usual_importance, self._so_far, self._difficulty)
+        p_rejected, continuation = self._policy.judge(features)
         offload, reason = self._threshold.decide(self._p_correct * p_rejected * continuation, tie)
         why = f"{p_rejected:.0%} chance of rejection, {self._p_correct:.0%} that the reply is correct so far: {reason}"
         self._so_far += surprise(chunk)
