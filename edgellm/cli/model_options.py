@@ -182,7 +182,8 @@ def _argument(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise InvalidOption(
-            f"--template-arg is {text!r}.", "Write NAME=VALUE, such as enable_thinking=false; VALUE is JSON or a text."
+            f"--template-arg is {text!r}.",
+            "Write NAME=VALUE, such as enable_thinking=false; VALUE is JSON or plain text.",
         )
     try:
         return name, json.loads(value)

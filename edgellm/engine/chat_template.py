@@ -242,7 +242,7 @@ class ChatTemplate:
         known = [name for name in self._template.arguments() if name not in RESERVED]
         if unknown := sorted(set(arguments) - set(known)):
             raise InvalidOption(
-                f"{unknown[0]!r} is no argument of the chat template of {self._model}.",
+                f"{unknown[0]!r} is not an argument of the chat template of {self._model}.",
                 f"It reads {', '.join(known)}." if known else "It reads none; leave it out.",
             )
 

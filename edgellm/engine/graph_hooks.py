@@ -165,7 +165,7 @@ class Recorder:
     def _kept(self, name: bytes) -> list[Floats]:
         if name not in self._parts:
             raise EngineFailed(
-                f"The last decode showed no {name.decode()}.", "Name the layer in the context's Capture."
+                f"The last decode did not capture {name.decode()}.", "Name the layer in the context's Capture."
             )
         return self._parts[name]
 
@@ -196,7 +196,7 @@ class Recorder:
         tensor = _Tensor.from_address(address)
         cols, rows, heads, streams = tensor.ne
         if tensor.type != lib.GGML_TYPE_F32 or tensor.nb[0] != 4 or tensor.nb[1] != 4 * cols:
-            raise EngineFailed(f"{name.decode()} is not laid out in float32 rows.", "Capture on a device that does so.")
+            raise EngineFailed(f"{name.decode()} is not laid out in float32 rows.", "Capture on another device.")
         if name in self._outputs:
             data = self._buffers.take((rows, cols))
             self._library.ggml_backend_tensor_get(address, data.ctypes.data, 0, data.nbytes)

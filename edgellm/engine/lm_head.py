@@ -146,7 +146,9 @@ class LMHead:
             # llama.cpp's own pages, which take no more memory
             file = np.memmap(model.file.paths[head.part], dtype=np.uint8, mode="r")
         except (AttributeError, OSError) as error:
-            raise EngineFailed("This llama.cpp computes no head alone.", "Take edgellm's own version.") from error
+            raise EngineFailed(
+                "This llama.cpp cannot compute a head on its own.", "Use the version that edgellm installs."
+            ) from error
         self._kind, row = head.kind, head.nbytes // head.shape[1]
         self._guard = native.NativeGuard()
         self._threads = self._share = threads

@@ -163,7 +163,8 @@ class SecurityMiddleware:
             host = hosts[0][:100] if hosts else ""
             # a page whose name was rebound to this address can read this
             return ErrorInfo(
-                403, f"The Host header is {host!r}, which is no name of this server. Use the address that it printed.",
+                403,
+                f"The Host header is {host!r}, which is not a name of this server. Use the address that it printed.",
                 "permission_error", code="wrong_host",
             )  # fmt: skip
         if _is_cross_origin(scope, headers, hosts[0]):

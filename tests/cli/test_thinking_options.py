@@ -101,7 +101,7 @@ def test_wrong_arguments_are_refused_with_those_that_are_right(edge: Edge, think
     assert done.code == 2
     assert "It reads enable_thinking" in done.err
     done = edge("chat", *alone(thinkers["opened"]), "--reasoning-effort", "low", QUESTION)
-    assert "'reasoning_effort' is no argument" in done.err
+    assert "'reasoning_effort' is not an argument" in done.err
     assert edge("chat", *alone(thinkers["channels"]), "--reasoning-effort", "low", QUESTION).code == 0
     done = edge("chat", "--think", "on", QUESTION)
     assert done.code == 2

@@ -213,10 +213,10 @@ def test_think_sets_what_the_template_reads(open_pair: OpenPair) -> None:
 
 
 def test_an_argument_that_the_template_does_not_read_is_refused(open_pair: OpenPair) -> None:
-    with pytest.raises(InvalidOption, match=r"'enable_thought' is no argument .* It reads enable_thinking"):
+    with pytest.raises(InvalidOption, match=r"'enable_thought' is not an argument .* It reads enable_thinking"):
         open_pair("opened").reply(QUESTION, template_args={"enable_thought": True})
     for name in ("messages", "tools", "bos_token", "add_generation_prompt"):
-        with pytest.raises(InvalidOption, match=f"'{name}' is no argument"):
+        with pytest.raises(InvalidOption, match=f"'{name}' is not an argument"):
             open_pair("opened").reply(QUESTION, template_args={name: ""})
     with pytest.raises(InvalidOption, match="cannot be written as JSON"):
         open_pair("opened").reply(QUESTION, template_args={"enable_thinking": object()})

@@ -98,7 +98,7 @@ def chat(
         Exit, typer.Option(metavar="auto|on|off", help="Skip the draft model's last layers for tokens it is sure of.")
     ] = Exit.AUTO,
     exit_threshold: Annotated[
-        float, typer.Option(metavar="P", help="How sure: the probability of the likeliest token less the second's.")
+        float, typer.Option(metavar="P", help="How sure: the likeliest token's probability minus the second's.")
     ] = 0.7,
     learn_profile: Annotated[
         bool,

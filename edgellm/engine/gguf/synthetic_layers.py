@@ -101,7 +101,9 @@ def write_random(blocks: Blocks, dst: Path) -> None:
             file.truncate(len(blocks.header) + blocks.data)
         header = ModelFile.open(dst).header
         if check_cuttable(header) != blocks.layers:
-            raise InvalidOption(f"The layers to measure are not {blocks.layers}.", "Ask for those that there are.")
+            raise InvalidOption(
+                f"The header does not describe {blocks.layers} layers.", "Give the number that it describes."
+            )
         with dst.open("r+b") as file:
             for tensor in header.tensors:
                 file.seek(tensor.offset)

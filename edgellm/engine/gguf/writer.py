@@ -72,7 +72,9 @@ def copied(source: BufferedReader, tensor: TensorInfo) -> Iterator[memoryview]:
     while left:
         n = source.readinto(buffer[:left])
         if not n:
-            raise ModelCorrupt(f"The file ends within tensor {tensor.name}.", "Leave it alone while it is copied.")
+            raise ModelCorrupt(
+                f"The file ends within tensor {tensor.name}.", "Do not change the file while it is copied."
+            )
         left -= n
         yield buffer[:n]
 
