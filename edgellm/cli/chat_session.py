@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 Remember = Callable[[str, str], None]
 RECALLED = 2**16
 """Bytes of past conversations that are drafted from: more would delay the first token of a reply noticeably."""
+_COUNTED = 2**20
+"""Tokens up to which a text that is too long is counted."""
+_MARKUP = 64
+"""Tokens that the chat template adds, at most, when a longer context is proposed."""
 
 
 def recall(pair: LLM) -> Remember | None:
@@ -105,7 +109,7 @@ class ChatSession:
         pair: LLM,
         options: ReplyOptions,
         *,
-        context: Sequence[str],
+        context: Sequence[tuple[str, str]],
         system: str | None,
         remember: Callable[[str, str], None] | None = None,
         history: Sequence[Message] = (),
@@ -113,6 +117,7 @@ class ChatSession:
         reports: Reports | None = None,
     ) -> None:
         """Args:
+        context: names and texts.
         history: earlier messages.
         remember: called with each question, without the context, and its complete reply.
         keep: called with all messages after each reply.
@@ -132,7 +137,8 @@ class ChatSession:
         self._remember, self._reports = remember, reports
 
     def ask(self, prompt: str) -> Reply:
-        """Return the reply to `prompt`. Raises what `LLM.reply` raises, and then does not keep `prompt`."""
+        """Return the reply to `prompt`. Raises what `LLM.reply` raises, and then does not keep `prompt`; PromptTooLong
+        with the tokens of each text, and what would help."""
         self._question = prompt
         if self._reports is not None:
             self._reports.reply_started()
@@ -143,7 +149,7 @@ class ChatSession:
             except PromptTooLong:
                 if not self._leave_out(step):
                     self._left_out = before
-                    raise
+                    raise self._too_long(prompt) from None
             else:
                 if reply.prompt_tokens + self._room() <= self.pair.context_length or not self._leave_out(step):
                     break
@@ -157,12 +163,32 @@ class ChatSession:
             )
         return reply
 
+    def _too_long(self, prompt: str) -> PromptTooLong:
+        """Return the error for texts and a question that are longer than the context."""
+        texts = [*self._context, ("The question", prompt)]
+        if self._system:
+            texts.insert(0, ("The system prompt", self._system))
+        counts: list[tuple[int, str]] = []
+        for name, text in texts:
+            try:
+                counts.append((self.pair.count_tokens(text, _COUNTED), name))
+            except PromptTooLong:
+                counts.append((_COUNTED, name))
+        longest, name = max(counts)
+        length, total = self.pair.context_length, sum(count for count, _ in counts)
+        other = f", {total} with the rest of the prompt" if total > longest else ""
+        more = "more than " if longest == _COUNTED else ""
+        return PromptTooLong(
+            f"{name} has {more}{longest} tokens{other}, and the context holds {length} with the reply.",
+            self.pair.longer_context(total + _MARKUP + self._room()),
+        )
+
     def _request(self, prompt: str) -> Reply:
         from edgellm.llm import compose
 
         opening = [message for message in self._history[: min(1, self._left_out)] if message.role == "system"]
         self._asked = compose(
-            prompt, context=() if self._context_is_sent() else self._context,
+            prompt, context=() if self._context_is_sent() else [text for _, text in self._context],
             history=[*opening, *self._history[self._left_out :]], system=self._system,
         )  # fmt: skip
         return self.pair.reply(self._asked, self.options)

@@ -201,6 +201,7 @@ class Context:
             raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
         self._logits = LogitsView(model.n_vocab)
         self._should_stop: Callable[[], bool] | None = None
+        self._progress: Callable[[int, int], None] | None = None
         self._batch = LlamaBatch(self.n_batch, n_ctx)
         outer = None if capture is None else {capture.stop_after, *capture.outputs}
         # the last layer's output holds only the rows of which logits are wanted
@@ -221,14 +222,17 @@ class Context:
         """The native context, for llama.cpp's own functions."""
         return self._open().pointer
 
-    def set_cancel(self, should_stop: Callable[[], bool] | None) -> None:
+    def set_cancel(
+        self, should_stop: Callable[[], bool] | None, progress: Callable[[int, int], None] | None = None
+    ) -> None:
         """Have decodes ask `should_stop` before each of llama.cpp's batches, and a `Stop` also during a batch.
 
-        A decode that is stopped raises Stopped, and has changed nothing. None: nothing is asked.
+        A decode that is stopped raises Stopped, and has changed nothing. None: nothing is asked. A decode of several
+        batches calls `progress` before the first and after each one, with the number of rows computed and of all.
         """
         if self._owned is not None:
             llama_api.set_cancel(self._owned, should_stop if isinstance(should_stop, Stop) else None)
-        self._should_stop = should_stop
+        self._should_stop, self._progress = should_stop, progress
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
         """Pad decodes of n rows of one sequence to `widths[n]` rows, if that is more and there are free cells.
@@ -448,21 +452,34 @@ class Context:
             raise InvalidOption(f"{wanted} rows of logits exceed n_batch.", f"Ask for at most {self.n_batch} at once.")
         try:
             heads, rest = split(rows, self.n_batch)
-            for r in heads:
-                self._run(self._place(0, r.seq, r.ids, 0), self._batch.tokens)
-                self._lengths[r.seq] += len(r.ids)
-            self._save({r.seq for r in heads})
+            total = sum(len(r.ids) for r in rows)
+            self._decode_heads(heads, total)
             at = 0
             for r in rest:
                 at = self._place(at, r.seq, r.ids, r.outputs)
             if at:
                 self._run(at, batch)
+            if heads and self._progress is not None:
+                self._progress(total, total)
             for r in rest:
                 self._lengths[r.seq] += len(r.ids)
         except BaseException:
             self._restore(starts)
             raise
         return self._views([(len(r.ids), r.outputs) for r in rest])
+
+    def _decode_heads(self, heads: Sequence[SeqRows], total: int) -> None:
+        """Decode the first of `total` rows, a batch for each of `heads`."""
+        done = 0
+        for r in heads:
+            if self._progress is not None:
+                self._progress(done, total)
+            self._run(self._place(0, r.seq, r.ids, 0), self._batch.tokens)
+            self._lengths[r.seq] += len(r.ids)
+            done += len(r.ids)
+        self._save({r.seq for r in heads})
+        if heads and self._progress is not None:
+            self._progress(done, total)
 
     def _decode_one_by_one(self, rows: Sequence[SeqRows]) -> list[Floats]:
         """Decode like `decode_rows`, each sequence in batches of its own."""

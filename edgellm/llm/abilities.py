@@ -15,6 +15,7 @@ from edgellm.errors import EdgeError
 _PADDING = 256  # entries that one vocabulary may have more than another: they mean nothing
 _TOKENS = "tokenizer.ggml.tokens"
 _PORTION = 1 << 20
+_STEP = 1024  # tokens: proposed contexts are a multiple of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,22 @@ def _context(header: GgufHeader) -> Ability:
     chosen = default_context(header, trained)[0]
     cost = f"{per_token / 1e3:.1f} kB a token" if per_token else "the same memory for any length"
     return Ability("context", True, f"{chosen} tokens by default; trained for {trained}, {fits} fit here, at {cost}")
+
+
+def longer_context(models: Mapping[str, tuple[GgufHeader, int]], tokens: int) -> str:
+    """Return what to do for a prompt and its reply that take `tokens`, with the numbers. `models` have their headers
+    and the number of tokens that each was trained for, by name."""
+    name, trained = min(((name, trained) for name, (_, trained) in models.items()), key=lambda known: known[1])
+    if tokens > trained:
+        return f"Shorten it: {name} was trained for {trained} tokens."
+    n_ctx = min(trained, -(-tokens // _STEP) * _STEP)
+    size, free = n_ctx * sum(cache_bytes_per_token(header) for header, _ in models.values()), free_memory()
+    if size > free:
+        return (
+            f"Shorten it: the keys and values of {n_ctx} tokens take up to {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB"
+            " are free."
+        )
+    return f"Give --ctx-size {n_ctx}: its keys and values take up to {size / 1e6:.0f} MB of {free / 1e9:.1f} GB free."
 
 
 def _same(tokens: Sequence[bytes], others: Sequence[bytes]) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from edgellm.engine import Model, ShouldStop
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
@@ -30,7 +31,7 @@ from edgellm.spec.protocols import Drafter, Gate, Verifier
 from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import cut_at_stops
-from edgellm.spec.types import Explanation, Ids, Notice, Sampling
+from edgellm.spec.types import Explanation, Ids, Notice, PromptProgress, Sampling
 
 
 def logprobs_unavailable(remote: bool, has_verifier: bool, options: ReplyOptions) -> str:
@@ -44,6 +45,8 @@ def logprobs_unavailable(remote: bool, has_verifier: bool, options: ReplyOptions
 
 
 _log = logging.getLogger(__name__)
+
+OnProgress: TypeAlias = Callable[[PromptProgress], None]
 
 MAX_MODEL_DRAFT = 16
 """Maximum tokens of a draft model's chunk if each token is drafted only while it pays."""
@@ -92,19 +95,20 @@ class GenerationPlan:
 
 def write(
     parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, channels: ChannelSplitter, stats: Stats,
-    explain: bool, should_stop: ShouldStop, *, draft_prompt: Ids | None = None,
+    explain: bool, should_stop: ShouldStop, on_progress: OnProgress, *, draft_prompt: Ids | None = None,
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write the reply to `prompt` (n,), separated by `channels`, while nothing else is computed; `draft_prompt` as for
     `GenerationState`. Raise what `generate` raises, and ProfileUnusable."""
     with parts.idle.suspended():
         yield from _write(
-            parts, prompt, options, sampling, channels, stats, explain, should_stop, draft_prompt=draft_prompt
-        )
+            parts, prompt, options, sampling, channels, stats, explain, should_stop, on_progress,
+            draft_prompt=draft_prompt,
+        )  # fmt: skip
 
 
 def _write(
     parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, channels: ChannelSplitter, stats: Stats,
-    explain: bool, should_stop: ShouldStop, *, draft_prompt: Ids | None,
+    explain: bool, should_stop: ShouldStop, on_progress: OnProgress, *, draft_prompt: Ids | None,
 ) -> Generator[Event, None, None]:  # fmt: skip
     plan = plan_reply(parts, options, sampling.seed)
     yield from plan.notices
@@ -128,6 +132,7 @@ def _write(
             context=ContextLookup(prompt) if plan.choice.lookup_below else None,
             suggestions=None if ngram is None else ngram.suggestions,
             filling=NOT_FILLED if ngram is None else ngram.filling, channel=channels.channel, draft_prompt=draft_prompt,
+            on_progress=on_progress,
         )  # fmt: skip
         events = _generate(parts, state, channels, plan, gate, verifier, ngram, stats, options.drafter, drafts=drafts)
         yield from cut_at_stops(options.stop, events, stats) if options.stop else events

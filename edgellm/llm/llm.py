@@ -17,6 +17,7 @@ from edgellm.engine import Message, Model
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InvalidOption
+from edgellm.llm.abilities import longer_context
 from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.drafter_pool import Drafters
 from edgellm.llm.generation import Components, reporting, write
@@ -379,6 +380,18 @@ class LLM:
         prompt."""
         arguments = (options or ReplyOptions()).template_arguments()
         return chat_ids(self._text, prompt, self.context_length, should_stop, arguments)
+
+    def count_tokens(self, text: str, most: int | None = None) -> int:
+        """Return how many tokens `text` has in the model's tokenizer. Raises PromptTooLong where these are more than
+        `most`, and TextRefused."""
+        return len(self._text.tokenize(text, most=most))
+
+    def longer_context(self, tokens: int) -> str:
+        """Return what to do for a prompt and its reply that take `tokens`, more than the context holds."""
+        if self._parts.linked:
+            return "Shorten it, or open the verifier with a longer context."
+        models = {id(model): model for model in (self._parts.draft, self._text) if model is not None}.values()
+        return longer_context({model.name: (model.header, model.n_ctx_train) for model in models}, tokens)
 
     @property
     def name(self) -> str:

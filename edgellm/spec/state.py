@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from edgellm.engine import ShouldStop, never
 from edgellm.spec.ngram.sources import NO_CURSOR, ContextLookup, Cursor
-from edgellm.spec.types import GREEDY, NO_IDS, Channel, Expected, Ids, Sampling
+from edgellm.spec.types import GREEDY, NO_IDS, Channel, Expected, Ids, PromptProgress, Sampling
 
 Filling: TypeAlias = tuple[Sequence[int], Sequence[float]]
 """Number of rows that decodes are filled up to, and cost of heads; see `Context.fill`."""
@@ -93,6 +93,7 @@ class GenerationState:
         filling: Filling = NOT_FILLED,
         channel: Channel = Channel.ANSWER,
         draft_prompt: Ids | None = None,
+        on_progress: Callable[[PromptProgress], None] | None = None,
     ) -> None:
         """Begin a reply to `prompt` (n,), which continues in `channel`.
 
@@ -100,18 +101,29 @@ class GenerationState:
         log-probabilities of their tokens and of that many others at each place. `explain`: reasons are requested.
         `context` is looked up where the draft model is not confident. `suggestions` come from retrieval. Verifiers in
         this process pad their decodes as `filling` says. `draft_prompt` (m,) is the prompt for a draft model with
-        another tokenizer, in its own tokens; None if there is none.
+        another tokenizer, in its own tokens; None if there is none. `on_progress` is called while a model reads a long
+        prompt.
         """
         self.sampling, self.limits = sampling, limits or GenerationLimits()
         self.rules = rules or DraftRules()
         self.should_stop, self.logprobs, self.explain = should_stop, logprobs, explain
         self.context, self.suggestions, self.filling = context, suggestions, filling
         self.draft_prompt = draft_prompt
+        self._on_progress = on_progress
         self.prompt_tokens = self._length = self._committed = len(prompt)
         self._most = max(self._length, self._limited(self.limits.context, self.limits.max_total))
         self._ids = np.empty(self._most, dtype=np.int32)
         self._ids[: self._length] = prompt
         self.enter(channel)
+
+    def prompt_progress(self, model: str) -> Callable[[int, int], None]:
+        """Return a function that reports how many tokens of a long prompt `model` has read, and of how many."""
+
+        def report(done: int, total: int) -> None:
+            if self._on_progress is not None:
+                self._on_progress(PromptProgress(model, done, total))
+
+        return report
 
     def enter(self, channel: Channel) -> None:
         """Note that the following tokens belong to `channel`, which has its own limit."""

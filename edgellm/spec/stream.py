@@ -14,7 +14,7 @@ from edgellm.engine import Stop
 from edgellm.errors import EdgeError, Stopped
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import Channel, Explanation, Notice, Summary, Token
+from edgellm.spec.types import Channel, Explanation, Notice, PromptProgress, Summary, Token
 
 
 class Utf8:
@@ -92,8 +92,10 @@ def _truncated(tokens: Sequence[Token], end: int) -> Generator[Token, None, None
         end -= len(token.piece)
 
 
-# Called with the statistics to update, whether to explain, and the cancellation flag.
-Writer: TypeAlias = Callable[[Stats, bool, Callable[[], bool]], Generator[Event, None, None]]
+# Called with the statistics to update, whether to explain, the cancellation flag, and the progress callback.
+Writer: TypeAlias = Callable[
+    [Stats, bool, Callable[[], bool], Callable[[PromptProgress], None]], Generator[Event, None, None]
+]
 
 
 class Reply(Iterator[Token]):
@@ -113,6 +115,7 @@ class Reply(Iterator[Token]):
         """Prepare the reply; `prepared` seconds have gone into the request already."""
         self._on_notice: Callable[[Notice], None] | None = None
         self._on_explain: Callable[[Explanation], None] | None = None
+        self._on_progress: Callable[[PromptProgress], None] | None = None
         self._write = write
         self._prompt_tokens = prompt_tokens
         self._seed = seed
@@ -154,10 +157,12 @@ class Reply(Iterator[Token]):
         self,
         on_notice: Callable[[Notice], None] | None = None,
         on_explain: Callable[[Explanation], None] | None = None,
+        on_progress: Callable[[PromptProgress], None] | None = None,
     ) -> None:
-        """Set callbacks, which are called between tokens in the iterating thread. Explanations are made only if
-        `on_explain` is set before the first token."""
+        """Set callbacks, which are called in the iterating thread: `on_progress` while a long prompt is read, the
+        others between tokens. Explanations are made only if `on_explain` is set before the first token."""
         self._on_notice, self._on_explain = on_notice or self._on_notice, on_explain or self._on_explain
+        self._on_progress = on_progress or self._on_progress
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, when the reply has ended, or was cancelled, closed or dropped."""
@@ -187,7 +192,11 @@ class Reply(Iterator[Token]):
     def _start(self) -> None:
         if not self._should_stop():
             self._stats = Stats(self._prepared)
-            self._events = self._write(self._stats, self._on_explain is not None, self._should_stop)
+            self._events = self._write(self._stats, self._on_explain is not None, self._should_stop, self._report)
+
+    def _report(self, progress: PromptProgress) -> None:
+        if self._on_progress is not None:
+            self._on_progress(progress)
 
     def _deliver(self, event: Notice | Explanation) -> None:
         if isinstance(event, Notice):

@@ -215,6 +215,15 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """`model` has read `done` of the `total` tokens of a prompt that it had not read before."""
+
+    model: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """An event to report to the user once: the verifier is lost or back, or a request was adjusted."""
 

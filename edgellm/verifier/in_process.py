@@ -180,7 +180,8 @@ class LocalSession(BlockingSession):
     def __init__(self, model: Model, contexts: ContextPool, state: GenerationState) -> None:
         self._contexts, self._state = contexts, state
         self._context: Context | None = contexts.take()
-        self._context.set_cancel(state.should_stop)
+        self._progress = state.prompt_progress(model.name)
+        self._context.set_cancel(state.should_stop, self._progress)
         self._context.fill(*state.filling)
         self._engine = VerifierEngine(self._context, 1, model.is_eog, Scheduler(ONE_PASS))
 
@@ -193,7 +194,8 @@ class LocalSession(BlockingSession):
         request = VerifyRequest(0, state.sampling, 0, prefix, chunk, extra, state.logprobs)
         try:
             if state.suggestions is not None and state.suggestions.wants_expected:
-                report_expected(self._context, prefix, self._context.sync(prefix), state.suggestions.expect)
+                known = self._context.sync(prefix)
+                report_expected(self._context, prefix, known, state.suggestions.expect, self._progress)
             answer = self._engine.answer(request)
         except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
             self._engine.drop(request.session)
@@ -213,14 +215,19 @@ class LocalSession(BlockingSession):
             self._context = None
 
 
-def report_expected(context: Context, prefix: Ids, known: int, report: Callable[[Expected], None]) -> None:
+def report_expected(
+    context: Context, prefix: Ids, known: int, report: Callable[[Expected], None],
+    progress: Callable[[int, int], None] | None = None,
+) -> None:  # fmt: skip
     """Decode `prefix` from place `known` on, except for its last token, and `report` the model's predictions after
-    each.
+    each. Where that takes several of the context's batches, call `progress` as decodes do.
 
     The logits of all positions take much memory, so they are computed in slices.
     """
     end = len(prefix) - 1
     for start in range(known, end, SLICE):
+        if progress is not None and end - known > context.n_batch:
+            progress(start - known, end - known)
         ids = prefix[start : min(start + SLICE, end)]
         report(likeliest(context.decode(ids, outputs=len(ids)), TOP_K, start))
 

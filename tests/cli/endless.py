@@ -13,7 +13,7 @@ from edgellm.spec.stream import Reply
 from edgellm.spec.types import Source, Token
 
 
-def _write(stats: Stats, explain: bool, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+def _write(stats: Stats, explain: bool, stopped: Callable[[], bool], *_: object) -> Generator[Event, None, None]:
     number = 0
     while not stopped():
         token = Token(number, b"on ", Source.ACCEPTED, round=number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -209,6 +210,28 @@ def test_a_prompt_that_is_too_long_is_told_with_the_numbers(edge: Edge) -> None:
     assert done.out == ""
     assert "1024" in done.err
     assert "3000" in done.err or "tokens" in done.err
+
+
+def test_a_file_that_is_longer_than_the_context_is_told_with_both_numbers_and_what_would_help(
+    edge: Edge, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("Where is the mug? " * 4_000, encoding="utf-8")
+    (tmp_path / "short.txt").write_text("The mug is red.", encoding="utf-8")
+    words = ("chat", "Where?", "--context", str(tmp_path / "short.txt"), "--context", str(tmp_path / "notes.txt"))
+    done = edge(*words, "--ctx-size", "512")
+    assert done.code == 1
+    found = re.search(
+        r"notes.txt has (\d+) tokens, (\d+) with the rest of the prompt, and the context holds 512", done.err
+    )
+    assert found is not None
+    assert 15_000 < int(found[1]) < int(found[2])
+    assert "was trained for" in done.err
+    (tmp_path / "notes.txt").write_text("Where is the mug? " * 110, encoding="utf-8")
+    advised = re.search(
+        r"Give --ctx-size (\d+): its keys and values take up to", edge(*words, *SHORT, "--ctx-size", "512").err
+    )
+    assert advised is not None
+    assert edge(*words, *SHORT, "--ctx-size", advised[1]).code == 0
 
 
 @pytest.mark.parametrize("words", [("chat",), ("chat", ""), ("chat", "  ")])

@@ -29,6 +29,14 @@ class Listener:
         self.asked.append([(message.role, message.content) for message in messages])
         return SimpleNamespace(prompt_tokens=length)
 
+    def count_tokens(self, text: str, most: int) -> int:
+        if len(text) > most:
+            raise PromptTooLong("It is too long.", "Shorten it.")
+        return len(text)
+
+    def longer_context(self, tokens: int) -> str:
+        return f"Give {tokens}."
+
 
 def heard(text: str) -> Any:
     stats = Stats()
@@ -43,7 +51,7 @@ def listener() -> Listener:
 
 @pytest.fixture
 def talk(listener: Listener) -> ChatSession:
-    return ChatSession(listener, ReplyOptions(), context=["The mug is red."], system="Be kind.")  # type: ignore[arg-type]
+    return ChatSession(listener, ReplyOptions(), context=[("mug.txt", "The mug is red.")], system="Be kind.")  # type: ignore[arg-type]
 
 
 FIRST = [("system", "Be kind."), ("user", "The mug is red.\n\nWhich colour?")]
@@ -76,8 +84,10 @@ def test_a_question_that_could_not_be_asked_is_forgotten(talk: ChatSession, list
     talk.ask("Which colour?")
     talk.add_reply(heard("Red."))
     listener.context_length = 50
-    with pytest.raises(PromptTooLong):
+    with pytest.raises(PromptTooLong, match=r"The question has 100 tokens, 123 with .* holds 50 .* Give 199\.$"):
         talk.ask("x" * 100)
+    with pytest.raises(PromptTooLong, match=r"The question has more than 1048576 tokens"):
+        talk.ask("x" * (2**20 + 1))
     listener.context_length = 1_000
     talk.ask("Sure?")
     assert listener.asked[-1] == [*FIRST, ("assistant", "Red."), ("user", "Sure?")]
@@ -88,7 +98,7 @@ def test_a_long_conversation_loses_its_oldest_turns_and_neither_system_nor_conte
 ) -> None:
     kept: list[Sequence[Message]] = []
     options = ReplyOptions(max_tokens=40)
-    talk = ChatSession(listener, options, context=["Red."], system="Be kind.", keep=kept.append)  # type: ignore[arg-type]
+    talk = ChatSession(listener, options, context=[("red.txt", "Red.")], system="Be kind.", keep=kept.append)  # type: ignore[arg-type]
     listener.context_length = 200
     for number in range(30):
         talk.ask(f"Question {number:02}?")

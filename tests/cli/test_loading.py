@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
-import threading
 
 import pytest
 
 from edgellm.cli.views import console
-from edgellm.cli.views.console import Loading, Waiting
+from edgellm.cli.views.console import Loading
 
 
 def test_a_quick_model_is_loaded_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,33 +52,3 @@ def test_a_slow_one_has_a_bar_at_a_terminal_that_goes_away(monkeypatch: pytest.M
     assert "loading dra␛ft.gguf" in shown
     assert "50%" in shown
     assert shown.endswith("\x1b[2K")  # the line is cleared
-
-
-def test_what_is_waited_for_is_shown_at_a_terminal_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = threading.Event()
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-        def write(self, text: str) -> int:
-            if "reading the prompt" in text:
-                shown.set()
-            return super().write(text)
-
-    monkeypatch.setattr(console, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(sys, "stderr", screen := Terminal())
-    waiting = Waiting("reading the prompt")
-    assert shown.wait(60.0)
-    waiting.stop()
-    assert screen.getvalue().endswith("\x1b[2K")
-
-
-def test_nothing_is_shown_of_a_short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "QUIET_SECONDS", 3600.0)
-    monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
-    screen.isatty = lambda: True  # type: ignore[method-assign]
-    waiting = Waiting("reading the prompt")
-    waiting.stop()
-    waiting._show()
-    assert screen.getvalue() == ""

@@ -27,7 +27,7 @@ from edgellm.spec.types import Channel, Explanation, Notice, Source, Token
 def scripted(events: Sequence[Event | BaseException]) -> Reply:
     """A reply that consists of `events`; an exception among them is raised."""
 
-    def write(stats: Stats, explain: bool, stopped: object) -> Generator[Event, None, None]:
+    def write(stats: Stats, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
         for event in events:
             if isinstance(event, BaseException):
                 raise event
@@ -143,7 +143,7 @@ def test_json_texts_joined_are_the_reply(capsys: pytest.CaptureFixture[str], pie
 def test_json_goes_out_token_by_token(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[int] = []
 
-    def write(stats: Stats, explain: bool, stopped: object) -> Generator[Event, None, None]:
+    def write(stats: Stats, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
         for token in tokens(b"a", b"b", b"c"):
             yield token
             seen.append(capsys.readouterr().out.count("\n"))
@@ -191,7 +191,7 @@ def test_no_colours_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_ctrl_c_stops_the_reply_and_leaves_the_handler_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    def write(stats: Stats, explain: bool, stopped: object) -> Generator[Event, None, None]:
+    def write(stats: Stats, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
         for token in tokens(*[b"x"] * 10):
             if token.id == 3:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -212,7 +212,7 @@ def test_ctrl_c_is_heard_while_llama_cpp_computes(verifier_model: Model, capsys:
     """Python's own handler, which has to wait until it is out of there, does nothing here."""
     passes = 0
 
-    def write(stats: Stats, explain: bool, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    def write(stats: Stats, explain: bool, stopped: Callable[[], bool], *_: object) -> Generator[Event, None, None]:
         nonlocal passes
         signal.signal(signal.SIGINT, lambda *_: None)
         with Context(verifier_model, n_ctx=1024, n_batch=1024, threads=1) as context:
@@ -230,7 +230,7 @@ def test_ctrl_c_is_heard_while_llama_cpp_computes(verifier_model: Model, capsys:
 
 
 def test_a_second_ctrl_c_gets_through(capsys: pytest.CaptureFixture[str]) -> None:
-    def write(stats: Stats, explain: bool, stopped: object) -> Generator[Event, None, None]:
+    def write(stats: Stats, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         yield from tokens(b"x")

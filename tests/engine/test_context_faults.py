@@ -106,6 +106,21 @@ def test_the_stop_is_asked_before_each_batch(exact_model: Model) -> None:
         assert difference(context.decode(ids, outputs=10), one_by_one(exact_model, ids)[30:]) < CLOSE
 
 
+def test_progress_is_reported_before_and_after_each_batch(exact_model: Model) -> None:
+    ids, reports = some_ids(40), list[tuple[int, int]]()
+    with Context(exact_model, n_ctx=64, n_batch=16, threads=1) as context:
+        context.set_cancel(None, lambda done, total: reports.append((done, total)))
+        context.decode(ids)
+        assert reports == [(0, 40), (16, 40), (32, 40), (40, 40)]
+        reports.clear()
+        context.decode(ids[:16])
+        assert not reports, "one batch is no wait"
+        context.set_cancel(None)
+        context.clear()
+        context.decode(ids)
+        assert not reports
+
+
 def test_a_context_may_be_closed_while_it_decodes(exact_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     context = Context(exact_model, n_ctx=64, n_batch=16, threads=1)
     decode = llama_api.decode

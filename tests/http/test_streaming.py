@@ -33,7 +33,7 @@ Script = Callable[[Stats, Callable[[], bool]], Generator[Event, None, None]]
 
 
 def scripted(script: Script) -> Reply:
-    def write(stats: Stats, _explain: bool, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    def write(stats: Stats, _explain: bool, stopped: Callable[[], bool], *_: object) -> Generator[Event, None, None]:
         for event in script(stats, stopped):
             if isinstance(event, Token):
                 stats.token(event)

@@ -11,6 +11,7 @@ import pytest
 
 import edgellm
 from edgellm.engine import Context, Ids, Message, Model, never
+from edgellm.engine.hardware import Hardware
 from edgellm.errors import (
     InputNotText,
     InvalidOption,
@@ -21,7 +22,7 @@ from edgellm.errors import (
 from edgellm.llm import DRAFT, LLM, compose, generate, is_address
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.types import Explanation, Notice, Token
+from edgellm.spec.types import Explanation, Notice, PromptProgress, Token
 from tests.spec.real import case, ids
 
 # --- stopping, and starting again -----------------------------------------------------------------------------------
@@ -116,6 +117,31 @@ def test_closing_a_pair_stops_its_replies(f32_pair: tuple[Path, Path]) -> None:
     with pytest.raises(InvalidOption, match="closed"):
         opened.reply("Hello?")
     opened.close()
+
+
+def test_the_progress_of_a_long_prompt_is_reported_by_model_and_a_cancel_stops_it(f32_pair: tuple[Path, Path]) -> None:
+    long, reports = "Where is the mug? " * 40, list[PromptProgress]()
+    with LLM.open(*f32_pair, n_ctx=512, threads=1, hardware=Hardware(n_batch=32)) as opened:
+        reply = opened.reply(long, max_tokens=4)
+        reply.listen(on_progress=reports.append)
+        list(reply)
+        prompt = reply.prompt_tokens
+        assert {report.model for report in reports} == {opened.draft_name, opened.verifier_name}
+        for model in (opened.draft_name, opened.verifier_name):
+            done = [report.done for report in reports if report.model == model]
+            assert done[:-1] == [*range(0, prompt, 32)]
+            assert prompt <= done[-1] < prompt + 32, "the verifier's last batch has drafted tokens, too"
+        reports.clear()
+        stopped = opened.reply(f"Now: {long}", max_tokens=4)
+
+        def cancelling(report: PromptProgress) -> None:
+            reports.append(report)
+            stopped.cancel()
+
+        stopped.listen(on_progress=cancelling)
+        assert list(stopped) == []
+        assert len(reports) == 1, "no batch is computed after the cancellation"
+        assert ids(opened.reply(long, max_tokens=4)) == ids(opened.reply(long, max_tokens=4))
 
 
 # --- the context ----------------------------------------------------------------------------------------------------

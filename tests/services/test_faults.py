@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -21,7 +22,7 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemotePending, RemoteSession, RemoteVerifier
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Ids
+from edgellm.spec.types import Chunk, Ids, PromptProgress
 from tests.services.scripted import Script, scripted, until_cancelled, verdict, working
 
 Rounds = Iterator[pb.Verify]
@@ -108,6 +109,34 @@ def test_a_verifier_that_is_slow_but_works_is_waited_for(vocabulary: Vocabulary)
         got = session.submit(TEXT, Chunk()).result()
         assert got.tokens.tolist() == [42]
         assert got.bytes_down > 20 * 4
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_device_reports_how_far_a_verifier_has_read(vocabulary: Vocabulary, reported: bool) -> None:
+    """A verifier of the version before does not tell."""
+    reports: list[PromptProgress] = []
+    text = np.resize(TEXT, 900).astype(np.int32)
+    read = threading.Event()
+
+    def on_progress(report: PromptProgress) -> None:
+        reports.append(report)
+        if not reported or report.done == 600:
+            read.set()
+
+    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
+        ask = next(rounds)
+        yield pb.VerifierFrame(working=pb.Working(round=ask.round, step=1, computed=600 if reported else 0))
+        assert read.wait(60.0)
+        yield verdict(ask.round, 42)
+
+    with (
+        scripted(vocabulary, script, {"context_length": 1024}) as address,
+        closing(RemoteVerifier(address, vocabulary)) as verifier,
+        closing(verifier.open(GenerationState(on_progress=on_progress))) as session,
+    ):
+        assert session.submit(text, Chunk()).result().tokens.tolist() == [42]
+    assert {(report.model, report.total) for report in reports} == {("scripted", 900)}
+    assert {report.done for report in reports} <= ({0, 600} if reported else {0})
 
 
 def test_a_verifier_whose_worker_stands_still_is_lost(vocabulary: Vocabulary) -> None:

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -108,7 +108,7 @@ class Made:
         """Return a reply of hostile pieces, hostile notices, and an error with a hostile message at its end."""
         self.replies += 1
 
-        def write(stats: Stats, _explain: bool, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        def write(stats: Stats, *_: object) -> Generator[Event, None, None]:
             for number, piece in enumerate((self._text, " ", self._text[::-1])):
                 token = Token(number, piece.encode("utf-8", "replace"), Source.VERIFIER)
                 stats.token(token)

@@ -174,14 +174,14 @@ def chat(
         context_lookup=renamed(ctx, "precedents", precedents, "context_lookup", context_lookup), retrieval=retrieval,
         learn_profile=learn_profile, **thinking(think, reasoning_effort, template_arg),
     )  # fmt: skip
-    texts = [_read(Path(name)) for name in context or ()]
+    texts = [(name, _read(Path(name))) for name in context or ()]
     question = " ".join(prompt) if prompt else None
     if not is_terminal(sys.stdin):
         piped = decode(sys.stdin.buffer.read(), "The piped input") if sys.stdin is not None else ""
         if question is None:
             question = piped
         elif piped.strip():
-            texts.append(piped)
+            texts.append(("The piped input", piped))
     if question is None and as_json:
         raise InvalidOption("--json needs a question.", 'Add one: edgellm chat --json "Where is my mug?"')
     if question is not None and not question.strip():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -266,38 +265,3 @@ class Loading:
     def __exit__(self, *_raised: object) -> None:
         if self._progress is not None:
             self._progress.stop()
-
-
-class Waiting:
-    """Shows at a terminal what is waited for and for how long, from `QUIET_SECONDS` on until `stop`."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._lock = threading.Lock()
-        self._progress: Progress | None = None
-        self._stopped = not is_terminal(sys.stderr)
-        self._timer = threading.Timer(QUIET_SECONDS, self._show)
-        self._timer.daemon = True
-        if not self._stopped:
-            self._timer.start()
-
-    def _show(self) -> None:
-        from rich.progress import Progress, TextColumn, TimeElapsedColumn
-
-        with self._lock:
-            if not self._stopped:
-                columns = TextColumn("{task.description}"), TimeElapsedColumn()
-                self._progress = Progress(
-                    *columns, console=err(), transient=True, redirect_stdout=False, redirect_stderr=False
-                )
-                self._progress.add_task(self._what)
-                self._progress.start()
-
-    def stop(self) -> None:
-        """Remove the line; nothing is shown from now on."""
-        self._timer.cancel()
-        with self._lock:
-            self._stopped = True
-            if self._progress is not None:
-                self._progress.stop()
-                self._progress = None

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.views.console import MEANINGS, STYLES, THOUGHT, TokenWriter, Waiting, emit, err, say, size
+from edgellm.cli.views.console import MEANINGS, STYLES, THOUGHT, TokenWriter, emit, err, say, size
+from edgellm.cli.views.prompt_bar import PromptBar
 
 if TYPE_CHECKING:
     from edgellm.spec.stream import Reply
@@ -57,15 +58,14 @@ def _print_text(reply: Reply) -> Counter[str]:
     last, thought = "", _Thought()
 
     def notice(news: Notice) -> None:
-        waiting.stop()
         writer.end_line()
-        say(news.text, style="yellow")
+        bar.say(news.text, style="yellow")
 
-    reply.listen(on_notice=notice)
-    waiting = Waiting("reading the prompt")
+    bar = PromptBar()
+    reply.listen(on_notice=notice, on_progress=bar)
     try:
         for token in reply:
-            waiting.stop()
+            bar.stop()
             sources[token.source] += 1
             text = texts[token.channel].feed(token.piece)
             if token.channel is Channel.THINKING:
@@ -77,7 +77,7 @@ def _print_text(reply: Reply) -> Counter[str]:
                 writer.write(text, last)
         writer.write(texts[Channel.ANSWER].end(), last or "draft")
     finally:
-        waiting.stop()
+        bar.stop()
         thought.end(writer)
         writer.end_line()
     return sources
@@ -107,18 +107,23 @@ class _Thought:
 def _print_json(reply: Reply) -> Counter[str]:
     """Print a JSON object per token. A token is printed once the next one is there if it ends within a character; the
     last one of a channel gets the rest of the text."""
-    reply.listen(on_notice=lambda news: say(news.text))
     from edgellm.spec.stream import Utf8
 
+    bar = PromptBar()
+    reply.listen(on_notice=lambda news: bar.say(news.text), on_progress=bar)
     text, waiting = Utf8(), None
-    for token in reply:
-        if waiting is not None:
-            before, complete = waiting
-            emit(token_json(before, complete if before.channel is token.channel else complete + text.end()))
-        waiting = (token, text.feed(token.piece))
-        if not text.has_partial:
-            emit(token_json(*waiting))
-            waiting = None
+    try:
+        for token in reply:
+            bar.stop()
+            if waiting is not None:
+                before, complete = waiting
+                emit(token_json(before, complete if before.channel is token.channel else complete + text.end()))
+            waiting = (token, text.feed(token.piece))
+            if not text.has_partial:
+                emit(token_json(*waiting))
+                waiting = None
+    finally:
+        bar.stop()
     if waiting is not None:
         token, complete = waiting
         emit(token_json(token, complete + text.end()))

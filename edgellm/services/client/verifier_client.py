@@ -30,6 +30,7 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
 from edgellm.verifier.requests import VerifyRequest
 
+_LONG = 512  # new tokens of a prefix whose reading is reported
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
@@ -37,11 +38,13 @@ class RemotePending:
     """A verdict on its way over the link."""
 
     def __init__(
-        self, request: VerifyRequest, alive: Callable[[], bool], should_stop: Callable[[], bool] | None = None
-    ) -> None:
+        self, request: VerifyRequest, alive: Callable[[], bool], should_stop: Callable[[], bool] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:  # fmt: skip
         """`request` has all tokens in its prefix. `alive` returns whether the connection can still settle it,
-        `should_stop` whether the reply was stopped."""
-        self._alive, self._should_stop = alive, should_stop
+        `should_stop` whether the reply was stopped. `progress` is called while a long prefix is read."""
+        self._alive, self._should_stop, self._progress = alive, should_stop, progress
+        self._computed = 0
         self.asked = request
         self.position = len(request.prefix)  # number of these tokens that the other end is taken to hold
         self.bytes_up = self.bytes_down = 0
@@ -59,7 +62,17 @@ class RemotePending:
         """See `Pending.result`. Raise Stopped if the reply was stopped."""
         return wait_for_result(self._future, self._given_up)
 
+    def computed(self, tokens: int) -> None:
+        """Note that the verifier has `tokens` of the prefix in its cache."""
+        self._computed = tokens
+
+    def _report(self) -> None:
+        total = len(self.asked.prefix) - self.position
+        if self._progress is not None and total > _LONG:
+            self._progress(min(max(self._computed - self.position, 0), total), total)
+
     def _given_up(self) -> bool:
+        self._report()
         if not self._alive():
             self.fail(lost("The connection to the verifier is closed."))
         return self._should_stop is not None and self._should_stop()
@@ -196,8 +209,10 @@ class Stream:
             self._connection.loop_pause(wait)
             again = f"This device continues alone and tries again in about {wait:g} seconds."
             self._fail(VerifierBusy("The verifier is busy.", again, wait))
-        elif frame.working.step != self._step:
-            self._step, self._moved = frame.working.step, monotonic()
+        else:
+            pending.computed(frame.working.computed)
+            if frame.working.step != self._step:
+                self._step, self._moved = frame.working.step, monotonic()
 
     def _ended(self, code: grpc.StatusCode, why: str) -> None:
         """Handle the end of the stream: a refusal by the verifier, or a lost connection."""
@@ -377,7 +392,8 @@ class RemoteSession(VerifierSession):
         self._round += 1
         state = self._state
         request = VerifyRequest(0, state.sampling, len(prefix), prefix, chunk, extra, state.logprobs, self._round)
-        pending = RemotePending(request, self._connection.alive, state.should_stop)
+        progress = state.prompt_progress(self._connection.peer.model)
+        pending = RemotePending(request, self._connection.alive, state.should_stop, progress)
         data = pending.request(common_prefix(held, prefix))
         self._stream, self._last = stream, pending
         if not self._connection.post(stream.send, pending, data):

@@ -221,7 +221,8 @@ class VerificationService:
         try:
             self._worker.submit(request, deliver)
             while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
-                working = pb.Working(round=request.round, step=self._worker.counters.batches)
+                step, computed = self._worker.counters.batches, request.computed
+                working = pb.Working(round=request.round, step=step, computed=computed)
                 await _write(stream, pb.VerifierFrame(working=working))
         finally:
             self._queue.leave(request.device)

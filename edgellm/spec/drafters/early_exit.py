@@ -8,6 +8,7 @@ nothing is computed twice, and a token of full depth equals that of the unsplit 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Self
 
 import numpy as np
@@ -115,7 +116,7 @@ class EarlyExitDrafter(Drafter):
             common = self._lower.sync(prefix)
             self._upper.rollback(min(common, self._upper.length()))
             self._meter.pause()
-            logits = self._prefill(prefix[common:])
+            logits = self._prefill(prefix[common:], state.prompt_progress(self._lower.model.name))
             self._meter.start(len(prefix), gamma)
             while True:
                 logits = logits[: self._shared]
@@ -138,10 +139,13 @@ class EarlyExitDrafter(Drafter):
         self._lower.close()
         self._upper.close()
 
-    def _prefill(self, ids: Ids) -> Floats:
-        """Decode new text; return the exit head's logits for its last id. All but a few ids go through every layer."""
+    def _prefill(self, ids: Ids, progress: Callable[[int, int], None]) -> Floats:
+        """Decode new text; return the exit head's logits for its last id. All but a few ids go through every layer.
+        Call `progress` as decodes do."""
         body = max(0, len(ids) - _HEAD_ROWS)
         for at in range(0, body, _PREFILL_ROWS):
+            if body > _PREFILL_ROWS:
+                progress(at, body)
             self._run_lower(ids[at : min(at + _PREFILL_ROWS, body)], head=False)
         if body:
             self._run_upper(outputs=0)

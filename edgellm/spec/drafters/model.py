@@ -229,7 +229,7 @@ class ModelDrafter(Drafter):
 
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
-        self._context.set_cancel(state.should_stop)
+        self._context.set_cancel(state.should_stop, state.prompt_progress(self._model.name))
         self._floors, filling = (), NOT_FILLED
         if state.suggestions is not None and self._curve is not None:
             curve = self._curve()

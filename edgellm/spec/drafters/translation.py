@@ -129,7 +129,7 @@ class TranslatedDrafter(Drafter):
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
         self._forget()
-        self._context.set_cancel(state.should_stop)
+        self._context.set_cancel(state.should_stop, state.prompt_progress(self._model.name))
         self._context.fill(*NOT_FILLED)
 
     def end(self) -> None:

@@ -1,0 +1,110 @@
+"""What a reply waits for is shown where it takes long: rows, their speed and the time that is left."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+
+import pytest
+
+from edgellm.cli.views import console, prompt_bar
+from edgellm.cli.views.prompt_bar import PromptBar
+from edgellm.spec.types import PromptProgress
+
+
+class Terminal(io.StringIO):
+    """A terminal; `shown` is set once it shows `wanted`."""
+
+    def __init__(self, wanted: str) -> None:
+        super().__init__()
+        self.wanted, self.shown = wanted, threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self.wanted in text:
+            self.shown.set()
+        return super().write(text)
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(prompt_bar, "time", ticking := Clock())
+    return ticking
+
+
+def test_what_is_waited_for_is_shown_at_a_terminal_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "stderr", screen := Terminal("reading the prompt"))
+    bar = PromptBar()
+    assert screen.shown.wait(60.0)
+    bar.stop()
+    assert screen.getvalue().endswith("\x1b[2K")
+
+
+def test_nothing_is_shown_of_a_short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "QUIET_SECONDS", 3600.0)
+    monkeypatch.setattr(sys, "stderr", screen := Terminal(""))
+    bar = PromptBar()
+    bar(PromptProgress("verifier", 0, 4096))
+    bar.stop()
+    bar._show()
+    assert screen.getvalue() == ""
+
+
+def test_a_bar_shows_the_tokens_their_speed_and_the_time_left(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    monkeypatch.setattr(console, "QUIET_SECONDS", 3600.0)
+    monkeypatch.setattr(sys, "stderr", screen := Terminal("512 of 4,096 tokens, 256/s, about 14 s left"))
+    bar = PromptBar()
+    bar(PromptProgress("veri\x1bfier", 0, 4096))
+    clock.now = 2.0
+    bar._show()
+    bar(PromptProgress("veri\x1bfier", 512, 4096))
+    assert screen.shown.wait(60.0)
+    bar.say("The budget is spent.")
+    bar.stop()
+    assert "The budget is spent." in screen.getvalue()
+    assert "veri␛fier" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("at", "printed"),
+    [
+        (2.0, "reading the prompt with verifier: 512 of 4,096 tokens, 256/s, about 14 s left\n"),
+        (0.5, ""),  # it is not known yet that it will take long
+    ],
+)
+def test_elsewhere_a_line_tells_of_a_long_wait(
+    at: float, printed: str, capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    bar = PromptBar()
+    bar(PromptProgress("verifier", 0, 4096))
+    clock.now = at
+    bar(PromptProgress("verifier", 512, 4096))
+    bar(PromptProgress("verifier", 512, 4096))
+    bar.stop()
+    bar(PromptProgress("verifier", 4096, 4096))
+    assert capsys.readouterr().err == printed
+
+
+def test_what_a_verifier_had_read_before_does_not_count_as_speed(
+    capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    bar = PromptBar()
+    clock.now = 10.0
+    bar(PromptProgress("verifier", 2000, 4000))
+    clock.now = 12.0
+    bar(PromptProgress("verifier", 2200, 4000))
+    bar.stop()
+    assert "100/s, about 18 s left" in capsys.readouterr().err
