@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from edgellm.coldstart import prefill_chunking
 from edgellm.coldstart.cost_model import ModelCosts
@@ -20,7 +20,7 @@ from edgellm.coldstart.plan import plan as best_plan
 from edgellm.coldstart.problem_builder import MemoryOverhead
 from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
-from edgellm.errors import EdgeError, InvalidOption, NotPaired, NotPermitted
+from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
 from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.llm import LLM
@@ -28,8 +28,6 @@ from edgellm.llm.model_loading import Named, PairFit, fit, load, named, place_na
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.fleet_file import Fleet
-from edgellm.mesh.fleet_profiler import Survey
-from edgellm.mesh.home_workers import parse_peer
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 from edgellm.mesh.model_costs import model_costs
@@ -37,15 +35,11 @@ from edgellm.mesh.pipeline import LocalStageHost, StageHost
 from edgellm.mesh.placement import Placement, missing, place, plan_shares
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.rpc.discovery.interfaces import chosen_hosts
-from edgellm.rpc.discovery.peer_probe import probe_peers
-from edgellm.rpc.discovery.workers import Worker
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
-from edgellm.services.client.stage_client import Endpoint, RemoteDevice
-from edgellm.services.client.verifier_selection import trust_for
-from edgellm.services.mesh_codec import most_rows
 from edgellm.storage.layers.manifest import layers_per_piece
+
+if TYPE_CHECKING:
+    from edgellm.mesh.fleet_profiler import Survey
+    from edgellm.rpc.discovery.workers import Worker
 
 PLAN_SECONDS = 5.0  # for the planner; then the best plan so far is taken
 
@@ -99,13 +93,13 @@ def _asked(
     devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, Worker], unit: ComputeUnit
 ) -> list[tuple[Device, Device | EdgeError]]:
     """Return each of these devices as it is now, or why it cannot be used. All are asked at once."""
+    from edgellm.services.client.worker_selection import remote_device
 
     def ask(known: Device) -> tuple[Device, Device | EdgeError]:
         try:
             if known.name == HERE:
                 return known, LocalDevice(whole, unit, known).describe(whole.model)
-            device = RemoteDevice(endpoint_of(workers[known.name]), known=known, own=whole.own_pieces)
-            return known, device.describe(whole.model)
+            return known, remote_device(workers[known.name], known, whole.own_pieces).describe(whole.model)
         except EdgeError as error:
             return known, error
 
@@ -252,7 +246,7 @@ def open_mesh(
             compared = fit(small, text, name, file.path)
             small = None if compared.left_out else small
         verifier = MeshVerifier(
-            mesh, text.is_eog, min(parts.tokens, hardware.n_batch or parts.tokens, most_rows(work.n_embd))
+            mesh, text.is_eog, min(parts.tokens, hardware.n_batch or MAX_ROWS, _most_rows(devices, work))
         )
         pair = LLM(
             text,
@@ -300,23 +294,32 @@ def _taken(share: StageShare | None, model: ModelCosts, overhead: MemoryOverhead
 
 def _devices(options: MeshOptions, names: Sequence[str], whole: WholeModel, unit: ComputeUnit) -> list[MeshDevice]:
     """Return the named devices, further `peers` and this device: one without layers may replace a lost one."""
-    endpoints = {endpoint.name: endpoint for endpoint in map(_endpoint, options.peers)}
-    if options.placed is not None:
-        endpoints = {device.name: endpoint_of(options.placed.workers[device.name])
-                  for device in options.placed.fleet.devices if device.name != HERE}  # fmt: skip
-    endpoints |= _resolve_endpoints([name for name in dict.fromkeys(names) if name not in (HERE, *endpoints)])
-    described = {device.name: device for device in (options.described.devices if options.described else ())}
-    found: list[MeshDevice] = []
-    for name in dict.fromkeys((*names, *endpoints, HERE)):
-        known = described.get(name) or Device.unmeasured(name)
-        if name == HERE:
-            found.append(LocalDevice(whole, unit, known))
-        else:
-            found.append(RemoteDevice(endpoints[name], known=known, own=whole.own_pieces))
+    known = {device.name: device for device in (options.described.devices if options.described else ())}
+    here = LocalDevice(whole, unit, known.get(HERE) or Device.unmeasured(HERE))
+    if options.placed is None and not options.peers and set(names) == {HERE}:  # gRPC is slow to import
+        found: list[MeshDevice] = [here]
+    else:
+        from edgellm.services.client.worker_selection import remote_devices
+
+        discovered = () if options.placed is None else map(options.placed.workers.get, known)
+        remote = remote_devices(
+            names, options.peers, [worker for worker in discovered if worker is not None], known, whole.own_pieces
+        )
+        devices: dict[str, MeshDevice] = {**remote, HERE: here}
+        found = [devices[name] for name in dict.fromkeys((*names, *devices))]
     if options.placed is None:  # else they were asked before
         with ThreadPoolExecutor(len(found)) as pool:
             list(pool.map(partial(_learn_pieces, whole.model), found))
     return found
+
+
+def _most_rows(devices: Sequence[MeshDevice], work: StageSpec) -> int:
+    """Return how many rows a micro-batch may have, which has to fit a message unless all layers are here."""
+    if len(devices) == 1:
+        return MAX_ROWS
+    from edgellm.services.mesh_codec import most_rows
+
+    return most_rows(work.n_embd)
 
 
 def _learn_pieces(model: str, device: MeshDevice) -> None:
@@ -343,43 +346,3 @@ def _shares(model: ModelCosts, options: MeshOptions) -> tuple[Plan | None, tuple
 def _cut(shares: Sequence[StageShare], fleet: Fleet) -> tuple[tuple[int, int], ...]:
     names = [device.name for device in fleet.devices]
     return tuple((names.index(one.name), len(one.layers)) for one in shares)
-
-
-def _endpoint(text: str) -> Endpoint:
-    name, address = parse_peer(text)
-    return Endpoint(name or str(address), address, trust_for(address))
-
-
-def endpoint_of(worker: Worker) -> Endpoint:
-    """Return the endpoint of a discovered worker, or raise why it cannot be used."""
-    if worker.address is None:
-        raise worker.error or NotPaired(
-            f"The address of {worker.name} is unknown.", "Check that it is switched on and runs edgellm serve."
-        )
-    if worker.peer is None:
-        return Endpoint(worker.name, worker.address)
-    return Endpoint(worker.name, worker.address, Trust.load(), worker.peer.id)
-
-
-def _resolve_endpoints(names: Sequence[str]) -> dict[str, Endpoint]:
-    """Return the endpoints of devices, given an address or a paired device's name each. Paired ones are all asked at
-    once."""
-    found = {name: _endpoint(name) for name in names if ":" in name}
-    paired = [name for name in names if name not in found]
-    if not paired:
-        return found
-    trust = Trust.load()
-    for name, answer in zip(
-        paired, probe_peers(trust, list(map(trust.peers.find, paired)), chosen_hosts()), strict=True
-    ):
-        if answer.info is None:
-            raise answer.error or InvalidOption(
-                f"{name} does not answer.", f"Give its address: --peer {name}=HOST:PORT"
-            )
-        if Right.COMPUTE not in answer.info.rights:
-            raise NotPermitted(
-                f"{name} does not allow this device to have layers computed there.",
-                f"To allow it, run there: edgellm peers grant {trust.identity.id.short} compute",
-            )
-        found[name] = Endpoint(name, answer.info.address, trust, answer.peer.id)
-    return found

@@ -12,13 +12,12 @@ from edgellm.coldstart.plan import PlannedStage, PlanOption, format_seconds
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import HERE, LayerRange
 from edgellm.llm.mesh_llm import OpenedMesh
-from edgellm.mesh.fleet_profiler import disproved, doubt_figures
 from edgellm.mesh.pipeline import StageRecord
-from edgellm.rpc.discovery.workers import Worker
 from edgellm.spec.types import Summary
 
 if TYPE_CHECKING:
     from edgellm.coldstart.plan import Plan, PlanOption
+    from edgellm.rpc.discovery.workers import Worker
 
 
 _KEYS = ("load_s", "wait_s", "network_s", "received_s", "compute_s", "finish_s")
@@ -92,6 +91,8 @@ def planned_for(stage: PlannedStage, plan: PlanOption | None) -> PlannedStage | 
 def disproved_figures(found: PlanOption, plan: PlanOption | None, workers: Mapping[str, Worker]) -> tuple[str, ...]:
     """Mark the figures that a reply has disproved, of this device and the `workers`, to be measured again; return a
     sentence for each."""
+    from edgellm.mesh.fleet_profiler import disproved, doubt_figures
+
     sentences = []
     for stage in found.stages:
         planned, worker = planned_for(stage, plan), workers.get(stage.device)

@@ -16,10 +16,10 @@ from edgellm.coldstart.problem_builder import MemoryOverhead, restrict_to_stored
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.fleet_file import Fleet
-from edgellm.rpc.discovery.workers import Worker
 
 if TYPE_CHECKING:
     from edgellm.coldstart.plan import Plan, PlanOption
+    from edgellm.rpc.discovery.workers import Worker
 
 
 def plan_shares(plan: Plan) -> tuple[StageShare, ...]:

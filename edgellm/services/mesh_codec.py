@@ -42,6 +42,8 @@ from edgellm.verifier.requests import VerifyRequest
 MESH = 3
 """Version of `mesh.proto`."""
 ENGINE = version("llama-cpp-python")
+SERVICE = pb.DESCRIPTOR.services_by_name["Mesh"].full_name
+HOLDS, WORK, CARRY = f"/{SERVICE}/Holds", f"/{SERVICE}/Work", f"/{SERVICE}/Carry"
 _KINDS = ("compute", "load", "got")
 _F16_MOST = 65_504.0
 _MAX_LAYERS = 4_096

@@ -17,7 +17,7 @@ from edgellm.rpc.layers.codec import method
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.server.mesh_service import CARRY, HOLDS, WORK
+from edgellm.services.mesh_codec import CARRY, HOLDS, WORK
 
 STREAM, UNARY = "stream_stream", "unary_unary"
 

@@ -174,6 +174,12 @@ def test_a_chat_in_this_process_imports_no_network() -> None:
     assert not found & {*(f"edgellm.{one}" for one in packages), "grpc", "cryptography", "zeroconf", "prompt_toolkit"}
 
 
+def test_a_mesh_of_this_device_alone_imports_no_network() -> None:
+    found = imported("mesh", "run", "edgellm-verifier", "Where is my mug?", "--split", "here:1-12", "--max-tokens", "1")
+    assert "edgellm.mesh" in found
+    assert not found & {"edgellm.rpc", "edgellm.services", "grpc", "cryptography", "zeroconf"}
+
+
 def test_model_names_complete(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     assert [name for name, _ in help_examples.model_names("EDGE")] == ["edgellm-draft", "edgellm-verifier"]
     words = "edgellm show edgellm-d"

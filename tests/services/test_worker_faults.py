@@ -31,9 +31,8 @@ from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.stage_client import Endpoint, RemoteDevice, Timeouts
-from edgellm.services.mesh_codec import write_work
+from edgellm.services.mesh_codec import WORK, write_work
 from edgellm.services.server import mesh_service
-from edgellm.services.server.mesh_service import WORK
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY

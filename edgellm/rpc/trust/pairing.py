@@ -27,7 +27,6 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from spake2 import SPAKE2_A, SPAKE2_B
 
 from edgellm.errors import (
     SAME_VERSION,
@@ -135,6 +134,8 @@ class Exchange:
     def __init__(self, side: Literal["A", "B"], code: Code, own: Identity) -> None:
         self._side, self._own = side, own
         self._other: Certificate | None = None
+        from spake2 import SPAKE2_A, SPAKE2_B  # it computes tables when it is imported
+
         self._spake = (SPAKE2_A if side == "A" else SPAKE2_B)(code.password)
         self.spake: bytes = self._spake.start()
         self._transcript = b""

@@ -26,8 +26,7 @@ from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
-from edgellm.services.mesh_codec import ENGINE, MESH, lost, read_event, write_micro_batch, write_work
-from edgellm.services.server.mesh_service import HOLDS, WORK
+from edgellm.services.mesh_codec import ENGINE, HOLDS, MESH, WORK, lost, read_event, write_micro_batch, write_work
 from edgellm.storage.layers.manifest import LayerPiece
 from edgellm.verifier.requests import VerifyRequest
 

@@ -40,8 +40,10 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
 from edgellm.services.mesh_codec import (
+    CARRY,
     ENGINE,
     MESH,
+    SERVICE,
     read_micro_batch,
     read_work,
     write_event,
@@ -52,7 +54,6 @@ from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.storage.layers.manifest import LayerPiece
 
 CONNECT_SECONDS = 15.0  # the next stage may have to be prepared first
-_CARRY = "/edgellm.v1.Mesh/Carry"
 
 
 class ForwardingFailed(EdgeError):
@@ -100,7 +101,7 @@ class StageForwarder:
                 asyncio.timeout(CONNECT_SECONDS),
             ):
                 self._channel = await self._dial(address)
-                call = self._channel.stream_stream(_CARRY, bytes, bytes)()  # type: ignore[call-arg]  # written to
+                call = self._channel.stream_stream(CARRY, bytes, bytes)()  # type: ignore[call-arg]  # written to
                 meeting = pb.Meeting(protocol=self._prepare.protocol, stage=self._prepare.next_stage)
                 await call.write(pb.Carried(meeting=meeting).SerializeToString())
                 if isinstance(await call.read(), bytes):
@@ -139,9 +140,6 @@ _INDIRECT = "The coordinator forwards micro-batches."
 _ERRORS = (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError)
 
 
-_SERVICE = pb.DESCRIPTOR.services_by_name["Mesh"]
-SERVICE = _SERVICE.full_name
-HOLDS, WORK, CARRY = (f"/{SERVICE}/{name}" for name in ("Holds", "Work", "Carry"))
 _SETTLE_SECONDS = 1.0
 MEET_SECONDS = 10.0  # for which the preceding stage waits until the coordinator has prepared this one
 

@@ -31,8 +31,7 @@ from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.mesh_codec import write_work
-from edgellm.services.server.mesh_service import WORK
+from edgellm.services.mesh_codec import WORK, write_work
 from edgellm.storage import fingerprint, resolve
 from edgellm.storage.layers.manifest import cut_piece, manifest_of
 from edgellm.storage.layers.store import LayerStore
