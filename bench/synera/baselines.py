@@ -45,7 +45,7 @@ def hybrid_gate(profile: Profile, budget: float, controller: BudgetController) -
 def hybrid(pair: LLM, profile: Profile, budget: float, cases: Sequence[Question]) -> Answers:
     """Answer all questions by the hybrid gate, under a budget of tokens."""
     answers, controller = Answers(), BudgetController()
-    gate = TailGate(hybrid_gate(profile, budget, controller), controller=controller)
+    gate = TailGate(hybrid_gate(profile, budget, controller), controller)
     for seed, question in enumerate(cases):
         answers.add(
             question, pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", gamma=1, gate=gate)

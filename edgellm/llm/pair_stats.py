@@ -18,7 +18,7 @@ from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.gates.fitting import build
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.gates.profiler import FirstReply, OnlineProfiler
+from edgellm.spec.gates.profiler import ENOUGH, FirstReply, OnlineProfiler
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice
@@ -352,7 +352,7 @@ class PairStats:
                 self.first.load(self._first_file())
             if not improves:
                 notices.append(Notice(
-                    f"This pair has no profile yet. Its first {self.first.enough} chunks are all verified to make one;"
+                    f"This pair has no profile yet. Its first {ENOUGH} chunks are all verified to make one;"
                     " the budget is kept from then on. `edgellm profile` makes a better one from your own prompts."
                 ))  # fmt: skip
         return FirstReply(layers, improves=improves), notices

@@ -242,11 +242,11 @@ class DraftLengthController:
         price = self.rate
         return [price * slope for slope in self._slopes[rows:]]
 
-    def choose_additional(self, rows: int, survives: Sequence[float], least: float = 0.0) -> int:
-        """Return how many of the offered tokens to draft besides `rows` that are drafted anyway, if that gains
-        `least`."""
+    def choose_additional(self, rows: int, survives: Sequence[float]) -> int:
+        """Return how many of the offered tokens to draft besides `rows` that are drafted anyway; 0 where none gains
+        anything."""
         table, heads, price = self._table, self._heads, self.rate
-        best, gain, expected = 0, least, 0.0
+        best, gain, expected = 0, 0.0, 0.0
         for at, chance in enumerate(survives[: max(0, MAX_DRAFT - rows)], 1):
             expected += chance
             head_seconds = min(expected * heads[1], heads[rows + at + 1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
@@ -320,20 +320,18 @@ class WorkerServer(Listener):
         cache: WeightCache,
         address: Address,
         *,
-        offers: Sequence[OfferedModel] = (),
         on_event: Callable[[ServerEvent], None] | None = None,
         trust: Trust | None = None,
         stored: StoredLayers | None = None,
     ) -> None:
-        """With `stored`, other devices may upload layers to its store, and have this device measured. `offers` are sent
-        to paired devices. `on_event` is called from the loop's thread; it must not block.
+        """With `stored`, other devices may upload layers to its store, and have this device measured. `on_event` is
+        called from the loop's thread; it must not block.
 
         Raises:
             PairingRequired: the address is not loopback, and there is no `trust`.
         """
         super().__init__(address, trust)
         self.cache = cache
-        self._offers = offers
         self._notify = on_event or (lambda _event: None)
         self._stored = stored
 
@@ -356,7 +354,7 @@ class WorkerServer(Listener):
             handlers = layer_handlers(self._stored.store, guard, self._notify_upload, measurer, self.trust)
             server.add_generic_rpc_handlers((handlers,))
         if self.trust is not None and guard is not None:
-            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, self._offers),))
+            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, ()),))
         try:
             self.address = bind(server, self.address, self.trust)
             await server.start()

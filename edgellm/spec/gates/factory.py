@@ -142,4 +142,4 @@ def _with_tail(
     gate: Gate, reason: str, gamma: int, controller: BudgetController, layers: tuple[int, ...] = ()
 ) -> GateChoice:
     """Return the gate with the limit for every budget below 1: the tail of a long reply is not verified."""
-    return GateChoice(TailGate(gate, controller=controller), reason, gamma, layers, controller=controller)
+    return GateChoice(TailGate(gate, controller), reason, gamma, layers, controller=controller)

@@ -339,14 +339,13 @@ def _from_json(row: Mapping[str, Any]) -> PromptRecord:
 class OnlineProfiler:
     """The observations of the first replies so far."""
 
-    def __init__(self, enough: int = ENOUGH) -> None:
-        self.enough = enough
+    def __init__(self) -> None:
         self.chunks = 0
         self._runs: list[Run] = []
 
     @property
     def ready(self) -> bool:
-        return self.chunks >= self.enough
+        return self.chunks >= ENOUGH
 
     def add(self, reply: FirstReply) -> None:
         """Add a finished or abandoned reply."""

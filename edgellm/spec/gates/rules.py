@@ -22,6 +22,9 @@ HORIZON = 48
 """Minimum number of decisions over which a deficit is corrected: a few replies. Later an eighth of all decisions so
 far, so that verdicts are not spent or saved only to be even."""
 
+VERIFIED_SHARE = 0.8
+"""Share of `max_tokens` within which a budgeted gate verifies."""
+
 Scores = npt.NDArray[np.float64]
 _ALWAYS = Decision(True, "this gate verifies everything")
 _NEVER = Decision(False, "this gate verifies nothing")
@@ -210,17 +213,16 @@ class BudgetGate(Gate):
 
 
 class TailGate(Gate):
-    """Sequence-wise early exit (Synera, 4.3): beyond a share of `max_tokens` nothing is verified any more."""
+    """Sequence-wise early exit (Synera, 4.3): beyond `VERIFIED_SHARE` of `max_tokens` nothing is verified any more."""
 
-    def __init__(self, gate: Gate, share: float = 0.8, controller: BudgetController | None = None) -> None:
-        """Wrap `gate`; `controller`, if the gate keeps one, counts these chunks too: its budget is a share of all."""
-        self._gate, self._share, self._controller = gate, checked_share(share, "share of max_tokens"), controller
+    def __init__(self, gate: Gate, controller: BudgetController) -> None:
+        """Wrap `gate`; its `controller` counts these chunks too, as its budget is a share of all."""
+        self._gate, self._controller = gate, controller
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
         written, max_tokens = state.answered, state.limits.max_tokens
-        if written >= self._share * max_tokens:
-            if self._controller is not None:
-                self._controller.record(False)
+        if written >= VERIFIED_SHARE * max_tokens:
+            self._controller.record(False)
             return Decision(False, f"{written} of at most {max_tokens} tokens are written; the rest is not verified")
         return self._gate.decide(state, chunk)
 
