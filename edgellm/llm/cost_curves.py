@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter, time
@@ -15,14 +19,19 @@ from edgellm import __version__
 from edgellm.engine import HEADS, Context, LMHead, Model, ShouldStop, head_pays, never
 from edgellm.engine.lm_head import head_of
 from edgellm.engine.native import default_threads
-from edgellm.engine.timing import BUSY, CpuWait, minimum_times, plausible_times
-from edgellm.errors import Stopped
+from edgellm.engine.timing import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
+from edgellm.errors import StateDamaged, Stopped
 from edgellm.llm.idle_work import IdleWork
+from edgellm.places import cache_dir
 from edgellm.spec.draft_length import KNOTS, CostCurve
 from edgellm.storage import History
-from edgellm.storage.device_speed import MAX_CHANGE, StoredCurve, curve_path, processor, read_curve, write_curve
+from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE, processor
 from edgellm.storage.fingerprint import FileHash
+from edgellm.storage.state import from_json, read_json, write_state
 
+MAX_AGE = 30 * 86_400.0  # seconds
+MAX_CHANGE = 4.0
+"""The most that a change of the number of rows may cost, in decodes of one row: llama.cpp builds its graph again."""
 _PREFIX = 16  # positions in the context before a measured decode
 _ROUNDS = 12  # fewer if all lengths took the same time twice
 _MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device is
@@ -52,6 +61,62 @@ def estimated_curve(model: Model) -> CostCurve:
     share = head.nbytes / model.size_bytes
     heads = tuple(share * one * (1.0 + ROW_SHARE * (rows - 1)) for rows in HEADS)
     return replace(curve, seconds=((1.0 - share) * one, *curve.seconds[1:]), heads=heads)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCurve:
+    """A cost curve as it is stored: `seconds[i]` for a decode of `rows[i]` rows, the cost of a `change`, and the
+    seconds of `heads`. It was measured at `taken` (seconds since 1970, UTC) on `device`; meanwhile, the process waited
+    for a processor for the share `waited` of its time. `estimated`: it is a guess, corrected by the decodes of
+    replies."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    change: float
+    heads: tuple[float, ...]
+    taken: float
+    waited: float
+    device: str
+    estimated: bool = False
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the machine was busy during the measurement."""
+        return self.waited > BUSY
+
+    @property
+    def plausible(self) -> bool:
+        """Whether a device can have such times."""
+        rows, seconds, heads = self.rows, self.seconds, self.heads
+        if not (len(rows) == len(seconds) > 0 and rows[0] == 1 and list(rows) == sorted(set(rows))):
+            return False
+        if not (all(0.0 < taken < inf for taken in (*seconds, *heads)) and self.change >= 0.0):
+            return False
+        one = seconds[0] + heads[0] if heads else seconds[0]  # a row alone is measured with its head
+        return self.change <= MAX_CHANGE * one and is_plausible(rows, (one, *seconds[1:]))
+
+
+def curve_path(model_hash: str, threads: int) -> Path:
+    """Return the file of a curve; its name has the device in it, because several devices may share a home folder."""
+    return cache_dir() / "curves" / f"{model_hash[:16]}-{threads}-{platform.node() or 'here'}.json"
+
+
+def read_curve(path: Path, device: str) -> StoredCurve | None:
+    """Return the curve stored for `device`; None if there is none, or it is damaged, implausible or too old."""
+    try:
+        curve = read_json(path, lambda fields: from_json(StoredCurve, fields))
+    except StateDamaged:
+        return None
+    if curve is None:
+        return None
+    recent = 0.0 <= time() - curve.taken <= (MAX_DOUBTFUL_AGE if curve.doubtful else MAX_AGE)
+    return curve if recent and curve.plausible and curve.device == device else None
+
+
+def write_curve(path: Path, curve: StoredCurve) -> None:
+    """Write a curve to disk. If that fails, it is measured again next time."""
+    with suppress(OSError):
+        write_state(path, json.dumps(asdict(curve)))
 
 
 class ModelCurve:

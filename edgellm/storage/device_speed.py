@@ -1,23 +1,16 @@
-"""Measured speeds of this device: of the disk, and of decodes of n rows."""
+"""The processor's name, and the speed of the disk."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from edgellm.engine.timing import BUSY, is_plausible
-from edgellm.errors import StateDamaged
-from edgellm.places import cache_dir
-from edgellm.storage.state import from_json, read_json, write_state
-
+MAX_DOUBTFUL_AGE = 600.0
+"""Seconds for which measurements are used that were taken while the machine was busy."""
 MAX_BYTES = 512 * 2**20
 MIN_SECONDS, MAX_SECONDS = 1.0, 4.0
 _STEP, _MAX_STEP = 2**20, 16 * 2**20  # bytes per read
@@ -97,66 +90,3 @@ def _drop_page_cache(handle: int) -> str:
     except (ImportError, OSError):
         return "perhaps from memory: this system cannot drop a file's pages"
     return "past the cache"
-
-
-MAX_AGE = 30 * 86_400.0  # seconds
-MAX_DOUBTFUL_AGE = 600.0
-"""Seconds for which a curve is used that was measured while the machine was busy."""
-MAX_CHANGE = 4.0
-"""The most that a change of the number of rows may cost, in decodes of one row: llama.cpp builds its graph again."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCurve:
-    """A cost curve as it is stored: `seconds[i]` for a decode of `rows[i]` rows, the cost of a `change`, and the
-    seconds of `heads`. It was measured at `taken` (seconds since 1970, UTC) on `device`; meanwhile, the process waited
-    for a processor for the share `waited` of its time. `estimated`: it is a guess, corrected by the decodes of
-    replies."""
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
-    change: float
-    heads: tuple[float, ...]
-    taken: float
-    waited: float
-    device: str
-    estimated: bool = False
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether the machine was busy during the measurement."""
-        return self.waited > BUSY
-
-    @property
-    def plausible(self) -> bool:
-        """Whether a device can have such times."""
-        rows, seconds, heads = self.rows, self.seconds, self.heads
-        if not (len(rows) == len(seconds) > 0 and rows[0] == 1 and list(rows) == sorted(set(rows))):
-            return False
-        if not (all(0.0 < taken < inf for taken in (*seconds, *heads)) and self.change >= 0.0):
-            return False
-        one = seconds[0] + heads[0] if heads else seconds[0]  # a row alone is measured with its head
-        return self.change <= MAX_CHANGE * one and is_plausible(rows, (one, *seconds[1:]))
-
-
-def curve_path(model_hash: str, threads: int) -> Path:
-    """Return the file of a curve; its name has the device in it, because several devices may share a home folder."""
-    return cache_dir() / "curves" / f"{model_hash[:16]}-{threads}-{platform.node() or 'here'}.json"
-
-
-def read_curve(path: Path, device: str) -> StoredCurve | None:
-    """Return the curve stored for `device`; None if there is none, or it is damaged, implausible or too old."""
-    try:
-        curve = read_json(path, lambda fields: from_json(StoredCurve, fields))
-    except StateDamaged:
-        return None
-    if curve is None:
-        return None
-    recent = 0.0 <= time.time() - curve.taken <= (MAX_DOUBTFUL_AGE if curve.doubtful else MAX_AGE)
-    return curve if recent and curve.plausible and curve.device == device else None
-
-
-def write_curve(path: Path, curve: StoredCurve) -> None:
-    """Write a curve to disk. If that fails, it is measured again next time."""
-    with suppress(OSError):
-        write_state(path, json.dumps(asdict(curve)))

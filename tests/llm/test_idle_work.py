@@ -12,9 +12,8 @@ import pytest
 from edgellm.engine import Model, Stop
 from edgellm.errors import Stopped
 from edgellm.llm import LLM
-from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, _device, estimated_curve
+from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, _device, estimated_curve, read_curve
 from edgellm.llm.idle_work import IdleWork
-from edgellm.storage.device_speed import read_curve
 from edgellm.storage.fingerprint import FileHash, _PartHash
 from tests.llm.conftest import ASKED, prompts
 

@@ -13,7 +13,7 @@ import pytest
 from edgellm.engine import HEADS, Context, Model
 from edgellm.engine.timing import CpuWait
 from edgellm.llm import LLM
-from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve
+from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, curve_path
 from edgellm.llm.ngram_runtime import MAX_INDEXES, NgramRuntime
 from edgellm.spec.draft_length import KNOTS, DraftLengthController
 from edgellm.spec.ngram.draft_index import MOST_TOKENS
@@ -21,7 +21,6 @@ from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.params import SOURCES
 from edgellm.spec.types import Explanation, Ids, Source, Token
 from edgellm.storage import fingerprint
-from edgellm.storage.device_speed import curve_path
 from edgellm.storage.fingerprint import FileHash
 from edgellm.verifier.in_process import ContextPool
 from tests.spec.real import case, ids

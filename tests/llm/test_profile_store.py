@@ -18,7 +18,6 @@ from edgellm.llm import LLM, find_profile, profile_path, read_profile
 from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.gates.profiler import OnlineProfiler
 from edgellm.spec.types import Explanation, Notice
 from edgellm.storage import fingerprint
 from edgellm.storage.fingerprint import FileHash
@@ -131,7 +130,7 @@ def test_a_pair_without_a_profile_makes_one_of_its_first_replies(
     home: Path, f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enough = 40
-    monkeypatch.setattr(OnlineProfiler.__init__, "__defaults__", (enough,))
+    monkeypatch.setattr("edgellm.spec.gates.profiler.ENOUGH", enough)
     asked = iter(prompts(ASKED, 6))
     news: list[Notice] = []
     verified = processes = 0
@@ -228,7 +227,7 @@ def test_half_a_pair_cannot_be_profiled(f32_pair: tuple[Path, Path]) -> None:
 def test_replies_at_the_same_time_make_one_profile(
     home: Path, f32_pair: tuple[Path, Path], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OnlineProfiler.__init__, "__defaults__", (8,))
+    monkeypatch.setattr("edgellm.spec.gates.profiler.ENOUGH", 8)
     news: list[Notice] = []
     with LLM.open(f32_pair[0], address, threads=1) as pair:
         replies = [pair.reply(messages, max_tokens=24, budget=0.2) for messages in prompts(ASKED, 1)]

@@ -23,6 +23,7 @@ from edgellm.cli.settings import read_file
 from edgellm.engine import ModelFile
 from edgellm.errors import InvalidOption
 from edgellm.http.mesh_status import read_plan
+from edgellm.llm.cost_curves import read_curve
 from edgellm.mesh.fleet_file import read_fleet
 from edgellm.mesh.fleet_profiler import doubt, read_doubts, read_links, stored_speed
 from edgellm.rpc.trust.identity import Identity
@@ -31,7 +32,6 @@ from edgellm.spec.gates.profiler import OnlineProfiler
 from edgellm.storage import History
 from edgellm.storage.chat_log import Conversations, typed_lines
 from edgellm.storage.chat_takeover import old_files
-from edgellm.storage.device_speed import read_curve
 from edgellm.storage.fingerprint import quick_fingerprint
 from edgellm.storage.layers.manifest import manifest_of
 from edgellm.storage.layers.store import LayerStore

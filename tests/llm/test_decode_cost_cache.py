@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from edgellm.storage.device_speed import MAX_AGE, MAX_DOUBTFUL_AGE, StoredCurve, read_curve, write_curve
+from edgellm.llm.cost_curves import MAX_AGE, StoredCurve, read_curve, write_curve
+from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
 
 KEPT = StoredCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, (0.25, 0.5), time.time(), 0.0, "a chip")
 
