@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter, time
 
@@ -28,10 +28,12 @@ from edgellm.http.schemas.responses import (
     ModelInfo,
     ResponseBuilder,
     TextDelta,
+    WrittenReply,
 )
 from edgellm.http.streaming import Event, ReplyTask, StartReply, TokenTimes, server_sent_events
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
+from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice, Summary
 
 LOADING = ErrorInfo(503, "The model is being loaded. Try again soon.", SERVER, code="loading", retry_after=1.0)
@@ -122,21 +124,23 @@ class RequestHandler:
         served = self.served_model()
         options, messages = served.options_for(request), [message.message() for message in request.messages]
         builder = ChatResponseBuilder(served.name, served.pair.piece, include_usage=request.include_usage)
-        start = partial(served.pair.reply, messages, options)
-        return await self._respond(request, http, served, lambda cancelled: start(should_stop=cancelled), builder)
+        return await self._respond(request, http, served, partial(served.pair.reply, messages), options, builder)
 
     async def complete(self, request: CompletionRequest, http: Request) -> Response | BaseModel:
         """Return the continuation of a text, as `chat` does. Raises what `chat` raises."""
         served = self.served_model()
         options, prompt = served.options_for(request), request.text_or_ids()
         builder = CompletionResponseBuilder(served.name, served.pair.piece, include_usage=request.include_usage)
-        start = partial(served.pair.complete, prompt, options)
-        return await self._respond(request, http, served, lambda cancelled: start(should_stop=cancelled), builder)
+        return await self._respond(request, http, served, partial(served.pair.complete, prompt), options, builder)
 
     async def _respond(
-        self, request: GenerationRequest, http: Request, served: ServedModel, start: StartReply,
-        builder: ResponseBuilder,
+        self, request: GenerationRequest, http: Request, served: ServedModel, write: Callable[..., Reply],
+        options: ReplyOptions, builder: ResponseBuilder,
     ) -> Response | BaseModel:  # fmt: skip
+        starts = [
+            partial(_started, write, replace(options, seed=None if options.seed is None else options.seed + number))
+            for number in range(request.n)
+        ]
         requested_at = perf_counter()
         disconnect = asyncio.create_task(_wait_for_disconnect(http.receive))
         task: ReplyTask | None = None
@@ -144,10 +148,10 @@ class RequestHandler:
         try:
             if not await self._admit(disconnect):
                 return Response(status_code=499)
-            task = self._start(served, start, disconnect, requested_at)
+            task = self._start(served, starts, disconnect, requested_at)
             events = task.events()
             if not request.stream:
-                return await _collect(events, builder)
+                return await _collect(task, events, builder)
             first = await anext(events, None)  # an error before the first token gets its own status
             chunks = server_sent_events(task, first, events, builder)
             stream = StreamingResponse(chunks, media_type="text/event-stream")
@@ -192,11 +196,11 @@ class RequestHandler:
             acquire.cancel()
 
     def _start(
-        self, served: ServedModel, start: StartReply, disconnect: asyncio.Task[None], requested_at: float
+        self, served: ServedModel, starts: Sequence[StartReply], disconnect: asyncio.Task[None], requested_at: float
     ) -> ReplyTask:
         lock = self._fair_lock if served.in_turns else nullcontext()
         redaction = redact if self.anonymous else unredacted
-        task = ReplyTask(start, lock, self._record, requested_at=requested_at, redact=redaction)
+        task = ReplyTask(starts, lock, self._record, requested_at=requested_at, redact=redaction)
         self._tasks.add(task)
         run = asyncio.get_running_loop().run_in_executor(self._executor, partial(_run, task, served.recorder))
         run.add_done_callback(partial(self._finished, task, perf_counter()))
@@ -231,14 +235,22 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def _collect(events: AsyncIterator[Event], builder: ResponseBuilder) -> Response | BaseModel:
+def _started(write: Callable[..., Reply], options: ReplyOptions, cancelled: Callable[[], bool]) -> Reply:
+    return write(options, should_stop=cancelled)
+
+
+async def _collect(task: ReplyTask, events: AsyncIterator[Event], builder: ResponseBuilder) -> Response | BaseModel:
+    written: list[WrittenReply] = []
     deltas: list[TextDelta] = []
     notices: list[Notice] = []
     async for event in events:
         if isinstance(event, Summary):
-            return builder.whole(deltas, notices, event)
-        if isinstance(event, TextDelta):
+            written.append(WrittenReply(deltas, notices, event))
+            deltas, notices = [], []
+        elif isinstance(event, TextDelta):
             deltas.append(event)
         else:
             notices.append(event)
-    return Response(status_code=499)  # the reply was cancelled, as the client has left
+    if len(written) < task.replies:
+        return Response(status_code=499)  # the reply was cancelled, as the client has left
+    return builder.whole(written)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -39,21 +39,22 @@ OnFinished: TypeAlias = Callable[[Summary | None, TokenTimes, bool], None]
 
 
 class ReplyTask:
-    """A reply being written. `run` is for a thread, all else for the event loop."""
+    """A request's replies being written. `run` is for a thread, all else for the event loop."""
 
     def __init__(
         self,
-        start: StartReply,
+        starts: Sequence[StartReply],
         compute_lock: AbstractContextManager[object],
         on_finished: OnFinished,
         *,
         requested_at: float,
         redact: Redact = unredacted,
     ) -> None:
-        """`start` tokenizes the prompt, beside other replies; all other computing holds `compute_lock`. `on_finished`
-        is called in the thread, before the client gets the last event. `requested_at` is a time of `perf_counter`.
+        """Each of `starts`, called in turn, tokenizes the prompt of a reply, beside other replies; all other computing
+        holds `compute_lock`. `on_finished` is called in the thread after each reply, before the client gets its
+        summary. `requested_at` is a time of `perf_counter`.
         `redact` is applied to notices and errors."""
-        self._start, self._compute_lock, self._on_finished, self._redact = start, compute_lock, on_finished, redact
+        self._starts, self._compute_lock, self._on_finished, self._redact = starts, compute_lock, on_finished, redact
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
         self._reply: Reply | None = None
@@ -61,7 +62,12 @@ class ReplyTask:
         self._cancelled = False
         self._requested_at = requested_at
         self._token_times: list[float] = []
-        self.summary: Summary | None = None  # of a reply that has ended, and did not fail
+        self.summary: Summary | None = None  # of the last reply that has ended, and did not fail
+
+    @property
+    def replies(self) -> int:
+        """Return how many replies are written, one after the other."""
+        return len(self._starts)
 
     def cancel(self) -> None:
         """Cancel the reply and return at once. The thread ends soon after, even within a long decode."""
@@ -73,25 +79,32 @@ class ReplyTask:
         self._events.put_nowait(None)
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yield text and notices as they come, and the summary last; nothing more after `cancel`.
+        """Yield text and notices as they come, and each reply's summary; nothing more after `cancel`.
 
         Raises:
             ApiError: the reply failed, before its first token or later.
         """
-        while (event := await self._events.get()) is not None:
+        left = len(self._starts)
+        while left and (event := await self._events.get()) is not None:
             if isinstance(event, BaseException):
                 info = error_info(event)
                 raise ApiError(replace(info, message=self._redact(info.message))) from event
             yield Notice(self._redact(event.text)) if isinstance(event, Notice) else event
-            if isinstance(event, Summary):
-                return
+            left -= isinstance(event, Summary)
 
     def run(self) -> BaseException | None:
-        """Write the reply until it ends or is cancelled. Return the error, if any, which `events` raises."""
+        """Write the replies until they end or are cancelled. Return the error, if any, which `events` raises."""
+        for start in self._starts:
+            error = self._run(start)
+            if error is not None or self._cancelled:
+                return error
+        return None
+
+    def _run(self, start: StartReply) -> BaseException | None:
         summary: Summary | None = None
         event: Summary | BaseException
         try:
-            reply = self._start(self._is_cancelled)
+            reply = start(self._is_cancelled)
             try:
                 if not self._set_reply(reply):
                     self._write(reply)
@@ -107,6 +120,7 @@ class ReplyTask:
         failed = isinstance(event, BaseException)
         self.summary = None if failed else summary
         self._on_finished(summary, self._times(), failed)
+        self._token_times = []
         self._publish(event)
         return event if isinstance(event, BaseException) else None
 
@@ -153,18 +167,22 @@ async def server_sent_events(
 ) -> AsyncIterator[bytes]:
     """Yield `first` and the rest of a task's `events` as server-sent events; an error is the last one."""
     try:
+        event, left = first, task.replies
         for chunk in builder.opening():
             yield _encode(chunk)
-        event = first
         while event is not None:
             if isinstance(event, TextDelta):
                 yield _encode(builder.chunk(event))
             elif isinstance(event, Notice):
                 yield _encode(builder.notice(event))
             else:
-                for chunk in builder.closing(event):
+                left -= 1
+                for chunk in builder.closing(event, last=not left):
                     yield _encode(chunk)
-                yield b"data: [DONE]\n\n"
+                for chunk in builder.opening() if left else ():
+                    yield _encode(chunk)
+                if not left:
+                    yield b"data: [DONE]\n\n"
             event = await anext(events, None)
     except ApiError as error:
         yield _encode(ErrorResponse(error=error.info))

@@ -247,6 +247,16 @@ def reporting(parts: Components, options: ReplyOptions) -> Verifier:
     return retrieval.self_verifier()
 
 
+def check_sampling(parts: Components, sampling: Sampling) -> None:
+    """Raise InvalidOption where the pair's verifier does not know min-p and penalties, and `sampling` has them."""
+    if parts.verifier is not None and not (sampling.plain or parts.verifier.applies_penalties):
+        raise InvalidOption(
+            f"The verifier {parts.verifier.name} does not apply min_p, penalties and logit_bias: it is of an older"
+            " version, or a model over several devices.",
+            "Leave them out, update edgellm on the verifier's device, or use a verifier on one device.",
+        )
+
+
 def plan_reply(parts: Components, options: ReplyOptions, seed: int) -> GenerationPlan:
     """Return how this pair writes a reply with `options`, and the reasons."""
     knowledge, draft = parts.knowledge, parts.draft

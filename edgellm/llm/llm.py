@@ -20,7 +20,7 @@ from edgellm.errors import InvalidOption
 from edgellm.llm.abilities import longer_context
 from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.drafter_pool import Drafters
-from edgellm.llm.generation import Components, reporting, write
+from edgellm.llm.generation import Components, check_sampling, reporting, write
 from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.messages import channels_of, chat_ids, compose, draft_ids, plain_ids
 from edgellm.llm.model_loading import (
@@ -283,7 +283,8 @@ class LLM:
     def _reply(
         self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, began: float, draft_prompt: Ids | None
     ) -> Reply:
-        sampling = options.sampling()
+        sampling = options.sampling(len(ids))
+        check_sampling(self._parts, sampling)
         if options.logprobs is not None:
             reporting(self._parts, options)  # raises now if they are not available
         reply = Reply(

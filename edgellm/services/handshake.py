@@ -29,7 +29,8 @@ class VerifierInfo:
     """What the verifier says of itself: the name of its model, the tokens that one session can hold, and the SHA-256
     of the model's file in hex, empty if it is unknown. `vocabulary` is the fingerprint of its vocabulary in hex, and
     `shared_tokens` is `VocabularyMatch.shared`. `chat_template` is its model's, empty if it is not told.
-    `reports_logprobs`: verdicts hold log-probabilities where one asks."""
+    `reports_logprobs`: verdicts hold log-probabilities where one asks. `applies_penalties`: it knows min-p and
+    penalties."""
 
     model: str
     context_length: int
@@ -38,6 +39,7 @@ class VerifierInfo:
     model_hash: str = ""
     reports_logprobs: bool = False
     chat_template: str = ""
+    applies_penalties: bool = False
 
 
 async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str) -> VerifierInfo:
@@ -60,6 +62,7 @@ async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, whe
     return VerifierInfo(
         reply.model[:_NAME], reply.context_length, reply.vocabulary.hex(), min(ours.size, reply.vocabulary_size),
         reply.model_hash.hex(), reply.logprobs, reply.chat_template,
+        reply.penalties,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NoReturn
 
 import numpy as np
@@ -12,9 +13,9 @@ import numpy as np
 from edgellm.errors import SAME_VERSION, ContextFull, InvalidOption, ProtocolError
 from edgellm.rpc.channel import MAX_CHUNK, MAX_EXTRA, PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.spec.params import MAX_LOGPROBS
+from edgellm.spec.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY, MIN_REPEAT
 from edgellm.spec.sampling import UNITS, WIDEST, units
-from edgellm.spec.types import NO_IDS, Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
+from edgellm.spec.types import NO_IDS, Chunk, Distribution, Ids, Logprobs, Penalties, Sampling, Verdict
 from edgellm.spec.verification import check_chunk
 from edgellm.verifier.requests import HERE, Tenant, VerifyRequest
 
@@ -38,8 +39,10 @@ def write_open(sampling: Sampling, fingerprint: str) -> pb.DeviceFrame:
 def write_sampling(sampling: Sampling) -> pb.Sampling:
     """Convert sampling parameters to their message."""
     return pb.Sampling(
-        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed & (2**64 - 1)
-    )
+        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed & (2**64 - 1),
+        min_p=sampling.min_p,
+        penalties=None if sampling.penalties is None else _write_penalties(sampling.penalties),
+    )  # fmt: skip
 
 
 def read_sampling(message: pb.Sampling) -> Sampling:
@@ -52,7 +55,32 @@ def read_sampling(message: pb.Sampling) -> Sampling:
         _refuse(f"The temperature {message.temperature} is invalid.")
     if not 0.0 < message.top_p <= 1.0:
         _refuse(f"The top_p {message.top_p} is invalid.")
-    return Sampling(message.temperature, message.top_k, message.top_p, message.seed)
+    if not 0.0 <= message.min_p <= 1.0:
+        _refuse(f"The min_p {message.min_p} is invalid.")
+    penalties = _read_penalties(message.penalties) if message.HasField("penalties") else None
+    return Sampling(message.temperature, message.top_k, message.top_p, message.seed, message.min_p, penalties)
+
+
+def _write_penalties(penalties: Penalties) -> pb.Penalties:
+    return pb.Penalties(
+        repeat=penalties.repeat, frequency=penalties.frequency, presence=penalties.presence, start=penalties.start,
+        ids=[token for token, _ in penalties.bias], bias=[amount for _, amount in penalties.bias],
+    )  # fmt: skip
+
+
+def _read_penalties(message: pb.Penalties) -> Penalties:
+    amounts = {"repeat": message.repeat, "frequency": message.frequency, "presence": message.presence}
+    for name, amount in amounts.items():
+        if not -MAX_PENALTY <= amount <= MAX_PENALTY or (name == "repeat" and amount < MIN_REPEAT):  # nor NaN
+            _refuse(f"The {name} penalty {amount} is invalid.")
+    ids, bias = list(message.ids), list(message.bias)
+    if len(ids) != len(bias) or len(ids) > MAX_BIASES or any(one >= other for one, other in pairwise(ids)):
+        _refuse(f"{len(ids)} ids come with {len(bias)} biases, or are not ascending.")
+    if not all(-MAX_BIAS <= amount <= MAX_BIAS for amount in bias):
+        _refuse("A bias is invalid.")
+    return Penalties(
+        message.repeat, message.frequency, message.presence, tuple(zip(ids, bias, strict=True)), message.start
+    )
 
 
 def write_verify(request: VerifyRequest) -> pb.DeviceFrame:

@@ -10,7 +10,7 @@ from dataclasses import InitVar, dataclass, field
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.protocols import Drafter, Gate
-from edgellm.spec.types import Sampling
+from edgellm.spec.types import Penalties, Sampling
 
 GATES = ("auto", "synera", "confidence", "importance", "random", "always", "never")
 """Gates choose the chunks to verify. `synera` is the paper's gate."""
@@ -36,6 +36,7 @@ FORMER_GATES = {
 }
 """Gates that are `auto` now, and the warnings for them."""
 MAX_STOPS, MAX_STOP_LENGTH, MAX_LOGPROBS = 16, 500, 20
+MIN_REPEAT, MAX_PENALTY, MAX_BIAS, MAX_BIASES = 0.01, 100.0, 100.0, 1024
 CHUNK = 4
 """Drafted tokens in a chunk if everything is verified, or nothing."""
 BUDGET_CHUNK = 2
@@ -55,12 +56,15 @@ class ReplyOptions:
     below 1 and the fitted gate, draft the context's token where the draft model is less confident than the profile's
     threshold. `learn_profile`: where everything is verified, draft the profile's chunks with the draft model alone, and
     let their verdicts make the pair's profile and go on improving it, until it has enough; the same text, but slower.
-    `seed` None draws one, which the summary reports. `gamma` is the number of drafted tokens in a chunk; None means the
-    profile's under a budget, else `CHUNK`. `confidence_threshold` is c_th of the confidence gate without a budget.
-    `retrieval`: `auto`, `off`, or a comma-separated list of `SOURCES` that drafts are copied from; it is used only if
-    everything is verified, so it never changes the text. `stop`: texts that end the reply; they are not part of it.
-    `logprobs`: report each token's log-probability and those of this many others, by the verifier (by the draft model,
-    if that is alone); only if everything is verified, in this process.
+    `min_p`: sample from the tokens that have at least this share of the likeliest one's probability. `repeat_penalty`
+    above 1 makes tokens of the last `sampling.REPEAT_WINDOW` less likely, as in llama.cpp; `frequency_penalty` and
+    `presence_penalty` those of the reply, as in OpenAI's API; `logit_bias` are amounts added to tokens' logits. They
+    hold for greedy replies, too, and in the verifier. `seed` None draws one, which the summary reports. `gamma` is the
+    number of drafted tokens in a chunk; None means the profile's under a budget, else `CHUNK`. `confidence_threshold`
+    is c_th of the confidence gate without a budget. `retrieval`: `auto`, `off`, or a comma-separated list of `SOURCES`
+    that drafts are copied from; it is used only if everything is verified, so it never changes the text. `stop`: texts
+    that end the reply; they are not part of it. `logprobs`: report each token's log-probability and those of this many
+    others, by the verifier (by the draft model, if that is alone); only if everything is verified, in this process.
 
     Raises:
         InvalidOption: a value out of range, named with the range.
@@ -70,6 +74,11 @@ class ReplyOptions:
     temperature: float = 0.0
     top_k: int = 40
     top_p: float = 0.95
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     gate: str | Gate = "auto"
     drafter: Drafter | None = None
@@ -101,6 +110,9 @@ class ReplyOptions:
             raise InvalidOption(f"temperature is {self.temperature}.", "Give 0 (greedy) or a positive number.")
         if not 0.0 < self.top_p <= 1.0:
             raise InvalidOption(f"top_p is {self.top_p}.", "Give a number above 0 and up to 1; 1 switches it off.")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise InvalidOption(f"min_p is {self.min_p}.", "Give a number from 0 to 1, such as 0.05.")
+        self._check_penalties()
         self._check_gate()
         for name in ("confidence_threshold", "exit_threshold"):
             if not 0.0 <= getattr(self, name) <= 1.0:
@@ -117,6 +129,26 @@ class ReplyOptions:
         self._check_optional_numbers()
         self.sources()
         self._check_budget()
+
+    def _check_penalties(self) -> None:
+        if not MIN_REPEAT <= self.repeat_penalty <= MAX_PENALTY:
+            raise InvalidOption(
+                f"repeat_penalty is {self.repeat_penalty}.",
+                f"Give a number from {MIN_REPEAT} to {MAX_PENALTY:g}, such as 1.1; 1 switches it off.",
+            )
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not -MAX_PENALTY <= getattr(self, name) <= MAX_PENALTY:
+                raise InvalidOption(
+                    f"{name} is {getattr(self, name)}.", f"Give a number from {-MAX_PENALTY:g} to {MAX_PENALTY:g}."
+                )
+        if len(self.logit_bias) > MAX_BIASES:
+            raise InvalidOption(f"logit_bias has {len(self.logit_bias)} tokens.", f"Give at most {MAX_BIASES}.")
+        for token, amount in self.logit_bias.items():
+            if token < 0 or not -MAX_BIAS <= amount <= MAX_BIAS:
+                raise InvalidOption(
+                    f"logit_bias adds {amount} to token {token}.",
+                    f"Give ids of tokens, and amounts from {-MAX_BIAS:g} to {MAX_BIAS:g}.",
+                )
 
     def _check_optional_numbers(self) -> None:
         for name, least in (("gamma", 1), ("seed", 0), ("max_total", 1), ("think", 0)):
@@ -181,10 +213,15 @@ class ReplyOptions:
                 f"{name} does not keep a budget of {self.budget}.", "Leave one of them out, or choose the gate auto."
             )
 
-    def sampling(self) -> Sampling:
-        """Return the sampling options, with a fresh seed if none was given."""
+    def sampling(self, prompt_tokens: int = 0) -> Sampling:
+        """Return the rule for a reply to a prompt of `prompt_tokens`, with a fresh seed if none was given."""
         seed = self.seed if self.seed is not None else secrets.randbelow(2**32)
-        return Sampling(self.temperature, self.top_k, self.top_p, seed)
+        penalties = Penalties(
+            self.repeat_penalty, self.frequency_penalty, self.presence_penalty, tuple(sorted(self.logit_bias.items())),
+            prompt_tokens,
+        )  # fmt: skip
+        unused = penalties == Penalties(start=prompt_tokens)
+        return Sampling(self.temperature, self.top_k, self.top_p, seed, self.min_p, None if unused else penalties)
 
 
 def _warn(**given: object) -> None:

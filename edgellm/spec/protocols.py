@@ -157,6 +157,11 @@ class Verifier(ABC):
         return False
 
     @property
+    def applies_penalties(self) -> bool:
+        """Return whether verdicts can follow a sampling rule with min-p and penalties."""
+        return False
+
+    @property
     def shared(self) -> int:
         """Return the number of decodes in this process that shared the cores with others, so that their times are not
         representative."""

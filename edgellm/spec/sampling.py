@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.errors import EngineFailed, InvalidOption
-from edgellm.spec.types import Distribution, Expected, Floats, Ids, Logprobs, Sampling
+from edgellm.spec.types import Distribution, Expected, Floats, Ids, Logprobs, Penalties, Sampling
 
 Uniforms: TypeAlias = npt.NDArray[np.float64]
 Units: TypeAlias = npt.NDArray[np.int64]
@@ -63,6 +63,34 @@ def distribution(logits: Floats, sampling: Sampling) -> Distribution:
     return rounded(exact_distribution(logits, sampling))
 
 
+REPEAT_WINDOW = 64
+"""Last tokens of the text that the repeat penalty looks at, as in llama.cpp and Ollama."""
+
+
+def penalised(logits: Floats, text: Ids, penalties: Penalties) -> Floats:
+    """Return a copy of `logits` (n_vocab,), which follow `text` (n,), changed by `penalties`.
+
+    The repeat penalty is that of CTRL (Keskar et al. 2019); frequency and presence are subtracted as OpenAI's API
+    defines them. Ids outside `logits` have no effect.
+    """
+    changed = logits.copy()
+    if penalties.repeat != 1.0:
+        seen = np.unique(text[-REPEAT_WINDOW:])
+        seen = seen[seen < len(logits)]
+        old = changed[seen]
+        changed[seen] = np.where(old > 0.0, old / np.float32(penalties.repeat), old * np.float32(penalties.repeat))
+    if penalties.frequency or penalties.presence:
+        seen, times = np.unique(text[penalties.start :], return_counts=True)
+        known = seen < len(logits)
+        changed[seen[known]] -= (times[known] * penalties.frequency + penalties.presence).astype(np.float32)
+    if penalties.bias:
+        ids, amounts = zip(*penalties.bias, strict=True)
+        places = np.array(ids)
+        known = places < len(logits)
+        changed[places[known]] += np.array(amounts, dtype=np.float32)[known]
+    return changed
+
+
 def widest(vocabulary: int) -> int:
     """Return from how many tokens a draft is drawn at most: they take less than 0.5 % of the whole vocabulary's size.
 
@@ -103,12 +131,22 @@ def units(distribution: Distribution) -> Units:
 def exact_distribution(logits: Floats, sampling: Sampling) -> Distribution:
     """Return the distribution that the verifier draws from, for `logits` of shape (n_vocab,).
 
-    Temperature first, then top-k, then top-p over what top-k left, then renormalised. Equal logits are kept in order
-    of token id, so that the result does not depend on the machine. Greedy: all mass on the most probable token.
+    Temperature first, then top-k, then top-p over what top-k left, then min-p, then renormalised. Equal logits are kept
+    in order of token id, so that the result does not depend on the machine. Greedy: all mass on the most probable one.
 
     Raises:
         EngineFailed: the logits hold a NaN, or no finite value.
     """
+    truncated = _truncated(logits, sampling)
+    if sampling.min_p <= 0.0 or len(truncated.ids) == 1:
+        return truncated
+    kept = truncated.probs >= np.float32(sampling.min_p) * truncated.probs.max()
+    probs = truncated.probs[kept]
+    return Distribution(truncated.ids[kept], probs / np.float32(probs.sum(dtype=np.float64)))
+
+
+def _truncated(logits: Floats, sampling: Sampling) -> Distribution:
+    """Return `exact_distribution` without min-p."""
     best = int(logits.argmax())
     top = float(logits[best])
     if not math.isfinite(top):

@@ -72,17 +72,41 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class Penalties:
+    """Changes of the logits by the text before them.
+
+    `repeat` divides the positive logits of tokens among the last `REPEAT_WINDOW` of the text, and multiplies negative
+    ones; 1 switches it off. `frequency` is subtracted once for each time that the reply has the token, `presence` once
+    if it has it at all. `bias` are ids, ascending, and what is added to their logits. The reply begins at `start`.
+    """
+
+    repeat: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
-    """The rule for choosing the next token. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 switch truncation off."""
+    """The rule for choosing the next token. Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch
+    truncation off. `penalties` None: the logits stay as they are."""
 
     temperature: float = 0.0
     top_k: int = 40
     top_p: float = 0.95
     seed: int = 0
+    min_p: float = 0.0
+    penalties: Penalties | None = None
 
     @property
     def greedy(self) -> bool:
         return self.temperature <= 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Return whether every verifier can follow the rule, however old it is: without min-p and penalties."""
+        return self.min_p == 0.0 and self.penalties is None
 
 
 GREEDY = Sampling()

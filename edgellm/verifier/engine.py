@@ -33,7 +33,7 @@ def judge_pass(request: VerifyRequest, rows: Rows, drafted: int, is_eog: Callabl
     """
     chunk, remaining_draft = cut(request.remaining, drafted)
     start = request.prefix_length
-    accepted, token = judge(chunk, rows, request.sampling, position=start)
+    accepted, token = judge(chunk, rows, request.sampling, start, request.ids)
     request.passes += 1
     request.passes_in_slot += 1
     if not request.tokens:

@@ -161,6 +161,11 @@ class LocalVerifier(Verifier):
         return True
 
     @property
+    def applies_penalties(self) -> bool:
+        """See `Verifier.applies_penalties`."""
+        return True
+
+    @property
     def shared(self) -> int:
         """See `Verifier.shared`."""
         return self._contexts.shared
@@ -263,6 +268,11 @@ class ColocatedVerifier(Verifier):
     @property
     def reports_logprobs(self) -> bool:
         """See `Verifier.reports_logprobs`."""
+        return True
+
+    @property
+    def applies_penalties(self) -> bool:
+        """See `Verifier.applies_penalties`."""
         return True
 
     def open(self, state: GenerationState) -> ColocatedSession:

@@ -194,3 +194,36 @@ def test_metrics_count_what_was_written(ask: Ask) -> None:
     assert (grown[7] > 0) == (timings["draft_n_accepted"] > 0)  # whether drafts pay is a matter of the machine's load
     assert value("edgellm_requests_running") == 0
     assert value('edgellm_peer_bytes_total{dir="up"}') == 0
+
+
+def test_penalties_min_p_and_biases_are_those_of_the_pair(ask: Ask, own: LLM) -> None:
+    asked = conversation(
+        presence_penalty=1.5, frequency_penalty=0.5, repeat_penalty=1.2, min_p=0.1, logit_bias={"20": -100, "30": 1.5}
+    )
+    wanted = written(
+        own, presence_penalty=1.5, frequency_penalty=0.5, repeat_penalty=1.2, min_p=0.1,
+        logit_bias={20: -100.0, 30: 1.5},
+    )  # fmt: skip
+    assert text_of(ask("POST", "/v1/chat/completions", asked).json) == wanted
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_n_replies_are_those_of_the_seeds_that_follow(ask: Ask, own: LLM, path: str, stream: bool) -> None:
+    asked = conversation() if "chat" in path else {"prompt": own.prompt_ids(QUESTION).tolist()}
+    asked |= {"temperature": 1.5, "top_p": 1.0, "top_k": 0, "seed": 5, "max_tokens": 12}
+    single = [ask("POST", path, asked | {"seed": 5 + number}).json for number in range(3)]
+    answer = ask("POST", path, asked | {"n": 3, "stream": stream})
+    if stream:
+        texts = ["".join(text_of(event) for event in answer.events if event["choices"][0]["index"] == number)
+                 for number in range(3)]  # fmt: skip
+        assert answer.body.count(b"[DONE]") == 1
+        reasons = [event["choices"][0]["finish_reason"] for event in answer.events]
+        assert len([reason for reason in reasons if reason]) == 3
+    else:
+        texts = [text_of({"choices": [choice]}) for choice in answer.json["choices"]]
+        assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2]
+        usages = [one["usage"]["completion_tokens"] for one in single]
+        assert answer.json["usage"]["completion_tokens"] == sum(usages)
+    assert texts == [text_of(one) for one in single]
+    assert len(set(texts)) > 1

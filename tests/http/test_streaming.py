@@ -81,7 +81,7 @@ def test_a_character_of_several_tokens_comes_whole_and_a_broken_one_at_the_end()
         def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
             yield from tokens
 
-        task = ReplyTask(lambda _gone: scripted(script), nullcontext(), lambda *_: None, requested_at=0.0)
+        task = ReplyTask([lambda _gone: scripted(script)], nullcontext(), lambda *_: None, requested_at=0.0)
         work = asyncio.get_running_loop().run_in_executor(None, task.run)
         events: list[object] = [event async for event in task.events()]
         assert await work is None

@@ -155,7 +155,7 @@ def test_errors(ask: Ask, troubled: Ask) -> None:
         (ask("GET", "/nothing"), ERROR),
         (ask("GET", "/v1/completions"), ERROR),
         (ask("POST", "/v1/completions", b"{"), ERROR),
-        (ask("POST", "/v1/completions", {"prompt": "a", "n": 2}), ERROR | {"param": "str"}),
+        (ask("POST", "/v1/completions", {"prompt": "a", "best_of": 2}), ERROR | {"param": "str"}),
         (ask("POST", "/v1/completions", {"prompt": "a", "model": "other"}), CODED | {"param": "str"}),
         (ask("GET", "/health", headers={"Host": "evil.example"}), CODED),
         (troubled("GET", "/status"), CODED),

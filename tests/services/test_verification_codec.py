@@ -22,7 +22,7 @@ from edgellm.services.verification_codec import (
     write_verify,
 )
 from edgellm.spec.sampling import UNITS, WIDEST, distribution, rounded
-from edgellm.spec.types import GREEDY, Chunk, Distribution, Sampling, Verdict
+from edgellm.spec.types import GREEDY, Chunk, Distribution, Penalties, Sampling, Verdict
 from edgellm.verifier.requests import VerifyRequest
 from tests.verifier.asking import request
 
@@ -280,3 +280,43 @@ def test_nothing_but_our_errors_comes_out_of_a_strange_request(message: pb.Verif
     except (ProtocolError, ContextFull):
         return
     assert 0 < ask.position + len(ask.prefix) + len(ask.draft) <= BOUNDS.context
+
+
+@given(
+    st.floats(0.0, 1.0),
+    st.none()
+    | st.builds(
+        Penalties,
+        repeat=st.floats(0.01, 100.0),
+        frequency=st.floats(-100.0, 100.0),
+        presence=st.floats(-100.0, 100.0),
+        bias=st.dictionaries(tokens, st.floats(-100.0, 100.0), max_size=8).map(
+            lambda bias: tuple(sorted(bias.items()))
+        ),
+        start=st.integers(0, 512),
+    ),
+)
+def test_min_p_and_penalties_arrive_as_they_were_sent(min_p: float, penalties: Penalties | None) -> None:
+    sampling = Sampling(0.7, 10, 0.9, 3, min_p, penalties)
+    frame = pb.DeviceFrame.FromString(write_open(sampling, "00").SerializeToString())
+    assert read_sampling(frame.open.sampling) == sampling
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.Sampling(top_p=1.0, min_p=math.nan),
+        pb.Sampling(top_p=1.0, min_p=1.5),
+        pb.Sampling(top_p=1.0, penalties=pb.Penalties()),  # divides by 0
+        pb.Sampling(top_p=1.0, penalties=pb.Penalties(repeat=math.nan)),
+        pb.Sampling(top_p=1.0, penalties=pb.Penalties(repeat=1.0, frequency=math.inf)),
+        pb.Sampling(top_p=1.0, penalties=pb.Penalties(repeat=1.0, ids=[1, 2], bias=[1.0])),
+        pb.Sampling(top_p=1.0, penalties=pb.Penalties(repeat=1.0, ids=[2, 2], bias=[1.0, 1.0])),
+        pb.Sampling(top_p=1.0, penalties=pb.Penalties(repeat=1.0, ids=[2], bias=[math.nan])),
+        pb.Sampling(top_p=1.0, penalties=pb.Penalties(repeat=1.0, ids=range(1025), bias=[0.0] * 1025)),
+    ],
+    ids=str,
+)
+def test_min_p_and_penalties_that_cannot_be_meant_are_refused(message: pb.Sampling) -> None:
+    with pytest.raises(ProtocolError):
+        read_sampling(message)

@@ -18,13 +18,14 @@ from edgellm.spec.sampling import (
     distribution,
     draw,
     exact_distribution,
+    penalised,
     probability,
     rounded,
     uniforms,
     units,
     widest,
 )
-from edgellm.spec.types import GREEDY, Distribution, Sampling
+from edgellm.spec.types import GREEDY, Distribution, Penalties, Sampling
 
 # few distinct values: many ties, also at the borders of top-k and top-p
 tied = arrays(np.float32, st.integers(1, 400), elements=st.integers(-6, 6).map(float))
@@ -34,6 +35,16 @@ samplings = st.builds(
     temperature=st.floats(0.05, 3.0),
     top_k=st.integers(0, 60),
     top_p=st.floats(0.01, 1.0),
+)
+penalties = st.builds(
+    Penalties,
+    repeat=st.floats(0.5, 3.0),
+    frequency=st.floats(-2.0, 2.0),
+    presence=st.floats(-2.0, 2.0),
+    bias=st.dictionaries(st.integers(0, 500), st.floats(-100.0, 100.0), max_size=5).map(
+        lambda bias: tuple(sorted(bias.items()))
+    ),
+    start=st.integers(0, 100),
 )
 
 
@@ -181,3 +192,27 @@ def test_seeds_purposes_and_positions_have_numbers_of_their_own() -> None:
 def test_the_numbers_are_the_same_on_every_machine() -> None:
     expected = [0.6136285572551732, 0.735298750025912, 0.5372827484814575, 0.507427232047714]
     assert uniforms(42, 7, 1)[0].tolist() == expected
+
+
+@given(logits=free, penalties=penalties, text=st.lists(st.integers(0, 450), max_size=90))
+def test_penalties_are_those_of_the_book(logits: np.ndarray, penalties: Penalties, text: list[int]) -> None:
+    before = logits.copy()
+    found = penalised(logits, np.array(text, dtype=np.int32), penalties)
+    assert np.array_equal(logits, before)
+    reply, recent = text[penalties.start :], text[-64:]
+    for token, logit in enumerate(logits.tolist()):
+        repeat = penalties.repeat if token in recent else 1.0
+        times = reply.count(token)
+        wanted = logit / repeat if logit > 0 else logit * repeat
+        wanted -= times * penalties.frequency + (times > 0) * penalties.presence
+        assert found[token] == pytest.approx(wanted + dict(penalties.bias).get(token, 0.0), rel=1e-4, abs=1e-3)
+
+
+@given(logits=tied | free, sampling=samplings, min_p=st.floats(0.01, 1.0))
+def test_min_p_keeps_what_is_likely_enough(logits: np.ndarray, sampling: Sampling, min_p: float) -> None:
+    everything = exact_distribution(logits, sampling)
+    kept = exact_distribution(logits, replace(sampling, min_p=min_p))
+    wanted = everything.probs >= np.float32(min_p) * everything.probs.max()
+    assert np.array_equal(kept.ids, everything.ids[wanted])
+    assert kept.probs.sum() == pytest.approx(1.0, abs=1e-5)
+    assert kept.probs * everything.probs[wanted].sum() == pytest.approx(everything.probs[wanted], abs=1e-5)

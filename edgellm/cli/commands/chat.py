@@ -148,6 +148,19 @@ def chat(
     top_p: Annotated[
         float, typer.Option(metavar="P", help="Sample from the likeliest tokens that together have probability P.")
     ] = 0.95,
+    min_p: Annotated[
+        float, typer.Option(metavar="P", help="Sample from tokens with at least this share of the likeliest one's "
+                            "probability.")
+    ] = 0.0,
+    repeat_penalty: Annotated[
+        float, typer.Option(metavar="X", help="Above 1: repeat the last 64 tokens less.")
+    ] = 1.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(metavar="X", help="Above 0: write a token less, the more often the reply has it.")
+    ] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option(metavar="X", help="Above 0: write tokens less that the reply has already.")
+    ] = 0.0,
     seed: Annotated[
         int | None, typer.Option(metavar="N", help="Seed; the same one repeats a sampled reply.", show_default="random")
     ] = None,
@@ -169,7 +182,9 @@ def chat(
         say(FORMER_GATES[gate], style="yellow")
         gate = GateName.AUTO
     options = ReplyOptions(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, gate=gate.value,
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+        seed=seed, gate=gate.value,
         budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold,
         context_lookup=renamed(ctx, "precedents", precedents, "context_lookup", context_lookup), retrieval=retrieval,
         learn_profile=learn_profile, **thinking(think, reasoning_effort, template_arg),

@@ -15,20 +15,25 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from edgellm.engine import Message
 from edgellm.http.schemas.errors import invalid_request
-from edgellm.spec.params import GATES, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS, ReplyOptions
+from edgellm.spec.params import (
+    GATES,
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+    MIN_REPEAT,
+    ReplyOptions,
+)
 
 MAX_TOKENS = 2**20
 MAX_TEXT = 2**22
+MAX_CHOICES = 16
 _MAX_SEED = 2**63 - 1
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repeat_penalty": (1,),
-    "min_p": (0,),
-    "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -72,6 +77,16 @@ class GenerationRequest(RequestModel):
     temperature: float = Field(0.0, ge=0.0, le=2.0, description="0 is greedy: always the likeliest token.")
     top_p: float = Field(0.95, gt=0.0, le=1.0, description="Sample from the likeliest tokens with this total share.")
     top_k: int = Field(40, ge=0, le=MAX_TOKENS, description="Sample from this many of the likeliest tokens; 0: all.")
+    min_p: float = Field(0.0, ge=0.0, le=1.0, description="Least probability, as a share of the likeliest token's.")
+    repeat_penalty: float = Field(
+        1.0, ge=MIN_REPEAT, le=MAX_PENALTY, description="Above 1: repeat the last 64 tokens less, as in llama.cpp."
+    )
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0, description="Subtracted for each time in the reply.")
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0, description="Subtracted for tokens that the reply has.")
+    logit_bias: dict[
+        Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
+    ] = Field({}, max_length=MAX_BIASES, description="Amounts added to the logits of tokens, by their ids.")
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="How many replies to write, one after the other.")
     seed: int | None = Field(None, ge=-(2**63), le=_MAX_SEED, description="Makes a sampled reply repeatable.")
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = Field(
         None, description="The reply ends before the first of these texts."
@@ -124,6 +139,11 @@ class GenerationRequest(RequestModel):
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            min_p=self.min_p,
+            repeat_penalty=self.repeat_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias={int(token): amount for token, amount in self.logit_bias.items()},
             seed=None if self.seed is None else self.seed & (2**64 - 1),
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             logprobs=self._logprobs(),

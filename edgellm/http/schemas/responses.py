@@ -229,8 +229,17 @@ class TextDelta:
         return self.tokens[0].channel if self.tokens else Channel.ANSWER
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenReply:
+    """A reply that has ended: its text, the notices on the way, and its summary."""
+
+    deltas: Sequence[TextDelta]
+    notices: Sequence[Notice]
+    summary: Summary
+
+
 class ResponseBuilder(ABC):
-    """Builds the responses for one reply, whole or in chunks."""
+    """Builds the responses for one request, whole or in chunks: one choice after another."""
 
     _id_prefix: ClassVar[str]
     _whole: ClassVar[tuple[type[_Whole], str]]
@@ -240,15 +249,17 @@ class ResponseBuilder(ABC):
         """`piece` returns the bytes of a token. `include_usage`: the last chunk of a stream has the usage."""
         self._piece = piece
         self._include_usage = include_usage
+        self._index = 0  # of the choice being written
+        self._past: list[Summary] = []  # of the choices before it
         self._head: dict[str, Any] = {
             "id": f"{self._id_prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model,
             "system_fingerprint": "edgellm",
         }  # fmt: skip
         self._chunk_head = self._head | ({"usage": None} if include_usage else {})
 
+    @abstractmethod
     def opening(self) -> list[BaseModel]:
-        """Return the chunks before the first token."""
-        return []
+        """Return the chunks before a choice's first token."""
 
     def chunk(self, delta: TextDelta) -> BaseModel:
         choice = self._chunk_choice(delta.text, self._logprobs([delta]), channel=delta.channel)
@@ -257,19 +268,27 @@ class ResponseBuilder(ABC):
     def notice(self, notice: Notice) -> BaseModel:
         return self._make_chunk(self._chunk_choice(), edgellm=ChunkExtension(notice=notice.text))
 
-    def closing(self, summary: Summary) -> list[BaseModel]:
-        """Return the chunks after the last token."""
+    def closing(self, summary: Summary, *, last: bool = True) -> list[BaseModel]:
+        """Return the chunks after a choice's last token; after the `last` choice, the usage of all of them."""
         choice = self._chunk_choice(finish_reason=_FINISH_REASONS[summary.finish_reason])
         extension = ChunkExtension(summary=ReplySummary.model_validate(summary))
         chunks = [self._make_chunk(choice, timings=_timings(summary), edgellm=extension)]
-        return [*chunks, self._make_chunk(usage=_usage(summary))] if self._include_usage else chunks
+        self._past.append(summary)
+        self._index += 1
+        return [*chunks, self._make_chunk(usage=_usage(self._past))] if self._include_usage and last else chunks
 
-    def whole(self, deltas: Sequence[TextDelta], notices: Sequence[Notice], summary: Summary) -> BaseModel:
-        finish_reason = _FINISH_REASONS[summary.finish_reason]
-        text, thought = (
-            "".join(delta.text for delta in deltas if delta.channel is channel)
-            for channel in (Channel.ANSWER, Channel.THINKING)
-        )
+    def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
+        """Return the response with one choice for each of `written`; figures are of the first, the usage of all."""
+        choices = []
+        for self._index, one in enumerate(written):
+            self.opening()
+            text, thought = (
+                "".join(delta.text for delta in one.deltas if delta.channel is channel)
+                for channel in (Channel.ANSWER, Channel.THINKING)
+            )
+            finish_reason = _FINISH_REASONS[one.summary.finish_reason]
+            choices.append(self._whole_choice(text, thought, self._logprobs(one.deltas), finish_reason))
+        deltas, notices, summary = written[0].deltas, written[0].notices, written[0].summary
         extension = Extension(
             tokens=_token_infos(deltas),
             notices=[notice.text for notice in notices],
@@ -277,8 +296,8 @@ class ResponseBuilder(ABC):
         )
         model, kind = self._whole
         return model(
-            object=kind, choices=[self._whole_choice(text, thought, self._logprobs(deltas), finish_reason)],
-            usage=_usage(summary), timings=_timings(summary), edgellm=extension, **self._head,
+            object=kind, choices=choices, usage=_usage([one.summary for one in written]), timings=_timings(summary),
+            edgellm=extension, **self._head,
         )  # fmt: skip
 
     def _make_chunk(self, *choices: BaseModel, **fields: Any) -> BaseModel:
@@ -312,13 +331,13 @@ class ChatResponseBuilder(ResponseBuilder):
 
     def opening(self) -> list[BaseModel]:
         delta = ChatDelta(role="assistant", content="")
-        return [self._make_chunk(ChatChunkChoice(index=0, delta=delta, logprobs=None, finish_reason=None))]
+        return [self._make_chunk(ChatChunkChoice(index=self._index, delta=delta, logprobs=None, finish_reason=None))]
 
     def _whole_choice(self, text: str, thought: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel:
         message = AssistantMessage(
             role="assistant", content=text, reasoning_content=thought.rstrip() or None, refusal=None
         )
-        return ChatChoice(index=0, message=message, logprobs=logprobs, finish_reason=finish_reason)
+        return ChatChoice(index=self._index, message=message, logprobs=logprobs, finish_reason=finish_reason)
 
     def _chunk_choice(
         self, text: str | None = None, logprobs: Any = None, finish_reason: Any = None,
@@ -328,7 +347,7 @@ class ChatResponseBuilder(ResponseBuilder):
             delta = ChatDelta()
         else:
             delta = ChatDelta(content=text) if channel is Channel.ANSWER else ChatDelta(reasoning_content=text)
-        return ChatChunkChoice(index=0, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
+        return ChatChunkChoice(index=self._index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
 
     def _logprobs(self, deltas: Sequence[TextDelta]) -> BaseModel | None:
         content = [
@@ -352,6 +371,11 @@ class CompletionResponseBuilder(ResponseBuilder):
     _chunk = (CompletionChunk, "text_completion")
     _offset = 0  # of the next token, in characters
 
+    def opening(self) -> list[BaseModel]:
+        """See `ResponseBuilder.opening`."""
+        self._offset = 0
+        return []
+
     def _whole_choice(self, text: str, thought: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel:  # noqa: ARG002
         return self._chunk_choice(text, logprobs, finish_reason)
 
@@ -359,7 +383,7 @@ class CompletionResponseBuilder(ResponseBuilder):
         self, text: str | None = None, logprobs: Any = None, finish_reason: Any = None,
         channel: Channel = Channel.ANSWER,  # noqa: ARG002  a completion has no thoughts
     ) -> BaseModel:  # fmt: skip
-        return CompletionChoice(index=0, text=text or "", logprobs=logprobs, finish_reason=finish_reason)
+        return CompletionChoice(index=self._index, text=text or "", logprobs=logprobs, finish_reason=finish_reason)
 
     def _logprobs(self, deltas: Sequence[TextDelta]) -> BaseModel | None:
         offsets = []
@@ -396,9 +420,10 @@ def _token_infos(deltas: Sequence[TextDelta]) -> list[TokenInfo]:
     ]  # fmt: skip
 
 
-def _usage(summary: Summary) -> Usage:
-    prompt, reply = summary.prompt_tokens, summary.tokens
-    details = CompletionTokensDetails(reasoning_tokens=summary.thinking_tokens)
+def _usage(summaries: Sequence[Summary]) -> Usage:
+    """Return the usage of one prompt and all replies to it."""
+    prompt, reply = summaries[0].prompt_tokens, sum(summary.tokens for summary in summaries)
+    details = CompletionTokensDetails(reasoning_tokens=sum(summary.thinking_tokens for summary in summaries))
     return Usage(
         prompt_tokens=prompt, completion_tokens=reply, total_tokens=prompt + reply, completion_tokens_details=details
     )

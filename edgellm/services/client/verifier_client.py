@@ -357,6 +357,11 @@ class RemoteVerifier(Verifier):
         """See `Verifier.reports_logprobs`: older verifiers do not."""
         return self._connection.peer.reports_logprobs
 
+    @property
+    def applies_penalties(self) -> bool:
+        """See `Verifier.applies_penalties`: older verifiers do not."""
+        return self._connection.peer.applies_penalties
+
     def open(self, state: GenerationState) -> RemoteSession:
         """See `Verifier.open`. If the verifier is not reachable now, the session becomes ready when it is."""
         return RemoteSession(self._connection, self._vocabulary, state)
@@ -391,6 +396,8 @@ class RemoteSession(VerifierSession):
             stream, held = Stream(self._connection, opening, self._vocabulary.size), NO_IDS
         self._round += 1
         state = self._state
+        if not (state.sampling.plain or self._connection.peer.applies_penalties):  # another one since the reply began
+            raise lost("The verifier is of an older version, which does not know min-p and penalties.")
         request = VerifyRequest(0, state.sampling, len(prefix), prefix, chunk, extra, state.logprobs, self._round)
         progress = state.prompt_progress(self._connection.peer.model)
         pending = RemotePending(request, self._connection.alive, state.should_stop, progress)

@@ -127,6 +127,7 @@ class VerificationService:
             model_hash=self._model_hash,
             chat_template=self._chat_template,
             logprobs=True,
+            penalties=True,
         )
 
     async def compare_vocabulary(self, request: bytes, context: Stream) -> pb.VocabularyBlock:

@@ -14,9 +14,9 @@ from edgellm.spec.drafters.importance import ColumnSums
 from edgellm.spec.drafters.verdict_prediction import likely_corrections
 from edgellm.spec.ngram.sources import MIN_MATCH, NO_CURSOR, Cursor
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, uniforms
+from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, penalised, uniforms
 from edgellm.spec.state import NOT_FILLED, GenerationState
-from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, ContextMatch, Distribution, Floats, Ids
+from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, ContextMatch, Distribution, Floats, Ids, Penalties
 
 _NO_KEYS = slice(0, 0)
 
@@ -30,13 +30,14 @@ class ChunkBuilder:
         gamma: int,
         alternatives: int = 0,
         *,
-        position: int | None = None,
+        text: Ids | None = None,
+        penalties: Penalties | None = None,
         cursor: Cursor = NO_CURSOR,
         known: Ids = NO_IDS,
         floors: Sequence[float] = (),
         stops_early: bool = True,
     ) -> None:
-        """Begin a chunk of up to `gamma` tokens at `position` (by default the end of the reply).
+        """Begin a chunk of up to `gamma` tokens after `text` (by default the reply so far), changed by `penalties`.
 
         For each token, `alternatives` candidates are kept; the `known` tokens of the text so far get a higher weight
         (`likely_corrections`). The chunk keeps to `state.rules`; without `stops_early` it never ends for low
@@ -48,7 +49,8 @@ class ChunkBuilder:
         self._gamma, self._stop_below = gamma, rules.stop_below if stops_early else 0.0
         self._sampling = sampling
         purpose, column = (Purpose.VERIFY, 1) if rules.alone else (Purpose.DRAFT, 0)
-        at = len(state.ids) if position is None else position
+        self._text, self._penalties = state.ids if text is None else text, penalties
+        at = len(self._text)
         self._numbers = None if sampling.greedy else uniforms(sampling.seed, at, gamma, purpose)[:, column]
         self._cursor, self._lookup_below = cursor, rules.lookup_below
         self._matches: list[tuple[int, int, bool]] = []
@@ -61,6 +63,10 @@ class ChunkBuilder:
 
     def add(self, logits: Floats, facts: Top2, exit_layer: int | None = None) -> int:
         """Add the next token, chosen from `logits` (n_vocab,), whose top two are `facts`, and return it."""
+        if self._penalties is not None:
+            text = np.concatenate((self._text, np.array(self.ids, dtype=np.int32)))
+            logits = penalised(logits, text, self._penalties)
+            facts = top2(logits)
         token = facts.id
         if self._numbers is not None:
             self._drawn.append((exact_distribution if self._alone else distribution)(logits, self._sampling))
@@ -244,7 +250,8 @@ class ModelDrafter(Drafter):
         """
         prefix = within(state.ids, self._shared)
         chunk = ChunkBuilder(
-            state, gamma, self._alternatives, cursor=state.lookup(prefix), known=self._known(prefix),
+            state, gamma, self._alternatives, penalties=state.sampling.penalties, cursor=state.lookup(prefix),
+            known=self._known(prefix),
             floors=state.suggestions.floors() if state.suggestions is not None and state.rules.while_it_pays else (),
         )  # fmt: skip
         try:
@@ -326,8 +333,9 @@ class ModelDrafter(Drafter):
             length = min(gamma, context.n_ctx - len(prefix) + 1)
             cursor = state.lookup(prefix, committed=False)
             chunk = ChunkBuilder(
-                state, length, self._alternatives, position=len(prefix), cursor=cursor, known=known, stops_early=False
-            )
+                state, length, self._alternatives, text=prefix, penalties=state.sampling.penalties, cursor=cursor,
+                known=known, stops_early=False,
+            )  # fmt: skip
             branches.append((prefix, chunk))
             self._branches = max(self._branches, len(branches))
             if length > 0:

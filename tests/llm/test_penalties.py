@@ -1,0 +1,112 @@
+"""Min-p, penalties and biases are the verifier's rule: with drafts the text is its own, here and served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgellm.engine import Model
+from edgellm.errors import InvalidOption
+from edgellm.llm import LLM
+from edgellm.rpc.address import Address
+from edgellm.services.handshake import VerifierInfo
+from edgellm.services.server.servers import VerifierServer
+from tests.spec.real import case, ids
+
+NUMBERS = (2, 5)
+MOST = 32
+RULES: tuple[dict[str, Any], ...] = (
+    {"repeat_penalty": 1.4},
+    {"frequency_penalty": 1.5, "presence_penalty": 0.5},
+    {"repeat_penalty": 1.3, "temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.02},
+    {"presence_penalty": 2.0, "temperature": 1.2, "min_p": 0.1},
+)
+
+
+def rule_id(rule: dict[str, Any]) -> str:
+    return "-".join(rule)
+
+
+@pytest.fixture(scope="module")
+def alone(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
+    with LLM.open("none", f32_pair[1], threads=1, history=False) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pair(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
+    with LLM.open(*f32_pair, threads=1, history=False) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def served(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
+    with (
+        Model.load(f32_pair[1]) as big,
+        VerifierServer(big, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as server,
+        LLM.open(f32_pair[0], str(server.address), threads=1, history=False) as opened,
+    ):
+        yield opened
+
+
+@pytest.mark.parametrize("rule", RULES, ids=rule_id)
+def test_greedy_text_with_drafts_is_the_verifiers_own(alone: LLM, pair: LLM, served: LLM, rule: dict[str, Any]) -> None:
+    greedy = {**rule, "temperature": 0.0}
+    for number in NUMBERS:
+        wanted = ids(alone.reply(case(number), max_tokens=MOST, **greedy))
+        for other in (pair, served):
+            reply = other.reply(case(number), max_tokens=MOST, **greedy)
+            assert ids(reply) == wanted
+            assert reply.summary.share_verified == 1.0
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if "temperature" in rule], ids=rule_id)
+def test_sampled_text_with_copied_drafts_is_the_verifiers_own(alone: LLM, rule: dict[str, Any]) -> None:
+    """Drafts that are not drawn leave the verifier's draws as they are, so a seed gives one text."""
+    for number in NUMBERS:
+        texts = [
+            ids(alone.reply(case(number), max_tokens=MOST, seed=9, retrieval=sources, **rule))
+            for sources in ("off", "context,history")
+        ]
+        assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if "temperature" in rule], ids=rule_id)
+def test_sampled_text_is_the_same_in_process_and_served(pair: LLM, served: LLM, rule: dict[str, Any]) -> None:
+    for number in NUMBERS:
+        replies = [
+            ids(one.reply(case(number), max_tokens=MOST, seed=4, parallel=False, retrieval="off", gamma=4, **rule))
+            for one in (pair, served)
+        ]
+        assert replies[0] == replies[1]
+
+
+def test_a_penalty_and_a_bias_change_greedy_text(alone: LLM) -> None:
+    plain = ids(alone.reply(case(2), max_tokens=MOST))
+    assert len(set(plain)) < len(plain)
+    penalised = ids(alone.reply(case(2), max_tokens=MOST, presence_penalty=100.0))
+    assert len(set(penalised)) == len(penalised)
+    banned = ids(alone.reply(case(2), max_tokens=MOST, logit_bias={plain[0]: -100.0}))
+    assert plain[0] not in banned
+    forced = ids(alone.reply(case(2), max_tokens=4, logit_bias={plain[1]: 100.0}))
+    assert forced == [plain[1]] * 4
+
+
+def test_the_draft_model_follows_the_penalties(pair: LLM) -> None:
+    """Otherwise it would draft the very tokens that the verifier avoids."""
+    replies = [pair.reply(case(2), max_tokens=MOST, retrieval="off", presence_penalty=amount) for amount in (0.0, 4.0)]
+    rates = []
+    for reply in replies:
+        ids(reply)
+        rates.append(reply.summary.acceptance_rate or 0.0)
+    assert rates[1] > 0.5 * rates[0]
+
+
+def test_an_older_verifier_is_not_asked(served: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VerifierInfo, "applies_penalties", False)
+    with pytest.raises(InvalidOption, match="update edgellm on the verifier's device"):
+        served.reply(case(2), min_p=0.1)
+    assert ids(served.reply(case(2), max_tokens=2))
