@@ -115,8 +115,8 @@ class Device:
 
     def updated(self, layers: LayersOnDevice, memory: float, unit: str) -> Device:
         """Return the device as it is now. What was measured of another `unit` than computes there now is left out."""
-        known = self if self.unit in (None, unit) else replace(self.unmeasured(self.name), unit=unit)
-        return replace(known, layers=layers, memory=memory or known.memory)
+        known = self if self.unit in (None, unit) else self.unmeasured(self.name)
+        return replace(known, layers=layers, memory=memory or known.memory, unit=unit)
 
     def __post_init__(self) -> None:
         for field in ("flops", "util_a", "util_b", "disk", "memory", "uplink", "downlink"):

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Model
+from edgellm.engine.hardware import Hardware
 from edgellm.errors import (
     EngineFailed,
     InvalidOption,
@@ -152,6 +153,21 @@ def test_the_same_port_can_be_served_again_at_once(exact: Model, prompt: Ids) ->
         after = session.submit(np.concatenate((prompt, before.tokens)), Chunk()).result()
         assert after.bytes_up > before.bytes_up  # a new verifier needs all tokens, and has none of the old
     remote.close()
+
+
+@pytest.mark.parametrize(("n_batch", "passes"), [(None, 0), (8, 12), (100, 0)])
+def test_a_prompt_is_computed_in_batches_of_the_models_hardware(
+    exact: Model, prompt: Ids, n_batch: int | None, passes: int
+) -> None:
+    long = np.resize(prompt, 100)
+    with (
+        Model.load(exact.path, hardware=Hardware(n_batch=n_batch, threads=1)) as model,
+        VerifierServer(model, ANYWHERE, sessions=2, context=POSITIONS) as server,
+    ):
+        remote = RemoteVerifier(server.address, model.vocabulary, timing=NEVER)
+        remote.open(GenerationState()).submit(long, Chunk()).result()
+        assert server.counters.prefills == passes
+        remote.close()
 
 
 def test_a_taken_port_is_an_error(own: VerifierServer, exact: Model) -> None:

@@ -150,7 +150,8 @@ class VerifierServer(Listener):
         """Reserve memory for `sessions` replies of `context` tokens each. More replies may be open than that.
 
         With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine.
-        `on_event` is called from the loop's thread, and must not block. `model` stays the caller's to close.
+        `on_event` is called from the loop's thread, and must not block. `model` stays the caller's to close; the rows
+        of a batch are those of its hardware, unless there are `limits`.
 
         Raises:
             PairingRequired: the address is not loopback, and there is no `trust`.
@@ -161,7 +162,7 @@ class VerifierServer(Listener):
         self.model = model
         self.sessions = _positive("sessions", sessions)
         self.context_length = _positions(model, context)
-        limits = limits or SchedulerLimits()
+        limits = limits or _limits(model.hardware.n_batch)
         self._max_waiting = _positive("max_waiting", max_waiting)
         self._model_hash = ""
         with suppress(OSError):  # the file has been removed: it is not offered
@@ -289,6 +290,12 @@ def serve_verifier(
         server.fill(curve)
     server.start()
     return server
+
+
+def _limits(rows: int | None) -> SchedulerLimits:
+    """Return the limits for batches of that many rows, or the default ones."""
+    default = SchedulerLimits()
+    return default if rows is None else replace(default, rows=rows, chunk=min(default.chunk, rows), solo_chunk=rows)
 
 
 def _positions(model: Model, wanted: int | None) -> int:
