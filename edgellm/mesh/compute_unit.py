@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Self
 
-import psutil
-
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, ComputeDevice, Hardware, offload_devices
-from edgellm.engine.memory_fit import spare_memory
+from edgellm.engine.memory_fit import available_memory, spare_memory
 from edgellm.errors import InvalidOption
 from edgellm.storage.device_speed import processor
 
 _SPARE = 0.1  # of what is free is left to others
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-_V2 = ("memory.max", "memory.current")
 
 
-def free_memory(proc: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/sys/fs/cgroup")) -> tuple[int, str]:
-    """Return the free bytes, and what bounds them: the machine's free memory, or this process's control groups."""
-    free, reason = psutil.virtual_memory().available, "the machine's free memory, less a tenth"
-    with suppress(OSError, ValueError):
-        for line in proc.read_text(encoding="utf-8").splitlines():
-            _number, controllers, place = line.split(":", 2)
-            if controllers in ("", "memory"):
-                root, names = (mounts / "memory", _V1) if controllers else (mounts, _V2)
-                left = _cgroup_free(root, place, names)
-                if left is not None and left < free:
-                    free, reason = left, "the free memory of its control group, less a tenth"
-    return int(max(0, free) * (1.0 - _SPARE)), reason
-
-
-def _cgroup_free(root: Path, place: str, names: tuple[str, str]) -> int | None:
-    """Return the least memory that a control group or one above it leaves; None without a limit."""
-    least: int | None = None
-    folder = root / place.lstrip("/")
-    for group in (folder, *folder.parents):
-        if not group.is_relative_to(root):
-            break
-        with suppress(OSError, ValueError):  # "max": no limit
-            limit, used = (int((group / name).read_text(encoding="utf-8")) for name in names)
-            least = min(limit - used, least if least is not None else limit)
-    return least
+def free_memory() -> tuple[int, str]:
+    """Return the bytes that are free for layers on the processor, and what bounds them."""
+    free, reason = available_memory()
+    return int(free * (1.0 - _SPARE)), f"{reason}, less a tenth"
 
 
 @dataclass(frozen=True, slots=True)
