@@ -355,7 +355,7 @@ class OnlineProfiler:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """Return them, which `fitting.build` makes a profile of."""
+        """Return the observed replies, of which `fitting.build` makes a profile."""
         return tuple(self._runs)
 
     def save(self, path: Path) -> None:
