@@ -78,10 +78,6 @@ class Vocabulary:
             blocks.append(_digest(block))
         return cls(len(pieces), whole.hexdigest(), tuple(blocks), tuple(pieces), kinds, required)
 
-    def token_bytes(self, token: int) -> bytes:
-        """Return the text of a token, control tokens included. It need not be whole UTF-8."""
-        return self.pieces[token]
-
     def match(self, other: Vocabulary) -> VocabularyMatch:
         """Compare two vocabularies: models of one family often differ in how many unused tokens they have, what those
         are called, and of which kind they are."""

@@ -49,7 +49,7 @@ contents = st.lists(names | st.text(max_size=5), max_size=8).map("".join)
 @given(st.lists(contents, min_size=1, max_size=3))
 def test_nobody_injects_control_tokens(draft_model: Model, texts: list[str]) -> None:
     own = [
-        draft_model.vocabulary.token_bytes(t).decode()
+        draft_model.vocabulary.pieces[t].decode()
         for t in controls(draft_model, np.arange(draft_model.n_vocab, dtype=np.int32))
     ]
     benign = [Message("user" if i % 2 == 0 else "assistant", "x") for i in range(len(texts))]

@@ -45,7 +45,7 @@ def test_text_comes_back_byte_by_byte(draft_model: Model, text: str) -> None:
 @settings(max_examples=50)
 @given(st.text())
 def test_plain_text_never_holds_control_tokens(draft_model: Model, text: str) -> None:
-    names = [draft_model.vocabulary.token_bytes(i).decode() for i in hidden(draft_model)]
+    names = [draft_model.vocabulary.pieces[i].decode() for i in hidden(draft_model)]
     ids = draft_model.tokenize(text.join(names))
     assert not set(ids.tolist()) & set(hidden(draft_model))
     assert draft_model.detokenize(ids) == text.join(names).encode()
@@ -57,7 +57,7 @@ def hidden(model: Model) -> list[int]:
 
 def test_control_tokens_are_parsed_on_demand(draft_model: Model) -> None:
     for token in hidden(draft_model):
-        name = draft_model.vocabulary.token_bytes(token).decode()
+        name = draft_model.vocabulary.pieces[token].decode()
         assert draft_model.tokenize(f"a{name}b", special=True).tolist().count(token) == 1
         assert draft_model.detokenize([token]) == b""
 
@@ -71,7 +71,7 @@ def test_long_pieces_are_whole(make_model: MakeModel, tmp_path: Path) -> None:
     model = make_model()
     long = b"z" * 300
     data = model.path.read_bytes()
-    token = model.vocabulary.token_bytes(390).replace(b" ", "Ġ".encode())
+    token = model.vocabulary.pieces[390].replace(b" ", "Ġ".encode())
     data = data.replace(struct.pack("<Q", len(token)) + token, struct.pack("<Q", 300) + long, 1)
     header = data[: data.index(b"blk.0")]
     assert long in header
@@ -81,7 +81,7 @@ def test_long_pieces_are_whole(make_model: MakeModel, tmp_path: Path) -> None:
     data = data.replace(struct.pack("<Q", 14) + b"random model", struct.pack("<Q", 14 + pad) + b"random model")
     path.write_bytes(data)
     with Model.load(path) as other:
-        assert other.piece(390) == other.vocabulary.token_bytes(390) == long
+        assert other.piece(390) == other.vocabulary.pieces[390] == long
 
 
 @pytest.mark.parametrize("token", [-1, 10**6])

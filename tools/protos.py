@@ -1,11 +1,11 @@
-"""Generates the Python code of the contract: `python -m edgellm.rpc.protos.generate` (needs the `dev` extra)."""
+"""Generate the Python code of the contract: `python -m tools.protos` (needs the `dev` extra)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 PROTOS = tuple(Path("edgellm/rpc/protos") / f"{name}.proto" for name in ("edgellm", "layers", "mesh", "trust"))
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 
 
 def generate(out: Path) -> list[Path]:
