@@ -53,6 +53,10 @@ Replies = Annotated[
     typer.Option(metavar="N", help="Replies generated at once over HTTP; each needs memory.",
                  show_default="2; for a verifier 8"),
 ]  # fmt: skip
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Refuse HTTP requests with unknown parameters, which otherwise have no effect."),
+]  # fmt: skip
 Waiting = Annotated[int, typer.Option(metavar="N", help="Requests that may wait; more are refused.")]
 
 
@@ -68,6 +72,7 @@ class HTTPOptions:
     private_key: Path | None
     replies: int
     waiting: int
+    strict: bool = False
     paired_only: bool = False  # other programs on this machine are not trusted either: they need a key on loopback
 
 
@@ -94,7 +99,7 @@ def start_server(options: HTTPOptions) -> HttpServer | None:
     def start(at: Address) -> HttpServer:
         server = HttpServer(
             at, credentials=credentials, key=key, names=names, replies=options.replies, waiting=options.waiting,
-            on_event=_print_event,
+            on_event=_print_event, strict=options.strict,
         )  # fmt: skip
         server.start()
         return server

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from edgellm.errors import EdgeError
-from edgellm.http.handlers import RequestHandler
+from edgellm.http.handlers import IGNORED, RequestHandler, with_headers
 from edgellm.http.metrics import CONTENT_TYPE
 from edgellm.http.middleware import redact
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info, error_responses
@@ -51,11 +51,12 @@ def make_app(handler: RequestHandler, version: str) -> FastAPI:
     """Return the application over `handler`, without the `SecurityMiddleware` in front of it."""
     app = FastAPI(
         title="edgellm", version=version, docs_url=None, redoc_url=None, redirect_slashes=False,
-        description="OpenAI's API over a pair of models. A parameter that is not described here is refused, not"
-        " ignored.",
+        description="OpenAI's API over a pair of models. Parameters that are not described here have no effect; the"
+        f" header {IGNORED} of the response names them. A strict server refuses them.",
     )  # fmt: skip
     _add_error_handlers(app, handler)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["server"], summary="Whether requests are accepted", responses=error_responses(503))
     def health() -> Health:
         handler.check_ready()
@@ -66,6 +67,7 @@ def make_app(handler: RequestHandler, version: str) -> FastAPI:
     def status() -> ServerStatus:
         return server_status(handler)
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     def page() -> Response:
         return page_file("index.html")
@@ -92,13 +94,13 @@ def make_app(handler: RequestHandler, version: str) -> FastAPI:
 
     @app.post("/v1/chat/completions", tags=["OpenAI"], summary="Reply to a conversation",
               response_model=ChatCompletion, responses=_STREAM | error_responses())  # fmt: skip
-    async def chat(body: ChatRequest, request: Request) -> Response | BaseModel:
-        return await handler.chat(body, request)
+    async def chat(body: ChatRequest, request: Request, response: Response) -> Response | BaseModel:
+        return with_headers(await handler.chat(body, request), body, response)
 
     @app.post("/v1/completions", tags=["OpenAI"], summary="Continue a text",
               response_model=Completion, responses=_STREAM | error_responses())  # fmt: skip
-    async def completions(body: CompletionRequest, request: Request) -> Response | BaseModel:
-        return await handler.complete(body, request)
+    async def completions(body: CompletionRequest, request: Request, response: Response) -> Response | BaseModel:
+        return with_headers(await handler.complete(body, request), body, response)
 
     for methods in app.openapi()["paths"].values():
         for method in methods.values():
@@ -153,14 +155,45 @@ def _validation_error(request: Request, errors: Sequence[Any]) -> ErrorInfo:
         return ErrorInfo(415, f"The Content-Type is {media_type or 'missing'}. Send application/json.")
     if not errors:
         return ErrorInfo(400, "The request is not as /openapi.json describes it.")
-    first = max(errors, key=lambda error: len(error["loc"]))  # of alternatives, the one that came nearest
+    # of alternatives, the one that came nearest
+    first = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
     if first["type"] == "json_invalid":
         return ErrorInfo(400, f"The body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")
     name = ".".join(part for part in map(str, first["loc"][1:]) if _FIELD.fullmatch(part) and part not in _TYPES)
-    if first["type"] == "extra_forbidden":
-        return ErrorInfo(400, f"There is no parameter {name}. Leave it out.", param=name, code="unknown_parameter")
     if first["type"] == "missing":
         return ErrorInfo(400, f"{name or 'The body'} is missing. /openapi.json describes it.", param=name or None)
     value = first["input"]
-    shown = f" is {reprlib.repr(value)}" if name and isinstance(value, (str, int, float)) else ""
-    return ErrorInfo(400, f"{name or 'The body'}{shown}: {first['msg']}.", param=name or None)
+    shown = f" is {reprlib.repr(value)}" if isinstance(value, (str, int, float)) else " has a wrong value"
+    return ErrorInfo(400, f"{name or 'The body'}{shown}. {_advice(first)}", param=name or None)
+
+
+_KINDS = {
+    "string": "a text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list",
+    "dict": "an object", "model": "an object", "model_attributes": "an object", "dataclass": "an object",
+}  # fmt: skip
+_BOUNDS = {
+    "greater_than_equal": ("a number of at least {ge}", "ge"), "greater_than": ("a number above {gt}", "gt"),
+    "less_than_equal": ("a number of at most {le}", "le"), "less_than": ("a number below {lt}", "lt"),
+    "string_too_long": ("at most {max_length} characters", "max_length"),
+    "string_too_short": ("at least {min_length} characters", "min_length"),
+    "too_long": ("at most {max_length} of them", "max_length"),
+    "too_short": ("at least {min_length} of them", "min_length"),
+    "literal_error": ("one of {expected}", "expected"),
+}  # fmt: skip
+"""What to give instead, by pydantic's name of an error, and the figure in it."""
+
+
+def _advice(error: Mapping[str, Any]) -> str:
+    """Return what to send instead of a value that pydantic refuses."""
+    name: str = error["type"]
+    kind = _KINDS.get(name.removesuffix("_type").removesuffix("_parsing"))
+    if name in ("finite_number", "int_from_float"):
+        kind = _KINDS["float" if name == "finite_number" else "int"]
+    if kind is not None:
+        return f"Give {kind}."
+    if name == "string_unicode":
+        return "Give a text in valid Unicode."
+    bound, figure = _BOUNDS.get(name, ("", ""))
+    if figure in error.get("ctx", {}):
+        return f"Give {bound.format(**error['ctx'])}."
+    return "/openapi.json describes what it takes."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -23,7 +24,9 @@ from edgellm.http.middleware import redact, unredacted
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, GenerationRequest
 from edgellm.http.schemas.responses import (
+    ChatCompletion,
     ChatResponseBuilder,
+    Completion,
     CompletionResponseBuilder,
     ModelInfo,
     ResponseBuilder,
@@ -35,6 +38,29 @@ from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice, Summary
+
+IGNORED, VERIFIED, REQUIRE = "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Require-Verified"
+"""Headers: unknown parameters of the request; the share of a whole reply's tokens that the verifier checked; and of a
+request, 1 or true to ask for `require_verified`."""
+_MAX_NAMED, _MAX_NAME = 20, 60  # unknown parameters that a header names, and characters of each
+
+
+def ignored_names(request: GenerationRequest) -> list[str]:
+    """Return the names of the parameters of `request` that have no effect, fit for a header."""
+    names = [re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:_MAX_NAME] for name in sorted(request.unknown())]
+    return names[:_MAX_NAMED]
+
+
+def with_headers(answer: Response | BaseModel, request: GenerationRequest, response: Response) -> Response | BaseModel:
+    """Return `answer` to `request`, with the headers that say what had no effect and how much was verified. They are
+    those of `response` where the answer is only a body."""
+    headers = answer.headers if isinstance(answer, Response) else response.headers
+    if names := ignored_names(request):
+        headers[IGNORED] = ", ".join(names)
+    if isinstance(answer, (ChatCompletion, Completion)):
+        headers[VERIFIED] = f"{answer.edgellm.summary.share_verified or 0.0:.4f}"
+    return answer
+
 
 LOADING = ErrorInfo(503, "The model is being loaded. Try again soon.", SERVER, code="loading", retry_after=1.0)
 
@@ -75,10 +101,19 @@ class ServedModel:
 class RequestHandler:
     """The handlers of one server. Methods other than the `open` ones and `close` must be called in its event loop."""
 
-    def __init__(self, replies: int, waiting: int, on_error: Callable[[str], None], *, anonymous: bool = False) -> None:
+    def __init__(
+        self,
+        replies: int,
+        waiting: int,
+        on_error: Callable[[str], None],
+        *,
+        anonymous: bool = False,
+        strict: bool = False,
+    ) -> None:
         """`replies` are written at once, and up to `waiting` requests wait. `on_error` is called with a sentence for an
-        unexpected error. `anonymous`: clients show no key, and so learn nothing about other devices."""
-        self.anonymous = anonymous
+        unexpected error. `anonymous`: clients show no key, and so learn nothing about other devices. `strict`: requests
+        with unknown parameters are refused."""
+        self.anonymous, self._strict = anonymous, strict
         self.admission = Admission(replies, waiting)
         self.metrics = Metrics(self.admission)
         self.plan: PlanOut | None = None
@@ -137,6 +172,7 @@ class RequestHandler:
         self, request: GenerationRequest, http: Request, served: ServedModel, write: Callable[..., Reply],
         options: ReplyOptions, builder: ResponseBuilder,
     ) -> Response | BaseModel:  # fmt: skip
+        self._check(request, http, served, options)
         starts = [
             partial(_started, write, replace(options, seed=None if options.seed is None else options.seed + number))
             for number in range(request.n)
@@ -148,7 +184,7 @@ class RequestHandler:
         try:
             if not await self._admit(disconnect):
                 return Response(status_code=499)
-            task = self._start(served, starts, disconnect, requested_at)
+            task = self._start(served, starts, disconnect, requested_at, verified=requires_verified(request, http))
             events = task.events()
             if not request.stream:
                 return await _collect(task, events, builder)
@@ -161,6 +197,21 @@ class RequestHandler:
                 disconnect.cancel()
                 if task is not None:
                     task.cancel()
+
+    def _check(self, request: GenerationRequest, http: Request, served: ServedModel, options: ReplyOptions) -> None:
+        """Raise ApiError where a strict server does not know a parameter, or unverified text would be certain though
+        `require_verified` asks for none."""
+        if self._strict and (names := ignored_names(request)):
+            message = f"There is no parameter {names[0]!r}. Leave it out, or start the server without --strict."
+            raise ApiError(ErrorInfo(400, message, param=names[0], code="unknown_parameter"))
+        if not requires_verified(request, http):
+            return
+        if served.pair.verifier_name is None:
+            raise ApiError(ErrorInfo(400, "require_verified is set, and no verifier is open here. Leave it out.",
+                                     param="require_verified"))  # fmt: skip
+        if options.budget not in (None, 1.0) or options.gate not in ("auto", "always"):
+            raise ApiError(ErrorInfo(400, "require_verified is set, but the budget or the gate leaves drafts unchecked."
+                                     " Leave one of them out.", param="require_verified"))  # fmt: skip
 
     def report_unexpected(self, error: BaseException) -> None:
         """Report an error that edgellm does not raise on purpose to whoever runs the server; clients get no details."""
@@ -196,11 +247,12 @@ class RequestHandler:
             acquire.cancel()
 
     def _start(
-        self, served: ServedModel, starts: Sequence[StartReply], disconnect: asyncio.Task[None], requested_at: float
-    ) -> ReplyTask:
+        self, served: ServedModel, starts: Sequence[StartReply], disconnect: asyncio.Task[None], requested_at: float,
+        *, verified: bool,
+    ) -> ReplyTask:  # fmt: skip
         lock = self._fair_lock if served.in_turns else nullcontext()
         redaction = redact if self.anonymous else unredacted
-        task = ReplyTask(starts, lock, self._record, requested_at=requested_at, redact=redaction)
+        task = ReplyTask(starts, lock, self._record, requested_at=requested_at, redact=redaction, verified=verified)
         self._tasks.add(task)
         run = asyncio.get_running_loop().run_in_executor(self._executor, partial(_run, task, served.recorder))
         run.add_done_callback(partial(self._finished, task, perf_counter()))
@@ -217,6 +269,11 @@ class RequestHandler:
         self.admission.release(perf_counter() - started_at)
         if (error := run.result()) is not None:
             self.report_unexpected(error)
+
+
+def requires_verified(request: GenerationRequest, http: Request) -> bool:
+    """Return whether a request must not be answered with unverified text, by its field or its header."""
+    return request.require_verified or http.headers.get(REQUIRE, "").lower() in ("1", "true")
 
 
 def _run(task: ReplyTask, recorder: MeshRecorder | None) -> BaseException | None:

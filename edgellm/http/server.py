@@ -202,10 +202,12 @@ class HttpServer:
         replies: int = 2,
         waiting: int = 16,
         on_event: Callable[[str], None] | None = None,
+        strict: bool = False,
     ) -> None:
         """`names`: hosts that a Host header may name, besides the address. `replies` are written at once, and up to
         `waiting` requests wait. `key` is an API key for loopback without TLS; clients of a server without any key learn
-        nothing about other devices. `on_event` is called with a sentence for an unexpected error.
+        nothing about other devices. `on_event` is called with a sentence for an unexpected error. `strict` refuses
+        unknown parameters.
 
         Raises:
             InvalidOption: other machines can reach the address, and there are no credentials; or a number is out of
@@ -222,7 +224,9 @@ class HttpServer:
         self.address, self.scheme = address, "http" if credentials is None else "https"
         self._credentials = credentials
         key = key if credentials is None else credentials.key
-        self._handler = RequestHandler(replies, waiting, on_event or (lambda _text: None), anonymous=key is None)
+        self._handler = RequestHandler(
+            replies, waiting, on_event or (lambda _text: None), anonymous=key is None, strict=strict
+        )
         hosts = {address.host, *names, *(_LOOPBACK_NAMES if address.loopback else ())}
         self._app = SecurityMiddleware(make_app(self._handler, program_version()), hosts, key)
         self._server: _UvicornServer | None = None

@@ -15,11 +15,11 @@ from pydantic import BaseModel
 
 from edgellm.errors import Stopped
 from edgellm.http.middleware import Redact, unredacted
-from edgellm.http.schemas.errors import ApiError, ErrorResponse, error_info
+from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, ErrorResponse, error_info
 from edgellm.http.schemas.responses import ResponseBuilder, TextDelta
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply, Utf8
-from edgellm.spec.types import Notice, Summary, Token
+from edgellm.spec.types import Notice, Source, Summary, Token
 
 Event: TypeAlias = TextDelta | Notice | Summary
 
@@ -31,6 +31,12 @@ class TokenTimes:
     first: float | None
     gaps: tuple[float, ...]
 
+
+_UNVERIFIED = (Source.DRAFT, Source.PARALLEL)
+NOT_VERIFIED = ErrorInfo(
+    503, "The verifier is not available, and the request allows no unverified text. Try again, or leave"
+    " require_verified out.", SERVER, code="not_verified", retry_after=2.0,
+)  # fmt: skip
 
 StartReply: TypeAlias = Callable[[Callable[[], bool]], Reply]
 """Starts a reply. It is given a function that returns whether the reply is cancelled."""
@@ -49,11 +55,14 @@ class ReplyTask:
         *,
         requested_at: float,
         redact: Redact = unredacted,
+        verified: bool = False,
     ) -> None:
         """Each of `starts`, called in turn, tokenizes the prompt of a reply, beside other replies; all other computing
         holds `compute_lock`. `on_finished` is called in the thread after each reply, before the client gets its
         summary. `requested_at` is a time of `perf_counter`.
-        `redact` is applied to notices and errors."""
+        `redact` is applied to notices and errors. `verified`: a token that the verifier has not checked ends the reply
+        with an error instead."""
+        self._verified = verified
         self._starts, self._compute_lock, self._on_finished, self._redact = starts, compute_lock, on_finished, redact
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
@@ -137,6 +146,8 @@ class ReplyTask:
         reply.listen(on_notice=self._publish)
         text, tokens = Utf8(), list[Token]()
         while (token := self._next(reply)) is not None:
+            if self._verified and token.source in _UNVERIFIED:
+                raise ApiError(NOT_VERIFIED)
             self._token_times.append(perf_counter())
             if tokens and tokens[0].channel is not token.channel:
                 self._publish(TextDelta(text.end(), tuple(tokens)))

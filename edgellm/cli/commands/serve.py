@@ -31,6 +31,7 @@ from edgellm.cli.http_options import (
     KeyFile,
     PlanFile,
     Replies,
+    Strict,
     TlsCert,
     TlsKey,
     Waiting,
@@ -250,6 +251,7 @@ def serve(
     tls_key: TlsKey = None,
     replies: Replies = None,
     waiting: Waiting = 16,
+    strict: Strict = False,
     plan: PlanFile = None,
     think: Think = "auto",
     reasoning_effort: ReasoningEffort = None,
@@ -280,7 +282,9 @@ def serve(
     tidy()
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}[role]
     defaults = ReplyOptions(**thinking(think, reasoning_effort, template_arg))
-    options = HTTPOptions(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, paired_only)
+    options = HTTPOptions(
+        http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, strict, paired_only
+    )
     _check_role(role, ctx)
     if role is Role.PAIR and not http:
         raise InvalidOption("A pair is served over HTTP only.", "Leave --no-http out, or use --role verifier.")

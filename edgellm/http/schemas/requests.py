@@ -1,15 +1,17 @@
-"""Requests: those of OpenAI's parameters that have an effect here, and a few of our own. All others are refused.
+"""Requests: those of OpenAI's parameters that have an effect here, and a few of our own.
 
-A parameter that is null counts as left out. Parameters of OpenAI and llama.cpp that would change the text and are not
-supported are accepted only with the value that changes nothing: none is accepted and then ignored.
+A parameter that is null counts as left out. Unknown ones are accepted and named in the response, as clients send more
+than any server knows; a strict server refuses them. Parameters that would change the text and are not supported are
+accepted only with the value that changes nothing.
 """
 
 from __future__ import annotations
 
 import reprlib
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
@@ -41,8 +43,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
     "echo": (False,),
     "suffix": ("",),
 }
@@ -52,9 +52,20 @@ StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
 class RequestModel(BaseModel):
-    """Data from a client. Unknown fields are refused, nothing is converted silently, and null counts as left out."""
+    """Data from a client. Unknown fields are kept apart, nothing is converted silently, and null counts as left out."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    def unknown(self, path: str = "") -> Iterator[str]:
+        """Yield the paths of unknown fields, here and within."""
+        yield from (path + name for name in self.model_extra or ())
+        for name in self.model_fields_set & set(type(self).model_fields):
+            value = getattr(self, name)
+            if isinstance(value, RequestModel):
+                yield from value.unknown(f"{path}{name}.")
+            for number, item in enumerate(value if isinstance(value, list) else ()):
+                if isinstance(item, RequestModel):
+                    yield from item.unknown(f"{path}{name}.{number}.")
 
     @model_validator(mode="before")
     @classmethod
@@ -92,6 +103,9 @@ class GenerationRequest(RequestModel):
         None, description="The reply ends before the first of these texts."
     )
     user: str | None = Field(None, max_length=1000, description="Accepted, but neither used nor passed on.")
+    require_verified: bool = Field(
+        False, description="End with an error instead of a token that the verifier has not checked. Our extension."
+    )
     budget: float | None = Field(
         None, ge=0.0, le=1.0, description="The share of drafted chunks to verify; null: all. Our extension."
     )
@@ -166,17 +180,37 @@ def _neutral(name: str) -> tuple[Any, ...]:
     return (*known, *(float(one) for one in known if type(one) is int))
 
 
-class TextPart(RequestModel):
-    type: Literal["text"]
-    text: str = Field(max_length=MAX_TEXT)
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+class ContentPart(RequestModel):
+    type: str = Field(max_length=100, description=f"One of {', '.join(_TEXT_PARTS)}: only text is understood.")
+    text: str = Field("", max_length=MAX_TEXT)
+
+    @model_validator(mode="after")
+    def _is_text(self) -> Self:
+        if self.type not in _TEXT_PARTS:
+            raise invalid_request(
+                f"A message has a part of type {self.type!r}, and the models here read only text. Leave that part out.",
+                "messages",
+            )
+        return self
 
 
 class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[TextPart], Field(max_length=1000)]
+    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[ContentPart], Field(max_length=1000)] = Field(
+        "", description="Text, whole or in parts; may be null in an assistant's turn."
+    )
     reasoning_content: str = Field(
         "", max_length=MAX_TEXT, description="The thought before an assistant's content; most models get none back."
     )
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.role != "assistant" and "content" not in self.model_fields_set:
+            raise invalid_request(f"A message of the role {self.role} has no content. Give it a text.", "messages")
+        return self
 
     def message(self) -> Message:
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)

@@ -1,0 +1,145 @@
+"""Requests as clients send them: with fields that are unknown here, and turns that they have kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from edgellm.engine import Model
+from edgellm.http.handlers import ServedModel
+from edgellm.http.server import HttpServer
+from edgellm.llm import LLM
+from edgellm.rpc.address import Address
+from edgellm.services.server.servers import VerifierServer
+from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
+
+CHAT = "/v1/chat/completions"
+
+
+def test_unknown_fields_are_named_and_change_nothing(ask: Ask) -> None:
+    plain = ask("POST", CHAT, conversation(max_tokens=4))
+    assert "x-edgellm-ignored" not in plain.headers
+    turns: Any = [{"role": "user", "content": QUESTION, "cache_control": {}, "evil, \r\nx-name": 1}]
+    answer = ask("POST", CHAT, {"messages": turns, "max_tokens": 4, "mirostat": 2, "metadata": {}, "store": True})
+    assert answer.json["choices"] == plain.json["choices"]
+    assert answer.headers["x-edgellm-ignored"].split(", ") == [
+        "messages.0.cache_control", "messages.0.evil????x-name", "metadata", "mirostat", "store",
+    ]  # fmt: skip
+    many = ask("POST", CHAT, conversation(max_tokens=1, stream=True, **{f"field{n:03}" * 20: n for n in range(50)}))
+    assert many.status == 200
+    assert len(many.headers["x-edgellm-ignored"]) < 2000
+
+
+def test_a_strict_server_refuses_them(own: LLM) -> None:
+    with HttpServer(HOME, strict=True) as server:
+        server.open(ServedModel(own, "edgellm-verifier"))
+        ask = asker(server)
+        for stream in (False, True):
+            answer = ask("POST", CHAT, conversation(mirostat=2, stream=stream))
+            assert (answer.status, answer.error["code"], answer.error["param"]) == (
+                400,
+                "unknown_parameter",
+                "mirostat",
+            )
+        assert ask("POST", CHAT, conversation(**{"": 1})).error["message"].startswith("There is no parameter ''.")
+        assert ask("POST", CHAT, conversation(max_tokens=1)).status == 200
+
+
+def test_a_second_turn_as_clients_send_it(server: HttpServer, ask: Ask) -> None:
+    """The openai package sends a dumped message back with its nulls, litellm with fields of its own."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none is needed", max_retries=0)
+    first: Any = [{"role": "user", "content": QUESTION}]
+    reply = client.chat.completions.create(model="edgellm-verifier", messages=first, max_tokens=8).choices[0].message
+    again: Any = {"role": "user", "content": "And where?"}
+    plain: Any = [*first, {"role": "assistant", "content": reply.content}, again]
+    wanted = ask("POST", CHAT, {"messages": plain, "max_tokens": 8}).json["choices"]
+    turns: Any = (
+        reply.model_dump(),
+        {"role": "assistant", "content": reply.content, "tool_calls": None, "function_call": None,
+         "provider_specific_fields": {"refusal": None}, "reasoning_content": None, "annotations": []},
+    )  # fmt: skip
+    for kept in turns:
+        asked: Any = [*first, kept, again]
+        done = client.chat.completions.create(model="edgellm-verifier", messages=asked, max_tokens=8)
+        assert done.choices[0].message.content == wanted[0]["message"]["content"]
+    silent = [*first, {"role": "assistant", "content": None}, again]
+    assert ask("POST", CHAT, {"messages": silent, "max_tokens": 1}).status == 200
+
+
+def test_a_message_without_text_is_refused_in_plain_words(ask: Ask) -> None:
+    answer = ask("POST", CHAT, {"messages": [{"role": "user", "content": None}]})
+    assert answer.error["message"] == "A message of the role user has no content. Give it a text."
+    image = [{"type": "image_url", "image_url": {"url": "data:"}}]
+    answer = ask("POST", CHAT, {"messages": [{"role": "user", "content": image}]})
+    assert answer.error["message"].startswith("A message has a part of type 'image_url', and the models here read")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"max_tokens": "5"}, "max_tokens is '5'. Give a whole number."),
+        ({"max_tokens": 0}, "max_tokens is 0. Give a number of at least 1."),
+        ({"temperature": 3}, "temperature is 3. Give a number of at most 2.0."),
+        ({"stream": "yes"}, "stream is 'yes'. Give true or false."),
+        ({"stop": ["a"] * 17}, "stop has a wrong value. Give at most 16 of them."),
+        ({"messages": "Hello"}, "messages is 'Hello'. Give a list."),
+        ({"messages": []}, "messages has a wrong value. Give at least 1 of them."),
+        ({"messages": [{"role": "me", "content": "x"}]}, "messages.0.role is 'me'. Give one of 'system', 'developer'"),
+        ({"messages": [5]}, "messages.0 is 5. Give an object."),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ],
+    ids=str,
+)
+def test_errors_say_what_to_send(ask: Ask, more: dict[str, object], said: str) -> None:
+    answer = ask("POST", CHAT, conversation() | more)
+    assert answer.status == 400
+    assert answer.error["message"].startswith(said)
+    assert not any(word in answer.error["message"] for word in ("Input should", "pydantic", "valid "))
+
+
+def test_head_answers_where_get_does(ask: Ask) -> None:
+    for path in ("/", "/health"):
+        answer = ask("HEAD", path)
+        assert (answer.status, answer.body) == (200, b"")
+
+
+@pytest.fixture(scope="module")
+def leaving(f32_pair: tuple[Path, Path]) -> Iterator[tuple[Ask, VerifierServer]]:
+    """A pair whose verifier can leave."""
+    with (
+        Model.load(f32_pair[1]) as big,
+        VerifierServer(big, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as verifier,
+        LLM.open(f32_pair[0], str(verifier.address), threads=1) as pair,
+        HttpServer(HOME) as server,
+    ):
+        server.open(ServedModel(pair, "edgellm-verifier"))
+        yield asker(server), verifier
+
+
+def test_unverified_text_can_be_refused(leaving: tuple[Ask, VerifierServer]) -> None:
+    ask, verifier = leaving
+    header = {"X-EdgeLLM-Require-Verified": "true"}
+    for more, headers in (({"require_verified": True}, {}), ({}, header)):
+        answer = ask("POST", CHAT, conversation(max_tokens=8, **more), headers)
+        assert (answer.status, answer.headers["x-edgellm-verified"]) == (200, "1.0000")
+        refused = ask("POST", CHAT, conversation(budget=0.5, **more), headers)
+        assert (refused.status, refused.error["param"]) == (400, "require_verified")
+    verifier.stop(0)
+    for more, headers in (({"require_verified": True}, {}), ({}, header)):
+        answer = ask("POST", CHAT, conversation(max_tokens=8, **more), headers)
+        assert (answer.status, answer.error["code"]) == (503, "not_verified")
+        events = ask("POST", CHAT, conversation(max_tokens=8, stream=True, **more), headers).events
+        assert events[-1]["error"]["code"] == "not_verified"
+    answer = ask("POST", CHAT, conversation(max_tokens=8))
+    assert (answer.status, answer.headers["x-edgellm-verified"]) == (200, "0.0000")
+
+
+def test_without_a_verifier_none_can_be_required(f32_pair: tuple[Path, Path]) -> None:
+    with LLM.open(f32_pair[0], "none", threads=1) as pair, HttpServer(HOME) as server:
+        server.open(ServedModel(pair, "edgellm-draft"))
+        answer = asker(server)("POST", CHAT, conversation(require_verified=True))
+        assert (answer.status, answer.error["param"]) == (400, "require_verified")
