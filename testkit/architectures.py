@@ -1,13 +1,14 @@
 """Write a small model with random weights of any architecture that the pinned llama.cpp knows.
 
-    python -m testkit.architectures FOLDER [NAME ...] [--noise 0.12]
+    python -m testkit.architectures FOLDER [NAME ...] [--noise 0.12] [--mtp useful]
 
 An architecture is described by its hyperparameters alone: llama.cpp creates the tensors that these ask for, and reports
 their names and shapes. Vocabulary and chat template are those of the bundled pair, so that every file takes part in a
 conversation, and any two files can be draft model and verifier. Files are narrow, but have the structure of their kind:
 windows of 32 positions in llama.cpp's own pattern, several experts of which two are used, recurrent layers between
 those with attention. All weights are float32. `noise` changes each weight at random by that share of itself, which
-gives a draft model that is right some of the time.
+gives a draft model that is right some of the time. With `mtp` the file ends with a layer that predicts further tokens
+(MTP, next-n), for the architectures in `WITH_MTP`; it is right some of the time, or useless.
 
 What cannot be made this way:
 
@@ -15,7 +16,8 @@ What cannot be made this way:
 - jamba with experts in every second layer only, as real files have it: without a file llama.cpp creates experts in
   every layer or in none. Here every layer has them.
 - deepseek4's layers that choose experts by token: their table holds integers, and the file would not be all float32.
-- Layers that predict further tokens (MTP): edgellm does not use them.
+- MTP layers of other architectures than those in `WITH_MTP`: mimo2's needs one tensor for query, key and value, where
+  its other layers have three, and others have no model here.
 - bert, t5 and other encoders, dream, llada and other diffusion models: edgellm does not generate with them.
 - gptj, chameleon, clip, wavtokenizer: llama.cpp has no working graph for them, or they are not for text.
 
@@ -33,7 +35,7 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -45,6 +47,7 @@ from edgellm.engine import native
 from edgellm.engine.native import lib
 from testkit import ROOT
 
+Mtp: TypeAlias = Literal["none", "useful", "useless"]
 Kind: TypeAlias = Literal["dense", "moe", "window", "hybrid", "recurrent", "mla"]
 Value: TypeAlias = bool | int | float | str | Sequence[int]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -106,7 +109,8 @@ class Scale:
     def of(cls, architecture: Architecture, shapes: Mapping[str, Shape]) -> Scale:
         tied = "output.weight" not in shapes
         width = shapes["token_embd.weight"][-1]
-        layers = 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blk."))
+        layers = len({name.split(".")[1] for name in shapes if name.startswith("blk.")})
+        layers -= sum(name.endswith(PROJECTION) for name in shapes)
         embedding = STREAM / architecture.embedding_factor
         last_norm = LOGITS / (embedding * width**0.5) if tied else 1.0
         return cls(embedding, 0.6 * (4 / layers) ** 0.5, architecture.query_factor, last_norm, tied)
@@ -124,6 +128,8 @@ class Scale:
             return -np.exp(normal)
         if "lerp" in name:  # between the token before and this one
             return np.float32(0.5) + np.float32(0.5) * np.tanh(normal)
+        if name.endswith(USEFUL):  # of the token's embedding and the last state, mostly the former
+            return np.float32(STREAM) * np.eye(*normal.shape, dtype=np.float32) + normal * np.float32(0.3 * width**-0.5)
         gain = self._gain(name)
         if re.search(r"norm|_ln\.|scale|rope_f|ssm_d$", name):
             return (np.float32(not name.endswith(".bias")) + normal * np.float32(0.1)) * np.float32(gain)
@@ -188,6 +194,11 @@ LATENT: dict[str, Value] = {
     "attention.kv_lora_rank": 32, "attention.key_length": 48, "attention.value_length": 32,
     "attention.key_length_mla": 32, "attention.value_length_mla": 16, "rope.dimension_count": 16,
 }  # fmt: skip
+
+PROJECTION = "nextn.eh_proj.weight"
+"""The tensor that makes one row of a token's embedding and the state before it, with which an MTP layer begins."""
+USEFUL = "useful." + PROJECTION
+WITH_MTP = ("qwen35", "qwen35moe", "qwen3next", "glm4moe", "step35", "deepseek2", "deepseek32")
 
 TIED = r"^output\.weight"
 
@@ -359,18 +370,35 @@ ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 
 
-def write(name: str, path: Path, *, seed: int = 0, noise: float = 0.0) -> None:
+def write(name: str, path: Path, *, seed: int = 0, noise: float = 0.0, mtp: Mtp = "none") -> None:
     """Write a model of the architecture `name`. The same arguments give the same bytes.
 
-    With `noise` every weight is multiplied by 1 plus a random number of that standard deviation.
+    With `noise` every weight is multiplied by 1 plus a random number of that standard deviation. With `mtp` it has a
+    layer more that predicts further tokens; the other weights are the same.
     """
-    architecture = ARCHITECTURES[name]
+    architecture = ARCHITECTURES[name] if mtp == "none" else _with_mtp(ARCHITECTURES[name])
     writer = _described(name, architecture, path)
     shapes = _tensors(name, architecture)
     scale = Scale.of(architecture, shapes)
     for tensor, shape in shapes.items():
-        writer.add_tensor(tensor, _weights(tensor, shape, scale, seed, noise))
+        kind = USEFUL if mtp == "useful" and tensor.endswith(PROJECTION) else tensor
+        writer.add_tensor(tensor, _weights(kind, shape, scale, seed, noise))
     _finish(writer)
+
+
+def _with_mtp(architecture: Architecture) -> Architecture:
+    """Return the architecture with a layer that predicts further tokens, the last of the file."""
+    layers = architecture.metadata["block_count"]
+    if not isinstance(layers, int):
+        raise TypeError(f"block_count is {layers!r}")
+    metadata = {
+        key: [*value, value[-1]] if isinstance(value, Sequence) and "sections" not in key else value
+        for key, value in architecture.metadata.items()
+        if not isinstance(value, str)
+    }
+    more: dict[str, Value] = {"block_count": layers + 1, "nextn_predict_layers": 1}
+    drop = rf"{architecture.drop}|nextn\.(embed_tokens|shared_head_head)"
+    return replace(architecture, metadata=metadata | more, drop=drop)
 
 
 class _Tensor(ctypes.Structure):
@@ -418,6 +446,7 @@ def _created(name: str, architecture: Architecture) -> dict[str, Shape]:
         shapes[base.ggml_get_name(address).decode()] = shape
 
     params = lib.llama_model_default_params()
+    params.load_mtp = True
     mark = native.log.count
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metadata.gguf"
@@ -486,13 +515,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="all without it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--mtp", choices=("none", "useful", "useless"), default="none")
     args = parser.parse_args()
     if unknown := set(args.names) - ARCHITECTURES.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(ARCHITECTURES)}")
     args.folder.mkdir(parents=True, exist_ok=True)
-    for name in args.names or ARCHITECTURES:
+    for name in args.names or (ARCHITECTURES if args.mtp == "none" else WITH_MTP):
         path = args.folder / f"{name}.gguf"
-        write(name, path, seed=args.seed, noise=args.noise)
+        write(name, path, seed=args.seed, noise=args.noise, mtp=args.mtp)
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 

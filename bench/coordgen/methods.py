@@ -42,7 +42,7 @@ class Everything(DraftLengthController):
     def choose(self, survives: Sequence[float], instead: tuple[float, float] | None = None) -> int:  # noqa: ARG002
         return min(len(survives), self._most)
 
-    def floors(self, rows: int = 0) -> list[float]:
+    def floors(self, rows: int = 0, seconds: float = 0.0) -> list[float]:  # noqa: ARG002
         return [0.0] * (LONGEST - rows)
 
 

@@ -26,6 +26,9 @@ from edgellm.engine.lm_head import (
     why_lazy,
 )
 from edgellm.engine.model import Model
+from edgellm.engine.mtp.layer import MtpLayer
+from edgellm.engine.mtp.support import MtpSupport
+from edgellm.engine.mtp.support import support as mtp_support
 from edgellm.engine.native import ShouldStop, Stop, never
 from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, VocabularyMatch, common_prefix
 
@@ -45,6 +48,8 @@ __all__ = [
     "Message",
     "Model",
     "ModelFile",
+    "MtpLayer",
+    "MtpSupport",
     "Recorder",
     "Rows",
     "SeqRows",
@@ -65,6 +70,7 @@ __all__ = [
     "head_pays",
     "in_blocks",
     "known",
+    "mtp_support",
     "never",
     "to_f32",
     "top2",

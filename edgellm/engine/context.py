@@ -20,6 +20,7 @@ from edgellm.engine.kv_cache import KVCache, snapshots_that_fit
 from edgellm.engine.llama_api import LlamaBatch, LogitsView
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
 from edgellm.engine.model import Model
+from edgellm.engine.mtp.layer import MtpLayer
 from edgellm.engine.native import Stop
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import ContextFull, EngineFailed, InvalidOption, ModelUnsupported, Stopped
@@ -141,12 +142,15 @@ class Context:
         flash: bool | None = None,
         lazy: bool = False,
         rolls_back: bool = False,
+        mtp: bool = False,
     ) -> None:
         """Reserve the cache. What is not given is as the model's `hardware` says, or else by default: batches of
         `N_BATCH` rows, and `flash` attention where it pays and is possible.
 
         `rolls_back`: where the model's state is recurrent, keep snapshots of it, so that drafted tokens at the end of a
         batch can be rolled back at once. Otherwise checkpoints are saved to roll back to.
+
+        With `mtp` the model's layer that predicts further tokens is opened beside it, if `Model.mtp` says so.
 
         With `lazy` it can decode lazily, if the model's head can be computed alone and nothing is captured; a pass
         then takes 1% longer.
@@ -196,6 +200,8 @@ class Context:
         )
         self._cache = KVCache(model.owned, self._owned, n_seq, trusted="rollback" not in model.faults)
         self._one_at_a_time = "sequences" in model.faults
+        self._placed: list[tuple[int, int, int, int]] = []  # rows of the batch, for the MTP layer
+        self._mtp = self._open_mtp() if mtp and model.mtp and capture is None else None
         self._lost: dict[int, int] = {}  # sequences whose last positions must be read again, and how many they have
         if not self._cache.exists:
             raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
@@ -217,6 +223,18 @@ class Context:
         """Return the source of lazy logits for `decode_lazy`; None if all logits are computed at once."""
         return None if self.model.head_is_plain is False else self._lazy_head
 
+    def _open_mtp(self) -> MtpLayer:
+        model, hardware = self.model, self.model.hardware
+        return MtpLayer(
+            model.owned, self._open(), n_ctx=self.n_ctx, n_seq=self.n_seq, threads=self.threads, n_vocab=model.n_vocab,
+            cache_type=_cache_type(hardware.cache_type, self.exact, self.flash), flash=self.flash,
+        )  # fmt: skip
+
+    @property
+    def mtp(self) -> MtpLayer | None:
+        """The model's layer that predicts further tokens, which follows this context; None without it."""
+        return self._mtp
+
     @property
     def pointer(self) -> Any:
         """The native context, for llama.cpp's own functions."""
@@ -231,7 +249,10 @@ class Context:
         batches calls `progress` before the first and after each one, with the number of rows computed and of all.
         """
         if self._owned is not None:
-            llama_api.set_cancel(self._owned, should_stop if isinstance(should_stop, Stop) else None)
+            stop = should_stop if isinstance(should_stop, Stop) else None
+            llama_api.set_cancel(self._owned, stop)
+            if self._mtp is not None:
+                self._mtp.set_cancel(stop)
         self._should_stop, self._progress = should_stop, progress
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
@@ -247,6 +268,9 @@ class Context:
 
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
+        if self._mtp is not None:
+            self._mtp.close()
+            self._mtp = None
         self._owned = None
         self._cache.close()
         if self._lazy_head is not None:
@@ -282,6 +306,8 @@ class Context:
         if length == now:
             return
         self._lengths[seq] = length
+        if self._mtp is not None:
+            self._mtp.truncate(seq, length)
         if seq in self._lost:
             now = self._lost.pop(seq)
             if now <= length:
@@ -334,6 +360,8 @@ class Context:
 
     def _copy(self, src: int, dst: int) -> None:
         self._lost.pop(dst, None)
+        if self._mtp is not None:
+            self._mtp.clear(dst)
         copied = self._cache.copy(src, dst)
         self._sequences.copy(src, dst)
         self._lose(dst, self._lost.get(src, self._lengths[src]) if copied else 0, self._lengths[src])
@@ -357,6 +385,8 @@ class Context:
         """Empty a sequence."""
         self._lengths[self._sequences.known(seq)] = 0
         self._lost.pop(seq, None)
+        if self._mtp is not None:
+            self._mtp.clear(seq)
         self._open()
         self._cache.clear(seq)
 
@@ -550,6 +580,8 @@ class Context:
         """Put `ids` into the batch from row `at` on, and into the record; return the row after them."""
         if self._cache.recurrent:
             self._cache.begin_batch(seq, self._lengths[seq], len(ids), outputs)
+        if self._mtp is not None:
+            self._placed = [*(self._placed if at else ()), (at, seq, self._lengths[seq], len(ids))]
         return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs, self._flag_all)
 
     def _run(self, n: int, batch: Any, copies: int = 0) -> None:
@@ -565,6 +597,8 @@ class Context:
                 self.threads_used = share
             self.shared += share < self.threads
             llama_api.decode(context, batch, n)
+        if self._mtp is not None:
+            self._mtp.note(self._placed)
 
     def _save(self, seqs: set[int]) -> None:
         """Save checkpoints of sequences in the middle of a long prompt: its end may change."""
@@ -592,6 +626,8 @@ class Context:
     def _restore(self, starts: dict[int, int]) -> None:
         for seq, start in starts.items():
             now, self._lengths[seq] = self._lengths[seq], start
+            if self._mtp is not None:
+                self._mtp.truncate(seq, start)
             if self._owned is not None:  # it may have been closed from elsewhere
                 self._lost.pop(seq, None)
                 self._lose(seq, self._cache.distrust(seq, start, now), start)

@@ -52,6 +52,10 @@ class LlamaBatch:
         """Return a batch of contiguous `rows`, which must outlive its decoding. Positions and flags are shared."""
         return self._native(None, rows)
 
+    def with_states(self, rows: Floats) -> Any:
+        """Return the native form of tokens that come each with one of the contiguous `rows`, which must outlive it."""
+        return self._native(self._ids, rows)
+
     def _native(self, ids: Ids | None, rows: Floats | None) -> Any:
         return lib.llama_batch(
             0,
@@ -117,8 +121,10 @@ def open_context(
     callback: Any = None,
     flash_attention: bool = True,
     snapshots: int = 0,
+    mtp: bool = False,
 ) -> native.Owned:
-    """Return a native context of `positions` in all that decodes up to `rows` at once.
+    """Return a native context of `positions` in all that decodes up to `rows` at once; with `mtp`, one of the model's
+    MTP layer, which must have been loaded: llama.cpp ends the process without it.
 
     Raises:
         EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
@@ -131,6 +137,8 @@ def open_context(
     params.swa_full = unified and sequences > 1  # cells outside the window are never freed while branches share them
     params.n_rs_seq = snapshots
     params.no_perf = True
+    if mtp:
+        params.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
     if callback is not None:
         params.cb_eval = callback
     params.type_k = params.type_v = CACHE_TYPES[cache_type]

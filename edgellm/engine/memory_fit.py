@@ -169,7 +169,7 @@ def place(file: ModelFile, hardware: Hardware, taken: Counter[str], *, verifies:
         n_ctx = hardware.n_ctx or LEAST_CONTEXT
         if not verifies:
             return [Context(model, n_ctx=n_ctx)]
-        return [Context(model, n_ctx=n_ctx, n_seq=sessions, unified=sessions == 1, rolls_back=True)]
+        return [Context(model, n_ctx=n_ctx, n_seq=sessions, unified=sessions == 1, rolls_back=True, mtp=True)]
 
     fitted = fit(file, hardware, contexts, taken)
     taken.update(fitted.taken - taken)
@@ -186,7 +186,7 @@ def reckon(file: ModelFile, hardware: Hardware, contexts: Contexts) -> MemoryUse
     from edgellm.engine.model import Model
 
     with native.log.listen() as lines, ExitStack() as closing:
-        model = closing.enter_context(Model.load(file, hardware=hardware, probe=False, dry=True))
+        model = closing.enter_context(Model.load(file, hardware=hardware, probe=False, dry=True, mtp=True))
         for context in contexts(model):
             closing.enter_context(context)
     device_of = {int(found[1]): found[2] for line in lines if (found := _ASSIGNED.search(line))}

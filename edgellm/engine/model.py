@@ -18,6 +18,7 @@ from edgellm.engine import native
 from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokenizer
 from edgellm.engine.gguf.reader import GgufArray, ModelFile, attention_layers
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware, apply, offload_devices
+from edgellm.engine.mtp.support import support
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.thinking import ThinkingMarkup, find_markup
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
@@ -56,11 +57,15 @@ class Model:
         template: Template | None,
         hardware: Hardware,
         faults: Sequence[str] = (),
+        *,
+        mtp: bool = False,
     ) -> None:
         """Set up a model that `load` has loaded; not for other callers."""
         self.hardware = hardware
         self.faults = frozenset(faults)
         """Which trials of `engine.trial.self_test` fail: what llama.cpp computes wrongly is avoided."""
+        self.mtp = mtp
+        """Whether its layer that predicts further tokens is loaded."""
         self.file, self.path, self.header = file, file.path, file.header
         self.text_only = False
         self._owned: native.Owned | None = owned
@@ -112,6 +117,7 @@ class Model:
         probe: bool = True,
         chat: bool = False,
         dry: bool = False,
+        mtp: bool = False,
     ) -> Model:
         """Load a model, whose header is checked first if only its path is given; of a split one, its first part's.
 
@@ -120,6 +126,7 @@ class Model:
         weights are loaded: the model tokenises, but no context can be opened over it. A model whose header is new on
         this machine is loaded in a child process first, unless `probe` is False: see `engine.trial.probe`. With `chat`
         the process that renders its chat template starts meanwhile, so that the first `chat_prompt` need not wait. With
+        `mtp` the layer that predicts further tokens is loaded, too, if it can be used: see `engine.mtp.support`. With
         `dry` nothing is allocated, neither here nor by contexts: llama.cpp only logs what it would take.
 
         Raises:
@@ -137,8 +144,10 @@ class Model:
         try:
             if chat and template is not None:
                 template.start()
-            owned = _load(file.path, hardware, text_only, progress, dry)
-            model = cls(file, owned, template, hardware, verdict.faults if verdict is not None else ())
+            faults = verdict.faults if verdict is not None else ()
+            mtp = mtp and not text_only and support(file.header).usable and "mtp" not in faults
+            owned = _load(file.path, hardware, text_only, progress, dry, mtp)
+            model = cls(file, owned, template, hardware, faults, mtp=mtp)
         except BaseException:
             if template is not None:
                 template.close()
@@ -353,12 +362,17 @@ class Model:
 
 
 def _load(
-    path: Path, hardware: Hardware, text_only: bool, progress: Callable[[float], None] | None, dry: bool = False
+    path: Path,
+    hardware: Hardware,
+    text_only: bool,
+    progress: Callable[[float], None] | None,
+    dry: bool = False,
+    mtp: bool = False,
 ) -> native.Owned:
     """Have llama.cpp load the file. Raises as `Model.load`."""
     params = lib.llama_model_default_params()
     _kept = apply(hardware, params)  # arrays that llama.cpp reads
-    params.vocab_only = text_only
+    params.vocab_only, params.load_mtp = text_only, mtp
     if dry:
         params.no_alloc, params.load_mode = True, 0  # LLAMA_LOAD_MODE_NONE
     params.use_extra_bufts = text_only or not amx_failure()

@@ -321,6 +321,12 @@ def ggml(name: str = "ggml-base") -> ctypes.CDLL:
     return library
 
 
+def llama() -> ctypes.CDLL:
+    """Return llama.cpp's own library, for functions that the binding does not declare."""
+    library: ctypes.CDLL = binding._lib  # noqa: SLF001  there is no other way to the loaded library
+    return library
+
+
 @functools.cache
 def registry() -> ctypes.CDLL:
     """Return the library with llama.cpp's own list of devices.
@@ -328,7 +334,7 @@ def registry() -> ctypes.CDLL:
     A library that is opened by its name again, where an installer has made copies of links, is another one with a list
     of its own. So symbols are looked up behind llama.cpp, which finds those that it uses.
     """
-    own: ctypes.CDLL = binding._lib  # noqa: SLF001  there is no other way to the loaded library
+    own = llama()
     try:
         _ = own.ggml_backend_dev_count
     except AttributeError:  # Windows looks into one library alone, and has no copies

@@ -17,6 +17,8 @@ from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.draft_length import MAX_DRAFT
 from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
 from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafters.mtp import MtpDrafter
+from edgellm.spec.drafters.pace import PaceChoice
 from edgellm.spec.drafters.parallel import MAX_AHEAD, ParallelDrafter
 from edgellm.spec.drafters.translation import TokenTranslation
 from edgellm.spec.drafters.verdict_prediction import BRANCHES, MAX_BRANCHES, choose_branches, rejection
@@ -67,6 +69,8 @@ class Components:
     linked: bool = False
     retrieval: NgramRuntime | None = None
     idle: IdleWork = field(default_factory=IdleWork)
+    mtp_or_draft: PaceChoice = field(default_factory=lambda: PaceChoice(_REPLIES))
+    """Between the draft model, and the verifier's own layer that predicts further tokens, from reply to reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +116,15 @@ def _write(
 ) -> Generator[Event, None, None]:  # fmt: skip
     plan = plan_reply(parts, options, sampling.seed)
     yield from plan.notices
-    ngram, why = _open_retrieval(parts, options, plan)
-    _log.debug("reply to a prompt of %d tokens: %s", len(prompt), "; ".join((*plan.reasons, why)))
+    mtp, mtp_why = _choose_mtp(parts, options, plan)
+    ngram, why = _open_retrieval(parts, options, plan, mtp)
+    mtp = mtp and ngram is not None
+    _log.debug("reply to a prompt of %d tokens: %s", len(prompt), "; ".join((*plan.reasons, why, mtp_why)))
     try:
         if explain:
-            yield from (Explanation(None, reason) for reason in (*plan.reasons, why, channels.reason))
+            yield from (
+                Explanation(None, reason) for reason in (*plan.reasons, why, mtp_why, channels.reason) if reason
+            )
         verifier, gate = parts.verifier, plan.choice.gate
         drafts = parts.draft is not None and options.drafter is None and (verifier is not None or ngram is None)
         if options.drafter is not None and verifier is None and parts.retrieval is not None:
@@ -134,7 +142,9 @@ def _write(
             filling=NOT_FILLED if ngram is None else ngram.filling, channel=channels.channel, draft_prompt=draft_prompt,
             on_progress=on_progress,
         )  # fmt: skip
-        events = _generate(parts, state, channels, plan, gate, verifier, ngram, stats, options.drafter, drafts=drafts)
+        events = _generate(
+            parts, state, channels, plan, gate, verifier, ngram, stats, options.drafter, drafts=drafts, mtp=mtp
+        )
         yield from cut_at_stops(options.stop, events, stats) if options.stop else events
     finally:
         _log.info("reply of %d tokens to a prompt of %d: %s", stats.tokens, len(prompt), stats.finish_reason)
@@ -142,6 +152,8 @@ def _write(
             ngram.close()
         if parts.knowledge is not None and stats.verdict_seconds is not None:
             parts.knowledge.observe_verdicts(stats.verdict_seconds, stats.verified_drafted)
+    if parts.draft is not None and parts.verifier is not None and parts.verifier.has_mtp and ngram is not None:
+        parts.mtp_or_draft.record(mtp, stats.tokens, stats.seconds)
     if parts.retrieval is not None and stats.finish_reason == "stop":
         parts.retrieval.add(prompt, stats.ids)
 
@@ -159,10 +171,12 @@ def _limits(
 def _generate(
     parts: Components, state: GenerationState, channels: ChannelSplitter, plan: GenerationPlan, gate: Gate,
     verifier: Verifier | None, ngram: NgramSession | None, stats: Stats, drafter: Drafter | None, *, drafts: bool,
+    mtp: bool,
 ) -> Generator[Event, None, None]:  # fmt: skip
-    """Write the reply `state` as `plan` says. `drafts`: the draft model drafts; `ngram` does, too, if given."""
+    """Write the reply `state` as `plan` says. `drafts`: the draft model drafts; with `mtp` the verifier's layer that
+    predicts further tokens does, in its place; and `ngram`, if given."""
     choice, text = plan.choice, parts.text
-    model_drafter = parts.drafters.take(plan.kind) if parts.drafters is not None and drafts else None
+    model_drafter = parts.drafters.take(plan.kind) if parts.drafters is not None and drafts and not mtp else None
     drafter = drafter or model_drafter
     guessed = None
     if plan.branches and isinstance(model_drafter, ModelDrafter):
@@ -175,7 +189,8 @@ def _generate(
         )
         drafter, guessed = ahead, ahead.guessed
     if ngram is not None:
-        drafter, verifier = ngram.hybrid_drafter(drafter, plan.gamma), ngram.verifier(verifier)
+        verifier = ngram.verifier(verifier)
+        drafter = ngram.hybrid_drafter(MtpDrafter(verifier, text.is_eog) if mtp else drafter, plan.gamma, mtp=mtp)
         gate = AlwaysGate() if parts.verifier is None else gate
     stats.count_with(choice.controller, guessed, ngram.counts if ngram is not None else None)
     try:
@@ -208,25 +223,60 @@ def _close_thought(text: Model, state: GenerationState, channels: ChannelSplitte
     return closed
 
 
-def _open_retrieval(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> tuple[NgramSession | None, str]:
-    """Return the retrieval session of the reply, None if it cannot be used; and why."""
+def _choose_mtp(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> tuple[bool, str]:
+    """Return whether the layer that predicts further tokens drafts, and why; "" for a model without one."""
+    verifier = parts.verifier
+    usable = (parts.text.mtp if verifier is None else verifier.has_mtp) and not parts.linked
+    if not usable:
+        return False, ""
+    if options.drafter is not None or options.logprobs is not None:
+        return False, f"{_NO_MTP}: {'a custom drafter is used' if options.drafter else _LOGPROBS}"
+    if not _checked(parts, options, plan):
+        return False, f"{_NO_MTP}: not everything is verified"
+    if verifier is not None and parts.draft is not None:
+        if options.temperature > 0.0:
+            return False, f"{_NO_MTP}: with sampled drafts, a seed would not reproduce the reply"
+        if plan.kind.layers or options.early_exit == "on" or not parts.mtp_or_draft.second():
+            return False, f"{_NO_MTP}: the draft model drafts in this reply"
+        return True, "the verifier's MTP layer drafts in this reply, in place of the draft model"
+    return True, "the model's MTP layer drafts where that is faster"
+
+
+_NO_MTP = "the model's MTP layer drafts nothing"
+_LOGPROBS = "log-probabilities are requested"
+_REPLIES = 2  # with the draft model and with the MTP layer, before the faster one is chosen
+
+
+def _checked(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> bool:
+    """Return whether every draft of the reply is verified."""
+    lossless = plan.choice.controller is None or options.budget in (None, 1.0)
+    checked = parts.verifier is None or (lossless and options.gate in ("auto", "always"))
+    return checked and plan.first is None and options.budget != 0.0
+
+
+def _open_retrieval(
+    parts: Components, options: ReplyOptions, plan: GenerationPlan, mtp: bool
+) -> tuple[NgramSession | None, str]:
+    """Return the retrieval session of the reply, None if it cannot be used; and why. It also chooses whether `mtp`,
+    the MTP layer, drafts, then without sources if need be."""
     if options.drafter is not None:
         return None, "no retrieval: a custom drafter is used"
     if options.logprobs is not None:
-        return None, "no retrieval: log-probabilities are requested"
-    if not (sources := options.sources()):
+        return None, f"no retrieval: {_LOGPROBS}"
+    sources = options.sources()
+    if not sources and not mtp:
         return None, "no retrieval, as requested"
     if parts.retrieval is None:
         return None, "no retrieval: the verifier is on another device, or missing"
-    lossless = plan.choice.controller is None or options.budget in (None, 1.0)
-    checked = parts.verifier is None or (lossless and options.gate in ("auto", "always"))
-    if not checked or plan.first is not None or options.budget == 0.0:
+    if not _checked(parts, options, plan):
         return None, "no retrieval: not everything is verified"
     if options.temperature > 0.0 and parts.verifier is not None and parts.draft is not None:
         return None, "no retrieval: with sampled drafts, a seed would not reproduce the reply"
     ngram = parts.retrieval.begin(sources)
     if ngram is None:
         return None, "no retrieval: another reply is using it"
+    if not sources:
+        return ngram, "no retrieval, as requested"
     return ngram, f"drafts are retrieved from: {', '.join(sources)}{parts.retrieval.head_note}"
 
 

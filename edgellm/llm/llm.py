@@ -184,7 +184,8 @@ class LLM:
             placed = (
                 place_named(draft, draft_hardware or hardware, taken, verifies=False) if draft is not None else None
             )
-            small = loaded(placed, chat=not here) if placed is not None else None
+            alone = verifier is None
+            small = loaded(placed, chat=not here, mtp=alone) if placed is not None else None
             checker: Verifier | None = None
             remote: OpenedVerifier | None = None
             pair = PairFit()
@@ -197,7 +198,7 @@ class LLM:
                     checker = remote.verifier
                     pair = PairFit(remote.shared_tokens if remote.shared_tokens < text.n_vocab else None)
             else:
-                text = loaded(big, chat=True)
+                text = loaded(big, chat=True, mtp=True)
                 if small is not None and draft is not None and verifier is not None:
                     pair = fit(small, text, draft, verifier)
                     text = small if pair.left_out == "verifier" else text

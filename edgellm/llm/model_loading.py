@@ -96,12 +96,15 @@ def place_named(name: Named, hardware: Hardware, taken: Counter[str], *, verifie
     return place(ModelFile.open(resolve(str(name))), hardware, taken, verifies=verifies)
 
 
-def load(placed: Placed, *, progress: Progress | None, closing: ExitStack, idle: IdleWork, chat: bool = False) -> Model:
-    """Load a model, owned by `closing`; `chat` as for `Model.load`. Meanwhile, its file is hashed. Raises what
-    `Model.load` raises."""
+def load(
+    placed: Placed, *, progress: Progress | None, closing: ExitStack, idle: IdleWork, chat: bool = False,
+    mtp: bool = False,
+) -> Model:  # fmt: skip
+    """Load a model, owned by `closing`; `chat` and `mtp` as for `Model.load`. Meanwhile, its file is hashed. Raises
+    what `Model.load` raises."""
     idle.file_hash(placed.file.path)
     on_progress = partial(progress, placed.file.path.name) if progress else None
-    model = Model.load(placed.file, hardware=placed.hardware, progress=on_progress, chat=chat)
+    model = Model.load(placed.file, hardware=placed.hardware, progress=on_progress, chat=chat, mtp=mtp)
     closing.callback(model.close)
     return model
 
@@ -117,7 +120,7 @@ def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
     """Return a verifier over `model`."""
 
     def context() -> Context:
-        return Context(model, n_ctx=n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True)
+        return Context(model, n_ctx=n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True, mtp=True)
 
     return LocalVerifier(model, ContextPool(context), n_ctx)
 

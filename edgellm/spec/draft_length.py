@@ -236,11 +236,11 @@ class DraftLengthController:
         tokens, seconds = model_round
         return tokens - self.rate * seconds > 1.0 - self.rate * self._single
 
-    def floors(self, rows: int = 0) -> list[float]:
+    def floors(self, rows: int = 0, seconds: float = 0.0) -> list[float]:
         """Return for every place behind `rows` drafted tokens the chance to survive below which no token there or
-        later pays."""
+        later pays, if drafting one takes `seconds`."""
         price = self.rate
-        return [price * slope for slope in self._slopes[rows:]]
+        return [price * (slope + seconds) for slope in self._slopes[rows:]]
 
     def choose_additional(self, rows: int, survives: Sequence[float]) -> int:
         """Return how many of the offered tokens to draft besides `rows` that are drafted anyway; 0 where none gains

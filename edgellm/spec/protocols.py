@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
+from edgellm.engine import MtpLayer
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Ids, Round, Verdict
 
@@ -166,6 +167,16 @@ class Verifier(ABC):
         """Return the number of decodes in this process that shared the cores with others, so that their times are not
         representative."""
         return 0
+
+    @property
+    def has_mtp(self) -> bool:
+        """Return whether sessions have the model's layer that predicts further tokens, for a drafter in this process
+        to use."""
+        return False
+
+    def mtp_layer(self, state: GenerationState) -> MtpLayer | None:
+        """Return that layer of the open session of a reply; None where there is none."""
+        return None
 
     @abstractmethod
     def open(self, state: GenerationState) -> VerifierSession:

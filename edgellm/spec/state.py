@@ -47,8 +47,9 @@ class Suggestions:
         its place."""
         return ()
 
-    def floors(self) -> Sequence[float]:
-        """Return, for each place of a draft, the acceptance probability below which no token pays."""
+    def floors(self, seconds: float = 0.0) -> Sequence[float]:
+        """Return, for each place of a draft, the acceptance probability below which no token pays, if drafting one
+        takes `seconds`."""
         return ()
 
     def expect(self, expected: Expected) -> None:

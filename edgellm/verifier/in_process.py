@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import count
 from queue import SimpleQueue
+from weakref import WeakValueDictionary
 
 import numpy as np
 
-from edgellm.engine import Context, Model, ShouldStop, common_prefix
+from edgellm.engine import Context, Model, MtpLayer, ShouldStop, common_prefix
 from edgellm.errors import EdgeError, EngineFailed, ProtocolError
 from edgellm.spec.guarded_session import wait_for_result
 from edgellm.spec.protocols import BlockingSession, Verifier, VerifierSession
@@ -144,11 +145,22 @@ class LocalVerifier(Verifier):
         self._model = model
         self._contexts = contexts
         self._context_length = context_length
+        self._sessions: WeakValueDictionary[GenerationState, LocalSession] = WeakValueDictionary()
 
     @property
     def name(self) -> str:
         """See `Verifier.name`."""
         return self._model.name
+
+    @property
+    def has_mtp(self) -> bool:
+        """See `Verifier.has_mtp`."""
+        return self._model.mtp
+
+    def mtp_layer(self, state: GenerationState) -> MtpLayer | None:
+        """See `Verifier.mtp_layer`."""
+        session = self._sessions.get(state)
+        return None if session is None else session.mtp_layer
 
     @property
     def context_length(self) -> int:
@@ -172,7 +184,8 @@ class LocalVerifier(Verifier):
 
     def open(self, state: GenerationState) -> LocalSession:
         """See `Verifier.open`. It never fails: the model is here."""
-        return LocalSession(self._model, self._contexts, state)
+        session = self._sessions[state] = LocalSession(self._model, self._contexts, state)
+        return session
 
     def close(self) -> None:
         """See `Verifier.close`."""
@@ -189,6 +202,11 @@ class LocalSession(BlockingSession):
         self._context.set_cancel(state.should_stop, self._progress)
         self._context.fill(*state.filling)
         self._engine = VerifierEngine(self._context, 1, model.is_eog, Scheduler(ONE_PASS))
+
+    @property
+    def mtp_layer(self) -> MtpLayer | None:
+        """Return the model's layer that predicts further tokens, beside the session's context."""
+        return None if self._context is None else self._context.mtp
 
     def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
         """Return the verdict: one pass over the uncached tokens of `prefix` and over `chunk`, then at most `extra`

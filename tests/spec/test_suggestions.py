@@ -25,7 +25,7 @@ class Known(Suggestions):
     def __init__(self, text: Sequence[int] = (), wrong: int = 0, least: Sequence[float] = ()) -> None:
         self._text, self._wrong, self._least = text, wrong, least
 
-    def floors(self) -> Sequence[float]:
+    def floors(self, seconds: float = 0.0) -> Sequence[float]:
         return self._least
 
     def suggest(self, state: GenerationState, drafted: Sequence[int], floors: Sequence[float]) -> list[int]:

@@ -151,6 +151,11 @@ class HybridDrafter(Drafter):
         self.asked = False
         """True if the draft model drafted in the last round, even if none of its tokens paid."""
 
+    @property
+    def needs_verdict(self) -> bool:
+        """See `Drafter.needs_verdict`."""
+        return self._model.needs_verdict
+
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
         self._number, self._reads_prompt, self._knows_prompt = 0, False, False
@@ -205,6 +210,8 @@ class HybridDrafter(Drafter):
 
     def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
         """See `Drafter.unverified`: what the small model drafted, or drafts now."""
+        if self.needs_verdict:
+            return Chunk()
         if chunk.retrieved or not len(chunk):
             return self._model.propose(state, min(gamma, self._gamma))
         return truncated(chunk, len(chunk) - chunk.tail)

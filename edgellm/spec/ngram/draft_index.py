@@ -68,7 +68,7 @@ class DraftIndex:
         self._chances = AcceptanceModel([PRIORS[name] for name in self._names])
         self.length = length or DraftLengthController(curve)
         self._new_curve: CostCurve | None = None
-        self.rounds = DrafterSelector()
+        self.rounds, self.mtp_rounds = DrafterSelector(), DrafterSelector()
         self._conversations: list[PastConversation] = []
         self._pending: list[PastConversation] = []
         self._busy = threading.Lock()
@@ -113,7 +113,8 @@ class DraftIndex:
     def add(self, conversation: PastConversation) -> None:
         """Add a finished conversation; it is searched from the next reply on."""
         self._pending = recent([*self._pending, conversation])
-        self.rounds.record_reply(len(conversation.reply))
+        for rounds in (self.rounds, self.mtp_rounds):
+            rounds.record_reply(len(conversation.reply))
 
     def index_pending(self) -> None:
         """Index new conversations now, while no reply waits for it; do nothing while a reply uses the index."""

@@ -95,9 +95,9 @@ class RetrievalDrafter(Drafter, Suggestions):
         `survives[i]`."""
         return self._length.choose_additional(0, survives)
 
-    def floors(self) -> list[float]:
-        """Return for each place of another draft the chance to survive below which no token there pays."""
-        return self._length.floors()
+    def floors(self, seconds: float = 0.0) -> list[float]:
+        """See `Suggestions.floors`: the chance to survive is meant."""
+        return self._length.floors(seconds=seconds)
 
     def extended(self, chunk: Chunk, gamma: int, alive: float) -> Chunk:
         """Return `chunk`, another drafter's draft after the prefix of the last `propose`, extended by copied tokens up
