@@ -13,7 +13,7 @@ from hypothesis import settings
 from edgellm.engine import LMHead, Model, to_f32
 from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
-from testkit.architectures import write
+from testkit.architectures import Mtp, write
 from tests.decodes import Watched, watch_decodes
 from tests.once import once
 from tests.spec.real import case
@@ -72,11 +72,12 @@ def f32_pair(draft_path: Path, verifier_path: Path, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="session")
 def architectures(tmp_path_factory: pytest.TempPathFactory) -> Architectures:
-    """Returns the path of a small random model of an architecture's name, with `noise` in its weights."""
+    """Returns the path of a small random model of an architecture's name, with `noise` in its weights, and with an MTP
+    layer if `mtp` says so."""
 
-    def path(name: str, noise: float = 0.0) -> Path:
-        file = f"{name}-{noise}.gguf"
-        return once(tmp_path_factory, file, lambda folder: write(name, folder / file, noise=noise)) / file
+    def path(name: str, noise: float = 0.0, mtp: Mtp = "none") -> Path:
+        file = f"{name}-{noise}-{mtp}.gguf"
+        return once(tmp_path_factory, file, lambda folder: write(name, folder / file, noise=noise, mtp=mtp)) / file
 
     return path
 

@@ -20,6 +20,7 @@ from edgellm.errors import EdgeError
 from edgellm.spec.sampling import logprobs
 from edgellm.spec.types import NO_IDS, Chunk, Verdict
 from edgellm.spec.verification import judge, plausible
+from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.kv_slots import SlotTable
 from edgellm.verifier.requests import Answer, Counters, Deliver, MissingPrefix, VerifyRequest
 from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, Scheduler
@@ -36,18 +37,23 @@ def judge_pass(request: VerifyRequest, rows: Rows, drafted: int, is_eog: Callabl
     accepted, token = judge(chunk, rows, request.sampling, start, request.ids)
     request.passes += 1
     request.passes_in_slot += 1
-    if not request.tokens:
+    extra = bool(request.tokens)  # the draft is our own, of extra tokens
+    if extra:
+        request.tokens.extend(chunk.ids[:accepted].tolist())
+    else:
         request.accepted += accepted
         if chunk.retrieved:
             request.plausible += plausible(chunk, rows, accepted)
     continues = accepted == drafted and len(remaining_draft) > 0
-    if not continues:
+    ended = accepted > 0 and is_eog(int(chunk.ids[accepted - 1]))
+    bare = continues or (extra and ended)  # no token of the verifier's own follows the accepted ones
+    if not bare:
         request.tokens.append(token)
-    needs_pass = continues or (len(request.tokens) <= request.extra and not is_eog(token))
+    needs_pass = continues or (len(request.tokens) <= request.extra and not ended and not is_eog(token))
     # the last token is decoded again, because its row judges the next one
     request.computed = start + accepted - continues
     if needs_pass or request.logprobs is not None:
-        kept = chunk.ids[:accepted] if continues else np.append(chunk.ids[:accepted], np.int32(token))
+        kept = chunk.ids[:accepted] if bare else np.append(chunk.ids[:accepted], np.int32(token))
         if request.logprobs is not None and len(kept):
             request.token_logprobs.extend(logprobs(known(rows, len(kept)), kept, request.logprobs))
         request.ids = np.concatenate((request.ids, kept))
@@ -126,9 +132,13 @@ class ModelRunner(Protocol):
 class VerifierEngine:
     """Answers verify requests, one per session at a time."""
 
-    def __init__(self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], scheduler: Scheduler) -> None:
-        """Compute on `runner`, which has `slots` sequences and is owned by the caller."""
-        self._runner = runner
+    def __init__(
+        self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], scheduler: Scheduler,
+        extra_drafts: ExtraDrafts | None = None,
+    ) -> None:  # fmt: skip
+        """Compute on `runner`, which has `slots` sequences and is owned by the caller. `extra_drafts` drafts the extra
+        tokens of a session that is alone; without it they are written one by one."""
+        self._runner, self._extra_drafts = runner, extra_drafts
         self._is_eog = is_eog
         self._scheduler = scheduler
         self._slots = SlotTable(slots, runner.cached, runner.clear)
@@ -231,7 +241,7 @@ class VerifierEngine:
         for (request, tokens, outputs), views in zip(work, logits, strict=True):
             request.seconds += seconds
             if outputs:
-                self._judge(request, views, outputs - 1)
+                self._judge(request, views, outputs - 1, seconds)
             else:
                 request.computed += tokens
                 self._requeue(request)
@@ -246,15 +256,22 @@ class VerifierEngine:
         reached = survives(cut(draft, single.outputs - 1)[0])
         return [self._runner.decode_lazy(single.ids, seq=single.seq, outputs=single.outputs, reached=reached)]
 
-    def _judge(self, request: VerifyRequest, logits: Rows, drafted: int) -> None:
-        """Judge the first `drafted` tokens, which are decoded; then answer, or continue with the rest."""
-        began = perf_counter()
+    def _judge(self, request: VerifyRequest, logits: Rows, drafted: int, seconds: float) -> None:
+        """Judge the first `drafted` tokens, which were decoded in `seconds`; then answer, or continue with the
+        rest."""
+        began, written = perf_counter(), len(request.tokens)
         try:
             needs_pass = judge_pass(request, logits, drafted, self._is_eog)
         except EdgeError as error:
             self._fail(request, error)
             return
         self._runner.rollback(request.computed, request.slot)
+        if self._extra_drafts is not None and self._slots.single_session:
+            if written:
+                tokens = len(request.tokens) - written
+                self._extra_drafts.observe(drafted, tokens, seconds + perf_counter() - began)
+            if needs_pass and not len(request.remaining):
+                request.remaining = self._extra_drafts.draft(request)
         request.seconds += perf_counter() - began
         if needs_pass:
             self._requeue(request)

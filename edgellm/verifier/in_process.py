@@ -20,6 +20,7 @@ from edgellm.spec.sampling import likeliest
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids, Verdict
 from edgellm.verifier.engine import ModelRunner, VerifierEngine
+from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.fairness import FairScheduler
 from edgellm.verifier.requests import Answer, Counters, Deliver, MissingPrefix, VerifyRequest
 from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
@@ -61,12 +62,14 @@ class VerifierWorker:
     """Runs the engine for all sessions in a thread of its own, and owns its context."""
 
     def __init__(
-        self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], limits: SchedulerLimits | None = None
-    ) -> None:
-        """Take over `runner`, which has `slots` sequences; only the worker's thread uses it, and `close` closes it."""
+        self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], limits: SchedulerLimits | None = None,
+        extra_drafts: ExtraDrafts | None = None,
+    ) -> None:  # fmt: skip
+        """Take over `runner`, which has `slots` sequences; only the worker's thread uses it, and `close` closes it.
+        `extra_drafts` as for `VerifierEngine`."""
         self._runner = runner
         self._scheduler = FairScheduler(limits or SchedulerLimits())
-        self._engine = VerifierEngine(runner, slots, is_eog, self._scheduler)
+        self._engine = VerifierEngine(runner, slots, is_eog, self._scheduler, extra_drafts)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="edgellm-verifier", daemon=True)

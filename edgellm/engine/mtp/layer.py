@@ -157,7 +157,8 @@ class MtpLayer:
             at = self._begins[seq] = window.first + 1 if window.first else 0
         self._held[seq] = at
         while at <= last:
-            n = min(self._rows, last + 1 - at)
+            # the last row alone: of a batch with others some of llama.cpp's graphs give the state of its first row
+            n = min(self._rows, last - at) or 1
             if at:
                 self._inputs[:n] = window.of(at - 1, at - 1 + n)
             else:

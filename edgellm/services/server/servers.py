@@ -41,6 +41,7 @@ from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.verification_service import EventKind, ServerEvent, VerificationService
 from edgellm.spec.draft_length import CostCurve
 from edgellm.storage.fingerprint import fingerprint
+from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
 from edgellm.verifier.requests import Counters
 from edgellm.verifier.scheduler import SchedulerLimits
@@ -172,9 +173,10 @@ class VerifierServer(Listener):
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         engine = Context(
             model, n_ctx=self.context_length, n_seq=sessions, n_batch=rows, threads=threads, unified=False,
-            lazy=head_pays(model), rolls_back=True,
+            lazy=head_pays(model), rolls_back=True, mtp=True,
         )  # fmt: skip
-        self._worker = VerifierWorker(engine, sessions, model.is_eog, limits)
+        drafts = None if engine.mtp is None else ExtraDrafts(engine.mtp, model.is_eog)
+        self._worker = VerifierWorker(engine, sessions, model.is_eog, limits, drafts)
 
     @property
     def counters(self) -> Counters:
@@ -275,7 +277,7 @@ def serve_verifier(
         ModelFile.open(model), replace(hardware, n_ctx=context or hardware.n_ctx), Counter(), verifies=True,
         sessions=sessions,
     )  # fmt: skip
-    loaded = Model.load(placed.file, hardware=placed.hardware, progress=progress)
+    loaded = Model.load(placed.file, hardware=placed.hardware, progress=progress, mtp=True)
     curve = None if measure is None else measure(loaded)
     server = VerifierServer(
         loaded,

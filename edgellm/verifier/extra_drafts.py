@@ -1,0 +1,54 @@
+"""Drafts of the tokens that a verifier writes alone at a device's request, by its model's MTP layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+from edgellm.engine import MtpLayer
+from edgellm.spec.drafters.mtp import draft
+from edgellm.spec.drafters.pace import PaceChoice
+from edgellm.spec.types import Chunk
+from edgellm.verifier.requests import VerifyRequest
+
+_PASSES = 4  # with drafts and without, before the faster kind is chosen
+_WEIGHT = 0.2  # of the last pass in the seconds of a drafted token
+_NOTHING = Chunk()
+
+
+class ExtraDrafts:
+    """Drafts extra tokens while passes with drafts write more tokens per second than passes without.
+
+    A verdict then brings as many tokens as without drafts, in fewer passes, and they are the same tokens.
+    """
+
+    def __init__(self, layer: MtpLayer, is_eog: Callable[[int], bool]) -> None:
+        """Draft with the MTP `layer` of the engine's context."""
+        self._layer, self._is_eog = layer, is_eog
+        self._choice = PaceChoice(_PASSES)
+        self._token_seconds = 0.0  # that a drafted token takes, with its row
+        self._drafting = 0.0  # seconds of the last draft
+
+    def draft(self, request: VerifyRequest) -> Chunk:
+        """Return a draft of the extra tokens of `request` that are still to be written, all but the last of which may
+        be drafted; none if that does not pay."""
+        left, self._drafting = request.extra - len(request.tokens), 0.0
+        if left < 1 or not self._choice.second():
+            return _NOTHING
+        plain, _ = self._choice.paces
+        floor = self._token_seconds / plain if plain else 0.0
+        began = perf_counter()
+        chunk = draft(
+            self._layer, request.ids, left, request.sampling, self._is_eog, lambda _drafted: floor, request.slot
+        )
+        self._drafting = perf_counter() - began
+        return chunk
+
+    def observe(self, drafted: int, tokens: int, seconds: float) -> None:
+        """Observe a pass of `seconds` over the last draft, of `drafted` tokens, which wrote `tokens`."""
+        seconds += self._drafting
+        self._choice.record(drafted > 0, tokens, seconds)
+        plain, _ = self._choice.paces
+        if drafted and plain:
+            took = max(0.0, seconds - plain) / drafted
+            self._token_seconds += _WEIGHT * (took - self._token_seconds) if self._token_seconds else took

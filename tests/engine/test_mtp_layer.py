@@ -1,0 +1,184 @@
+"""The MTP layer predicts what llama.cpp's own second context does, whatever was rolled back before."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.engine import Context, Floats, Ids, Model, MtpLayer, SeqRows, Stop, llama_api
+from edgellm.engine.llama_api import LlamaBatch
+from edgellm.engine.mtp.layer import WINDOW, StateWindow
+from edgellm.engine.mtp.support import state_functions
+from edgellm.engine.native import lib
+from edgellm.errors import Stopped
+from testkit.architectures import WITH_MTP
+from tests.conftest import Architectures
+from tests.engine.logits import CLOSE, difference, some_ids
+
+N = 48
+
+
+@pytest.fixture(params=WITH_MTP)
+def model(request: pytest.FixtureRequest, architectures: Architectures) -> Iterator[Model]:
+    with Model.load(architectures(request.param, mtp="useful"), mtp=True) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def hybrid(architectures: Architectures) -> Iterator[Model]:
+    with Model.load(architectures("qwen35", mtp="useful"), mtp=True) as loaded:
+        yield loaded
+
+
+def opened(model: Model, n_ctx: int = 128, **options: Any) -> Context:
+    return Context(model, n_ctx=n_ctx, threads=1, mtp=True, rolls_back=True, **options)
+
+
+def layer(context: Context) -> MtpLayer:
+    assert context.mtp is not None
+    return context.mtp
+
+
+def predicted(context: Context, ids: Ids, seq: int = 0) -> Floats:
+    row = layer(context).predict(ids, seq)
+    assert row is not None
+    return row.copy()
+
+
+def afresh(model: Model, ids: Ids) -> Floats:
+    """Return the prediction after `ids`, read in one batch by contexts of its own, as llama.cpp's server does it."""
+    functions = state_functions()
+    assert functions is not None
+    keep, states = functions
+    n, width = len(ids), model.n_embd
+    options: dict[str, Any] = {"positions": n, "sequences": 1, "rows": n, "threads": 1, "unified": True}
+    options |= {"cache_type": "f32", "flash_attention": False}
+    trunk = llama_api.open_context(model.owned, **options)
+    second = llama_api.open_context(model.owned, **options, mtp=True)
+    keep(trunk.pointer, True, False)
+    batch = LlamaBatch(n, n)
+    llama_api.decode(trunk, batch.tokens, batch.put(0, 0, 0, ids, 1, False))
+    given = np.zeros((n, width), dtype=np.float32)
+    given[1:] = np.ctypeslib.as_array((ctypes.c_float * (n * width)).from_address(states(trunk.pointer))).reshape(
+        n, width
+    )[:-1]
+    llama_api.decode(second, batch.with_states(given), n)
+    found = (ctypes.c_float * model.n_vocab).from_address(
+        ctypes.cast(lib.llama_get_logits(second.pointer), ctypes.c_void_p).value or 0
+    )
+    return np.array(found, dtype=np.float32)
+
+
+def test_it_predicts_what_a_context_of_its_own_does_after_rejected_drafts(model: Model) -> None:
+    ids, other = some_ids(N, model.n_vocab), some_ids(N, model.n_vocab, seed=1)
+    with opened(model) as context:
+        context.decode(ids[:20])
+        for at, kept in ((20, 0), (21, 2), (24, 4), (29, 1)):
+            assert difference(predicted(context, ids[: at + 1]), afresh(model, ids[: at + 1])) < CLOSE
+            for token in other[:3].tolist():  # drafted behind it, which leaves rows in its cache
+                layer(context).follow(token)
+            chunk = np.concatenate((ids[at : at + 1 + kept], other[: 4 - kept]))
+            context.decode(chunk, outputs=len(chunk))
+            context.rollback(at + 1 + kept)
+        assert difference(predicted(context, ids[:32]), afresh(model, ids[:32])) < CLOSE
+
+
+def test_every_token_of_the_text_counts(hybrid: Model) -> None:
+    ids = some_ids(N, hybrid.n_vocab)
+    changed = ids.copy()
+    changed[3] += 1
+    with opened(hybrid) as context:
+        context.decode(ids[:-1])
+        first = predicted(context, ids)
+        context.decode(changed[context.sync(changed[:-1]) : -1])
+        assert difference(predicted(context, changed), afresh(hybrid, changed)) < CLOSE
+        assert difference(first, afresh(hybrid, changed)) > CLOSE
+
+
+def test_further_tokens_follow_from_its_own_states(model: Model) -> None:
+    ids = some_ids(N, model.n_vocab)
+    with opened(model) as context:
+        context.decode(ids[:20])
+        first = predicted(context, ids[:21])
+        rows = [layer(context).follow(token).copy() for token in ids[21:24].tolist()]
+        assert difference(predicted(context, ids[:21]), first) < CLOSE
+        again = [layer(context).follow(token).copy() for token in ids[21:24].tolist()]
+    assert all(difference(one, two) < CLOSE for one, two in zip(rows, again, strict=True))
+    assert difference(rows[0], rows[1]) > CLOSE
+
+
+def test_sequences_do_not_mix(hybrid: Model) -> None:
+    texts = [some_ids(N, hybrid.n_vocab, seed=seed) for seed in range(3)]
+    with opened(hybrid, n_seq=3, unified=False) as context:
+        context.decode_rows([SeqRows(seq, text[: 10 + seq]) for seq, text in enumerate(texts)])
+        for seq, text in enumerate(texts):
+            n = 11 + seq
+            assert difference(predicted(context, text[:n], seq), afresh(hybrid, text[:n])) < CLOSE
+        context.copy_prefix(0, 2, 8)
+        assert layer(context).predict(texts[0][:9], 2) is None  # states are not copied
+        context.decode(texts[0][8:12], seq=2)
+        assert layer(context).predict(texts[0][:13], 2) is not None
+        context.clear(1)
+        assert layer(context).predict(texts[1][:12], 1) is None
+
+
+def test_nothing_is_predicted_for_a_text_that_was_not_read(hybrid: Model) -> None:
+    ids = some_ids(N, hybrid.n_vocab)
+    with opened(hybrid) as context:
+        assert layer(context).predict(ids[:1]) is None
+        assert layer(context).predict(ids) is None
+        context.decode(ids[:8])
+        assert layer(context).predict(ids[:10]) is None
+        assert layer(context).predict(ids[:9]) is not None
+
+
+def test_behind_a_long_prompt_it_reads_the_latest_states(hybrid: Model) -> None:
+    n = 2 * WINDOW + 40
+    ids = some_ids(n, hybrid.n_vocab)
+    with opened(hybrid, n_ctx=n + 8, n_batch=256) as context:
+        context.decode(ids[:-1])
+        near = predicted(context, ids)
+        assert np.isfinite(near).all()
+        context.rollback(n - 3)
+        context.decode(ids[n - 3 : -1])
+        assert difference(predicted(context, ids), near) < CLOSE
+
+
+def test_a_stop_ends_it(hybrid: Model) -> None:
+    ids, stop = some_ids(N, hybrid.n_vocab), Stop()
+    with opened(hybrid) as context:
+        context.decode(ids[:8])
+        context.set_cancel(stop)
+        stop.set()
+        with pytest.raises(Stopped):
+            layer(context).predict(ids[:9])
+        context.set_cancel(None)
+        assert difference(predicted(context, ids[:9]), afresh(hybrid, ids[:9])) < CLOSE
+
+
+def test_without_it_the_model_is_as_before(architectures: Architectures) -> None:
+    with Model.load(architectures("qwen35", mtp="useful")) as model, Context(model, n_ctx=64, mtp=True) as context:
+        assert not model.mtp
+        assert context.mtp is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9)), max_size=40))
+def test_a_window_has_the_latest_states_without_a_gap(steps: list[tuple[int, int]]) -> None:
+    window, known, end, clock = StateWindow(1, window=8), dict[int, float](), 0, 0.0
+    for back, n in steps:
+        start = max(0, end - back)
+        window.truncate(start)
+        known = {at: value for at, value in known.items() if at < start}
+        rows = np.arange(clock, clock + n, dtype=np.float32)[:, None]
+        window.add(start, rows)
+        known |= dict(enumerate(rows[:, 0].tolist(), start))
+        end, clock = start + n, clock + n
+        assert window.end == end
+        assert window.end - window.first >= min(n, 8)
+        assert window.of(window.first, end)[:, 0].tolist() == [known[at] for at in range(window.first, end)]
