@@ -37,6 +37,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import gguf
@@ -370,16 +371,24 @@ ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 
 
-def write(name: str, path: Path, *, seed: int = 0, noise: float = 0.0, mtp: Mtp = "none") -> None:
+def write(
+    name: str, path: Path, *, seed: int = 0, noise: float = 0.0, mtp: Mtp = "none",
+    sizes: Mapping[str, Value] = MappingProxyType({}), branch: float = 1.0,
+) -> None:  # fmt: skip
     """Write a model of the architecture `name`. The same arguments give the same bytes.
 
     With `noise` every weight is multiplied by 1 plus a random number of that standard deviation. With `mtp` it has a
-    layer more that predicts further tokens; the other weights are the same.
+    layer more that predicts further tokens; the other weights are the same. `sizes` are hyperparameters that differ,
+    and `branch` is a factor of what each layer adds to the residual stream: the less that is, the more often a useful
+    MTP layer is right.
     """
-    architecture = ARCHITECTURES[name] if mtp == "none" else _with_mtp(ARCHITECTURES[name])
+    architecture = ARCHITECTURES[name]
+    architecture = replace(architecture, metadata={**architecture.metadata, **sizes})
+    architecture = architecture if mtp == "none" else _with_mtp(architecture)
     writer = _described(name, architecture, path)
     shapes = _tensors(name, architecture)
     scale = Scale.of(architecture, shapes)
+    scale = replace(scale, branch=branch * scale.branch)
     for tensor, shape in shapes.items():
         kind = USEFUL if mtp == "useful" and tensor.endswith(PROJECTION) else tensor
         writer.add_tensor(tensor, _weights(kind, shape, scale, seed, noise))

@@ -21,6 +21,7 @@ from edgellm.engine.llama_api import LlamaBatch, LogitsView
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
 from edgellm.engine.model import Model
 from edgellm.engine.mtp.layer import MtpLayer
+from edgellm.engine.mtp.support import STATES_OF_LAST_ROWS
 from edgellm.engine.native import Stop
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import ContextFull, EngineFailed, InvalidOption, ModelUnsupported, Stopped
@@ -228,6 +229,7 @@ class Context:
         return MtpLayer(
             model.owned, self._open(), n_ctx=self.n_ctx, n_seq=self.n_seq, threads=self.threads, n_vocab=model.n_vocab,
             cache_type=_cache_type(hardware.cache_type, self.exact, self.flash), flash=self.flash,
+            all_states=model.architecture not in STATES_OF_LAST_ROWS,
         )  # fmt: skip
 
     @property

@@ -18,7 +18,7 @@ from edgellm.engine import native
 from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokenizer
 from edgellm.engine.gguf.reader import GgufArray, ModelFile, attention_layers
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware, apply, offload_devices
-from edgellm.engine.mtp.support import support
+from edgellm.engine.mtp.support import drafter_file, support
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.thinking import ThinkingMarkup, find_markup
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
@@ -131,12 +131,19 @@ class Model:
 
         Raises:
             ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`.
-            ModelUnsupported: llama.cpp cannot use it, ends the process over it, or it does not generate text.
+            ModelUnsupported: llama.cpp cannot use it, ends the process over it, it does not generate text, or it only
+                drafts for another model.
             EngineFailed: the child process cannot be started, or was ended from outside.
         """
         native.start()
         file = source if isinstance(source, ModelFile) else ModelFile.open(source)
-        trial = Probe(file.paths, file.parts, hardware.gpu_layers or 0, text_only)
+        if kind := drafter_file(file.header):
+            raise ModelUnsupported(
+                f"{file.path.name} is {kind}: it reads another model's states, and edgellm does not use it.",
+                "Name a whole model; MTP layers inside a model's own file are used. edgellm show tells.",
+            )
+        usable = not text_only and support(file.header).usable
+        trial = Probe(file.paths, file.parts, hardware.gpu_layers or 0, text_only, usable)
         verdict = require_loadable(trial, _first_half(progress)) if probe else None
         if verdict is not None and verdict.new:
             progress = _second_half(progress)
@@ -145,7 +152,7 @@ class Model:
             if chat and template is not None:
                 template.start()
             faults = verdict.faults if verdict is not None else ()
-            mtp = mtp and not text_only and support(file.header).usable and "mtp" not in faults
+            mtp = mtp and usable and "mtp" not in faults
             owned = _load(file.path, hardware, text_only, progress, dry, mtp)
             model = cls(file, owned, template, hardware, faults, mtp=mtp)
         except BaseException:

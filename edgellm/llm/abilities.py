@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from edgellm.engine import ModelFile, check_cuttable
-from edgellm.engine.gguf.reader import GgufArray, GgufHeader, attention_layers, recurrent_state_bytes
+from edgellm.engine import ModelFile, check_cuttable, mtp_support
+from edgellm.engine.gguf.reader import GgufArray, GgufHeader, attention_layers, recurrent_state_bytes, text_layers
 from edgellm.engine.memory_fit import cache_bytes_per_token, default_context, free_memory
+from edgellm.engine.mtp.support import drafter_file
 from edgellm.errors import EdgeError
 
 _PADDING = 256  # entries that one vocabulary may have more than another: they mean nothing
@@ -34,6 +35,7 @@ def abilities(file: ModelFile, others: Mapping[str, ModelFile] = MappingProxyTyp
         _chat(header),
         _pair(file, others),
         _copies(header),
+        _mtp(header),
         _importance(header),
         *_layers(header),
         _context(header),
@@ -41,6 +43,8 @@ def abilities(file: ModelFile, others: Mapping[str, ModelFile] = MappingProxyTyp
 
 
 def _chat(header: GgufHeader) -> Ability:
+    if kind := drafter_file(header):
+        return Ability("chat", False, f"it is {kind}, and edgellm does not use it: it reads another model's states")
     if header.metadata.get(_TOKENS) is None:
         return Ability("chat", False, "the file carries no tokenizer: it is a part of a model")
     if not header.metadata.get("tokenizer.chat_template"):
@@ -71,12 +75,16 @@ def _copies(header: GgufHeader) -> Ability:
     return Ability("copies", True, "its cache can be rolled back")
 
 
+def _mtp(header: GgufHeader) -> Ability:
+    found = mtp_support(header)
+    return Ability("MTP drafts", found.usable, found.reason)
+
+
 def _importance(header: GgufHeader) -> Ability:
     layers = attention_layers(header)
     if not layers:
         return Ability("importance gates", False, "it has no attention: use --gate auto or confidence")
-    count = header.metadata.get(f"{header.architecture}.block_count")
-    return Ability("importance gates", True, f"{len(layers)} of its {count} layers have attention")
+    return Ability("importance gates", True, f"{len(layers)} of its {text_layers(header)} layers have attention")
 
 
 def _layers(header: GgufHeader) -> list[Ability]:

@@ -226,11 +226,22 @@ def dimensions(header: GgufHeader) -> Dimensions:
     )  # fmt: skip
 
 
+def mtp_layers(header: GgufHeader) -> int:
+    """Return how many layers at the end of a model predict further tokens (MTP), and compute no text; mostly 0."""
+    count = header.metadata.get(f"{header.architecture}.nextn_predict_layers", 0)
+    return count if isinstance(count, int) else 0
+
+
+def text_layers(header: GgufHeader) -> int:
+    """Return how many layers compute the text; 0 where the header does not say."""
+    count = header.metadata.get(f"{header.architecture}.block_count")
+    return max(0, count - mtp_layers(header)) if isinstance(count, int) else 0
+
+
 def attention_layers(header: GgufHeader) -> tuple[int, ...]:
     """Return the layers that have attention, from 0: all of a transformer's, some of a hybrid model's, or none."""
     metadata, arch = header.metadata, header.architecture
-    count = metadata.get(f"{arch}.block_count")
-    layers = range(count if isinstance(count, int) else 0)
+    layers = range(text_layers(header))
     heads, kv_heads = (metadata.get(f"{arch}.attention.{name}") for name in ("head_count", "head_count_kv"))
     every = metadata.get(f"{arch}.full_attention_interval")
     if heads in (None, 0):
@@ -252,7 +263,8 @@ def recurrent_state_bytes(header: GgufHeader) -> int:
 
     width = number("embedding_length")
     with_attention = len(attention_layers(header))
-    layers = number("block_count") - (0 if with_attention == number("block_count") else with_attention)
+    count = text_layers(header)
+    layers = count - (0 if with_attention == count else with_attention)
     scan = number("ssm.inner_size") * (number("ssm.state_size") + number("ssm.conv_kernel"))
     others = width * (number("wkv.head_size") + number("kda.head_dim") + number("shortconv.l_cache"))
     return 4 * layers * (scan + others)

@@ -75,9 +75,13 @@ class StateWindow:
 class MtpLayer:
     """The MTP layer beside one context. It belongs to the context's thread."""
 
-    def __init__(self, model: native.Owned, trunk: native.Owned, *, n_ctx: int, n_seq: int, threads: int,
-                 n_vocab: int, cache_type: str, flash: bool) -> None:  # fmt: skip
-        """Open the layer of `model` beside its context `trunk`, which keeps its rows' states from now on.
+    def __init__(
+        self, model: native.Owned, trunk: native.Owned, *, n_ctx: int, n_seq: int, threads: int, n_vocab: int,
+        cache_type: str, flash: bool, all_states: bool,
+    ) -> None:  # fmt: skip
+        """Open the layer of `model` beside its context `trunk`, which keeps its rows' states from now on. With
+        `all_states` the layer's own context gives the states of all rows, else those of rows with logits alone; see
+        `STATES_OF_LAST_ROWS`.
 
         Raises:
             EngineFailed: this llama.cpp exports no functions for it, or cannot reserve the memory.
@@ -87,6 +91,7 @@ class MtpLayer:
             raise EngineFailed("This llama.cpp hands over no states.", "Take edgellm's own version.")
         keep, self._states = functions
         self._trunk, self._threads, self._threads_used = trunk, threads, threads
+        self._all_states, self._last_row = all_states, 0
         self._width = int(lib.llama_model_n_embd_out(model.pointer))
         rows = min(_ROWS, n_ctx * n_seq)
         self._owned: native.Owned | None = llama_api.open_context(
@@ -94,7 +99,7 @@ class MtpLayer:
             cache_type=cache_type, flash_attention=flash, mtp=True,
         )  # fmt: skip
         keep(trunk.pointer, True, False)  # of every row
-        keep(self._owned.pointer, True, True)  # of rows with logits
+        keep(self._owned.pointer, True, not all_states)
         self._memory = lib.llama_get_memory(self._owned.pointer)
         self._batch, self._rows = LlamaBatch(max(rows, n_seq), n_ctx), rows
         self._inputs = np.zeros((max(rows, n_seq), self._width), dtype=np.float32)
@@ -157,8 +162,8 @@ class MtpLayer:
             at = self._begins[seq] = window.first + 1 if window.first else 0
         self._held[seq] = at
         while at <= last:
-            # the last row alone: of a batch with others some of llama.cpp's graphs give the state of its first row
-            n = min(self._rows, last - at) or 1
+            # without the states of all rows, the last row alone: with others llama.cpp would give that of the first
+            n = min(self._rows, last + 1 - at) if self._all_states else min(self._rows, last - at) or 1
             if at:
                 self._inputs[:n] = window.of(at - 1, at - 1 + n)
             else:
@@ -175,7 +180,8 @@ class MtpLayer:
         """Return the logits of the token after `token`, which was drafted behind the tokens of the last call. Raises
         what `predict` raises."""
         owned = self._open()
-        buffer: Any = (ctypes.c_float * self._width).from_address(self._states(owned.pointer))
+        address = self._states(owned.pointer) + 4 * self._width * self._last_row
+        buffer: Any = (ctypes.c_float * self._width).from_address(address)
         self._inputs[0] = np.frombuffer(buffer, dtype=np.float32)
         self._run(seq, self._next[seq], np.array([token], dtype=np.int32), outputs=1)
         self._next[seq] += 1
@@ -194,6 +200,7 @@ class MtpLayer:
                 llama_api.set_threads(owned, share)
                 self._threads_used = share
             llama_api.decode(owned, self._native, n)
+        self._last_row = n - 1 if self._all_states else 0
 
     def _row(self) -> Floats:
         row: Floats = self._logits.rows(self._open(), 1)[0]

@@ -32,18 +32,19 @@ _MEMORY = 4 * _GIGABYTE  # besides twice the file, which llama.cpp may lay out a
 
 
 def main(arguments: list[str]) -> None:
-    """Try a model; `arguments` are its path, the bytes of all its parts, GPU layers, and 1 for the vocabulary alone."""
-    path, size, gpu_layers, text_only = Path(arguments[0]), *map(int, arguments[1:])
+    """Try a model; `arguments` are its path, the bytes of all its parts, GPU layers, 1 for the vocabulary alone, and 1
+    for its MTP layer, too."""
+    path, size, gpu_layers, text_only, mtp = Path(arguments[0]), *map(int, arguments[1:])
     _limit(size)
     outcome: dict[str, object] = {}
     try:
-        outcome = {"faults": _load(path, gpu_layers, bool(text_only))}
+        outcome = {"faults": _load(path, gpu_layers, bool(text_only), bool(mtp))}
     except EdgeError as error:
         outcome = {"error": type(error).__name__, "what": error.what, "next_step": error.next_step}
     _say(outcome)
 
 
-def _load(path: Path, gpu_layers: int, text_only: bool) -> list[str]:
+def _load(path: Path, gpu_layers: int, text_only: bool, mtp: bool) -> list[str]:
     """Load, decode and test the model; return what `self_test` does."""
     reported = 0.0
 
@@ -54,7 +55,12 @@ def _load(path: Path, gpu_layers: int, text_only: bool) -> list[str]:
             _say(share)
 
     with Model.load(
-        path, hardware=Hardware(gpu_layers=gpu_layers), text_only=text_only, progress=report, probe=False
+        path,
+        hardware=Hardware(gpu_layers=gpu_layers),
+        text_only=text_only,
+        progress=report,
+        probe=False,
+        mtp=mtp,
     ) as model:
         if model.has_vocabulary:
             _ = model.vocabulary

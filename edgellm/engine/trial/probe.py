@@ -24,7 +24,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from io import FileIO
 from pathlib import Path
@@ -82,6 +82,8 @@ def _build() -> str:
     return digest.hexdigest()[:16]
 
 
+MTP = "mtp"
+"""The fault of a model whose MTP layer must not be used."""
 _FORMAT = 3  # raise this when the child tries more than before
 _MOST_KEPT = 1_000  # verdicts
 _TAIL = 4_096  # bytes of the child's last output
@@ -91,12 +93,13 @@ _BUNDLED = ("draft.gguf", "verifier.gguf")
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A model to try: a file with its other parts, and how to load it."""
+    """A model to try: a file with its other parts, and how to load it; with `mtp` its MTP layer is tried, too."""
 
     paths: Sequence[Path]
     headers: Sequence[GgufHeader]
     gpu_layers: int = 0
     text_only: bool = False
+    mtp: bool = False
 
     def key(self) -> str:
         """Return the SHA-256 of everything that decides whether the loading ends the process, in hex.
@@ -105,6 +108,7 @@ class Probe:
         """
         library = _version("llama-cpp-python")
         digest = hashlib.sha256(f"{_FORMAT} {library} {self.gpu_layers != 0} {self.text_only}".encode())
+        digest.update(b" mtp" if self.mtp else b"")
         for path, header in zip(self.paths, self.headers, strict=True):
             digest.update(f" {header.file_size}".encode())
             with path.open("rb", buffering=0) as file:
@@ -144,6 +148,9 @@ def require_loadable(probe: Probe, progress: Callable[[float], None] | None = No
         raise ModelUnsupported(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
     known = read_verdict(kept)
     verdict = try_in_child(probe, progress) if known is None else known
+    if verdict.fatal and probe.mtp and known is None:
+        without = try_in_child(replace(probe, mtp=False), progress)
+        verdict = replace(without, faults=(*without.faults, MTP))
     if known is None:
         write_verdict(kept, verdict)
     if verdict.fatal:
@@ -188,7 +195,7 @@ def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, 
         EdgeError: loading raised this error in the child, or as for `require_loadable`.
     """
     size = sum(header.file_size for header in probe.headers)
-    arguments = str(probe.paths[0]), str(size), str(probe.gpu_layers), str(int(probe.text_only))
+    arguments = str(probe.paths[0]), str(size), str(probe.gpu_layers), str(int(probe.text_only)), str(int(probe.mtp))
     variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **environment}
     with tempfile.TemporaryFile() as output:
         child = start_child(

@@ -8,12 +8,13 @@ import numpy as np
 
 from edgellm.engine.context import Context, SeqRows
 from edgellm.engine.model import Model
+from edgellm.engine.trial.probe import MTP
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EngineFailed
 
 ROLLBACK, SEQUENCES = "rollback", "sequences"
-TRIALS = (ROLLBACK, SEQUENCES)
-"""After a rollback; of several sequences in one batch, branches among them."""
+TRIALS = (ROLLBACK, SEQUENCES, MTP)
+"""After a rollback; of several sequences in one batch, branches among them; by an MTP layer after a rejected draft."""
 _TEXT = 14  # tokens
 _POSITIONS, _ROWS = 64, 16
 _NEAR = 0.02  # of the largest logit: other batch sizes move logits by a thousandth, wrong states by a tenth
@@ -26,7 +27,7 @@ def self_test(model: Model, seed: int = 0) -> list[str]:
     """
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, model.n_vocab, 3 * _TEXT).astype(np.int32)
-    trials = {ROLLBACK: (_after_a_batch, _after_single_tokens), SEQUENCES: (_in_branches,)}
+    trials = {ROLLBACK: (_after_a_batch, _after_single_tokens), SEQUENCES: (_in_branches,), MTP: (_by_mtp,)}
     return [name for name, parts in trials.items() if not all(_passes(part, model, ids) for part in parts)]
 
 
@@ -76,8 +77,32 @@ def _in_branches(model: Model, ids: Ids) -> bool:
         return _near(model, context, context.decode(ids[-2:], seq=1), seq=1)
 
 
+def _by_mtp(model: Model, ids: Ids) -> bool:
+    """Draft with the MTP layer, reject the draft, and predict again."""
+    text = np.concatenate((ids[: _TEXT + 2], ids[-2:]))
+    with Context(model, n_ctx=_POSITIONS, n_batch=_ROWS, rolls_back=True, mtp=True) as context:
+        if context.mtp is None:
+            return True
+        context.decode(ids[:_TEXT])
+        if context.mtp.predict(ids[: _TEXT + 1]) is None:
+            return False
+        context.mtp.follow(int(ids[_TEXT + 1]))
+        context.decode(ids[_TEXT : _TEXT + 4], outputs=4)
+        context.rollback(_TEXT + 2)
+        context.decode(text[_TEXT + 2 : -1])
+        found = context.mtp.predict(text)
+        with Context(model, n_ctx=_POSITIONS, mtp=True) as fresh:
+            fresh.decode(text[:-1])
+            expected = fresh.mtp.predict(text) if fresh.mtp is not None else None
+        return found is not None and expected is not None and _close(found, expected)
+
+
 def _near(model: Model, context: Context, logits: Floats, seq: int = 0) -> bool:
     """Return whether a fresh context has the last row of `logits` after what `context` holds."""
     with Context(model, n_ctx=_POSITIONS) as fresh:
         expected = fresh.decode(context.cached(seq))[0]
-        return float(np.abs(logits[-1] - expected).max()) <= _NEAR * float(np.abs(expected).max())
+        return _close(logits[-1], expected)
+
+
+def _close(found: Floats, expected: Floats) -> bool:
+    return float(np.abs(found - expected).max()) <= _NEAR * float(np.abs(expected).max())

@@ -1,0 +1,94 @@
+"""A model's MTP layer beside copies and a draft model: the text is the verifier's, and each choice has its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgellm import LLM
+from edgellm.engine import ModelFile
+from edgellm.llm.abilities import abilities
+from edgellm.spec.types import Explanation
+from tests.conftest import Architectures
+
+NOTES = "The mug is on the shelf. The key is in the drawer."
+QUESTION = f"{NOTES}\n\nWhere is the mug, and where is the key?"
+TOKENS = 32
+
+
+def written(llm: LLM, **options: Any) -> tuple[list[int], list[str]]:
+    reasons: list[str] = []
+    reply = llm.reply(QUESTION, max_tokens=TOKENS, **options)
+    reply.listen(on_explain=lambda said: reasons.append(said.text) if isinstance(said, Explanation) else None)
+    return [token.id for token in reply], [reason for reason in reasons if "MTP" in reason]
+
+
+OPTIONS: list[dict[str, Any]] = [{}, {"retrieval": "off"}, {"temperature": 0.8, "seed": 7}]
+
+
+@pytest.mark.parametrize("name", ["qwen35", "glm4moe"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_replies_are_those_of_the_same_model_without_the_layer(
+    architectures: Architectures, name: str, alone: bool, rows_are_cheap: None
+) -> None:
+    """`-m MODEL` alone, and as a verifier without a draft model."""
+    names = (architectures(name, mtp="useful"), None) if alone else (None, architectures(name, mtp="useful"))
+    plain = (architectures(name), None) if alone else (None, architectures(name))
+    with (
+        LLM.open(*names, threads=1, n_ctx=512, history=False) as llm,
+        LLM.open(*plain, threads=1, n_ctx=512, history=False) as before,
+    ):
+        for options in OPTIONS:
+            found, reasons = written(llm, **options)
+            assert found == written(before, **options)[0]
+            assert reasons == ["the model's MTP layer drafts where that is faster"]
+
+
+@pytest.mark.parametrize("name", ["qwen35", "glm4moe"])
+def test_a_pair_writes_the_same_with_either_drafter(
+    architectures: Architectures, name: str, rows_are_cheap: None
+) -> None:
+    draft, verifier = architectures(name, 0.12), architectures(name, mtp="useful")
+    with (
+        LLM.open(draft, verifier, threads=1, n_ctx=512, history=False) as pair,
+        LLM.open(None, architectures(name), threads=1, n_ctx=512, history=False) as alone,
+    ):
+        expected, _ = written(alone)
+        replies = [written(pair) for _ in range(5)]
+        assert all(ids == expected for ids, _ in replies)
+        said = {reason for _, reasons in replies for reason in reasons}
+        assert said == {
+            "the verifier's MTP layer drafts in this reply, in place of the draft model",
+            "the model's MTP layer drafts nothing: the draft model drafts in this reply",
+        }
+
+
+def test_where_it_cannot_draft_the_reason_is_told(architectures: Architectures) -> None:
+    draft, verifier = architectures("qwen35", 0.12), architectures("qwen35", mtp="useful")
+    with LLM.open(draft, verifier, threads=1, n_ctx=512, history=False) as pair:
+        for options, reason in (
+            ({"budget": 0.3}, "not everything is verified"),
+            ({"temperature": 0.5}, "a seed would not reproduce the reply"),
+            ({"logprobs": 0}, "log-probabilities are requested"),
+        ):
+            assert [said.endswith(reason) for said in written(pair, **options)[1]] == [True]
+
+
+def test_a_layer_that_llama_cpp_computes_wrongly_is_not_loaded(
+    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgellm.engine import model
+    from edgellm.engine.trial.probe import MTP, LoadTrial
+
+    monkeypatch.setattr(model, "require_loadable", lambda *_: LoadTrial(faults=(MTP,)))
+    with LLM.open(None, architectures("qwen35", mtp="useful"), threads=1, n_ctx=512, history=False) as llm:
+        assert written(llm)[1] == []
+        assert [notice for notice in llm.notices if "MTP drafts" in notice]
+
+
+def test_show_tells_it(architectures: Architectures) -> None:
+    for mtp, able in (("none", False), ("useless", True)):
+        told = {ability.name: ability for ability in abilities(ModelFile.open(architectures("qwen35", mtp=mtp)))}
+        assert told["MTP drafts"].able == able
+        assert "predicts further tokens (MTP)" in told["MTP drafts"].reason

@@ -1,0 +1,133 @@
+"""Drafts of a model's MTP layer change the number of passes, and not the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from time import sleep
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Context, Floats, Ids, Message, Model, MtpLayer
+from edgellm.llm import LLM
+from edgellm.spec.drafters.mtp import MtpDrafter, draft
+from edgellm.spec.gates.rules import AlwaysGate
+from edgellm.spec.loop import generate
+from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.stats import Stats
+from edgellm.spec.types import GREEDY, Sampling, Source, Token
+from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from testkit.architectures import WITH_MTP
+from tests.conftest import Architectures
+
+QUESTION = "Where is the mug, and where is the key?"
+RULES = [GREEDY, Sampling(temperature=0.7, seed=3), Sampling(temperature=1.3, top_k=0, top_p=1.0, seed=4)]
+MOST = 48
+
+Verify = Callable[[Model], LocalVerifier]
+
+
+@pytest.fixture
+def verify() -> Iterator[Verify]:
+    pools: list[ContextPool] = []
+
+    def opened(model: Model) -> LocalVerifier:
+        pools.append(ContextPool(lambda: Context(model, n_ctx=256, threads=1, rolls_back=True, mtp=True)))
+        return LocalVerifier(model, pools[-1], 256)
+
+    yield opened
+    for pool in pools:
+        pool.close()
+
+
+def run(model: Model, verifier: LocalVerifier, sampling: Sampling, *, drafts: bool) -> tuple[list[Token], Stats]:
+    state = GenerationState(
+        model.chat_prompt([Message("user", QUESTION)]), sampling, GenerationLimits(MOST, 256, gamma=4)
+    )
+    stats = Stats()
+    events = generate(
+        state, vocabulary=model, drafter=MtpDrafter(verifier, model.is_eog) if drafts else None, gate=AlwaysGate(),
+        verifier=verifier, stats=stats,
+    )  # fmt: skip
+    return [event for event in events if isinstance(event, Token)], stats
+
+
+@pytest.mark.parametrize("name", WITH_MTP)
+def test_the_text_is_the_verifiers_own_greedy_and_sampled(
+    architectures: Architectures, name: str, verify: Verify
+) -> None:
+    with Model.load(architectures(name, mtp="useful"), mtp=True) as model:
+        verifier, accepted = verify(model), 0
+        for sampling in RULES:
+            alone, _ = run(model, verifier, sampling, drafts=False)
+            drafted, stats = run(model, verifier, sampling, drafts=True)
+            assert [token.id for token in drafted] == [token.id for token in alone]
+            summary = stats.summary(0)
+            accepted += summary.accepted
+            assert summary.tested > summary.accepted
+            assert {Source.ACCEPTED, Source.CORRECTED, Source.VERIFIER} >= {t.source for t in drafted} - {Source.BONUS}
+        assert accepted > 0
+
+
+def test_a_useful_layer_is_right_more_often_than_a_useless_one(architectures: Architectures, verify: Verify) -> None:
+    rates = []
+    for mtp in ("useful", "useless"):
+        with Model.load(architectures("qwen35", mtp=mtp), mtp=True) as model:
+            rates.append(run(model, verify(model), GREEDY, drafts=True)[1].summary(0).acceptance_rate or 0.0)
+    assert rates[0] > 0.1 > rates[1]
+
+
+def test_a_chunk_ends_where_further_tokens_do_not_pay(architectures: Architectures) -> None:
+    with (
+        Model.load(architectures("qwen35", mtp="useful"), mtp=True) as model,
+        Context(model, n_ctx=128, threads=1, mtp=True) as context,
+    ):
+        assert context.mtp is not None
+        ids = model.chat_prompt([Message("user", QUESTION)])
+        context.decode(ids[:-1])
+
+        layer = context.mtp
+
+        def drafted(gamma: int, pays: int = 99) -> int:
+            """Return the length of a chunk of which so many tokens pay."""
+            return len(draft(layer, ids, gamma, GREEDY, model.is_eog, lambda n: 0.0 if n < pays else 1.1))
+
+        assert [drafted(gamma) for gamma in (0, 1, 5)] == [0, 1, 5]
+        assert [drafted(5, pays) for pays in (1, 3)] == [1, 3]
+        assert len(draft(layer, ids, 5, GREEDY, lambda _token: True, lambda _drafted: 0.0)) == 1
+
+
+def test_a_layer_that_takes_longer_than_it_saves_is_hardly_asked(
+    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `HybridDrafter` it would be asked in every round."""
+    asked, predict = 0, MtpLayer.predict
+
+    def slow(self: MtpLayer, ids: Ids, seq: int = 0) -> Floats | None:
+        nonlocal asked
+        asked += 1
+        sleep(0.03)
+        return predict(self, ids, seq)
+
+    monkeypatch.setattr(MtpLayer, "predict", slow)
+    with LLM.open(None, architectures("qwen35", mtp="useless"), threads=1, n_ctx=512, history=False) as llm:
+        rounds = 0
+        for number in range(3):
+            reply = llm.reply(f"{QUESTION} {number}", max_tokens=60, retrieval="off")
+            assert list(reply)
+            rounds += reply.summary.rounds
+    assert 0 < asked < rounds // 4
+
+
+def test_nothing_is_drafted_before_the_prompt_is_read(architectures: Architectures, verify: Verify) -> None:
+    with Model.load(architectures("glm4moe", mtp="useful"), mtp=True) as model:
+        verifier = verify(model)
+        state = GenerationState(np.array([3, 4, 5], dtype=np.int32))
+        drafter = MtpDrafter(verifier, model.is_eog)
+        assert not len(drafter.propose(state, 4))  # no reply has begun
+        session = verifier.open(state)
+        drafter.begin(state)
+        assert not len(drafter.propose(state, 4))
+        drafter.end()
+        session.close()
+        assert verifier.mtp_layer(state) is None

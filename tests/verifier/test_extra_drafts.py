@@ -1,0 +1,145 @@
+"""A verifier that drafts the extra tokens of a verdict writes the same ones, in fewer passes, where that is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgellm import LLM
+from edgellm.engine import Context, Ids, Message, Model, MtpLayer
+from edgellm.rpc.address import Address
+from edgellm.services.server.servers import VerifierServer
+from edgellm.spec.drafters.pace import PaceChoice
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Sampling, Verdict
+from edgellm.verifier.engine import VerifierEngine
+from edgellm.verifier.extra_drafts import ExtraDrafts
+from edgellm.verifier.in_process import ONE_PASS
+from edgellm.verifier.requests import VerifyRequest
+from edgellm.verifier.scheduler import Scheduler
+from tests.conftest import Architectures
+
+EXTRA = 7
+QUESTION = "Where is the mug, and where is the key?"
+
+
+@pytest.fixture(params=["qwen35", "glm4moe"])
+def path(request: pytest.FixtureRequest, architectures: Architectures) -> Path:
+    return architectures(request.param, mtp="useful")
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are taken for the faster way, whatever they took."""
+    monkeypatch.setattr(PaceChoice, "second", lambda _self: True)
+    monkeypatch.setattr(PaceChoice, "paces", (0.0, 0.0))
+
+
+class Session:
+    """One session at an engine of its own, whose verdicts are written to `ids`."""
+
+    def __init__(self, model: Model, prompt: Ids, sampling: Sampling = GREEDY, *, drafts: bool) -> None:
+        self._context = Context(model, n_ctx=256, threads=1, rolls_back=True, mtp=drafts)
+        layer, self._is_eog = self._context.mtp, model.is_eog
+        self.ids, self.passes, self._sampling = prompt, 0, sampling
+        extra_drafts = ExtraDrafts(layer, self.is_eog) if layer is not None else None
+        self._engine = VerifierEngine(self._context, 1, self.is_eog, Scheduler(ONE_PASS), extra_drafts)
+        self.end = -1
+
+    def is_eog(self, token: int) -> bool:
+        return self._is_eog(token) or token == self.end
+
+    def ask(self, draft: Ids = NO_IDS, extra: int = EXTRA) -> Verdict:
+        request = VerifyRequest(0, self._sampling, 0, self.ids, Chunk(draft), extra)
+        verdict = self._engine.answer(request)
+        assert isinstance(verdict, Verdict)
+        self.passes += verdict.passes
+        self.ids = np.concatenate((self.ids, draft[: verdict.accepted], verdict.tokens))
+        return verdict
+
+    def close(self) -> None:
+        self._context.close()
+
+
+@pytest.fixture
+def model(path: Path) -> Iterator[Model]:
+    with Model.load(path, mtp=True) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, seed=5)])
+def test_the_tokens_are_the_same_in_fewer_passes(model: Model, sampling: Sampling, always: None) -> None:
+    prompt = model.chat_prompt([Message("user", QUESTION)])
+    plain, drafting = (Session(model, prompt, sampling, drafts=drafts) for drafts in (False, True))
+    for turn in range(8):
+        chunk = np.array([5, 6], dtype=np.int32) if turn % 3 == 2 else NO_IDS
+        one, two = plain.ask(chunk), drafting.ask(chunk)
+        assert one.tokens.tolist() == two.tokens.tolist()
+        assert one.accepted == two.accepted
+    assert drafting.passes < plain.passes
+    plain.close()
+    drafting.close()
+
+
+def test_never_more_tokens_than_asked_for_and_none_behind_the_end(model: Model, always: None) -> None:
+    prompt = model.chat_prompt([Message("user", QUESTION)])
+    plain = Session(model, prompt, drafts=False)
+    plain.ask(extra=40)
+    text = plain.ids[len(prompt) :].tolist()
+    drafting = Session(model, prompt, drafts=True)
+    assert [len(drafting.ask(extra=extra).tokens) for extra in (0, 1, 2, 3, 7)] == [1, 2, 3, 4, 8]
+    for drafting.end in set(text[4:16]):
+        drafting.ids = prompt
+        found = drafting.ask(extra=31).tokens.tolist()
+        assert found == text[: text.index(drafting.end) + 1]
+    plain.close()
+    drafting.close()
+
+
+def test_drafts_that_take_longer_than_they_save_end(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are made up: a pass takes a second, and a draft three."""
+    clock, asked, predict, decode = 0.0, 0, MtpLayer.predict, Context.decode
+
+    def predicted(self: MtpLayer, ids: Ids, seq: int = 0) -> object:
+        nonlocal clock, asked
+        clock, asked = clock + 3.0, asked + 1
+        return predict(self, ids, seq)
+
+    def decoded(self: Context, ids: Ids, *, seq: int = 0, outputs: int = 1) -> object:
+        nonlocal clock
+        clock += 1.0
+        return decode(self, ids, seq=seq, outputs=outputs)
+
+    monkeypatch.setattr(MtpLayer, "predict", predicted)
+    monkeypatch.setattr(Context, "decode", decoded)
+    for module in ("engine", "extra_drafts"):
+        monkeypatch.setattr(f"edgellm.verifier.{module}.perf_counter", lambda: clock)
+    session = Session(model, model.chat_prompt([Message("user", QUESTION)]), drafts=True)
+    for _ in range(24):
+        session.ask()
+    assert 4 <= asked < session.passes // 8
+    session.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 6}])
+def test_a_served_verifier_writes_as_before(
+    path: Path, model: Model, architectures: Architectures, options: dict[str, Any], always: None
+) -> None:
+    rounds = []
+    for mtp in (True, False):
+        with (
+            Model.load(path, mtp=mtp) as served,
+            VerifierServer(served, Address("127.0.0.1", 0), context=256, sessions=2, threads=1) as server,
+            LLM.open(None, str(server.address), tokenizer=path, threads=1, history=False) as llm,
+        ):
+            reply = llm.reply(QUESTION, max_tokens=40, **options)
+            rounds.append([token.id for token in reply])
+            rounds.append([reply.summary.rounds])
+            batches = server.counters.batches
+            rounds.append([batches])
+    assert rounds[0] == rounds[3]
+    assert rounds[1] == rounds[4]  # as many round trips
+    assert rounds[2] < rounds[5]  # and fewer passes
