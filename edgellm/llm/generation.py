@@ -71,6 +71,8 @@ class Components:
     idle: IdleWork = field(default_factory=IdleWork)
     mtp_or_draft: PaceChoice = field(default_factory=lambda: PaceChoice(_REPLIES))
     """Between the draft model, and the verifier's own layer that predicts further tokens, from reply to reply."""
+    tail: PaceChoice = field(default_factory=lambda: PaceChoice(_VERDICTS))
+    """Between chunks of the draft model alone, and with extra tokens of a linked verifier behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ def _write(
             suggestions=None if ngram is None else ngram.suggestions,
             filling=NOT_FILLED if ngram is None else ngram.filling, channel=channels.channel, draft_prompt=draft_prompt,
             on_progress=on_progress,
+            tail=parts.tail if drafts and _asks_tail(parts, options, plan) else None,
         )  # fmt: skip
         events = _generate(
             parts, state, channels, plan, gate, verifier, ngram, stats, options.drafter, drafts=drafts, mtp=mtp
@@ -162,8 +165,10 @@ def _limits(
     parts: Components, options: ReplyOptions, plan: GenerationPlan, ngram: NgramSession | None, drafts: bool
 ) -> GenerationLimits:
     gamma = plan.choice.gamma if ngram is None else MAX_DRAFT
+    alone = not drafts and options.drafter is None
     return GenerationLimits(
-        options.max_tokens, parts.context, gamma, extra=0 if drafts or options.drafter is not None else parts.extra,
+        options.max_tokens, parts.context, gamma,
+        extra=parts.extra if alone or (drafts and _asks_tail(parts, options, plan)) else 0,
         max_thinking=options.max_thinking, max_total=options.max_total,
     )  # fmt: skip
 
@@ -242,6 +247,14 @@ def _choose_mtp(parts: Components, options: ReplyOptions, plan: GenerationPlan) 
     return True, "the model's MTP layer drafts where that is faster"
 
 
+def _asks_tail(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> bool:
+    """Return whether a linked verifier may write tokens behind the draft model's chunks: it drafts them itself, and a
+    seed gives the same text for whatever was drafted only in greedy replies."""
+    drafts_extra = parts.linked and parts.verifier is not None and parts.verifier.drafts_extra
+    return drafts_extra and options.temperature == 0.0 and _checked(parts, options, plan)
+
+
+_VERDICTS = 8  # with extra tokens and without, before the faster way is chosen
 _NO_MTP = "the model's MTP layer drafts nothing"
 _LOGPROBS = "log-probabilities are requested"
 _REPLIES = 2  # with the draft model and with the MTP layer, before the faster one is chosen

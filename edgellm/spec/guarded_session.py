@@ -68,6 +68,7 @@ class GuardedSession:
         self._busy_seconds: float | None = None  # announced by the verifier; None if it is not busy
         self._slow_verdicts = 0  # consecutive verdicts that were too late
         self._last_verdict = monotonic()  # time of the last verdict
+        self._verified = False  # True after the first verdict, before which the prompt was read
         self._notices: list[Notice] = []
         self._prefill: Pending | None = None
         if self._session is not None and announce and self._session.ready():
@@ -101,7 +102,9 @@ class GuardedSession:
                 prefill, self._prefill = self._prefill, None
                 prefilled = prefill.result()
                 sent = prefilled.bytes_up, prefilled.bytes_down
-            extra = 0 if len(chunk) else min(state.limits.extra, state.tokens_left - 1)
+            tail = len(chunk) > 0 and state.tail is not None and state.tail.second()
+            wanted = state.limits.extra if tail or not len(chunk) else 0
+            extra = max(0, min(wanted, state.tokens_left - len(chunk) - 1))
             pending = self._session.submit(state.ids, chunk, extra)
             if len(chunk):
                 drafter.look_ahead(state, chunk, state.limits.gamma, pending.done)
@@ -109,7 +112,11 @@ class GuardedSession:
             if any(sent):
                 bytes_up, bytes_down = verdict.bytes_up + sent[0], verdict.bytes_down + sent[1]
                 verdict = replace(verdict, bytes_up=bytes_up, bytes_down=bytes_down)
-            self._slow_verdicts, self._last_verdict = 0, monotonic()
+            began, self._last_verdict = self._last_verdict, monotonic()
+            if state.tail is not None and len(chunk) and self._verified:
+                tokens = verdict.accepted + len(verdict.tokens)
+                state.tail.record(tail, tokens, self._last_verdict - began)
+            self._slow_verdicts, self._verified = 0, True
             return verdict
         except VerifierBusy as busy:
             self._busy_seconds = busy.seconds

@@ -169,6 +169,12 @@ class Verifier(ABC):
         return 0
 
     @property
+    def drafts_extra(self) -> bool:
+        """Return whether the verifier drafts extra tokens, so that several come from one pass; see
+        `VerifierSession.submit`."""
+        return False
+
+    @property
     def has_mtp(self) -> bool:
         """Return whether sessions have the model's layer that predicts further tokens, for a drafter in this process
         to use."""

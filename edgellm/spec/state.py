@@ -9,6 +9,7 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from edgellm.engine import ShouldStop, never
+from edgellm.spec.drafters.pace import PaceChoice
 from edgellm.spec.ngram.sources import NO_CURSOR, ContextLookup, Cursor
 from edgellm.spec.types import GREEDY, NO_IDS, Channel, Expected, Ids, PromptProgress, Sampling
 
@@ -23,7 +24,7 @@ class GenerationLimits:
 
     A thought before the answer has `max_thinking` tokens at most, and with the answer `max_total`; None: no limit.
     If nothing is drafted, up to `extra` tokens beyond the next one are asked for at once, for fewer round trips on a
-    link.
+    link; behind a drafted chunk only where `GenerationState.tail` says so.
     """
 
     max_tokens: int = 512
@@ -95,6 +96,7 @@ class GenerationState:
         channel: Channel = Channel.ANSWER,
         draft_prompt: Ids | None = None,
         on_progress: Callable[[PromptProgress], None] | None = None,
+        tail: PaceChoice | None = None,
     ) -> None:
         """Begin a reply to `prompt` (n,), which continues in `channel`.
 
@@ -103,13 +105,13 @@ class GenerationState:
         `context` is looked up where the draft model is not confident. `suggestions` come from retrieval. Verifiers in
         this process pad their decodes as `filling` says. `draft_prompt` (m,) is the prompt for a draft model with
         another tokenizer, in its own tokens; None if there is none. `on_progress` is called while a model reads a long
-        prompt.
+        prompt. `tail` chooses whether `limits.extra` tokens are asked for behind a drafted chunk, too; None: never.
         """
         self.sampling, self.limits = sampling, limits or GenerationLimits()
         self.rules = rules or DraftRules()
         self.should_stop, self.logprobs, self.explain = should_stop, logprobs, explain
         self.context, self.suggestions, self.filling = context, suggestions, filling
-        self.draft_prompt = draft_prompt
+        self.draft_prompt, self.tail = draft_prompt, tail
         self._on_progress = on_progress
         self.prompt_tokens = self._length = self._committed = len(prompt)
         self._most = max(self._length, self._limited(self.limits.context, self.limits.max_total))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from edgellm import LLM
-from edgellm.engine import ModelFile
+from edgellm.engine import Model, ModelFile
 from edgellm.llm.abilities import abilities
-from edgellm.spec.types import Explanation
+from edgellm.rpc.address import Address
+from edgellm.services.server.servers import VerifierServer
+from edgellm.spec.drafters.pace import PaceChoice
+from edgellm.spec.types import Explanation, Source
 from tests.conftest import Architectures
 
 NOTES = "The mug is on the shelf. The key is in the drawer."
@@ -62,6 +67,59 @@ def test_a_pair_writes_the_same_with_either_drafter(
             "the verifier's MTP layer drafts in this reply, in place of the draft model",
             "the model's MTP layer drafts nothing: the draft model drafts in this reply",
         }
+
+
+@pytest.fixture
+def served(architectures: Architectures) -> Iterator[VerifierServer]:
+    with (
+        Model.load(architectures("qwen35", mtp="useful"), mtp=True) as model,
+        VerifierServer(model, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as server,
+    ):
+        yield server
+
+
+@pytest.mark.parametrize("tail", [True, False])
+def test_across_a_link_extra_tokens_fill_the_tail_of_a_chunk(
+    architectures: Architectures, served: VerifierServer, tail: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[tuple[bool, int]] = []
+    others: list[dict[str, Any]] = [{"temperature": 0.7}, {"budget": 0.5}]
+    monkeypatch.setattr(PaceChoice, "second", lambda _self: tail)
+    here = threading.current_thread()
+
+    def record(_self: PaceChoice, second: bool, tokens: int, _seconds: float) -> None:
+        if threading.current_thread() is here:  # the server's own is in another
+            recorded.append((second, tokens))
+
+    monkeypatch.setattr(PaceChoice, "record", record)
+    with (
+        LLM.open(architectures("qwen35", 0.12), str(served.address), threads=1, history=False) as pair,
+        LLM.open(None, architectures("qwen35"), threads=1, n_ctx=512, history=False) as alone,
+    ):
+        expected, _ = written(alone)
+        reply = pair.reply(QUESTION, max_tokens=TOKENS, gamma=2)
+        tokens = list(reply)
+        assert [token.id for token in tokens] == expected
+        extra = [token for token in tokens if token.source is Source.VERIFIER]
+        assert bool(extra) == tail
+        assert (reply.summary.rounds < TOKENS // 6) == tail
+        assert len(recorded) == reply.summary.rounds - 1  # without the first, for which the prompt was read
+        assert {way for way, _ in recorded} == {tail}
+        assert sum(tokens for _, tokens in recorded) <= TOKENS + 1
+        for options in others:  # there it would change what is written
+            reply = pair.reply(QUESTION, max_tokens=TOKENS, gamma=2, seed=3, **options)
+            assert all(token.source is not Source.VERIFIER for token in reply)
+
+
+def test_a_verifier_without_the_layer_is_asked_for_no_tail(architectures: Architectures) -> None:
+    with (
+        Model.load(architectures("qwen35")) as model,
+        VerifierServer(model, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as server,
+        LLM.open(architectures("qwen35", 0.12), str(server.address), threads=1, history=False) as pair,
+    ):
+        tokens = list(pair.reply(QUESTION, max_tokens=TOKENS, gamma=2))
+        assert tokens
+        assert all(token.source is not Source.VERIFIER for token in tokens)
 
 
 def test_where_it_cannot_draft_the_reason_is_told(architectures: Architectures) -> None:

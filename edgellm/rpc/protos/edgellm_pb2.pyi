@@ -17,7 +17,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs", "penalties", "chat_template")
+    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs", "penalties", "chat_template", "drafts_extra")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class HelloReply(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PENALTIES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_EXTRA_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     vocabulary: bytes
     vocabulary_size: int
@@ -36,7 +37,8 @@ class HelloReply(_message.Message):
     logprobs: bool
     penalties: bool
     chat_template: str
-    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., penalties: _Optional[bool] = ..., chat_template: _Optional[str] = ...) -> None: ...
+    drafts_extra: bool
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., penalties: _Optional[bool] = ..., chat_template: _Optional[str] = ..., drafts_extra: _Optional[bool] = ...) -> None: ...
 
 class VocabularyHashes(_message.Message):
     __slots__ = ("blocks",)

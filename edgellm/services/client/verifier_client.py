@@ -362,6 +362,11 @@ class RemoteVerifier(Verifier):
         """See `Verifier.applies_penalties`: older verifiers do not."""
         return self._connection.peer.applies_penalties
 
+    @property
+    def drafts_extra(self) -> bool:
+        """See `Verifier.drafts_extra`."""
+        return self._connection.peer.drafts_extra
+
     def open(self, state: GenerationState) -> RemoteSession:
         """See `Verifier.open`. If the verifier is not reachable now, the session becomes ready when it is."""
         return RemoteSession(self._connection, self._vocabulary, state)

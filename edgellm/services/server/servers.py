@@ -175,6 +175,7 @@ class VerifierServer(Listener):
             model, n_ctx=self.context_length, n_seq=sessions, n_batch=rows, threads=threads, unified=False,
             lazy=head_pays(model), rolls_back=True, mtp=True,
         )  # fmt: skip
+        self._drafts_extra = engine.mtp is not None
         drafts = None if engine.mtp is None else ExtraDrafts(engine.mtp, model.is_eog)
         self._worker = VerifierWorker(engine, sessions, model.is_eog, limits, drafts)
 
@@ -209,6 +210,7 @@ class VerifierServer(Listener):
             max_waiting=self._max_waiting,
             notify=self._notify,
             guard=guard,
+            drafts_extra=self._drafts_extra,
         )
         server.add_generic_rpc_handlers((service.handlers(),))
         if self.trust is not None and guard is not None:

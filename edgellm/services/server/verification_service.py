@@ -75,9 +75,10 @@ class VerificationService:
         max_waiting: int,
         notify: Callable[[ServerEvent], None],
         guard: AuthInterceptor | None = None,
+        drafts_extra: bool = False,
     ) -> None:
         """`model_hash` is hex, or empty. Beyond `max_waiting` requests at once, further requests are answered *busy*,
-        first those of the devices with the most requests.
+        first those of the devices with the most requests. `drafts_extra` as for `Verifier.drafts_extra`.
 
         With a `guard`, only paired devices with the right to have drafts verified are answered.
         """
@@ -89,7 +90,7 @@ class VerificationService:
         self._bounds = RequestLimits(vocabulary.size, context)
         self._queue, self._pacing = Queue(max_waiting), Pacing()
         self._notify = notify
-        self._guard = guard
+        self._guard, self._drafts_extra = guard, drafts_extra
         self._numbers = count(1)
         self._draining = asyncio.get_running_loop().create_future()
 
@@ -128,6 +129,7 @@ class VerificationService:
             chat_template=self._chat_template,
             logprobs=True,
             penalties=True,
+            drafts_extra=self._drafts_extra,
         )
 
     async def compare_vocabulary(self, request: bytes, context: Stream) -> pb.VocabularyBlock:

@@ -8,6 +8,7 @@ from time import perf_counter
 
 from edgellm.spec.draft_length import EXPLORATION
 from edgellm.spec.drafters.acceptance import Acceptance
+from edgellm.spec.drafters.pace import RoundMean
 from edgellm.spec.drafters.parallel import truncated
 from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.protocols import Drafter
@@ -20,7 +21,7 @@ _TRY_EVERY = 64  # rounds without the small model, before it is tried once more
 EPISODE = 64
 """Tokens, or a reply, that are written with the small model or without, before that is decided again."""
 _MIN_EPISODES = 1  # stretches of either kind that are needed to decide
-_MIN_WEIGHT = 0.1  # weight of the last round, stretch or reply, once there are many
+_MIN_WEIGHT = 0.1  # weight of the last reply, once there are many
 _REPLY_TOKENS = 40.0  # tokens of a reply, before the first is known
 
 
@@ -111,25 +112,6 @@ class DrafterSelector:
     def record_reply(self, written: int) -> None:
         """Record the length of a complete reply."""
         self._length += _MIN_WEIGHT * (written - self._length)
-
-
-class RoundMean:
-    """The mean tokens and seconds of the latest rounds of one kind."""
-
-    def __init__(self) -> None:
-        self.tokens = self.seconds = 0.0
-        self.rounds = 0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        weight = max(_MIN_WEIGHT, 1.0 / (self.rounds + 1.0))
-        self.rounds += 1
-        self.tokens += weight * (tokens - self.tokens)
-        self.seconds += weight * (seconds - self.seconds)
-
-    @property
-    def pace(self) -> float:
-        """Return the seconds per token; 0 if nothing is known."""
-        return self.seconds / self.tokens if self.tokens else 0.0
 
 
 _PAUSED = "the draft model is paused: recent replies were slower with it"

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgellm.engine import MtpLayer, top2
 from edgellm.spec.protocols import Drafter, Verifier
-from edgellm.spec.sampling import Purpose, draw, exact_distribution, uniforms
+from edgellm.spec.sampling import Purpose, draw, exact_distribution, penalised, uniforms
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Sampling
 
@@ -38,6 +38,9 @@ def draft(
     margin: list[float] = []
     alive = 1.0
     while True:
+        if sampling.penalties is not None:
+            text = np.concatenate((prefix, np.array(ids, dtype=np.int32)))
+            logits = penalised(logits, text, sampling.penalties)
         facts = top2(logits)
         token = facts.id
         if numbers is not None:

@@ -1,9 +1,29 @@
-"""A choice between two ways to write, by the tokens per second that either wrote lately."""
+"""How fast tokens were written lately, and a choice between two ways to write by that."""
 
 from __future__ import annotations
 
 from edgellm.spec.draft_length import EXPLORATION
-from edgellm.spec.drafters.hybrid import RoundMean
+
+_MIN_WEIGHT = 0.1  # weight of the last round, stretch or reply, once there are many
+
+
+class RoundMean:
+    """The mean tokens and seconds of the latest rounds of one kind."""
+
+    def __init__(self) -> None:
+        self.tokens = self.seconds = 0.0
+        self.rounds = 0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        weight = max(_MIN_WEIGHT, 1.0 / (self.rounds + 1.0))
+        self.rounds += 1
+        self.tokens += weight * (tokens - self.tokens)
+        self.seconds += weight * (seconds - self.seconds)
+
+    @property
+    def pace(self) -> float:
+        """Return the seconds per token; 0 if nothing is known."""
+        return self.seconds / self.tokens if self.tokens else 0.0
 
 
 class PaceChoice:
