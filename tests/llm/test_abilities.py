@@ -22,7 +22,7 @@ def found(path: Path, *others: Path) -> dict[str, Ability]:
 
 def test_the_bundled_pair_can_do_everything(draft_path: Path, verifier_path: Path) -> None:
     able = found(verifier_path, draft_path, verifier_path)
-    assert all(ability.able for ability in able.values())
+    assert [name for name, ability in able.items() if not ability.able] == ["MTP drafts"]  # it has no such layer
     assert able["pair"].reason == f"with the draft model {draft_path.stem}"
     assert found(draft_path, verifier_path)["pair"].reason == f"with the verifier {verifier_path.stem}"
 
