@@ -17,6 +17,7 @@ from edgellm.engine.trial import probe
 from edgellm.errors import EngineFailed, ModelCorrupt, ModelUnsupported
 from testkit.hostile.crafted_gguf import BASE, BIASED, EXPERTS, KNOWN, Crafted, crafted, made
 from testkit.random_gguf import Shape, write
+from tests.conftest import Architectures
 from tests.engine.conftest import TINY
 
 
@@ -82,6 +83,23 @@ def test_what_ends_a_child_is_refused_with_its_last_words_and_not_tried_again(
     assert len(list(guarded.iterdir())) == 1
     killer.write_bytes(killer.with_name("sound.gguf").read_bytes())
     Model.load(killer).close()  # it has changed
+
+
+def test_a_model_whose_mtp_layer_ends_the_child_is_used_without_it(
+    guarded: Path, architectures: Architectures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[bool] = []
+
+    def ended(trial: probe.Probe, *_: object, **__: str) -> probe.LoadTrial:
+        tried.append(trial.mtp)
+        return probe.LoadTrial(fatal="SIGABRT" if trial.mtp else "", new=True)
+
+    monkeypatch.setattr(probe, "try_in_child", ended)
+    for _ in range(2):
+        with Model.load(architectures("qwen35", mtp="useful"), mtp=True) as model:
+            assert not model.mtp
+            assert model.faults == {probe.MTP}
+    assert tried == [True, False]
 
 
 def test_a_sound_file_is_tried_once_wherever_it_lies(

@@ -11,9 +11,11 @@ import pytest
 from edgellm import LLM
 from edgellm.engine import Context, Floats, Model, SeqRows
 from edgellm.engine.kv_cache import KVCache
+from edgellm.engine.mtp.layer import StateWindow
 from edgellm.engine.native import lib
+from edgellm.engine.trial.probe import MTP
 from edgellm.engine.trial.self_test import ROLLBACK, SEQUENCES, self_test
-from testkit.architectures import ARCHITECTURES
+from testkit.architectures import ARCHITECTURES, WITH_MTP
 from tests.conftest import Architectures
 
 WRONG = {"plamo2": [SEQUENCES]}
@@ -53,6 +55,32 @@ def mixing_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return decode_rows(self, rows, embedded)[::-1]
 
     monkeypatch.setattr(Context, "decode_rows", mixed)
+
+
+@pytest.mark.parametrize("name", WITH_MTP)
+def test_mtp_layers_predict_the_same_after_a_rejected_draft(architectures: Architectures, name: str) -> None:
+    with Model.load(architectures(name, mtp="useful"), probe=False, mtp=True) as model:
+        assert self_test(model) == []
+
+
+def keeping_old_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the states of rejected tokens where they are."""
+    add = StateWindow.add
+
+    def once(self: StateWindow, start: int, states: Floats) -> None:
+        known = max(0, min(self.end, start + len(states)) - start)
+        add(self, start + known, states[known:])
+
+    monkeypatch.setattr(StateWindow, "add", once)
+    monkeypatch.setattr(StateWindow, "truncate", lambda _self, _length: None)
+
+
+def test_a_fault_of_an_mtp_layer_is_caught_every_time(
+    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping_old_states(monkeypatch)
+    with Model.load(architectures("glm4moe", mtp="useful"), probe=False, mtp=True) as model:
+        assert [self_test(model, seed) for seed in SEEDS] == [[MTP]] * len(SEEDS)
 
 
 @pytest.mark.parametrize(

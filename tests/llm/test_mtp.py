@@ -102,7 +102,7 @@ def test_across_a_link_extra_tokens_fill_the_tail_of_a_chunk(
         assert [token.id for token in tokens] == expected
         extra = [token for token in tokens if token.source is Source.VERIFIER]
         assert bool(extra) == tail
-        assert (reply.summary.rounds < TOKENS // 6) == tail
+        assert (reply.summary.rounds <= TOKENS // 8 + 1) == tail  # eight tokens in each
         assert len(recorded) == reply.summary.rounds - 1  # without the first, for which the prompt was read
         assert {way for way, _ in recorded} == {tail}
         assert sum(tokens for _, tokens in recorded) <= TOKENS + 1
