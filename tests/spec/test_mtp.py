@@ -15,13 +15,20 @@ from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import GREEDY, Sampling, Source, Token
+from edgellm.spec.types import GREEDY, Penalties, Sampling, Source, Token
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from testkit.architectures import WITH_MTP
 from tests.conftest import Architectures
 
 QUESTION = "Where is the mug, and where is the key?"
-RULES = [GREEDY, Sampling(temperature=0.7, seed=3), Sampling(temperature=1.3, top_k=0, top_p=1.0, seed=4)]
+PENALTIES = Penalties(repeat=1.3, frequency=0.4, presence=0.2, bias=((7, -2.0),))
+RULES = [
+    GREEDY,
+    Sampling(temperature=0.7, seed=3),
+    Sampling(temperature=1.3, top_k=0, top_p=1.0, seed=4),
+    Sampling(penalties=PENALTIES),
+    Sampling(temperature=0.8, seed=5, min_p=0.02, penalties=PENALTIES),
+]
 MOST = 48
 
 Verify = Callable[[Model], LocalVerifier]

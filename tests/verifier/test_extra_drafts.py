@@ -14,7 +14,7 @@ from edgellm.engine import Context, Ids, Message, Model, MtpLayer
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.pace import PaceChoice
-from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Sampling, Verdict
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Penalties, Sampling, Verdict
 from edgellm.verifier.engine import VerifierEngine
 from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.in_process import ONE_PASS
@@ -70,7 +70,10 @@ def model(path: Path) -> Iterator[Model]:
         yield loaded
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, seed=5)])
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, Sampling(temperature=0.8, seed=5), Sampling(penalties=Penalties(repeat=1.3, frequency=0.4))],
+)
 def test_the_tokens_are_the_same_in_fewer_passes(model: Model, sampling: Sampling, always: None) -> None:
     prompt = model.chat_prompt([Message("user", QUESTION)])
     plain, drafting = (Session(model, prompt, sampling, drafts=drafts) for drafts in (False, True))
