@@ -102,8 +102,8 @@ class GuardedSession:
                 prefill, self._prefill = self._prefill, None
                 prefilled = prefill.result()
                 sent = prefilled.bytes_up, prefilled.bytes_down
-            tail = len(chunk) > 0 and state.tail is not None and state.tail.second()
-            wanted = state.limits.extra if tail or not len(chunk) else 0
+            tail = not len(chunk) if state.tail is None else state.tail.second()
+            wanted = state.limits.extra if tail else 0
             extra = max(0, min(wanted, state.tokens_left - len(chunk) - 1))
             pending = self._session.submit(state.ids, chunk, extra)
             if len(chunk):
@@ -113,7 +113,7 @@ class GuardedSession:
                 bytes_up, bytes_down = verdict.bytes_up + sent[0], verdict.bytes_down + sent[1]
                 verdict = replace(verdict, bytes_up=bytes_up, bytes_down=bytes_down)
             began, self._last_verdict = self._last_verdict, monotonic()
-            if state.tail is not None and len(chunk) and self._verified:
+            if state.tail is not None and self._verified:
                 tokens = verdict.accepted + len(verdict.tokens)
                 state.tail.record(tail, tokens, self._last_verdict - began)
             self._slow_verdicts, self._verified = 0, True

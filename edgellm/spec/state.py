@@ -24,7 +24,7 @@ class GenerationLimits:
 
     A thought before the answer has `max_thinking` tokens at most, and with the answer `max_total`; None: no limit.
     If nothing is drafted, up to `extra` tokens beyond the next one are asked for at once, for fewer round trips on a
-    link; behind a drafted chunk only where `GenerationState.tail` says so.
+    link; with `GenerationState.tail` where that says so, drafted or not.
     """
 
     max_tokens: int = 512
@@ -105,7 +105,7 @@ class GenerationState:
         `context` is looked up where the draft model is not confident. `suggestions` come from retrieval. Verifiers in
         this process pad their decodes as `filling` says. `draft_prompt` (m,) is the prompt for a draft model with
         another tokenizer, in its own tokens; None if there is none. `on_progress` is called while a model reads a long
-        prompt. `tail` chooses whether `limits.extra` tokens are asked for behind a drafted chunk, too; None: never.
+        prompt. `tail` chooses whether `limits.extra` tokens are asked for, also behind a drafted chunk; None: not there.
         """
         self.sampling, self.limits = sampling, limits or GenerationLimits()
         self.rules = rules or DraftRules()
