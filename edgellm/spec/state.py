@@ -105,7 +105,7 @@ class GenerationState:
         `context` is looked up where the draft model is not confident. `suggestions` come from retrieval. Verifiers in
         this process pad their decodes as `filling` says. `draft_prompt` (m,) is the prompt for a draft model with
         another tokenizer, in its own tokens; None if there is none. `on_progress` is called while a model reads a long
-        prompt. `tail` chooses whether `limits.extra` tokens are asked for, also behind a drafted chunk; None: not there.
+        prompt. `tail` chooses whether `limits.extra` tokens are asked for, also behind drafts; None: not behind those.
         """
         self.sampling, self.limits = sampling, limits or GenerationLimits()
         self.rules = rules or DraftRules()

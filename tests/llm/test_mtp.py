@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from edgellm.llm.abilities import abilities
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.pace import PaceChoice
-from edgellm.spec.types import Explanation, Source
+from edgellm.spec.types import Explanation, Source, Token
 from tests.conftest import Architectures
 
 NOTES = "The mug is on the shelf. The key is in the drawer."
@@ -78,6 +79,12 @@ def served(architectures: Architectures) -> Iterator[VerifierServer]:
         yield server
 
 
+def most_alone(tokens: list[Token]) -> int:
+    """Return the most tokens of a verdict that the verifier wrote alone; without drafts it writes one."""
+    rounds = Counter(token.round for token in tokens if token.source is Source.VERIFIER)
+    return max(rounds.values(), default=0)
+
+
 @pytest.mark.parametrize("tail", [True, False])
 def test_across_a_link_extra_tokens_fill_the_tail_of_a_chunk(
     architectures: Architectures, served: VerifierServer, tail: bool, monkeypatch: pytest.MonkeyPatch
@@ -100,15 +107,14 @@ def test_across_a_link_extra_tokens_fill_the_tail_of_a_chunk(
         reply = pair.reply(QUESTION, max_tokens=TOKENS, gamma=2)
         tokens = list(reply)
         assert [token.id for token in tokens] == expected
-        extra = [token for token in tokens if token.source is Source.VERIFIER]
-        assert bool(extra) == tail
+        assert (most_alone(tokens) > 1) == tail
         assert (reply.summary.rounds <= TOKENS // 8 + 1) == tail  # eight tokens in each
         assert len(recorded) == reply.summary.rounds - 1  # without the first, for which the prompt was read
         assert {way for way, _ in recorded} == {tail}
         assert sum(tokens for _, tokens in recorded) <= TOKENS + 1
         for options in others:  # there it would change what is written
             reply = pair.reply(QUESTION, max_tokens=TOKENS, gamma=2, seed=3, **options)
-            assert all(token.source is not Source.VERIFIER for token in reply)
+            assert most_alone(list(reply)) <= 1
 
 
 def test_a_verifier_without_the_layer_is_asked_for_no_tail(architectures: Architectures) -> None:
@@ -119,7 +125,7 @@ def test_a_verifier_without_the_layer_is_asked_for_no_tail(architectures: Archit
     ):
         tokens = list(pair.reply(QUESTION, max_tokens=TOKENS, gamma=2))
         assert tokens
-        assert all(token.source is not Source.VERIFIER for token in tokens)
+        assert most_alone(tokens) <= 1
 
 
 def test_where_it_cannot_draft_the_reason_is_told(architectures: Architectures) -> None:
