@@ -3,10 +3,12 @@
     python -m bench.synera.first_verdict [--models edgellm-verifier 0.5b] [--lengths 64 128 256 512] [--repeats 9]
 
 The verifier prefills a prompt in pieces of 32 tokens while other devices are connected, as in the paper, and otherwise
-in larger pieces. The two take turns.
+in pieces of 128. Once it has a cost curve, it chooses both sizes (`edgellm/verifier/prefill_pieces.py`). The four take
+turns.
 
-Columns: tokens of the prompt, milliseconds from the request to the verdict in pieces of 32 and alone, and the ratio
-within a turn. All are medians.
+Columns: tokens of the prompt, milliseconds from the request to the verdict in pieces of 32 and of 128 (alone), and the
+share of the former, within a turn, of pieces of 128, and of chosen pieces alone and beside another session. All are
+medians.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter
@@ -26,6 +29,8 @@ import numpy as np
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
 from edgellm.engine import Context, Model
+from edgellm.llm.cost_curves import CurveMeasurement
+from edgellm.spec.draft_length import KNOTS, CostCurve
 from edgellm.spec.types import GREEDY, Chunk, Verdict
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import VerifierWorker
@@ -38,26 +43,35 @@ HALF = "0.5b"
 
 
 class Verifier:
-    """A worker with these limits, for one device."""
+    """A worker with these limits, or with pieces chosen by `curve`, for one device, `beside` an idle session or not."""
 
-    def __init__(self, model: Model, limits: SchedulerLimits, threads: int | None) -> None:
+    def __init__(
+        self, model: Model, limits: SchedulerLimits, threads: int | None, curve: CostCurve | None = None,
+        beside: bool = False,
+    ) -> None:  # fmt: skip
         context = Context(model, n_ctx=POSITIONS, n_seq=2, threads=threads, unified=False)
         self._worker = VerifierWorker(context, 2, model.is_eog, limits)
+        self.pieces = "" if curve is None else self._worker.use_curve(curve.rows, curve.seconds)
         self._worker.start()
         self._sessions = 0
+        if beside:
+            self._ask(10)
 
     def first(self, length: int) -> float:
         """Return the milliseconds for a new prompt of `length` tokens."""
+        began = perf_counter()
+        self._ask(length)
+        took = 1e3 * (perf_counter() - began)
+        self._worker.end_session(self._sessions)
+        return took
+
+    def _ask(self, length: int) -> None:
         self._sessions += 1
         ids = np.random.default_rng(self._sessions).integers(300, 2000, length).astype(np.int32)
         answers: SimpleQueue[Answer] = SimpleQueue()
-        began = perf_counter()
         self._worker.submit(VerifyRequest(self._sessions, GREEDY, 0, ids, Chunk()), answers.put)
         answer = answers.get()
-        took = 1e3 * (perf_counter() - began)
         assert isinstance(answer, Verdict), answer
-        self._worker.end_session(self._sessions)
-        return took
 
     def close(self) -> None:
         self._worker.close()
@@ -66,29 +80,46 @@ class Verifier:
 def measured(path: Path, lengths: list[int], repeats: int, threads: int | None) -> list[dict[str, Any]]:
     """Return a row for each length."""
     limits = SchedulerLimits()
-    with (
-        Model.load(path) as model,
-        closing(Verifier(model, limits, threads)) as whole,
-        closing(Verifier(model, SchedulerLimits(solo_chunk=limits.chunk), threads)) as pieces,
-    ):
-        rows = []
-        for length in lengths:
-            whole.first(length), pieces.first(length)
-            large, small = alternate(repeats, lambda n=length: whole.first(n), lambda n=length: pieces.first(n))  # type: ignore[misc]
-            less = [a / b for a, b in zip(large, small, strict=True)]
-            rows.append({"tokens": length, "pieces": spread(small), "alone": spread(large), "of": spread(less)})
-        return rows
+    with Model.load(path) as model:
+        with Context(model, n_ctx=KNOTS[-1] + 64, threads=threads) as context:
+            curve = CurveMeasurement().run(context)
+        with (
+            closing(Verifier(model, SchedulerLimits(solo_chunk=limits.chunk), threads)) as pieces,
+            closing(Verifier(model, limits, threads)) as alone,
+            closing(Verifier(model, limits, threads, curve)) as chosen,
+            closing(Verifier(model, limits, threads, curve, beside=True)) as beside,
+        ):
+            rows = []
+            for length in lengths:
+                runs = [partial(verifier.first, length) for verifier in (pieces, alone, chosen, beside)]
+                for run in runs:
+                    run()
+                small, large, *by_curve = alternate(repeats, *runs)
+                of, of_chosen, of_beside = (
+                    spread([a / b for a, b in zip(taken, small, strict=True)]) for taken in (large, *by_curve)
+                )
+                rows.append(
+                    {"tokens": length, "pieces": spread(small), "alone": spread(large), "of": of, "chosen": of_chosen,
+                     "beside": of_beside, "choice": chosen.pieces}
+                )  # fmt: skip
+            return rows
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return a line for each model and length of the prompt."""
-    lines = [f"{'':20}{'tokens':>8}{'by 32, ms':>11}{'alone, ms':>11}{'of that':>9}"]
+    """Return a line for each model and length of the prompt, and the choice of pieces where it was measured."""
+    hows = [
+        how for how in ("chosen", "beside") if all(how in row for rows in results["models"].values() for row in rows)
+    ]
+    lines = [
+        f"{'':20}{'tokens':>8}{'by 32, ms':>11}{'alone, ms':>11}{'of that':>9}" + "".join(f"{how:>9}" for how in hows)
+    ]
     for name, rows in results["models"].items():
         lines += [
             f"{name:20}{row['tokens']:8}{row['pieces']['median']:11.1f}{row['alone']['median']:11.1f}"
-            f"{row['of']['median']:9.2f}"
+            + "".join(f"{row[how]['median']:9.2f}" for how in ("of", *hows))
             for row in rows
         ]
+    lines += [f"{name}: {rows[0]['choice']}." for name, rows in results["models"].items() if hows]
     return "\n".join(lines) + "\n"
 
 

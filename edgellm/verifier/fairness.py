@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from time import monotonic
 from typing import Protocol, TypeVar
 
+from edgellm.verifier.prefill_pieces import PrefillPieces
 from edgellm.verifier.requests import VerifyRequest
 from edgellm.verifier.scheduler import ScheduledBatch, Scheduler, SchedulerLimits, next_batch
 
@@ -108,6 +109,7 @@ class FairScheduler(Scheduler):
     def __init__(self, limits: SchedulerLimits) -> None:
         super().__init__(limits)
         self.rate = ServiceRate()
+        self.pieces = PrefillPieces(limits)
         self._turns, self._cost = DeviceTurns(), PassCost()
 
     def next(
@@ -116,7 +118,12 @@ class FairScheduler(Scheduler):
         """See `Scheduler.next`."""
         if not self._turns.several_devices():
             return super().next(ready, prefills, single_session)
-        return next_batch(self._turns.order(ready), self.limits, prefills, budget=self._cost.budget(self.limits))
+        return next_batch(self._turns.order(ready), self.chosen, prefills, budget=self._cost.budget(self.limits))
+
+    @property
+    def chosen(self) -> SchedulerLimits:
+        """See `Scheduler.chosen`."""
+        return self.pieces.current.limits
 
     def several_devices(self) -> bool:
         """See `Scheduler.several_devices`."""
@@ -129,6 +136,7 @@ class FairScheduler(Scheduler):
     def on_batch(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
         """See `Scheduler.on_batch`."""
         self._cost.add(sum(piece.weight for piece in batch.slices), seconds)
+        self.pieces.on_batch(batch, seconds)
         self._turns.record_batch({piece.request.device for piece in batch.slices})
         self.rate.batch(seconds, answered)
 

@@ -111,6 +111,12 @@ class VerifierWorker:
         """See `Context.fill`: for batches of one session."""
         self._inbox.put(lambda: self._runner.fill(widths, heads))
 
+    def use_curve(self, rows: Sequence[int], seconds: Sequence[float]) -> str:
+        """Choose the pieces of prefills by a measured cost curve, see `PrefillPieces`; return the reason. To be called
+        before `start`."""
+        self._scheduler.pieces.use_curve(rows, seconds)
+        return self._scheduler.pieces.current.reason
+
     def close(self) -> None:
         """Stop the thread after the current batch, and close the context."""
         self._inbox.put(None)

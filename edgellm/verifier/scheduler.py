@@ -24,7 +24,8 @@ class SchedulerLimits:
     """Limits of a batch.
 
     A batch has at most `rows`. A prefill advances by `chunk` tokens at a time (Synera: 32), or by `solo_chunk` if there
-    is only one session: no other one waits for a verdict then, and larger chunks are faster. A request with no more
+    is only one session: no other one waits for a verdict then, and larger chunks are faster. `PrefillPieces` chooses
+    larger ones where that pays. A request with no more
     unseen tokens than a chunk needs no prefill: they join its verification. A verification waits behind at most
     `max_prefill_ahead` chunks of prefill, of all sessions together. `equal_rows`: verifications share a batch only if
     they have the same number of rows, because llama.cpp splits a batch of several streams into equal parts.
@@ -96,7 +97,8 @@ def next_batch(
     step = min(limits.solo_chunk, limits.rows) if single_session else limits.chunk
     max_rows = None  # maximum rows of one request
     if budget is not None:
-        max_rows = max(budget, _MAX_ROWS_SHARED if any(request.turn for request in requests) else limits.chunk)
+        shared = any(request.turn for request in requests)
+        max_rows = max(budget, _MAX_ROWS_SHARED if shared else min(limits.chunk, _MAX_ROWS_TURN))
         step = min(step, max_rows)
     prefill: list[R] = []
     verify: list[R] = []
@@ -132,7 +134,12 @@ class Scheduler:
         self, ready: Collection[VerifyRequest], prefills: int, single_session: bool
     ) -> ScheduledBatch[VerifyRequest] | None:
         """Return the next batch over `ready`; see `next_batch`."""
-        return next_batch(ready, self.limits, prefills, single_session)
+        return next_batch(ready, self.chosen, prefills, single_session)
+
+    @property
+    def chosen(self) -> SchedulerLimits:
+        """The limits as they are now."""
+        return self.limits
 
     def several_devices(self) -> bool:
         """Return whether several devices share the slots."""
@@ -169,4 +176,5 @@ def _fit(slices: Iterable[ScheduledSlice[R]], rows: int, budget: int | None) -> 
     return tuple(fitted)
 
 
+_MAX_ROWS_TURN = 32  # rows of one request in a batch, where devices take turns and a pass has no room for more
 _MAX_ROWS_SHARED = 16  # rows of one request in a batch, if a device sends several at once beside other devices

@@ -178,6 +178,8 @@ class VerifierServer(Listener):
         self._drafts_extra = engine.mtp is not None
         drafts = None if engine.mtp is None else ExtraDrafts(engine.mtp, model.is_eog)
         self._worker = VerifierWorker(engine, sessions, model.is_eog, limits, drafts)
+        self.pieces = ""
+        """By how many tokens prefills advance, and why; "" while nothing is measured."""
 
     @property
     def counters(self) -> Counters:
@@ -188,9 +190,11 @@ class VerifierServer(Listener):
         """Return this verifier for use in this process; its requests share batches with those of devices."""
         return ColocatedVerifier(self._worker, self.model.name, self.context_length)
 
-    def fill(self, curve: CostCurve) -> None:
-        """Set to how many rows the decodes of a device that is alone are filled up; see `Context.fill`."""
+    def use_curve(self, curve: CostCurve) -> None:
+        """Choose by the model's cost curve to how many rows the decodes of a device that is alone are filled up (see
+        `Context.fill`), and by how many tokens prefills advance. To be called before `start`."""
         self._worker.fill(*curve.filling())
+        self.pieces = self._worker.use_curve(curve.rows, curve.seconds)
 
     def close(self) -> None:
         """Close the model, after the server has ended."""
@@ -260,7 +264,7 @@ def serve_verifier(
     measure: Callable[[Model], CostCurve] | None = None,
 ) -> VerifierServer:
     """Load the model file and serve it; return the running server, which the caller stops. `measure` returns the cost
-    curve of the loaded model, before any request; see `VerifierServer.fill`.
+    curve of the loaded model, before any request; see `VerifierServer.use_curve`.
 
     Off loopback, and with `paired_only` everywhere, paired devices alone are answered, by mutual TLS.
 
@@ -291,7 +295,7 @@ def serve_verifier(
         trust=trust,
     )
     if curve is not None:
-        server.fill(curve)
+        server.use_curve(curve)
     server.start()
     return server
 
