@@ -199,7 +199,9 @@ class Context:
             flash_attention=self.flash,
             snapshots=snapshots_that_fit(model.header, model.size_bytes, n_seq) if rolls_back else 0,
         )
-        self._cache = KVCache(model.owned, self._owned, n_seq, trusted="rollback" not in model.faults)
+        self._cache = KVCache(
+            model.owned, self._owned, n_seq, model.architecture, trusted="rollback" not in model.faults
+        )
         self._one_at_a_time = "sequences" in model.faults
         self._placed: list[tuple[int, int, int, int]] = []  # rows of the batch, for the MTP layer
         self._mtp = self._open_mtp() if mtp and model.mtp and capture is None else None
@@ -464,7 +466,7 @@ class Context:
             ContextFull, InvalidOption, EngineFailed: as for `decode`; nothing was changed in any sequence.
         """
         batch = self._batch.tokens
-        if self._one_at_a_time and len(rows) > 1 and embedded is None:
+        if len(rows) > 1 and embedded is None and not self._may_share(rows):
             return self._decode_one_by_one(rows)
         if len(rows) == 1 and embedded is None and len(rows[0].ids) <= self.n_batch:
             return [self.decode(rows[0].ids, seq=rows[0].seq, outputs=rows[0].outputs)]
@@ -489,6 +491,7 @@ class Context:
             at = 0
             for r in rest:
                 at = self._place(at, r.seq, r.ids, r.outputs)
+            self._cache.begin_shared_batch(starts)
             if at:
                 self._run(at, batch)
             if heads and self._progress is not None:
@@ -512,6 +515,13 @@ class Context:
         self._save({r.seq for r in heads})
         if heads and self._progress is not None:
             self._progress(done, total)
+
+    def _may_share(self, rows: Sequence[SeqRows]) -> bool:
+        """Return whether these sequences may be decoded in one batch."""
+        if self._one_at_a_time:
+            return False
+        n = {r.seq: len(r.ids) for r in rows}
+        return self._cache.may_share(n) and (not self._cache.snapshots or sum(n.values()) <= self.n_batch)
 
     def _decode_one_by_one(self, rows: Sequence[SeqRows]) -> list[Floats]:
         """Decode like `decode_rows`, each sequence in batches of its own."""

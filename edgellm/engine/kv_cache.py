@@ -3,12 +3,15 @@
 llama.cpp answers `llama_memory_seq_rm` truthfully for plain attention only. A sliding window overwrites cells that a
 longer rollback needs, and says that it has none of the window any more only if asked for its least position. A
 recurrent state has no past at all but snapshots after each of the last `snapshots` tokens of a sequence's last batch;
-a rollback to the start of that batch, or one behind another, is accepted and leaves a wrong state.
+a rollback to the start of that batch, or one behind another, is accepted and leaves a wrong state. So is one behind a
+batch of other sequences: where several are computed together, their states are moved side by side, and a state that has
+to make room is moved without its snapshots.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +26,8 @@ _ANCHOR = 32  # tokens read since the last checkpoint that make the next one wor
 _ANCHORS = 2
 _MOST_BYTES = 2**28  # of one sequence's checkpoints
 _NEVER = 2**31  # a position that no rollback is above
+_COPIED_LATE = frozenset({"deepseek4"})
+"""Architectures whose compressed states llama.cpp copies with the next batch, from what may be cleared until then."""
 
 _STATE = (ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_uint32)
 _get_state = native.bind(lib.llama_state_seq_get_data_ext, *_STATE)
@@ -79,9 +84,11 @@ class KVCache:
     that is not cut by positions.
     """
 
-    def __init__(self, model: native.Owned, context: native.Owned, n_seq: int, *, trusted: bool = True) -> None:
+    def __init__(
+        self, model: native.Owned, context: native.Owned, n_seq: int, architecture: str, *, trusted: bool = True
+    ) -> None:
         """Look after the cache of `context`. Without `trusted` nothing is rolled back, and all is read again."""
-        self._trusted = trusted
+        self._trusted, self._copies = trusted, architecture not in _COPIED_LATE
         self._context: native.Owned | None = context
         self._memory: int = lib.llama_get_memory(context.pointer)
         self.recurrent = bool(lib.llama_model_is_recurrent(model.pointer) or lib.llama_model_is_hybrid(model.pointer))
@@ -163,6 +170,8 @@ class KVCache:
         one = self._sequences[src]
         if one.pending:  # the copy would have the state before the rollback
             return False
+        if not self._copies:
+            return False
         lib.llama_memory_seq_cp(self._memory, src, dst, -1, -1)
         one.batch = _NEVER  # both use one state until their next batches: a rollback of one would move the other
         self._sequences[dst] = _Sequence(_NEVER, newest=one.newest, anchors=list(one.anchors))
@@ -188,6 +197,21 @@ class KVCache:
         elif rows > 1:
             self.expect_draft(seq)
         one.batch, one.pending = start, False
+
+    def may_share(self, rows: Mapping[int, int]) -> bool:
+        """Return whether sequences with these numbers of rows may be computed in one batch: with snapshots, only if
+        llama.cpp does not divide it. Its second part could move states of the first one, without their snapshots."""
+        seqs = list(rows)
+        return not self.snapshots or (
+            len(set(rows.values())) == 1 and seqs == list(range(seqs[0], seqs[0] + len(seqs)))
+        )
+
+    def begin_shared_batch(self, seqs: Collection[int]) -> None:
+        """Record that a batch of these sequences follows: if it has several, the others lose their snapshots."""
+        if self.snapshots and len(seqs) > 1:
+            for seq, one in enumerate(self._sequences):
+                if seq not in seqs:
+                    one.batch = _NEVER
 
     def save(self, seq: int, length: int) -> None:
         """Save a checkpoint of a sequence of `length` positions."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Ids, Model, kv_cache
+from edgellm.engine import Context, Ids, Model, SeqRows, kv_cache
 from edgellm.engine.kv_cache import KVCache
 from edgellm.engine.native import lib
 from tests.conftest import Architectures
@@ -141,3 +142,63 @@ def test_an_interrupted_batch_is_not_trusted(architectures: Architectures) -> No
             context.decode(np.array([5, 10**6], dtype=np.int32))
         assert context.length() == 20
         assert off(model, context, context.decode(ids(rng, 3))) < NEAR
+
+
+@pytest.mark.parametrize("name", ["qwen35", "lfm2", "nemotron_h"])
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_state_that_makes_room_for_others_loses_its_snapshots(
+    architectures: Architectures, name: str, guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not guarded:
+        monkeypatch.setattr(KVCache, "begin_shared_batch", lambda _self, _seqs: None)
+    rng = random.Random(3)
+    with served(architectures, name, 3) as (model, context):
+        for seq in (0, 2, 1):  # the order of their states
+            context.decode(ids(rng, 5), seq=seq)
+        context.decode_rows([SeqRows(0, ids(rng, 1)), SeqRows(1, ids(rng, 1))])
+        context.rollback(4, seq=2)
+        assert (off(model, context, context.decode(ids(rng, 1), seq=2), seq=2) < NEAR) == guarded
+
+
+@pytest.mark.parametrize("name", ["qwen35", "lfm2", "nemotron_h"])
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_batch_that_llama_cpp_divides_is_decoded_one_by_one(
+    architectures: Architectures, name: str, guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not guarded:
+        monkeypatch.setattr(KVCache, "may_share", lambda _self, _rows: True)
+    rng = random.Random(4)
+    with served(architectures, name, 4) as (model, context):
+        for seq in (2, 0, 1, 3):
+            context.decode(ids(rng, 5), seq=seq)
+        context.decode_rows([SeqRows(seq, ids(rng, n), outputs=2) for seq, n in enumerate((3, 3, 4, 4))])
+        context.rollback(context.length(0) - 1)
+        assert (off(model, context, context.decode(ids(rng, 1))) < NEAR) == guarded
+
+
+def test_a_state_that_is_copied_late_is_read_again(
+    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(5)
+    for guarded in (True, False):
+        if not guarded:
+            monkeypatch.setattr(kv_cache, "_COPIED_LATE", frozenset())
+        with (
+            Model.load(architectures("deepseek4"), probe=False) as model,
+            Context(model, n_ctx=N_CTX, n_seq=2, n_batch=ROWS, threads=1) as context,
+        ):
+            context.decode(ids(rng, 3))
+            context.branch(0, 1)
+            context.branch(1, 0)  # clears what the first copy has not copied yet
+            assert (off(model, context, context.decode(ids(rng, 1))) < NEAR) == guarded
+
+
+@contextmanager
+def served(architectures: Architectures, name: str, n_seq: int) -> Iterator[tuple[Model, Context]]:
+    """Yield a model and a context of a served verifier, with snapshots for each of its slots."""
+    with (
+        Model.load(architectures(name), probe=False) as model,
+        Context(model, n_ctx=N_CTX, n_seq=n_seq, n_batch=ROWS, threads=1, unified=False, rolls_back=True) as context,
+    ):
+        assert context._cache.snapshots
+        yield model, context

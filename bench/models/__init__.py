@@ -1,0 +1,1 @@
+"""Models of every architecture, with random weights: that all features give the verifier's text, and what they take."""

@@ -1,0 +1,167 @@
+"""Run every feature with every architecture, and 10,000 random rollbacks and branches with each.
+
+    python -m bench.models.architectures [NAME ...] [--operations 10000] [--tokens 40] [--again]
+
+Models are small files with random weights and the structure of their kind (`testkit/architectures.py`); the draft
+model is the verifier with a noise of 12 %. Each architecture has a process of its own, so that one that llama.cpp
+crashes on is a row that says so. Rows that are in the result already are kept, so that a run can be stopped and
+continued; `--again` measures them again.
+
+Columns: *alone*, the verifier without drafts and copies; *pair*, all drafts verified; *copies*, retrieval of the pair
+and of the verifier alone; *budget* and *importance gate*, at 0.4: whether each token is the most probable one of the
+model that its source names, and the reply after it equal; *early exit*, with all drafts verified; *cut into layers*,
+two blocks of layers; *served*, the verifier behind a socket, with parallel inference. `equal` is the text that
+llama.cpp writes one token at a time. *walk* is a random walk of decodes, rollbacks, branches, copies, rejected drafts and batches
+of several sequences, through the contexts of a verifier, a served verifier and a draft model, with all logits compared
+with those of a fresh context (`testkit/cache_walk.py`): operations, compared rows, and wrong states.
+
+Exit code 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from bench.harness import report
+from bench.models.features import EQUAL, Pair, filled
+from edgellm.engine import Model
+from testkit import ROOT, architectures, cache_walk
+
+MODULE = "bench.models.architectures"
+NOISE = 0.12
+N_CTX = 512
+COLUMNS = ("alone", "pair", "copies", "budget", "importance gate", "early exit", "cut into layers", "served")
+
+
+def measured(name: str, operations: int, tokens: int) -> dict[str, Any]:
+    """Return the row of an architecture, computed in this process."""
+    began = perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        verifier, draft = Path(folder) / "verifier.gguf", Path(folder) / "draft.gguf"
+        architectures.write(name, verifier)
+        architectures.write(name, draft, noise=NOISE)
+        with ExitStack() as closing:
+            cells = filled(Pair(draft, verifier, tokens=tokens, n_ctx=N_CTX, closing=closing).cells())
+        with Model.load(verifier) as model:
+            faults = sorted(model.faults)
+            found = cache_walk.walk(model, operations)
+    return {
+        "kind": architectures.ARCHITECTURES[name].kind,
+        "avoided": faults,
+        "cells": cells,
+        "walk": {
+            "operations": dict(found.operations), "rows": found.rows, "other_batches": found.other_batches,
+            "wrong": found.n_wrong, "examples": found.wrong,
+        },
+        "seconds": round(perf_counter() - began, 1),
+    }  # fmt: skip
+
+
+def in_child(name: str, operations: int, tokens: int) -> dict[str, Any]:
+    """Return the row of an architecture, computed in a process of its own with an empty home."""
+    words = [sys.executable, "-m", MODULE, name, "--operations", str(operations), "--tokens", str(tokens), "--one"]
+    with tempfile.TemporaryDirectory() as home:
+        environment = {**os.environ, "EDGELLM_HOME": home, "GGML_NO_BACKTRACE": "1"}
+        done = subprocess.run(words, check=False, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        crash = f"exit code {done.returncode}: {lines[-1] if lines else ''}"
+        return {"kind": architectures.ARCHITECTURES[name].kind, "crash": crash}
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def is_right(row: Mapping[str, Any]) -> bool:
+    """Return whether nothing in a row differs."""
+    if "crash" in row or row["walk"]["wrong"]:
+        return False
+    return all(text.startswith((EQUAL, "right", "refused", "left out", "rounding")) for text in row["cells"].values())
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return a Markdown table with a row for each architecture, the texts of refusals, and all that differs."""
+    notes: list[str] = []
+    lines = [f"| architecture | kind | {' | '.join(COLUMNS)} | walk |", "|---" * (len(COLUMNS) + 3) + "|"]
+    for name, row in found["rows"].items():
+        if "crash" in row:
+            lines.append(f"| {name} | {row['kind']} | {row['crash']} |")
+            continue
+        shown = [_short(row["cells"][column], notes) for column in COLUMNS]
+        walk = row["walk"]
+        outcome = f"{sum(walk['operations'].values()):,} operations, {walk['rows']:,} rows, {walk['wrong']} wrong"
+        if row["avoided"]:
+            outcome += f" (avoided: {', '.join(row['avoided'])})"
+        lines.append(f"| {name} | {row['kind']} | {' | '.join(shown)} | {outcome} |")
+    rows = found["rows"].values()
+    operations = sum(sum(row["walk"]["operations"].values()) for row in rows if "walk" in row)
+    compared = sum(row["walk"]["rows"] for row in rows if "walk" in row)
+    wrong = sum(row["walk"]["wrong"] for row in rows if "walk" in row)
+    right = sum(map(is_right, rows))
+    lines += ["", f"{right} of {len(rows)} architectures right in all columns."]
+    lines += [f"{operations:,} operations, {compared:,} rows compared, {wrong} wrong."]
+    lines += [f"({number}) {note}" for number, note in enumerate(notes, start=1)]
+    return "\n".join(lines) + "\n"
+
+
+def _short(text: str, notes: list[str]) -> str:
+    """Return a cell's text; a reason becomes a numbered note."""
+    kind, _, reason = text.partition(": ")
+    if not reason:
+        return text
+    if reason not in notes:
+        notes.append(reason)
+    return f"{kind} ({notes.index(reason) + 1})"
+
+
+def kept(name: str) -> dict[str, Any]:
+    """Return the rows of an earlier run."""
+    try:
+        rows: dict[str, Any] = report.read(MODULE, name)["rows"]
+    except FileNotFoundError:
+        return {}
+    return rows
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="all without any")
+    parser.add_argument("--operations", type=int, default=10_000, help="of the random walk")
+    parser.add_argument("--tokens", type=int, default=40, help="of a reply")
+    parser.add_argument("--again", action="store_true", help="measure rows that are there again")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--name", default="architectures", help="of the result file")
+    arguments = parser.parse_args(words)
+    if unknown := set(arguments.names) - architectures.ARCHITECTURES.keys():
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(architectures.ARCHITECTURES)}")
+    if arguments.one:
+        (name,) = arguments.names
+        sys.stdout.write(json.dumps(measured(name, arguments.operations, arguments.tokens)) + "\n")
+        return
+    rows = {} if arguments.again and not arguments.names else kept(arguments.name)
+    for name in arguments.names or architectures.ARCHITECTURES:
+        if name in rows and not arguments.again:
+            continue
+        rows[name] = in_child(name, arguments.operations, arguments.tokens)
+        sys.stdout.write(f"{name}: {'right' if is_right(rows[name]) else rows[name]}\n")
+        sys.stdout.flush()
+        ordered = {one: rows[one] for one in architectures.ARCHITECTURES if one in rows}
+        report.write(arguments.name, MODULE, {"operations": arguments.operations, "rows": ordered}, 0)
+    found = report.read(MODULE, arguments.name)
+    sys.stdout.write(table(found))
+    counts = Counter(is_right(row) for row in found["rows"].values())
+    sys.exit(1 if counts[False] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Random walks over the caches of a context end in the state of a fresh one, and find each guard that is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from edgellm.engine import Model, kv_cache
+from edgellm.engine.kv_cache import KVCache
+from edgellm.engine.native import lib
+from testkit.cache_walk import SETTINGS, Walk, walk
+from tests.conftest import Architectures
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt-oss", "qwen35", "lfm2", "granitehybrid", "mamba2", "deepseek4"])
+def test_a_walk_finds_no_wrong_state(architectures: Architectures, name: str) -> None:
+    with Model.load(architectures(name), probe=False) as model:
+        found = walk(model, 150)
+    assert found.wrong == []
+    assert found.rows > 150
+    assert set(found.operations) == {"decode", "rollback", "draft", "branch", "copy", "batch", "clear"}
+    assert found.operations.total() == 150
+
+
+def trusting_rollbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(self: KVCache, seq: int, _one: object, length: int, _now: int) -> bool:
+        return bool(lib.llama_memory_seq_rm(self._memory, seq, length, -1))
+
+    monkeypatch.setattr(KVCache, "_cut", cut)
+
+
+def beyond_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVCache, "_least", lambda _self, _seq: 0)
+
+
+def any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVCache, "may_share", lambda _self, _rows: True)
+    monkeypatch.setattr(KVCache, "begin_shared_batch", lambda _self, _seqs: None)
+
+
+def late_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "_COPIED_LATE", frozenset())
+
+
+def snapshots_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = KVCache.copy
+
+    def copied(self: KVCache, src: int, dst: int) -> bool:
+        batch = self._sequences[src].batch
+        done = copy(self, src, dst)
+        self._sequences[src].batch = self._sequences[dst].batch = batch
+        return done
+
+    monkeypatch.setattr(KVCache, "copy", copied)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "setting"),
+    [
+        ("lfm2", trusting_rollbacks, "verifier"),
+        ("gpt-oss", beyond_the_window, "verifier"),
+        ("lfm2", any_batch, "branches with snapshots"),
+        ("deepseek4", late_copies, "branches"),
+        ("lfm2", snapshots_of_copies, "branches with snapshots"),
+    ],
+)
+def test_a_walk_finds_a_missing_guard(
+    architectures: Architectures, name: str, missing: Break, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing(monkeypatch)
+    (chosen,) = (one for one in SETTINGS if one.name == setting)
+    with Model.load(architectures(name), probe=False) as model:
+        assert any(Walk(model, chosen, seed).run(200).n_wrong for seed in range(10))
