@@ -11,9 +11,11 @@ Columns: *alone*, the verifier without drafts and copies; *pair*, all drafts ver
 and of the verifier alone; *budget* and *importance gate*, at 0.4: whether each token is the most probable one of the
 model that its source names, and the reply after it equal; *early exit*, with all drafts verified; *cut into layers*,
 two blocks of layers; *served*, the verifier behind a socket, with parallel inference. `equal` is the text that
-llama.cpp writes one token at a time. *walk* is a random walk of decodes, rollbacks, branches, copies, rejected drafts and batches
-of several sequences, through the contexts of a verifier, a served verifier and a draft model, with all logits compared
-with those of a fresh context (`testkit/cache_walk.py`): operations, compared rows, and wrong states.
+llama.cpp writes one token at a time. *walk* is a random walk of decodes, rollbacks, branches, copies, rejected drafts
+and batches of several sequences, through the contexts of a verifier, a served verifier and a draft model, with all
+logits compared with those of a fresh context (`testkit/cache_walk.py`): operations, compared rows, and wrong states.
+
+In the table, a share in the columns *budget* and *importance gate* is that of the tokens that were verified.
 
 Exit code 1 if anything differs.
 """
@@ -90,19 +92,24 @@ def is_right(row: Mapping[str, Any]) -> bool:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """Return a Markdown table with a row for each architecture, the texts of refusals, and all that differs."""
+    """Return a line for each architecture, the texts of refusals, and all that differs."""
     notes: list[str] = []
-    lines = [f"| architecture | kind | {' | '.join(COLUMNS)} | walk |", "|---" * (len(COLUMNS) + 3) + "|"]
+    heads = ("architecture", "kind", "alone", "pair", "copies", "budget", "importance", "exit", "cut", "served")
+    rows_of_text = [(*heads, "walk", "wrong")]
     for name, row in found["rows"].items():
         if "crash" in row:
-            lines.append(f"| {name} | {row['kind']} | {row['crash']} |")
+            rows_of_text.append((name, row["kind"], _short(f"crash: {row['crash']}", notes), *[""] * (len(heads) - 1)))
             continue
         shown = [_short(row["cells"][column], notes) for column in COLUMNS]
         walk = row["walk"]
-        outcome = f"{sum(walk['operations'].values()):,} operations, {walk['rows']:,} rows, {walk['wrong']} wrong"
-        if row["avoided"]:
-            outcome += f" (avoided: {', '.join(row['avoided'])})"
-        lines.append(f"| {name} | {row['kind']} | {' | '.join(shown)} | {outcome} |")
+        avoided = "".join(f" ({_note(f'avoided: {fault}', notes)})" for fault in row["avoided"])
+        rows_of_text.append(
+            (name + avoided, row["kind"], *shown, f"{sum(walk['operations'].values()):,}", f"{walk['wrong']}")
+        )
+    widths = [max(map(len, column)) for column in zip(*rows_of_text, strict=True)]
+    lines = [
+        "  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in rows_of_text
+    ]
     rows = found["rows"].values()
     operations = sum(sum(row["walk"]["operations"].values()) for row in rows if "walk" in row)
     compared = sum(row["walk"]["rows"] for row in rows if "walk" in row)
@@ -117,11 +124,16 @@ def table(found: Mapping[str, Any]) -> str:
 def _short(text: str, notes: list[str]) -> str:
     """Return a cell's text; a reason becomes a numbered note."""
     kind, _, reason = text.partition(": ")
-    if not reason:
-        return text
+    if reason:
+        return f"{kind} ({_note(reason, notes)})"
+    return kind.removesuffix(" verified").replace("right, ", "")
+
+
+def _note(reason: str, notes: list[str]) -> int:
+    """Return the number of a note, which is added if it is new."""
     if reason not in notes:
         notes.append(reason)
-    return f"{kind} ({notes.index(reason) + 1})"
+    return notes.index(reason) + 1
 
 
 def kept(name: str) -> dict[str, Any]:

@@ -202,7 +202,7 @@ class Context:
         self._cache = KVCache(
             model.owned, self._owned, n_seq, model.architecture, trusted="rollback" not in model.faults
         )
-        self._one_at_a_time = "sequences" in model.faults
+        self._one_at_a_time, self._row_by_row = "sequences" in model.faults, "rows" in model.faults
         self._placed: list[tuple[int, int, int, int]] = []  # rows of the batch, for the MTP layer
         self._mtp = self._open_mtp() if mtp and model.mtp and capture is None else None
         self._lost: dict[int, int] = {}  # sequences whose last positions must be read again, and how many they have
@@ -218,13 +218,18 @@ class Context:
         self._plain = not self._flag_all and (capture is None or capture.stop_after is None)
         rows_only = capture is None or not (capture.outputs or (self.captured and self.captured.stops))
         small = not self.flash and not self.exact and native.is_small(model.n_params)
-        self._pairs = rows_only and small and not self._cache.recurrent
+        self._pairs = rows_only and small and not self._cache.recurrent and not self._row_by_row
         self._widths: Sequence[int] = ()
 
     @property
     def lazy_head(self) -> LazyHead | None:
         """Return the source of lazy logits for `decode_lazy`; None if all logits are computed at once."""
-        return None if self.model.head_is_plain is False else self._lazy_head
+        return None if self.model.head_is_plain is False or self._row_by_row else self._lazy_head
+
+    @property
+    def snapshots(self) -> int:
+        """Return how many tokens at the end of a batch can be rolled back by snapshots of a recurrent state."""
+        return self._cache.snapshots
 
     def _open_mtp(self) -> MtpLayer:
         model, hardware = self.model, self.model.hardware
@@ -268,7 +273,8 @@ class Context:
         """
         if self.lazy_head is not None and heads:
             self.lazy_head.take(heads)
-        self._widths = widths if self.captured is None and not self._cache.recurrent else ()
+        fills = self.captured is None and not self._cache.recurrent and not self._row_by_row
+        self._widths = widths if fills else ()
 
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
@@ -423,6 +429,8 @@ class Context:
             EngineFailed: llama.cpp refuses the batch (an id outside the vocabulary above all); nothing was changed.
         """
         n = len(ids)
+        if self._row_by_row and 1 < outputs <= n:
+            return self._decode_row_by_row(ids, seq, outputs)
         if n > self.n_batch:
             return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
         start = self._begin(seq, n, outputs)
@@ -518,10 +526,24 @@ class Context:
 
     def _may_share(self, rows: Sequence[SeqRows]) -> bool:
         """Return whether these sequences may be decoded in one batch."""
-        if self._one_at_a_time:
-            return False
         n = {r.seq: len(r.ids) for r in rows}
+        if len(n) < len(rows):  # which is refused
+            return True
+        if self._one_at_a_time or self._row_by_row:
+            return False
         return self._cache.may_share(n) and (not self._cache.snapshots or sum(n.values()) <= self.n_batch)
+
+    def _decode_row_by_row(self, ids: Ids, seq: int, outputs: int) -> Floats:
+        """Decode like `decode`, with one row of logits in a batch."""
+        start, at = self.length(seq), len(ids) - outputs + 1
+        self._sequences.check_fits(seq, len(ids))
+        try:
+            rows = [self.decode(ids[:at], seq=seq).copy()]
+            rows += [self.decode(ids[row : row + 1], seq=seq).copy() for row in range(at, len(ids))]
+        except BaseException:
+            self.rollback(start, seq)
+            raise
+        return np.concatenate(rows)
 
     def _decode_one_by_one(self, rows: Sequence[SeqRows]) -> list[Floats]:
         """Decode like `decode_rows`, each sequence in batches of its own."""

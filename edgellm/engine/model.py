@@ -75,6 +75,8 @@ class Model:
         self.has_vocabulary = bool(lib.llama_vocab_type(self._vocab) != lib.LLAMA_VOCAB_TYPE_NONE)
         """Whether the file carries a tokenizer; a shard of later layers does not."""
         self.n_layer: int = lib.llama_model_n_layer(pointer)
+        self.window = max(0, int(lib.llama_model_n_swa(pointer)))
+        """Positions of the sliding window that some layers attend to; 0 without one."""
         self.n_embd: int = lib.llama_model_n_embd(pointer)
         self.n_ctx_train: int = lib.llama_model_n_ctx_train(pointer)
         self.n_params = sum(t.n_elements for t in self.header.tensors)

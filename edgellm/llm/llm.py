@@ -50,7 +50,12 @@ from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Ids
 
-_AVOIDED = {"rollback": "rolled back texts", "sequences": "several texts in one batch", "mtp": "MTP drafts"}
+_AVOIDED = {
+    "mtp": "MTP drafts",
+    "rollback": "rolled back texts",
+    "rows": "several tokens of a text in one batch",
+    "sequences": "several texts in one batch",
+}
 _EXTRA_TOKENS = 7  # extra tokens per request that a verifier across a link writes without a draft model
 
 

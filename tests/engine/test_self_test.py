@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,16 @@ from edgellm import LLM
 from edgellm.engine import Context, Floats, Model, SeqRows
 from edgellm.engine.kv_cache import KVCache
 from edgellm.engine.mtp.layer import StateWindow
-from edgellm.engine.native import lib
 from edgellm.engine.trial.probe import MTP
-from edgellm.engine.trial.self_test import ROLLBACK, SEQUENCES, self_test
+from edgellm.engine.trial.self_test import ROWS, SEQUENCES, self_test
+from edgellm.errors import ContextFull
 from testkit.architectures import ARCHITECTURES, WITH_MTP
+from testkit.cache_faults import FAULTS
 from tests.conftest import Architectures
 
 WRONG = {"plamo2": [SEQUENCES]}
 """Architectures with which llama.cpp itself is wrong: plamo2 with equal numbers of rows of several sequences."""
-SEEDS = range(25)
+TIMES = 10  # `python -m bench.robustness.cache_faults` does it 100 times
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -29,32 +31,12 @@ def test_each_architecture_does_what_its_cache_promises(architectures: Architect
         assert self_test(model) == WRONG.get(name, [])
 
 
-def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Believe that every rollback that llama.cpp accepts is right."""
-
-    def cut(self: KVCache, seq: int, _one: object, length: int, _now: int) -> bool:
-        return bool(lib.llama_memory_seq_rm(self._memory, seq, length, -1))
-
-    monkeypatch.setattr(KVCache, "_cut", cut)
-
-
-def forgetting_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave rolled back positions in the cache: the next ones lie beside them."""
-    monkeypatch.setattr(KVCache, "truncate", lambda _self, _seq, length, _now: length)
-
-
-def copying_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVCache, "copy", lambda _self, _src, _dst: True)
-
-
-def mixing_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each sequence the other's logits."""
-    decode_rows = Context.decode_rows
-
-    def mixed(self: Context, rows: Sequence[SeqRows], embedded: Floats | None = None) -> list[Floats]:
-        return decode_rows(self, rows, embedded)[::-1]
-
-    monkeypatch.setattr(Context, "decode_rows", mixed)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_each_of_the_traps_is_caught_every_time(architectures: Architectures, name: str) -> None:
+    fault = FAULTS[name]
+    for seed, architecture in enumerate(islice(cycle(fault.architectures), TIMES)):
+        with Model.load(architectures(architecture), probe=False) as model, fault.put():
+            assert fault.found in self_test(model, seed), architecture
 
 
 @pytest.mark.parametrize("name", WITH_MTP)
@@ -80,29 +62,36 @@ def test_a_fault_of_an_mtp_layer_is_caught_every_time(
 ) -> None:
     keeping_old_states(monkeypatch)
     with Model.load(architectures("glm4moe", mtp="useful"), probe=False, mtp=True) as model:
-        assert [self_test(model, seed) for seed in SEEDS] == [[MTP]] * len(SEEDS)
+        assert [self_test(model, seed) for seed in range(TIMES)] == [[MTP]] * TIMES
 
 
-@pytest.mark.parametrize(
-    ("name", "fault", "found"),
-    [
-        ("lfm2", trusting, ROLLBACK),
-        ("qwen3", forgetting_nothing, ROLLBACK),
-        ("qwen35", copying_nothing, SEQUENCES),
-        ("llama", mixing_rows, SEQUENCES),
-    ],
-)
-def test_a_fault_in_each_of_the_traps_is_caught_every_time(
-    architectures: Architectures,
-    name: str,
-    fault: Callable[[pytest.MonkeyPatch], None],
-    found: str,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("lazy", [True, False])
+def test_rows_that_are_wrong_together_are_decoded_one_by_one(
+    architectures: Architectures, lazy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault(monkeypatch)
-    with Model.load(architectures(name), probe=False) as model:
-        caught = [found in self_test(model, seed) for seed in SEEDS]
-    assert sum(caught) == len(SEEDS)
+    widest = Counter[int]()
+    run = Context._run
+
+    def noted(self: Context, n: int, batch: Any, copies: int = 0) -> None:
+        widest[sum(self._batch._flags[:n])] += 1
+        run(self, n, batch, copies)
+
+    monkeypatch.setattr(Context, "_run", noted)
+    with Model.load(architectures("qwen3"), probe=False) as model:
+        ids = np.arange(12, dtype=np.int32)
+        with Context(model, n_ctx=64, n_seq=2, threads=1) as context:
+            expected = context.decode(ids, outputs=6).copy()
+        monkeypatch.setattr(model, "faults", frozenset({ROWS}))
+        widest.clear()
+        with Context(model, n_ctx=64, n_seq=2, threads=1, lazy=lazy) as context:
+            found = context.decode_lazy(ids, outputs=6)
+            assert np.allclose(np.array([found[row] for row in range(6)]), expected, atol=1e-4)
+            both = context.decode_rows([SeqRows(0, ids[:3], 2), SeqRows(1, ids, 6)])
+            assert np.allclose(both[1], expected, atol=1e-4)
+            with pytest.raises(ContextFull):
+                context.decode(np.resize(ids, 60), outputs=2)
+            assert context.length() == 15
+        assert set(widest) == {1}
 
 
 def test_what_is_wrong_is_avoided_after_a_trial_in_a_child(
@@ -118,7 +107,6 @@ def test_what_is_wrong_is_avoided_after_a_trial_in_a_child(
 
 
 def test_without_trust_everything_is_read_again(architectures: Architectures, monkeypatch: pytest.MonkeyPatch) -> None:
-    trusting(monkeypatch)
     init = KVCache.__init__
 
     def distrusting(self: KVCache, *args: Any, **_: Any) -> None:
@@ -126,7 +114,8 @@ def test_without_trust_everything_is_read_again(architectures: Architectures, mo
 
     monkeypatch.setattr(KVCache, "__init__", distrusting)
     with Model.load(architectures("lfm2"), probe=False) as model:
-        assert self_test(model) == []
+        with FAULTS["snapshots of earlier batches"].put():
+            assert self_test(model) == []
         with Context(model, n_ctx=64, threads=1) as context:
             ids = np.arange(20, dtype=np.int32)
             context.decode(ids)

@@ -84,7 +84,7 @@ def _build() -> str:
 
 MTP = "mtp"
 """The fault of a model whose MTP layer must not be used."""
-_FORMAT = 3  # raise this when the child tries more than before
+_FORMAT = 4  # raise this when the child tries more than before
 _MOST_KEPT = 1_000  # verdicts
 _TAIL = 4_096  # bytes of the child's last output
 _PORTION = 2**20
