@@ -43,7 +43,8 @@ def test_a_seed_repeats_a_reply_and_the_summary_tells_it(f32_pair: tuple[Path, P
     options = ReplyOptions(temperature=1.5, top_k=0, top_p=1.0, max_tokens=40, gate="confidence")
     written, seed = sampled(None)
     assert sampled(seed) == (written, seed)
-    assert sampled(seed + 1) != (written, seed + 1)
+    # two seeds in forty draw the same text, so one that differs is looked for among a few
+    assert any(sampled(seed + step)[0] != written for step in range(1, 5))
 
 
 def test_what_was_cached_before_does_not_change_what_is_drawn(pair: LLM) -> None:
