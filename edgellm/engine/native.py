@@ -25,7 +25,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -45,10 +44,13 @@ def _waiting() -> Iterator[None]:
 
 
 with _waiting():
+    import llama_cpp
     from llama_cpp import llama_cpp as binding
 
 # Any, because its declarations are functions without bodies, from which a type checker infers wrong types
 lib: Any = binding
+VERSION: str = llama_cpp.__version__
+"""The version of llama-cpp-python."""
 
 
 ShouldStop: TypeAlias = Callable[[], bool]
@@ -121,12 +123,8 @@ def features() -> Features:
     """Return the features of the library that this process has loaded."""
     start()
     system_info = lib.llama_print_system_info().decode("utf-8", "replace")
-    try:
-        installed = version("llama-cpp-python")
-    except PackageNotFoundError:
-        installed = "of unknown version"
     return Features(
-        version=installed,
+        version=VERSION,
         instructions=tuple(re.findall(r"(\w+) = 1", system_info)),
         gpu=any(not name.startswith(_NO_CARDS) for name in backends()),
         mmap=bool(lib.llama_supports_mmap()),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from importlib.metadata import version
 from typing import NoReturn
 
 import numpy as np
 
 from edgellm.engine import Floats, Ids
+from edgellm.engine.native import VERSION
 from edgellm.errors import SAME_VERSION, DeviceLost, InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import (
@@ -41,7 +41,7 @@ from edgellm.verifier.requests import VerifyRequest
 
 MESH = 3
 """Version of `mesh.proto`."""
-ENGINE = version("llama-cpp-python")
+ENGINE = VERSION
 SERVICE = pb.DESCRIPTOR.services_by_name["Mesh"].full_name
 HOLDS, WORK, CARRY = f"/{SERVICE}/Holds", f"/{SERVICE}/Work", f"/{SERVICE}/Carry"
 _KINDS = ("compute", "load", "got")

@@ -25,14 +25,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
 from edgellm import errors, places
 from edgellm.engine.gguf.reader import GgufHeader, check_gguf, is_index
-from edgellm.engine.native import features
+from edgellm.engine.native import VERSION, features
 from edgellm.errors import EdgeError, ModelUnsupported
 from edgellm.isolation.child_process import cause_of, start_child
 
@@ -106,8 +105,7 @@ class Probe:
 
         Raises OSError where a file cannot be read.
         """
-        library = _version("llama-cpp-python")
-        digest = hashlib.sha256(f"{_FORMAT} {library} {self.gpu_layers != 0} {self.text_only}".encode())
+        digest = hashlib.sha256(f"{_FORMAT} {VERSION} {self.gpu_layers != 0} {self.text_only}".encode())
         digest.update(b" mtp" if self.mtp else b"")
         for path, header in zip(self.paths, self.headers, strict=True):
             digest.update(f" {header.file_size}".encode())
@@ -174,13 +172,6 @@ def _portions(file: FileIO, offset: int, n: int) -> Iterator[bytes]:
     while n > 0 and (portion := file.read(min(n, _PORTION))):
         n -= len(portion)
         yield portion
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "of unknown version"
 
 
 def _is_bundled(path: Path) -> bool:
