@@ -15,8 +15,9 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ LOG = VENV / "setup.log"
 LOCKS = ROOT / "tools" / "locks"  # made by tools/lock.py
 BY_HASH = ("--require-hashes", "--no-build-isolation")
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"  # see edgellm/engine/trial/probe.py
+WITH_RPC = "-DGGML_RPC=on"  # a device of another process, which the tests use: its memory is not the host's
 CORE_MINUTES = 9.0  # llama.cpp took four and a half minutes on two cores
 QUIET_SECONDS = 30.0  # between two lines of progress if the screen cannot be rewritten
 
@@ -77,11 +79,15 @@ def set_up(kind: str) -> None:
     say("Setting up edgellm in .venv. This happens once.")
     if needs_compiler:
         say(f"llama.cpp is compiled on {os.cpu_count()} cores, about {minutes} min, unless pip has kept it.")
-    environment = {**os.environ, **compiler_flags()}
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-v", "--no-input", "--no-deps"]
     # Build tools come first, since pip's isolated builds would fetch them again without checking hashes.
     for lock in ("build", "dev" if kind == "dev" else "run"):
-        watch([*pip, *BY_HASH, "-r", str(LOCKS / f"{lock}.txt")], environment)
+        if lock == "dev":
+            forget_wheels_without_rpc()
+        watch([*pip, *BY_HASH, "-r", str(LOCKS / f"{lock}.txt")], compiler_environment())
+    if kind == "dev" and not has_rpc():
+        say("The installed llama.cpp lacks the RPC backend, which the tests need: it is installed once more.")
+        install_llama()
     watch([*pip, "--no-build-isolation", "--no-index", "-e", str(ROOT)])
     watch([str(VENV / "bin" / "python"), "-c", "import llama_cpp, edgellm.cli"])
 
@@ -147,6 +153,12 @@ def build_for(wanted: str) -> str:
     return name
 
 
+_HAS_RPC = """
+import ctypes, sys
+from llama_cpp.llama_cpp import _lib as library
+library.ggml_backend_reg_by_name.restype = ctypes.c_void_p
+sys.exit(not library.ggml_backend_reg_by_name(b"RPC"))
+"""
 _OFFLOADS = """
 import ctypes, sys
 from llama_cpp.llama_cpp import _lib as library
@@ -158,17 +170,43 @@ sys.exit(not names - {b"CPU", b"BLAS", b"RPC"})
 """
 
 
+def has_rpc() -> bool:
+    """Return whether the installed llama.cpp has the RPC backend."""
+    return works([str(VENV / "bin" / "python"), "-c", _HAS_RPC])
+
+
+def forget_wheels_without_rpc() -> None:
+    """Remove kept wheels of llama-cpp-python without the RPC backend: pip does not know how it compiled a wheel."""
+    command = [str(VENV / "bin" / "python"), "-m", "pip", "cache", "list", "--format=abspath", "llama_cpp_python"]
+    try:
+        kept_wheels = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):  # pip keeps nothing
+        return
+    for path in map(Path, kept_wheels):
+        with suppress(OSError, zipfile.BadZipFile):
+            with zipfile.ZipFile(path) as wheel:
+                kept = any("ggml-rpc." in name for name in wheel.namelist())
+            if not kept:
+                say("pip has kept a llama.cpp without the RPC backend, which the tests need: it is compiled once more.")
+                path.unlink()
+
+
+def compiler_environment(option: str = "") -> dict[str, str]:
+    """Return the environment in which llama.cpp is compiled: with its RPC backend, and one more of CMake's options."""
+    arguments = f"{os.environ.get('CMAKE_ARGS', '')} {WITH_RPC} {option}".strip()
+    return {**os.environ, **compiler_flags(), "CMAKE_ARGS": arguments}
+
+
 def install_llama(option: str = "") -> None:
-    """Install llama-cpp-python again, compiled with one of CMake's options: pip's kept wheel is one without any."""
+    """Install llama-cpp-python again; with one of CMake's options it is compiled, and pip does not keep the wheel."""
     locked_lines = re.findall(
         r"^llama-cpp-python==.*?(?=^\S|\Z)", (LOCKS / "run.txt").read_text(), re.MULTILINE | re.DOTALL
     )
     requirement = VENV / "llama.txt"
     requirement.write_text("".join(locked_lines), encoding="utf-8")
-    arguments = os.environ.get("CMAKE_ARGS", "")
-    environment = {**os.environ, **compiler_flags(), "CMAKE_ARGS": f"{arguments} {option}".strip()}
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-v", "--no-input", "--no-deps", "--force-reinstall"]
-    watch([*pip, *(["--no-cache-dir"] if option else []), *BY_HASH, "-r", str(requirement)], environment)
+    cache = ["--no-cache-dir"] if option else []
+    watch([*pip, *cache, *BY_HASH, "-r", str(requirement)], compiler_environment(option))
 
 
 def packages_hint(backend: Backend) -> str:

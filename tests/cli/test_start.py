@@ -169,9 +169,10 @@ class Build:
         monkeypatch.delenv("CMAKE_ARGS", raising=False)
 
     def watch(self, command: list[str], environment: dict[str, str] | None = None) -> None:
-        option = (environment or {}).get("CMAKE_ARGS", "")
+        rpc, _, option = (environment or {}).get("CMAKE_ARGS", "").partition(" ")
+        assert rpc == bootstrap.WITH_RPC
         self.options.append(option)
-        assert ("--no-cache-dir" in command) == bool(option), "pip has kept a wheel without any option"
+        assert ("--no-cache-dir" in command) == bool(option), "pip keeps the wheel without a card"
         if option and self.fails:
             raise bootstrap.SetupFailed("no such header")
 
@@ -238,6 +239,32 @@ def test_llama_cpp_is_compiled_without_amx(venv: Path, monkeypatch: pytest.Monke
     with_flags = [environment for environment in seen if "CFLAGS" in environment]
     assert with_flags[0]["CFLAGS"] == f"-O2 {probe.WITHOUT_AMX}"
     assert with_flags[0]["CXXFLAGS"] == probe.WITHOUT_AMX
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("dev", False), ("dev", True), ("run", False)])
+def test_the_tests_have_a_llama_cpp_with_rpc(
+    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, kept: bool
+) -> None:
+    """pip does not know with which options it compiled a wheel that it keeps."""
+    commands: list[str] = []
+    wheel = tmp_path / "llama_cpp_python-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("llama_cpp/lib/libggml-rpc.so" if kept else "llama_cpp/lib/libggml.so", "")
+    (venv / "bin").mkdir(parents=True)
+    python = venv / "bin" / "python"
+    python.write_text(f'#!/bin/sh\necho "{wheel}"\n')
+    python.chmod(0o700)
+    monkeypatch.setattr(bootstrap, "make_venv", lambda: None)
+    monkeypatch.setattr(bootstrap, "works", lambda command: kept or bootstrap._HAS_RPC not in command)
+    monkeypatch.setattr(bootstrap, "watch", lambda command, environment=None: commands.append(" ".join(command)))
+
+    bootstrap.set_up(kind)
+
+    missing = (kind, kept) == ("dev", False)
+    assert wheel.exists() is not missing
+    again = [command for command in commands if "--force-reinstall" in command]
+    assert len(again) == missing
+    assert not any("--no-cache-dir" in command for command in again), "pip keeps the new one"
 
 
 def test_a_compiler_without_those_flags_is_not_given_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,6 +369,7 @@ def test_progress_is_read_from_what_pip_and_ninja_print() -> None:
 def test_everything_is_installed_by_its_hash(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[Sequence[str]] = []
     monkeypatch.setattr(bootstrap, "has_llama", lambda: True)
+    monkeypatch.setattr(bootstrap, "has_rpc", lambda: True)
     monkeypatch.setattr(bootstrap, "make_venv", lambda: None)
     monkeypatch.setattr(bootstrap, "watch", lambda command, _environment=None: commands.append(command))
     for kind in ("run", "dev"):
