@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,6 +126,19 @@ def offload_devices(names: Sequence[str] = ()) -> list[ComputeDevice]:
                 "edgellm doctor shows how llama.cpp is compiled for a graphics card.",
             )  # fmt: skip
     return [by_name[name.lower()] for name in names]
+
+
+def placement(hardware: Hardware) -> str:
+    """Return a name for the devices that compute a model and for what they compute of it, as part of a file's name; ""
+    for the processor alone.
+
+    What was measured in one placement says nothing about another one.
+    """
+    if not hardware.gpu_layers:
+        return ""
+    names = "+".join(device.name for device in offload_devices(hardware.devices))
+    layers = "all" if hardware.gpu_layers == ALL_LAYERS else str(hardware.gpu_layers)
+    return re.sub(r"[^\w+-]", "_", f"{layers}-on-{names}") if names else ""
 
 
 def apply(hardware: Hardware, params: Any) -> list[Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from edgellm.engine import native
 from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokenizer
 from edgellm.engine.gguf.reader import GgufArray, ModelFile, attention_layers
-from edgellm.engine.hardware import ON_PROCESSOR, Hardware, apply, offload_devices
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware, apply, offload_devices, placement
 from edgellm.engine.mtp.support import drafter_file, support
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.thinking import ThinkingMarkup, find_markup
@@ -87,6 +87,8 @@ class Model:
         self.offloaded = layers != 0 and bool(offload_devices(hardware.devices))
         """Whether some layers are on a graphics card."""
         self.head_offloaded = self.offloaded and not 0 < layers <= self.n_layer
+        self.placement = placement(hardware)
+        """Where the model computes, as part of the name of what is measured there; "" for the processor."""
         self.attention_layers = attention_layers(self.header)
         """Layers with attention, from 0."""
         self._head_is_plain: bool | None = None

@@ -96,9 +96,11 @@ class StoredCurve:
         return self.change <= MAX_CHANGE * one and is_plausible(rows, (one, *seconds[1:]))
 
 
-def curve_path(model_hash: str, threads: int) -> Path:
-    """Return the file of a curve; its name has the device in it, because several devices may share a home folder."""
-    return cache_dir() / "curves" / f"{model_hash[:16]}-{threads}-{platform.node() or 'here'}.json"
+def curve_path(model_hash: str, threads: int, placement: str = "") -> Path:
+    """Return the file of a curve for a `placement` of the model (see `Model.placement`); its name has the device in it,
+    because several devices may share a home folder."""
+    where = f"{platform.node() or 'here'}{placement and '-'}{placement}"
+    return cache_dir() / "curves" / f"{model_hash[:16]}-{threads}-{where}.json"
 
 
 def read_curve(path: Path, device: str) -> StoredCurve | None:
@@ -165,7 +167,7 @@ class ModelCurve:
                 raise Stopped
         try:
             with self._lock:
-                path = curve_path(self._hash.compute(), self._n_threads)
+                path = self._file(self._hash.compute())
                 if self._measured or (self._use_stored(path) and self._measured):
                     return self._curve or estimated_curve(self._model)
             curve, wait_share = self._measure(should_stop, progress)
@@ -182,9 +184,7 @@ class ModelCurve:
             self._curve = curve
             known = self._hash.quick()
             if known is not None and self._history and History().on:
-                write_curve(
-                    curve_path(known, self._n_threads), _stored(curve, wait_share, estimated=not self._measured)
-                )
+                write_curve(self._file(known), _stored(curve, wait_share, estimated=not self._measured))
 
     @property
     def _n_threads(self) -> int:
@@ -193,7 +193,10 @@ class ModelCurve:
     def _path(self) -> Path | None:
         """Return the curve's file, None while the model's hash is not known."""
         known = self._hash.known
-        return None if known is None else curve_path(known, self._n_threads)
+        return None if known is None else self._file(known)
+
+    def _file(self, model_hash: str) -> Path:
+        return curve_path(model_hash, self._n_threads, self._model.placement)
 
     def _use_stored(self, path: Path) -> bool:
         """Use the stored curve, if there is one and it fits; return whether it was measured."""

@@ -146,9 +146,10 @@ class Drafters:
     def _cut(self, layer: int) -> tuple[Model, Model]:
         if layer not in self._shards:
             lower, upper = shards(self._model, self._fingerprint(), layer)
-            first = Model.load(lower)
+            hardware = self._model.hardware
+            first = Model.load(lower, hardware=hardware)
             try:
-                self._shards[layer] = first, Model.load(upper)
+                self._shards[layer] = first, Model.load(upper, hardware=hardware)
             except BaseException:
                 first.close()
                 raise

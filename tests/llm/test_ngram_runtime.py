@@ -255,7 +255,7 @@ def test_a_correction_that_load_may_explain_is_not_kept(
     retrieval = NgramRuntime(verifier_model, 64, 1, ModelCurve(verifier_model, 1, FileHash(verifier_model.path)))
     curve = retrieval.measure()
     retrieval.index(("context",))
-    path = curve_path(fingerprint(verifier_model.path), 1)
+    path = curve_path(fingerprint(verifier_model.path), 1, verifier_model.placement)
     before = path.read_text()
     if shares:
         retrieval.track(retrieval.self_verifier())
@@ -273,9 +273,10 @@ def test_a_correction_that_load_may_explain_is_not_kept(
     retrieval.close()
 
 
-def test_a_curve_belongs_to_a_model_and_its_threads(verifier_model: Model) -> None:
+def test_a_curve_belongs_to_a_model_its_threads_and_its_placement() -> None:
     assert curve_path("a" * 64, 1) != curve_path("b" * 64, 1)
     assert curve_path("a" * 64, 1) != curve_path("a" * 64, 2)
+    assert curve_path("a" * 64, 1) != curve_path("a" * 64, 1, "all-on-CUDA0")
 
 
 def test_what_is_remembered_of_replies_is_bounded(verifier_model: Model) -> None:
