@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import settings
 
 from edgellm.engine import LMHead, Model, to_f32
+from edgellm.engine.hardware import ALL_LAYERS, Hardware
 from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
 from testkit.architectures import Mtp, write
+from testkit.processes.rpc_device import add_rpc_device
 from tests.decodes import Watched, watch_decodes
 from tests.once import once
 from tests.spec.real import case
@@ -27,13 +29,25 @@ settings.register_profile("edgellm", deadline=None)  # the suite also passes on 
 settings.load_profile("edgellm")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=("host", "rpc", "card"),
+        default="host",
+        help="where models are: in this process, on a device of another process (llama.cpp's RPC backend on loopback),"
+        " or on this machine's graphics cards",
+    )
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are processors, since tests also wait."""
     return min((os.cpu_count() or 1) + 1, 4)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The made-up homes first: they wait for most of their minutes, in which other processes have the processors."""
+    if config.getoption("--device") != "host":
+        items[:] = [item for item in items if item.get_closest_marker("processor") is None]
     items.sort(key=lambda item: HOMES not in item.path.parents)
 
 
@@ -48,6 +62,28 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("EDGELLM_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("EDGELLM_AMX", "off" if amx_failure() else "on")  # found out once, and not for each test's home
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With `--device`, all layers of every model that a test does not place itself are on that device."""
+    device = request.config.getoption("--device")
+    if device == "host":
+        yield
+        return
+    if device == "rpc":
+        add_rpc_device()
+    load, offloaded = Model.load, []
+
+    def loaded(source: Path, *, hardware: Hardware | None = None, **given: Any) -> Model:
+        model = load(source, hardware=hardware or Hardware(gpu_layers=ALL_LAYERS), **given)
+        offloaded.append(model.offloaded)
+        return model
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Model, "load", loaded)
+        yield
+    assert any(offloaded) or not offloaded, "no model was on the device"
 
 
 @pytest.fixture(scope="session")

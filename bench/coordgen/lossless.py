@@ -1,6 +1,7 @@
 """Check that the text is the verifier's own, token by token, with every combination of sources.
 
     python -m bench.coordgen.lossless [--rounds 17] [--max-tokens 64] [--threads N] [--name ...]
+        [--device host|rpc]
 
 On f32 copies of the bundled pair. Each round writes one held-out case with every combination of sources, greedy and
 sampled: by the verifier alone, by the draft model alone, and greedily by both together. These models' LM heads are too
@@ -9,6 +10,7 @@ much is drafted. All of this runs in one process, so that there are past replies
 
 Columns: replies; how many equal those without retrieval from the same seed; `ties`, greedy differences between nearly
 equal logits; `bugs`, all other differences; tokens, and how many of them were copied. Exit code 1 if there is a bug.
+With `--device rpc` the models are on a device whose memory is not the host's; what they are compared with is not.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ from unittest.mock import patch
 import edgellm.llm.cost_curves
 import edgellm.llm.model_loading
 from bench.harness.report import write
-from bench.robustness.lossless import difference, prompts
+from bench.robustness.lossless import ON_HOST, difference, prompts
 from edgellm.engine import Message, Model, to_f32
 from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.params import SOURCES
 from edgellm.storage import resolve
 from models.corpus import HELD_OUT_SEED
+from testkit.processes.rpc_device import DEVICES, add_rpc_device
 
 LATE = "the verifier alone, late heads"
 CHEAP = CostCurve((1, 64), (1.0, 1.3), heads=(0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.2))
@@ -76,8 +79,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=17, help=f"prompts for each of {len(switches())} combinations")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--device", choices=DEVICES, default=DEVICES[0], help="on which the models are")
     parser.add_argument("--name", default="lossless", help="of the result file")
     arguments = parser.parse_args()
+    if arguments.device == "rpc":
+        add_rpc_device()
     counts: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         small, big = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
@@ -93,7 +99,9 @@ def main() -> None:
             with (
                 late() if writer == LATE else nullcontext(),
                 LLM.open(draft, verifier, threads=arguments.threads) as pair,
-                LLM.open("none" if writer == "both" else draft, verifier, threads=arguments.threads) as bare,
+                LLM.open(
+                    "none" if writer == "both" else draft, verifier, threads=arguments.threads, hardware=ON_HOST
+                ) as bare,
                 Model.load(small if verifier == "none" else big) as model,
             ):
                 for temperature in (0.0, 0.8) if writer != "both" else (0.0,):
@@ -115,7 +123,8 @@ def main() -> None:
                         sys.stdout.write(f"{name}, prompt {number}, {sources}: {kind}\n")
                     sys.stdout.write(f"{name}: {dict(found)}\n")
                     sys.stdout.flush()
-    figures = {"rounds": arguments.rounds, "ways": {name: dict(found) for name, found in counts.items()}}
+    ways = {name: dict(found) for name, found in counts.items()}
+    figures = {"device": arguments.device, "rounds": arguments.rounds, "ways": ways}
     sys.stdout.write(table(figures) + "\n")
     sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.lossless', figures, HELD_OUT_SEED)}\n")
     sys.exit(1 if any(found["bug"] for found in counts.values()) else 0)

@@ -1,12 +1,13 @@
 """Check that a reply with every chunk verified is the verifier's own, token by token.
 
     python -m bench.robustness.lossless [PROMPTS] [--max-tokens 64] [--threads N] [--draft PATH] [--verifier PATH]
-        [--retrieval auto|off]
+        [--retrieval auto|off] [--device host|rpc]
 
 Greedy, on f32 copies of the pair, which are made first, and held-out cases of every family in turn. At the first
 difference the verifier's logits after the common text are computed again, in one pass. If the two tokens are nearly
 equal there, the difference is a numerical tie, because a batch of five adds up in another order than a batch of one;
-else it is a bug, and the exit code is 1.
+else it is a bug, and the exit code is 1. With `--device rpc` draft model and verifier are on a device whose memory is
+not the host's; the verifier that they are compared with stays on the host.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ import numpy as np
 import edgellm
 from bench.harness.report import write
 from edgellm.engine import Context, Message, Model, to_f32
+from edgellm.engine.hardware import Hardware
 from edgellm.spec.types import Ids
 from edgellm.storage import resolve
 from models.case import Case
 from models.corpus import HELD_OUT_SEED, held_out
 from models.families import FAMILIES
+from testkit.processes.rpc_device import DEVICES, add_rpc_device
 
+ON_HOST = Hardware(gpu_layers=0)
 TIE = 1e-3
 """Logits closer than this may swap ranks with the shape of the batch. In f32 they vary by some 1e-5."""
 
@@ -69,8 +73,11 @@ def main() -> None:
     parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--verifier", default="edgellm-verifier")
     parser.add_argument("--retrieval", default="auto", help="as for `edgellm chat`")
+    parser.add_argument("--device", choices=DEVICES, default=DEVICES[0], help="on which the models are")
     parser.add_argument("--name", default="lossless", help="of the result file")
     arguments = parser.parse_args()
+    if arguments.device == "rpc":
+        add_rpc_device()
     counts: Counter[str] = Counter()
     lengths: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +86,7 @@ def main() -> None:
         to_f32(resolve(arguments.verifier), verifier)
         with (
             edgellm.LLM.open(draft, verifier, threads=arguments.threads) as pair,
-            edgellm.LLM.open("none", verifier, threads=arguments.threads) as alone,
+            edgellm.LLM.open("none", verifier, threads=arguments.threads, hardware=ON_HOST) as alone,
             Model.load(verifier) as model,
         ):
             for number, case in enumerate(prompts(arguments.prompts)):
@@ -97,7 +104,8 @@ def main() -> None:
                 counts[kind] += 1
                 sys.stdout.write(f"prompt {number}, token {at}: logits {apart:.2e} apart: {kind}\n")
     n = arguments.prompts
-    figures = {"prompts": n, "mean_acceptance_length": float(np.mean(lengths)), "tie_below": TIE}
+    figures: dict[str, Any] = {"device": arguments.device, "prompts": n, "tie_below": TIE}
+    figures["mean_acceptance_length"] = float(np.mean(lengths))
     figures |= {key: counts[key] for key in ("equal", "tie", "bug", "tokens")}
     sys.stdout.write(table(figures))
     sys.stdout.write(f"written: {write(arguments.name, 'bench.robustness.lossless', figures, HELD_OUT_SEED)}\n")

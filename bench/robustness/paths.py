@@ -1,6 +1,7 @@
 """Check that a reply at budget 1.0 is the verifier's own on every path that it can take.
 
     python -m bench.robustness.paths [--prompts 304] [--max-tokens 48] [--draft PATH] [--verifier PATH]
+        [--device host|rpc]
 
 Greedy, f32 copies of the pair, held-out cases of every family in turn; the verifier in a process of its own.
 
@@ -30,13 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.report import write
-from bench.robustness.lossless import TIE, difference, prompts
+from bench.robustness.lossless import ON_HOST, TIE, difference, prompts
 from edgellm.engine import Message, Model, to_f32
 from edgellm.llm import LLM
 from edgellm.spec.stream import Reply
 from edgellm.storage import resolve
 from models.corpus import HELD_OUT_SEED
 from testkit.network.relay import Network, Relay
+from testkit.processes.rpc_device import DEVICES, add_rpc_device
 from testkit.processes.verifier import VerifierProcess
 
 NEAR = Network(megabits=1000.0, round_trip=0.002)
@@ -60,9 +62,11 @@ class Found:
 class Paths:
     """The pair, ready for every path."""
 
-    def __init__(self, draft: Path, verifier: Path, most: int, closing: ExitStack) -> None:
+    def __init__(self, draft: Path, verifier: Path, most: int, closing: ExitStack, device: str) -> None:
         self._most = most
-        self.roomy, self.narrow = (closing.enter_context(close_behind(VerifierProcess(verifier, n))) for n in (4, 1))
+        self.roomy, self.narrow = (
+            closing.enter_context(close_behind(VerifierProcess(verifier, n, device=device))) for n in (4, 1)
+        )
         with Model.load(draft) as small:
             for served in (self.roomy, self.narrow):
                 served.connect(small).close()
@@ -114,11 +118,11 @@ class Paths:
         return ids
 
 
-def run(draft: Path, verifier: Path, cases: Sequence[list[Message]], most: int) -> dict[str, Counter[str]]:
-    """Write replies on every path, and compare them with the verifier alone."""
+def run(draft: Path, verifier: Path, cases: Sequence[list[Message]], most: int, device: str) -> dict[str, Counter[str]]:
+    """Write replies on every path with the models on `device`, and compare them with the verifier alone on the host."""
     with ExitStack() as closing:
-        paths = Paths(draft, verifier, most, closing)
-        alone = closing.enter_context(LLM.open("none", verifier, threads=1))
+        paths = Paths(draft, verifier, most, closing, device)
+        alone = closing.enter_context(LLM.open("none", verifier, threads=1, hardware=ON_HOST))
         model = closing.enter_context(Model.load(verifier))
         right = [[token.id for token in alone.reply(messages, max_tokens=most, retrieval="off")] for messages in cases]
         there: dict[str, Callable[[Found], list[list[int]]]] = {
@@ -162,15 +166,18 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--verifier", default="edgellm-verifier")
+    parser.add_argument("--device", choices=DEVICES, default=DEVICES[0], help="on which the models are")
     parser.add_argument("--name", default="paths", help="of the result file")
     arguments = parser.parse_args()
     cases = [[Message(turn.role, turn.text) for turn in case.prompt] for case in prompts(arguments.prompts)]
+    if arguments.device == "rpc":
+        add_rpc_device()
     with tempfile.TemporaryDirectory() as folder:
         draft, verifier = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
         to_f32(resolve(arguments.draft), draft)
         to_f32(resolve(arguments.verifier), verifier)
-        counted = run(draft, verifier, cases, arguments.max_tokens)
-    figures = {"tie_below": TIE, "ways": counted}
+        counted = run(draft, verifier, cases, arguments.max_tokens, arguments.device)
+    figures = {"device": arguments.device, "tie_below": TIE, "ways": counted}
     sys.stdout.write(f"written: {write(arguments.name, 'bench.robustness.paths', figures, HELD_OUT_SEED)}\n")
     sys.exit(1 if any(counts["bug"] for counts in counted.values()) else 0)
 

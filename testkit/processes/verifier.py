@@ -38,7 +38,10 @@ _SERVE = """
 import sys
 from pathlib import Path
 from edgellm.services.server.servers import serve_verifier
-model, port, sessions, threads = sys.argv[1:]
+from testkit.processes.rpc_device import add_rpc_device
+model, port, sessions, threads, device = sys.argv[1:]
+if device == "rpc":
+    add_rpc_device()
 serve_verifier(Path(model), port=int(port), sessions=int(sessions), context=1024, threads=int(threads) or None).wait()
 """
 
@@ -46,10 +49,12 @@ serve_verifier(Path(model), port=int(port), sessions=int(sessions), context=1024
 class VerifierProcess:
     """A verifier's process at a port of its own, which can be killed or stopped, and started again."""
 
-    def __init__(self, model: Path, sessions: int = 2, threads: int | None = 1) -> None:
+    def __init__(self, model: Path, sessions: int = 2, threads: int | None = 1, device: str = "host") -> None:
+        """Start it, with the model on one of `testkit.processes.rpc_device.DEVICES`."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
-        self._run = [sys.executable, "-c", _SERVE, str(model), *map(str, (self.port, sessions, threads or 0))]
+        words = map(str, (model, self.port, sessions, threads or 0, device))
+        self._run = [sys.executable, "-c", _SERVE, *words]
         self._process = self._started()
 
     def _started(self) -> subprocess.Popen[str]:

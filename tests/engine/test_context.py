@@ -217,6 +217,7 @@ def test_any_history_ends_in_the_same_logits(exact_model: Model, steps: list[tup
                 assert difference(logits, fresh.decode(last)) < CLOSE
 
 
+@pytest.mark.processor
 def test_flash_attention_is_left_out_where_it_is_slower(draft_model: Model, exact_model: Model) -> None:
     with Context(draft_model, n_ctx=8) as small, Context(exact_model, n_ctx=8, flash=True) as exact:
         assert not small.flash
@@ -227,6 +228,7 @@ def test_flash_attention_is_left_out_where_it_is_slower(draft_model: Model, exac
     assert (pays(500_000_000, 512), pays(500_000_000, 32), pays(5_000_000, 512)) == (True, False, False)
 
 
+@pytest.mark.processor
 def test_a_single_token_of_a_small_model_is_decoded_beside_a_copy(
     draft_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

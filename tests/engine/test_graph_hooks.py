@@ -107,7 +107,7 @@ def test_only_what_was_asked_for_is_there(draft_model: Model) -> None:
         context.decode(IDS)
         seen.attention(1)
         for call in (lambda: seen.attention(0), lambda: seen.output(1)):
-            with pytest.raises(EngineFailed, match="showed no"):
+            with pytest.raises(EngineFailed, match="did not capture"):
                 call()
 
 

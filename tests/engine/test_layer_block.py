@@ -148,6 +148,7 @@ def small(verifier_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     yield from _cut(verifier_path, tmp_path_factory.mktemp("small"))
 
 
+@pytest.mark.processor
 @pytest.mark.parametrize("sequences", [[0], [0, 1, 2], [3, 1]])
 def test_a_copy_beside_a_row_leaves_no_trace(
     small: tuple[Model, Model], verifier_path: Path, sequences: list[int], monkeypatch: pytest.MonkeyPatch
