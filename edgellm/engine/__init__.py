@@ -3,7 +3,7 @@
 from edgellm.engine import native  # noqa: F401 - before anything else imports llama.cpp: OpenMP reads its settings then
 
 # isort: split
-from edgellm.engine.chat_template import Message
+from edgellm.engine.chat_template import Message, ToolCall
 from edgellm.engine.context import Context, SeqRows
 from edgellm.engine.gguf.memory_estimate import MemoryEstimate, costs_of
 from edgellm.engine.gguf.reader import Dimensions, GgufHeader, ModelFile, TensorInfo, check_gguf, dimensions
@@ -56,6 +56,7 @@ __all__ = [
     "ShouldStop",
     "Stop",
     "TensorInfo",
+    "ToolCall",
     "Top2",
     "Vocabulary",
     "VocabularyMatch",

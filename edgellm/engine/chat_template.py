@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -182,24 +182,47 @@ class Template:
         )
 
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 _OPEN, _CLOSE = "\ue000", "\ue001"  # around a placeholder's number; in that rendering only our own text holds them
 _HOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A model's call of a function: its name, its `arguments` as a JSON object, and an id that its result refers to."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+    def fields(self, *, parsed: bool = True) -> dict[str, object]:
+        """Return the call as templates know it; most take the arguments `parsed`, and some as a text."""
+        arguments: object = json.loads(self.arguments) if parsed else self.arguments
+        return {"type": "function", "id": self.id, "function": {"name": self.name, "arguments": arguments}}
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; `role` is `system`, `user` or `assistant`. `thinking` is the thought before an
-    assistant's `content`; most templates leave it out of earlier turns."""
+    """One turn of a conversation; `role` is `system`, `user`, `assistant` or `tool`. `thinking` is the thought before
+    an assistant's `content`; most templates leave it out of earlier turns. `tool_calls` are an assistant's; the result
+    of one of them is the content of a turn of `tool`, with the call's `call_id` and the function's `name`."""
 
     role: str
     content: str
     thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
 
-    def fields(self) -> dict[str, object]:
-        """Return the message as templates know it: under the two names in use for thoughts."""
-        thought = {"reasoning_content": self.thinking, "thinking": self.thinking} if self.thinking else {}
-        return {"role": self.role, "content": self.content, **thought}
+    def fields(self, *, parsed: bool = True) -> dict[str, object]:
+        """Return the message as templates know it: under the two names in use for thoughts, and with the arguments of
+        calls `parsed` or as texts."""
+        found: dict[str, object] = {"role": self.role, "content": self.content}
+        if self.thinking:
+            found |= {"reasoning_content": self.thinking, "thinking": self.thinking}
+        if self.tool_calls:
+            found["tool_calls"] = [call.fields(parsed=parsed) for call in self.tool_calls]
+        return found | ({"tool_call_id": self.call_id, "name": self.name} if self.role == "tool" else {})
 
 
 RESERVED = frozenset(
@@ -271,17 +294,49 @@ class ChatTemplate:
             if message.role not in ROLES:
                 raise InvalidOption(f"{message.role!r} is not a message role.", f"Use one of {', '.join(ROLES)}.")
         render = partial(self._render, arguments)
+        calls = any(message.tool_calls for message in messages)
         try:
             plain = render(messages)
         except ModelUnsupported:
             merged = _without_system(messages)
-            if merged is None:
+            if merged is not None:
+                messages, plain = merged, render(merged)
+            elif calls:
+                render = partial(self._render, arguments, parsed=False)
+                plain = render(messages)
+            else:
                 raise
-            messages, plain = merged, render(merged)
         self._tokenizer.check_length(plain, most)
-        return self._tokenise(
-            messages, plain, render, lambda text, special: self._tokenizer.encode(text, special, most, should_stop)
-        )
+
+        def encode(text: str, special: bool) -> Ids:
+            return self._tokenizer.encode(text, special, most, should_stop)
+
+        if calls or arguments.get("tools"):
+            self._check_tools(messages, arguments, encode)
+        return self._tokenise(messages, plain, render, encode)
+
+    def _check_tools(
+        self, messages: Sequence[Message], arguments: Mapping[str, object], encode: Callable[[str, bool], Ids]
+    ) -> None:
+        """Raise InvalidOption where tools or calls would become control tokens: without the characters that those are
+        made of, the conversation must have the same."""
+        empty = _with_texts(messages, [_OPEN if text else "" for m in messages for text in (m.content, m.thinking)])
+        harmless = [
+            replace(m, tool_calls=tuple(
+                replace(call, name=_harmless(call.name), arguments=json.dumps(_harmless(json.loads(call.arguments))))
+                for call in m.tool_calls
+            ))
+            for m in empty
+        ]  # fmt: skip
+        controls = [
+            self._tokenizer.controls(encode(self._render({**arguments, "tools": tools}, turns), True))
+            for tools, turns in ((arguments.get("tools"), empty), (_harmless(arguments.get("tools")), harmless))
+        ]
+        if controls[0] != controls[1]:
+            raise InvalidOption(
+                f"A tool, or the call of one, contains control tokens of {self._model}.",
+                "Remove texts such as <|...|> from names, descriptions and arguments.",
+            )
 
     def _tokenise(
         self,
@@ -328,8 +383,31 @@ class ChatTemplate:
             if content == before:
                 return content
 
-    def _render(self, arguments: Mapping[str, object], messages: Sequence[Message]) -> str:
-        return self._template.render([m.fields() for m in messages], self._bos, self._eos, arguments)
+    def _render(self, arguments: Mapping[str, object], messages: Sequence[Message], parsed: bool = True) -> str:
+        return self._template.render([m.fields(parsed=parsed) for m in messages], self._bos, self._eos, arguments)
+
+    @cached_property
+    def describes_tools(self) -> bool:
+        """Whether the template describes the tools that it is given: it is tried, as names that a template reads may
+        also be those of its macros' arguments."""
+        name = "name_of_a_tool"
+        tool = {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
+        try:
+            return name in self._render({"tools": [tool]}, [Message("user", "Hello")])
+        except ModelUnsupported:
+            return False
+
+
+_MARKUP = re.compile(r"[<>|\[\]{}/\uff5c\u2581]")  # the last two are in DeepSeek's control tokens
+
+
+def _harmless(value: object) -> Any:
+    """Return JSON data without the characters that control tokens are made of."""
+    if isinstance(value, str):
+        return _MARKUP.sub("", value)
+    if isinstance(value, Mapping):
+        return {_harmless(key): _harmless(one) for key, one in value.items()}
+    return [_harmless(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def _with_texts(messages: Sequence[Message], texts: Sequence[str]) -> list[Message]:

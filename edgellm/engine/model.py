@@ -309,6 +309,11 @@ class Model:
         self._check_vocabulary()
         self._chat_template.check(arguments)
 
+    @property
+    def describes_tools(self) -> bool:
+        """Whether the chat template describes tools to the model; False without a template."""
+        return self._template is not None and self._chat_template.describes_tools
+
     @cached_property
     def thinking(self) -> ThinkingMarkup | None:
         """The markup of the model's thoughts; None if it is not known to think."""

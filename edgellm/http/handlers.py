@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive
 
+from edgellm.engine import ToolCall
 from edgellm.errors import EdgeError
 from edgellm.http.admission import STOPPING, Admission, FairLock
 from edgellm.http.mesh_status import MeshRecorder, PlanOut
@@ -33,7 +34,7 @@ from edgellm.http.schemas.responses import (
     TextDelta,
     WrittenReply,
 )
-from edgellm.http.streaming import Event, ReplyTask, StartReply, TokenTimes, server_sent_events
+from edgellm.http.streaming import Event, ReadReply, ReplyTask, StartReply, TokenTimes, server_sent_events
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stream import Reply
@@ -157,8 +158,9 @@ class RequestHandler:
             InvalidOption: a parameter is out of range.
         """
         served = self.served_model()
-        options, messages = served.options_for(request), [message.message() for message in request.messages]
+        options, messages = served.options_for(request), request.turns()
         builder = ChatResponseBuilder(served.name, served.pair.piece, include_usage=request.include_usage)
+        builder.limit_calls(None if request.parallel_tool_calls else 1)
         return await self._respond(request, http, served, partial(served.pair.reply, messages), options, builder)
 
     async def complete(self, request: CompletionRequest, http: Request) -> Response | BaseModel:
@@ -184,7 +186,14 @@ class RequestHandler:
         try:
             if not await self._admit(disconnect):
                 return Response(status_code=499)
-            task = self._start(served, starts, disconnect, requested_at, verified=requires_verified(request, http))
+            task = self._start(
+                served,
+                starts,
+                disconnect,
+                requested_at,
+                verified=requires_verified(request, http),
+                read=partial(served.pair.calls, options=options) if options.tools else iter,
+            )
             events = task.events()
             if not request.stream:
                 return await _collect(task, events, builder)
@@ -248,11 +257,13 @@ class RequestHandler:
 
     def _start(
         self, served: ServedModel, starts: Sequence[StartReply], disconnect: asyncio.Task[None], requested_at: float,
-        *, verified: bool,
+        *, verified: bool, read: ReadReply,
     ) -> ReplyTask:  # fmt: skip
         lock = self._fair_lock if served.in_turns else nullcontext()
         redaction = redact if self.anonymous else unredacted
-        task = ReplyTask(starts, lock, self._record, requested_at=requested_at, redact=redaction, verified=verified)
+        task = ReplyTask(
+            starts, lock, self._record, requested_at=requested_at, redact=redaction, verified=verified, read=read
+        )
         self._tasks.add(task)
         run = asyncio.get_running_loop().run_in_executor(self._executor, partial(_run, task, served.recorder))
         run.add_done_callback(partial(self._finished, task, perf_counter()))
@@ -299,13 +310,16 @@ def _started(write: Callable[..., Reply], options: ReplyOptions, cancelled: Call
 async def _collect(task: ReplyTask, events: AsyncIterator[Event], builder: ResponseBuilder) -> Response | BaseModel:
     written: list[WrittenReply] = []
     deltas: list[TextDelta] = []
+    calls: list[ToolCall] = []
     notices: list[Notice] = []
     async for event in events:
         if isinstance(event, Summary):
-            written.append(WrittenReply(deltas, notices, event))
-            deltas, notices = [], []
+            written.append(WrittenReply(deltas, notices, event, calls))
+            deltas, notices, calls = [], [], []
         elif isinstance(event, TextDelta):
             deltas.append(event)
+        elif isinstance(event, ToolCall):
+            calls.append(event)
         else:
             notices.append(event)
     if len(written) < task.replies:

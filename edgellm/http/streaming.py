@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import TypeAlias
 
 from pydantic import BaseModel
 
+from edgellm.engine import ToolCall
 from edgellm.errors import Stopped
 from edgellm.http.middleware import Redact, unredacted
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, ErrorResponse, error_info
@@ -21,7 +23,7 @@ from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply, Utf8
 from edgellm.spec.types import Notice, Source, Summary, Token
 
-Event: TypeAlias = TextDelta | Notice | Summary
+Event: TypeAlias = TextDelta | ToolCall | Notice | Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ NOT_VERIFIED = ErrorInfo(
 
 StartReply: TypeAlias = Callable[[Callable[[], bool]], Reply]
 """Starts a reply. It is given a function that returns whether the reply is cancelled."""
+ReadReply: TypeAlias = Callable[[Iterable[Token]], Iterator[Token | ToolCall]]
+"""Tells the calls of tools in a reply from its tokens."""
 OnFinished: TypeAlias = Callable[[Summary | None, TokenTimes, bool], None]
 """Called with the summary, if there is one, the times of tokens, and whether the reply failed."""
 
@@ -56,13 +60,14 @@ class ReplyTask:
         requested_at: float,
         redact: Redact = unredacted,
         verified: bool = False,
+        read: ReadReply = iter,
     ) -> None:
         """Each of `starts`, called in turn, tokenizes the prompt of a reply, beside other replies; all other computing
         holds `compute_lock`. `on_finished` is called in the thread after each reply, before the client gets its
         summary. `requested_at` is a time of `perf_counter`.
         `redact` is applied to notices and errors. `verified`: a token that the verifier has not checked ends the reply
-        with an error instead."""
-        self._verified = verified
+        with an error instead. `read` tells calls from tokens."""
+        self._verified, self._read = verified, read
         self._starts, self._compute_lock, self._on_finished, self._redact = starts, compute_lock, on_finished, redact
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
@@ -145,7 +150,10 @@ class ReplyTask:
     def _write(self, reply: Reply) -> None:
         reply.listen(on_notice=self._publish)
         text, tokens = Utf8(), list[Token]()
-        while (token := self._next(reply)) is not None:
+        for token in self._read(iter(partial(self._next, reply), None)):
+            if isinstance(token, ToolCall):
+                self._publish(token)
+                continue
             if self._verified and token.source in _UNVERIFIED:
                 raise ApiError(NOT_VERIFIED)
             self._token_times.append(perf_counter())
@@ -184,6 +192,9 @@ async def server_sent_events(
         while event is not None:
             if isinstance(event, TextDelta):
                 yield _encode(builder.chunk(event))
+            elif isinstance(event, ToolCall):
+                for chunk in builder.call(event):
+                    yield _encode(chunk)
             elif isinstance(event, Notice):
                 yield _encode(builder.notice(event))
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
 
-from edgellm.engine import Message, Model
+import numpy as np
+
+from edgellm.engine import Message, Model, ToolCall
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InvalidOption
@@ -22,7 +24,7 @@ from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.drafter_pool import Drafters
 from edgellm.llm.generation import Components, check_sampling, reporting, write
 from edgellm.llm.idle_work import IdleWork
-from edgellm.llm.messages import channels_of, chat_ids, compose, draft_ids, plain_ids
+from edgellm.llm.messages import channels_of, chat_ids, check_length, compose, draft_ids, plain_ids
 from edgellm.llm.model_loading import (
     DRAFT,
     VERIFIER,
@@ -42,13 +44,14 @@ from edgellm.llm.model_loading import (
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.llm.pair_stats import PairStats
 from edgellm.llm.profiling import profile_pair
+from edgellm.llm.tools import Toolbox, split_calls
 from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.params import BUDGET_CHUNK, RENAMED, ReplyOptions
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Ids
+from edgellm.spec.types import Channel, Ids, Token
 
 _AVOIDED = {
     "mtp": "MTP drafts",
@@ -385,8 +388,27 @@ class LLM:
     ) -> Ids:
         """Return the token ids of the prompt, shape (n,), for a reply with `options`. Raises what `reply` raises for a
         prompt."""
-        arguments = (options or ReplyOptions()).template_arguments()
-        return chat_ids(self._text, prompt, self.context_length, should_stop, arguments)
+        options = options or ReplyOptions()
+        arguments = options.template_arguments()
+        used = not isinstance(prompt, str) and any(turn.tool_calls or turn.role == "tool" for turn in prompt)
+        if not (options.tools or used):
+            return chat_ids(self._text, prompt, self.context_length, should_stop, arguments)
+        toolbox = Toolbox.of(self._text, options.tools, options.tool_choice)
+        turns = toolbox.messages(compose(prompt) if isinstance(prompt, str) else prompt)
+        ids = chat_ids(self._text, turns, self.context_length, should_stop, arguments | toolbox.arguments())
+        if not (opening := toolbox.opening()):
+            return ids
+        if channels_of(self._text, ids).channel is Channel.THINKING:
+            raise InvalidOption(
+                f"tool_choice is {options.tool_choice}, and {self._text.name} begins with a thought.",
+                "Switch thoughts off with think, or leave the choice to the model.",
+            )
+        return check_length(np.concatenate((ids, self._text.tokenize(opening, special=True))), self.context_length)
+
+    def calls(self, reply: Iterable[Token], options: ReplyOptions) -> Iterator[Token | ToolCall]:
+        """Yield the tokens of a `reply` with `options`, and the calls of its tools, whose tokens have no text then."""
+        toolbox = Toolbox.of(self._text, options.tools, options.tool_choice)
+        return split_calls(reply, toolbox, self._text.control_text)
 
     def count_tokens(self, text: str, most: int | None = None) -> int:
         """Return how many tokens `text` has in the model's tokenizer. Raises PromptTooLong where these are more than

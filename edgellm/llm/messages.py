@@ -49,14 +49,14 @@ def chat_ids(
         PromptTooLong: it does not fit the context; states both lengths.
     """
     messages = compose(prompt) if isinstance(prompt, str) else list(prompt)
-    if not messages or not messages[-1].content.strip():
+    if not messages or not (messages[-1].content.strip() or messages[-1].role == "tool"):
         raise InvalidOption("The prompt is empty.", "Write a question.")
     for message in messages:
         _check_text(message.content)
         _check_text(message.thinking)
     messages = [_without_markup(model, message) for message in messages]
     ids = model.chat_prompt(messages, arguments=arguments, most=context - 1, should_stop=should_stop)
-    return _check_length(ids, context)
+    return check_length(ids, context)
 
 
 def _without_markup(model: Model, message: Message) -> Message:
@@ -106,7 +106,7 @@ def plain_ids(model: Model, prompt: str | Sequence[int], context: int, should_st
         ids = np.array(prompt, dtype=np.int32)
     if not len(ids):
         raise InvalidOption("The prompt is empty.", "Write a text to continue.")
-    return _check_length(ids, context)
+    return check_length(ids, context)
 
 
 def _check_text(text: str) -> None:
@@ -116,7 +116,8 @@ def _check_text(text: str) -> None:
         raise InputNotText("The prompt holds bytes that are not UTF-8.", "Convert it to UTF-8 first.") from None
 
 
-def _check_length(ids: Ids, context: int) -> Ids:
+def check_length(ids: Ids, context: int) -> Ids:
+    """Return the `ids` (n,) of a prompt. Raises PromptTooLong where the `context` does not hold them."""
     if len(ids) >= context:
         raise PromptTooLong(
             f"The prompt has {len(ids)} tokens, and the context holds {context} with the reply.",

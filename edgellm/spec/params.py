@@ -7,6 +7,7 @@ import secrets
 import warnings
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
+from typing import Any
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.protocols import Drafter, Gate
@@ -65,7 +66,8 @@ class ReplyOptions:
     that drafts are copied from; it is used only if everything is verified, so it never changes the text. `stop`: texts
     that end the reply; they are not part of it. `logprobs`: report each token's log-probability and those of this many
     others, by the verifier (by the draft model, if that is alone); only if everything is verified, in this process.
-
+    `tools` are functions that the model may call, as OpenAI's API describes them, and `tool_choice` names one that it
+    must call; `LLM.calls` tells calls from text.
     Raises:
         InvalidOption: a value out of range, named with the range.
     """
@@ -96,6 +98,8 @@ class ReplyOptions:
     think: bool | int | None = None
     max_total: int | None = None
     template_args: Mapping[str, object] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: str | None = None
     tree: InitVar[str | None] = None
     economy: InitVar[bool | None] = None
     precedents: InitVar[bool | None] = None

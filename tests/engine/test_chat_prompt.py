@@ -154,8 +154,8 @@ def test_a_model_without_a_template(make_model: MakeModel) -> None:
 def test_messages_must_be_some_and_roles_known(draft_model: Model) -> None:
     with pytest.raises(InvalidOption, match="no message"):
         draft_model.chat_prompt([])
-    with pytest.raises(InvalidOption, match="'tool' is not a message role"):
-        draft_model.chat_prompt([Message("tool", "x")])
+    with pytest.raises(InvalidOption, match="'robot' is not a message role"):
+        draft_model.chat_prompt([Message("robot", "x")])
 
 
 def test_bos_comes_once_where_the_model_wants_it(make_model: MakeModel, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ accepted only with the value that changes nothing.
 
 from __future__ import annotations
 
+import json
 import reprlib
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from edgellm.engine import Message
+from edgellm.engine import Message, ToolCall
 from edgellm.http.schemas.errors import invalid_request
 from edgellm.spec.params import (
     GATES,
@@ -36,11 +37,8 @@ _MAX_SEED = 2**63 - 1
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "echo": (False,),
@@ -197,14 +195,45 @@ class ContentPart(RequestModel):
         return self
 
 
+_NAME = r"^[\w.-]{1,64}$"
+
+
+class CalledFunction(RequestModel):
+    name: str = Field(pattern=_NAME)
+    arguments: str = Field("{}", max_length=MAX_TEXT, description="A JSON object, as text.")
+
+    @model_validator(mode="after")
+    def _is_object(self) -> Self:
+        try:
+            found = json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise invalid_request(
+                f"The arguments of a call of {self.name} are no JSON object. Send back what the model wrote, or {{}}.",
+                "messages",
+            )
+        return self
+
+
+class CallOfMessage(RequestModel):
+    id: str = Field("", max_length=200)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(RequestModel):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[ContentPart], Field(max_length=1000)] = Field(
         "", description="Text, whole or in parts; may be null in an assistant's turn."
     )
     reasoning_content: str = Field(
         "", max_length=MAX_TEXT, description="The thought before an assistant's content; most models get none back."
     )
+
+    tool_calls: list[CallOfMessage] = Field([], max_length=128, description="An assistant's calls of functions.")
+    tool_call_id: str = Field("", max_length=200, description="The call whose result is the content of a tool's turn.")
+    name: str = Field("", max_length=200, description="The function's name, in a tool's turn.")
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
@@ -214,8 +243,33 @@ class ChatMessage(RequestModel):
 
     def message(self) -> Message:
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        thought = self.reasoning_content if self.role == "assistant" else ""
-        return Message("system" if self.role == "developer" else self.role, text, thought)
+        if self.role == "tool":
+            return Message("tool", text, call_id=self.tool_call_id, name=self.name)
+        if self.role != "assistant":
+            return Message("system" if self.role == "developer" else self.role, text)
+        calls = (ToolCall(call.function.name, call.function.arguments or "{}", call.id) for call in self.tool_calls)
+        return Message("assistant", text, self.reasoning_content, tuple(calls))
+
+
+class FunctionSchema(RequestModel):
+    name: str = Field(pattern=_NAME)
+    description: str = Field("", max_length=MAX_TEXT)
+    parameters: dict[str, JsonValue] = Field({}, description="The JSON schema of the arguments.")
+    strict: bool = Field(False, description="Accepted; arguments are not forced to fit the schema.")
+
+
+class ToolSchema(RequestModel):
+    type: Literal["function"]
+    function: FunctionSchema
+
+
+class ChosenFunction(RequestModel):
+    name: str = Field(pattern=_NAME)
+
+
+class ToolChoice(RequestModel):
+    type: Literal["function"] = "function"
+    function: ChosenFunction
 
 
 class ChatRequest(GenerationRequest):
@@ -234,6 +288,11 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, JsonValue] = Field(
         {}, max_length=100, description="Arguments for the chat template, such as enable_thinking."
     )
+    tools: list[ToolSchema] = Field([], max_length=128, description="Functions that the model may call.")
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice = Field(
+        "auto", description="Whether functions are called: none; auto, if the model likes; required; or one by name."
+    )
+    parallel_tool_calls: bool = Field(True, description="false: only the first call of a reply is returned.")
     think: bool | Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
         None, description="Switches thoughts on or off, or limits their tokens. Our extension."
     )
@@ -247,7 +306,41 @@ class ChatRequest(GenerationRequest):
         elif self.reasoning_effort is not None:
             arguments["reasoning_effort"] = self.reasoning_effort
         chosen = super().options(defaults, context_length)
-        return replace(chosen, think=think, template_args=arguments | self.chat_template_kwargs)
+        return replace(
+            chosen, think=think, template_args=arguments | self.chat_template_kwargs, tools=self._offered(),
+            tool_choice=self._choice(),
+        )  # fmt: skip
+
+    def _offered(self) -> tuple[dict[str, Any], ...]:
+        """Return the tools that the model is told of."""
+        if self.tool_choice == "none":
+            return ()
+        return tuple(tool.model_dump(exclude_unset=True) for tool in self.tools)
+
+    def _choice(self) -> str | None:
+        """Return the name of the function that must be called; None where the model decides."""
+        if self.tool_choice in ("none", "auto"):
+            return None
+        names = [tool.function.name for tool in self.tools]
+        if not isinstance(self.tool_choice, ToolChoice):
+            if len(names) != 1:
+                raise invalid_request(
+                    f"tool_choice is 'required', and there are {len(names)} tools: the model is made to call one by the"
+                    " beginning of its reply, which holds the name. Name the tool, or send auto.", "tool_choice",
+                )  # fmt: skip
+            return names[0]
+        if (name := self.tool_choice.function.name) not in names:
+            raise invalid_request(f"tool_choice names {name!r}, which is not among the tools. Add it.", "tool_choice")
+        return name
+
+    def turns(self) -> list[Message]:
+        """Return the conversation. A result without a function's name gets that of its call."""
+        turns = [message.message() for message in self.messages]
+        names = {call.id: call.name for turn in turns for call in turn.tool_calls}
+        return [
+            replace(turn, name=names.get(turn.call_id, "")) if turn.role == "tool" and not turn.name else turn
+            for turn in turns
+        ]
 
     def _max_tokens(self) -> int | None:
         given = {number for number in (self.max_tokens, self.max_completion_tokens) if number is not None}

@@ -10,15 +10,24 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
+from edgellm.engine import ToolCall
 from edgellm.spec.types import Channel, Logprobs, Notice, Source, Summary, Token
 
 Rounded: TypeAlias = Annotated[float, AfterValidator(lambda value: round(value, 4))]
 Logprob: TypeAlias = Annotated[float, AfterValidator(lambda value: max(value, -9999.0))]  # OpenAI's value for log 0
-FinishReason: TypeAlias = Literal["stop", "length"]
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "cancelled": "stop"}
 
@@ -139,11 +148,37 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
+class FunctionOut(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCallOut(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionOut
+
+    @classmethod
+    def of(cls, call: ToolCall) -> Self:
+        return cls(id=call.id, type="function", function=FunctionOut(name=call.name, arguments=call.arguments))
+
+
+class ToolCallDelta(ToolCallOut):
+    """A call in a chunk, whole; `index` counts the calls of the reply."""
+
+    index: int = 0
+
+
 class AssistantMessage(BaseModel):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     reasoning_content: str | None
+    tool_calls: list[ToolCallOut] | None
     refusal: None
+
+    @model_serializer(mode="wrap")
+    def _without_no_calls(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in write(self).items() if name != "tool_calls" or value}
 
 
 class ChatChoice(BaseModel):
@@ -157,6 +192,7 @@ class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -236,6 +272,7 @@ class WrittenReply:
     deltas: Sequence[TextDelta]
     notices: Sequence[Notice]
     summary: Summary
+    calls: Sequence[ToolCall] = ()
 
 
 class ResponseBuilder(ABC):
@@ -251,6 +288,8 @@ class ResponseBuilder(ABC):
         self._include_usage = include_usage
         self._index = 0  # of the choice being written
         self._past: list[Summary] = []  # of the choices before it
+        self._called = 0  # calls of tools in this choice
+        self._most_calls: int | None = None
         self._head: dict[str, Any] = {
             "id": f"{self._id_prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model,
             "system_fingerprint": "edgellm",
@@ -265,16 +304,31 @@ class ResponseBuilder(ABC):
         choice = self._chunk_choice(delta.text, self._logprobs([delta]), channel=delta.channel)
         return self._make_chunk(choice, edgellm=ChunkExtension(tokens=_token_infos([delta])))
 
+    def limit_calls(self, most: int | None) -> None:
+        """Return only the first `most` calls of each choice; None: all."""
+        self._most_calls = most
+
+    def call(self, call: ToolCall) -> list[BaseModel]:
+        """Return the chunks for a call of a tool."""
+        self._called += 1
+        if self._most_calls is not None and self._called > self._most_calls:
+            return []
+        delta = ToolCallDelta(**dict(ToolCallOut.of(call)), index=self._called - 1)
+        choice = ChatChunkChoice(
+            index=self._index, delta=ChatDelta(tool_calls=[delta]), logprobs=None, finish_reason=None
+        )
+        return [self._make_chunk(choice)]
+
     def notice(self, notice: Notice) -> BaseModel:
         return self._make_chunk(self._chunk_choice(), edgellm=ChunkExtension(notice=notice.text))
 
     def closing(self, summary: Summary, *, last: bool = True) -> list[BaseModel]:
         """Return the chunks after a choice's last token; after the `last` choice, the usage of all of them."""
-        choice = self._chunk_choice(finish_reason=_FINISH_REASONS[summary.finish_reason])
+        choice = self._chunk_choice(finish_reason=_finish_reason(summary, self._called))
         extension = ChunkExtension(summary=ReplySummary.model_validate(summary))
         chunks = [self._make_chunk(choice, timings=_timings(summary), edgellm=extension)]
         self._past.append(summary)
-        self._index += 1
+        self._index, self._called = self._index + 1, 0
         return [*chunks, self._make_chunk(usage=_usage(self._past))] if self._include_usage and last else chunks
 
     def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
@@ -286,8 +340,8 @@ class ResponseBuilder(ABC):
                 "".join(delta.text for delta in one.deltas if delta.channel is channel)
                 for channel in (Channel.ANSWER, Channel.THINKING)
             )
-            finish_reason = _FINISH_REASONS[one.summary.finish_reason]
-            choices.append(self._whole_choice(text, thought, self._logprobs(one.deltas), finish_reason))
+            calls, reason = one.calls[: self._most_calls], _finish_reason(one.summary, len(one.calls))
+            choices.append(self._whole_choice(text, thought, self._logprobs(one.deltas), reason, calls))
         deltas, notices, summary = written[0].deltas, written[0].notices, written[0].summary
         extension = Extension(
             tokens=_token_infos(deltas),
@@ -308,7 +362,9 @@ class ResponseBuilder(ABC):
         return self._piece(token).decode("utf-8", "replace")
 
     @abstractmethod
-    def _whole_choice(self, text: str, thought: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel: ...
+    def _whole_choice(
+        self, text: str, thought: str, logprobs: Any, finish_reason: FinishReason, calls: Sequence[ToolCall]
+    ) -> BaseModel: ...
 
     @abstractmethod
     def _chunk_choice(
@@ -333,10 +389,13 @@ class ChatResponseBuilder(ResponseBuilder):
         delta = ChatDelta(role="assistant", content="")
         return [self._make_chunk(ChatChunkChoice(index=self._index, delta=delta, logprobs=None, finish_reason=None))]
 
-    def _whole_choice(self, text: str, thought: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel:
+    def _whole_choice(
+        self, text: str, thought: str, logprobs: Any, finish_reason: FinishReason, calls: Sequence[ToolCall]
+    ) -> BaseModel:
         message = AssistantMessage(
-            role="assistant", content=text, reasoning_content=thought.rstrip() or None, refusal=None
-        )
+            role="assistant", content=(text.strip() or None) if calls else text,
+            reasoning_content=thought.rstrip() or None, tool_calls=[*map(ToolCallOut.of, calls)] or None, refusal=None,
+        )  # fmt: skip
         return ChatChoice(index=self._index, message=message, logprobs=logprobs, finish_reason=finish_reason)
 
     def _chunk_choice(
@@ -376,7 +435,14 @@ class CompletionResponseBuilder(ResponseBuilder):
         self._offset = 0
         return []
 
-    def _whole_choice(self, text: str, thought: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel:  # noqa: ARG002
+    def _whole_choice(
+        self,
+        text: str,
+        thought: str,  # noqa: ARG002
+        logprobs: Any,
+        finish_reason: FinishReason,
+        calls: Sequence[ToolCall],  # noqa: ARG002
+    ) -> BaseModel:
         return self._chunk_choice(text, logprobs, finish_reason)
 
     def _chunk_choice(
@@ -399,6 +465,11 @@ class CompletionResponseBuilder(ResponseBuilder):
             top_logprobs=[{self._text(token): value for token, value in top} for _, _, top in tokens],
             text_offset=offsets,
         )
+
+
+def _finish_reason(summary: Summary, calls: int) -> FinishReason:
+    reason = _FINISH_REASONS[summary.finish_reason]
+    return "tool_calls" if calls and reason == "stop" else reason
 
 
 def _tokens_with_logprobs(deltas: Sequence[TextDelta]) -> Iterator[tuple[Token, Logprobs, list[tuple[int, float]]]]:

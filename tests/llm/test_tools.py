@@ -1,0 +1,187 @@
+"""Calls of tools as each family of models writes them, in a text that arrives in pieces of any length."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.engine import Message, ToolCall
+from edgellm.llm.tools import Toolbox, find_format, plain_turns, split_calls
+from edgellm.spec.types import Channel, Source, Token
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather", "description": "The weather of a place",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+}  # fmt: skip
+CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "clock", "description": "The time"}}
+CALLS = [("get_weather", {"city": "Zürich </tool_call> {x}", "days": 2}), ("clock", {})]
+ONE = [("get_weather", {"city": "007", "days": 2})]
+
+# For each family: what shows it in a chat template, a reply with calls, the calls, and the text before them.
+REPLIES: dict[str, tuple[str, str, list[Any], str]] = {
+    "hermes": (
+        "<tool_call>",
+        ('Let me see.\n'
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich </tool_call> {x}", "days": 2}}'
+        '\n</tool_call>\n<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'),
+        CALLS, "Let me see.\n",
+    ),
+    "qwen3-coder": (
+        "<tool_call> <function= <parameter=",
+        ("Well:\n<tool_call>\n<function=get_weather>\n<parameter=city>\n007\n</parameter>\n<parameter=days>\n2\n</parameter>"
+        "\n</function>\n</tool_call>\n<tool_call>\n<function=clock>\n</function>\n</tool_call>"),
+        [*ONE, ("clock", {})], "Well:\n",
+    ),
+    "glm": (
+        "<tool_call> <arg_key>",
+        ("Well:\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>007</arg_value>\n<arg_key>days</arg_key>"
+        "\n<arg_value>2</arg_value>\n</tool_call>\n<tool_call>clock\n</tool_call>"),
+        [*ONE, ("clock", {})], "Well:\n",
+    ),
+    "llama": (
+        '"parameters" ipython', '{"name": "get_weather", "parameters": {"city": "007", "days": 2}}', ONE, "",
+    ),
+    "llama, several": (
+        '"parameters" ipython',
+        ('<|python_tag|>{"type": "function", "name": "get_weather", "parameters": {"city": "007", "days": 2}}; '
+        '{"name": "clock", "parameters": {}}'),
+        [*ONE, ("clock", {})], "",
+    ),
+    "mistral": (
+        "[TOOL_CALLS]",
+        ('Yes.[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "007", "days": 2}, "id": "123456789"},'
+        ' {"name": "clock", "arguments": {}}]'),
+        [*ONE, ("clock", {})], "Yes.",
+    ),
+    "mistral, 2025": (
+        "[TOOL_CALLS] [ARGS]",
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "007", "days": 2}[TOOL_CALLS]clock[CALL_ID]1[ARGS]{}',
+        [*ONE, ("clock", {})], "",
+    ),
+    "gpt-oss": (
+        "<|channel|> commentary",
+        ("<|channel|>analysis<|message|>I need the weather.<|end|><|start|>assistant<|channel|>commentary"
+        ' to=functions.get_weather <|constrain|>json<|message|>{"city": "007", "days": 2}'),
+        ONE, "<|channel|>analysis<|message|>I need the weather.<|end|>",
+    ),
+    "deepseek": (
+        "<｜tool▁calls▁begin｜> ```json",
+        ("Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        '{"city": "007", "days": 2}\n```<｜tool▁call▁end｜>\n'
+        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n'
+        "```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+        [*ONE, ("clock", {})], "Hm.",
+    ),
+    "deepseek v3.1": (
+        "<｜tool▁calls▁begin｜>",
+        ('<｜tool▁calls▁begin｜>'
+        '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "007", "days": 2}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+        [*ONE, ("clock", {})], "",
+    ),
+    "gemma": (
+        "<|tool_call>",
+        'So.<|tool_call>call:get_weather{city:<|"|>007<|"|>,days:2}<tool_call|><|tool_call>call:clock{}<tool_call|>',
+        [*ONE, ("clock", {})], "So.",
+    ),
+}  # fmt: skip
+
+
+def toolbox(template: str, choice: str | None = None) -> Toolbox:
+    found = find_format(template, describes_tools=True)
+    assert found is not None
+    return Toolbox((WEATHER, CLOCK), found, False, choice)
+
+
+def read(text: str, box: Toolbox, lengths: list[int]) -> tuple[str, list[ToolCall]]:
+    """Read `text` in tokens of these lengths, in turn; return what is left of it, and the calls."""
+    pieces = list[bytes]()
+    whole = re.compile(r"(<\|[a-z]+\|>)" if box.format.everywhere else "($^)")  # gpt-oss writes them as control tokens
+    for number, part in enumerate(whole.split(text)):
+        data = part.encode()
+        while data:
+            length = len(data) if number % 2 else lengths[len(pieces) % len(lengths)]
+            pieces.append(data[:length])
+            data = data[length:]
+
+    def tokens() -> Iterator[Token]:
+        for number, piece in enumerate(pieces):
+            yield Token(number, piece, Source.VERIFIER)
+
+    found = list(split_calls(tokens(), box, pieces.__getitem__))
+    kept = b"".join(one.piece for one in found if isinstance(one, Token))
+    return kept.decode(), [one for one in found if isinstance(one, ToolCall)]
+
+
+def plain(calls: list[ToolCall]) -> list[Any]:
+    return [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+@pytest.mark.parametrize("family", REPLIES)
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_calls_are_found_however_the_text_is_cut(family: str, lengths: list[int]) -> None:
+    template, text, calls, before = REPLIES[family]
+    kept, found = read(text, toolbox(template), lengths)
+    assert plain(found) == calls
+    assert kept == before
+    assert len({call.id for call in found}) == len(found)
+
+
+@pytest.mark.parametrize("family", REPLIES)
+@pytest.mark.parametrize(
+    "text", ["Plain text, 1 < 2 and [so on].", "x <tool", "<|end", "{", "Zürich \u20ac{1}", "<|channel|>"]
+)
+def test_other_text_stays_as_it_is(family: str, text: str) -> None:
+    assert read(text, toolbox(REPLIES[family][0]), [3]) == (text, [])
+
+
+@pytest.mark.parametrize("family", REPLIES)
+def test_a_call_that_breaks_off_is_text(family: str) -> None:
+    template, text, _, before = REPLIES[family]
+    kept, found = read(text[: text.index("get_weather") + 13], toolbox(template), [4])
+    assert found == []
+    assert kept.startswith(before)
+
+
+@pytest.mark.parametrize("family", REPLIES)
+def test_a_forced_call_continues_its_opening(family: str) -> None:
+    template = REPLIES[family][0]
+    box = toolbox(template, "get_weather")
+    rests = {"qwen3-coder": "<parameter=days>\n2\n</parameter>\n</function>", "gemma": "days:2}<tool_call|>",
+             "glm": "<arg_key>days</arg_key><arg_value>2</arg_value></tool_call>",
+             "hermes": '{"days": 2}}\n</tool_call>', "mistral": '{"days": 2}}]', "llama": '{"days": 2}}',
+             "llama, several": '{"days": 2}}'}  # fmt: skip
+    kept, found = read(rests.get(family, '{"days": 2}'), box, [2])
+    assert plain(found) == [("get_weather", {"days": 2})]
+    assert kept == ""
+
+
+def test_thoughts_are_not_looked_through() -> None:
+    text = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
+    tokens = [Token(0, text.encode(), Source.VERIFIER, channel=Channel.THINKING)]
+    assert list(split_calls(tokens, toolbox("<tool_call>"), lambda _: b"")) == tokens
+
+
+def test_a_template_without_tools_is_told_in_words() -> None:
+    assert find_format("<tool_call>", describes_tools=False) is None
+    box = Toolbox((WEATHER,), toolbox("<tool_call>").format, True)
+    call = ToolCall("clock", "{}", "call_1")
+    turns = [Message("user", "When?"), Message("assistant", "", tool_calls=(call,)), Message("tool", "12:00"),
+             Message("tool", "13:00"), Message("user", "Sure?")]  # fmt: skip
+    told = box.messages(turns)
+    assert [turn.role for turn in told] == ["system", "user", "assistant", "user", "user"]
+    assert "get_weather" in told[0].content
+    assert told[2].content == '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
+    assert told[3].content == "<tool_response>12:00</tool_response>\n<tool_response>13:00</tool_response>"
+    assert box.arguments() == {}
+    assert plain_turns(told) == told
+    assert box.messages([Message("system", "Be brief."), *turns])[0].content.startswith("Be brief.\n\nYou can call")
