@@ -65,7 +65,7 @@ class Architecture:
     takes where they exist: `keep` those of `OPTIONAL` that real models of this architecture have, `drop` others that
     they lack. With `fused`, query, key and value are one tensor in the file. Where llama.cpp multiplies embeddings by
     `embedding_factor`, or does not scale attention scores, a smaller embedding and `query_factor` make up for it.
-    Hyperparameters that do not fit each other make llama.cpp end the process.
+    Hyperparameters that do not fit each other make llama.cpp end the process. `name`: llama.cpp's, where it is another.
     """
 
     kind: Kind
@@ -75,6 +75,7 @@ class Architecture:
     fused: bool = False
     embedding_factor: float = 1.0
     query_factor: float = 1.0
+    name: str = ""
 
 
 OPTIONAL = (
@@ -370,6 +371,79 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }  # fmt: skip
 
+SHAPES_TO_CUT: dict[str, Architecture] = {
+    "llama of experts": Architecture("moe", transformer() | EXPERTS, name="llama"),
+    "llama with a window": Architecture("dense", transformer() | SLIDING, name="llama"),
+    "smollm3 of 8 layers": Architecture("dense", transformer(layers=8), name="smollm3"),
+    "afmoe of 8 layers": Architecture(
+        "window", transformer(layers=8, leading_dense_block_count=2) | SLIDING | EXPERTS, keep=r"exp_probs_b\.bias",
+        name="afmoe", embedding_factor=8.0,
+    ),
+    "gemma4 dense": Architecture(
+        "window",
+        transformer(
+            layers=6, heads_kv=[2, 2, 1, 2, 2, 1], ff=[128, 96, 128, 96, 128, 96], attention__key_length=64,
+            attention__value_length=64, attention__key_length_swa=32, attention__value_length_swa=32,
+            rope__dimension_count=64, rope__dimension_count_swa=32, embedding_length_per_layer_input=0,
+            final_logit_softcapping=30.0, attention__sliding_window_pattern=[True, True, False] * 2,
+        ) | SLIDING, drop=TIED, embedding_factor=8.0, query_factor=0.2, keep=r"^rope_freqs", name="gemma4",
+    ),
+    "gemma3 without a window": Architecture("dense", transformer(), drop=TIED, embedding_factor=8.0, name="gemma3"),
+    "gemma3 of 62 layers": Architecture(
+        "window",
+        transformer(
+            layers=62, width=64, heads=2, heads_kv=1, ff=32, attention__key_length=16, attention__value_length=16
+        ) | SLIDING, drop=TIED, embedding_factor=8.0, name="gemma3",
+    ),
+    "gpt-oss, full layers first": Architecture(
+        "window", transformer(attention__sliding_window_pattern=[False, True, True, False]) | EXPERTS | SLIDING,
+        keep=r"attn_(q|k|v|output)\.bias", name="gpt-oss",
+    ),
+    "cohere2 of 8 layers": Architecture("window", transformer(layers=8, logit_scale=1.0) | SLIDING, name="cohere2"),
+    "glm4moe of 5 layers": Architecture(
+        "moe", transformer(layers=5, leading_dense_block_count=2, rope__dimension_count=8) | EXPERTS,
+        keep=r"attn_[qkv]\.bias|exp_probs_b\.bias", name="glm4moe",
+    ),
+    "arcee": Architecture("dense", transformer()),
+    "bailingmoe": Architecture("moe", transformer() | EXPERTS),
+    "bailingmoe2": Architecture("moe", transformer(leading_dense_block_count=1) | EXPERTS, keep=r"exp_probs_b\.bias"),
+    "deepseek": Architecture("moe", transformer(leading_dense_block_count=1) | EXPERTS),
+    "dots1": Architecture(
+        "moe", transformer(heads_kv=4, leading_dense_block_count=1) | EXPERTS, keep=r"exp_probs_b\.bias"
+    ),
+    "ernie4_5": Architecture("dense", transformer()),
+    "exaone": Architecture("dense", transformer()),
+    "exaone4 of 6 layers": Architecture("dense", transformer(layers=6), name="exaone4"),
+    "exaone-moe": Architecture(
+        "window", transformer(layers=8, leading_dense_block_count=1) | EXPERTS | SLIDING, keep=r"exp_probs_b\.bias"
+    ),
+    "gemma": Architecture("dense", transformer(), embedding_factor=8.0),
+    "granitemoe": Architecture(
+        "moe", transformer(logit_scale=1.5, residual_scale=0.5, embedding_scale=4.0, attention__scale=0.2) | EXPERTS
+    ),
+    "hunyuan-dense": Architecture("dense", transformer()),
+    "hunyuan-moe": Architecture("moe", transformer() | EXPERTS),
+    "internlm2": Architecture("dense", transformer()),
+    "minicpm": Architecture("dense", transformer(residual_scale=0.5, embedding_scale=4.0)),
+    "minimax-m2": Architecture("moe", transformer() | EXPERTS, keep=r"exp_probs_b\.bias"),
+    "nemotron": Architecture("dense", transformer(rope__dimension_count=8)),
+    "olmo": Architecture("dense", transformer(attention__clamp_kqv=8.0)),
+    "olmo2 with a window": Architecture("window", transformer(heads_kv=4) | SLIDING, name="olmo2"),
+    "olmoe": Architecture("moe", transformer(heads_kv=4) | EXPERTS),
+    "phi2": Architecture(
+        "dense", transformer(heads_kv=4, rope__dimension_count=8), keep=r"(attn_output|ffn_up|ffn_down)\.bias"
+    ),
+    "phimoe": Architecture("moe", transformer() | EXPERTS, keep=r"attn_output\.bias"),
+    "qwen2moe": Architecture("moe", transformer() | EXPERTS, keep=r"attn_[qkv]\.bias"),
+    "qwen2vl": Architecture("dense", transformer(rope__dimension_sections=[4, 2, 2, 0]), keep=r"attn_[qkv]\.bias"),
+    "qwen3vl": Architecture("dense", transformer(rope__dimension_sections=[4, 2, 2, 0], n_deepstack_layers=2)),
+    "qwen3vlmoe": Architecture(
+        "moe", transformer(rope__dimension_sections=[4, 2, 2, 0], n_deepstack_layers=2) | EXPERTS
+    ),
+    "seed_oss": Architecture("dense", transformer(), keep=r"attn_[qkv]\.bias"),
+}  # fmt: skip
+"""Further models, for layers that are cut apart. Those of `ARCHITECTURES` chat, too."""
+
 
 def write(
     name: str, path: Path, *, seed: int = 0, noise: float = 0.0, mtp: Mtp = "none",
@@ -382,7 +456,8 @@ def write(
     and `branch` is a factor of what each layer adds to the residual stream: the less that is, the more often a useful
     MTP layer is right.
     """
-    architecture = ARCHITECTURES[name]
+    architecture = (ARCHITECTURES | SHAPES_TO_CUT)[name]
+    name = architecture.name or name
     architecture = replace(architecture, metadata={**architecture.metadata, **sizes})
     architecture = architecture if mtp == "none" else _with_mtp(architecture)
     writer = _described(name, architecture, path)

@@ -32,7 +32,7 @@ from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
 from bench.mesh.pass_cost import IN_A_ROW, timed
 from edgellm.engine import Block, BlockRows, Ids, Model, ModelFile, cut
-from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec

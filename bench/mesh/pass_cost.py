@@ -30,7 +30,7 @@ import numpy as np
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
 from edgellm.engine import Block, Context, Ids, Model, ModelFile, cut
-from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
@@ -57,7 +57,7 @@ class Chain:
     @classmethod
     def of(cls, model: Path, size: int, threads: int | None, closing: ExitStack, folder: Path) -> Chain:
         n, blocks = check_cuttable(ModelFile.open(model).header), []
-        for layers in grid(LayerRange(0, n), size):
+        for layers in grid(LayerRange(0, n), range(0, n, size)):
             path, head = folder / f"{size}-{layers.start}.gguf", layers.stop == n
             cut(model, path, layers.start, layers.last, head=head)
             shard = closing.enter_context(Model.load(path))

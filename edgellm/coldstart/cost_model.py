@@ -59,6 +59,8 @@ class ModelCosts:
     is added to the first layer and `head` to the last, in bytes; a `tied` head is the embedding again, so a device that
     holds all layers needs it once. `head_flops`: for the one row from which a token is chosen.
 
+    `begins`: the layers with which a stage may begin, and before which, or at the end, one may end; None: any.
+
     Raises `InvalidOption` if the lengths differ.
     """
 
@@ -70,6 +72,7 @@ class ModelCosts:
     head: float = 0.0
     tied: bool = False
     head_flops: float = 0.0
+    begins: frozenset[int] | None = None
 
     def __post_init__(self) -> None:
         lengths = {self.shape.layers, len(self.layer_bytes), len(self.cache_bytes)}

@@ -51,6 +51,8 @@ def task_of(
     disk = np.array([device.disk for device in devices])
     load = weights / disk[:, None]  # eq. 19
     need = weights + cache
+    begins = np.isin(np.arange(n), sorted(range(n) if model.begins is None else model.begins))
+    ends = np.append(begins[1:], True)
     return Task(
         load=load,
         compute=work / np.array([device.speed(tokens_in) for device in devices])[:, None],  # eq. 21
@@ -62,6 +64,8 @@ def task_of(
         hop=sending(devices, shape.activation(1), links),
         alone_load=load.sum(1) - tied_bytes / disk,
         alone_need=float(need.sum() - tied_bytes),
+        begins=np.tile(begins, (len(devices), 1)),
+        ends=np.tile(ends, (len(devices), 1)),
     )
 
 
@@ -86,7 +90,7 @@ def restrict_to_stored(task: Task, devices: Sequence[Device], further: int) -> t
             alone[at] = load[at].sum()
         for mask, allowed in ((begins, layers.begins), (ends, layers.ends)):
             if allowed is not None:
-                mask[at] = np.isin(np.arange(task.layers), sorted(allowed))
+                mask[at] &= np.isin(np.arange(task.layers), sorted(allowed))
     return replace(task, load=load, alone_load=alone, begins=begins, ends=ends), penalty
 
 

@@ -5,9 +5,10 @@ from edgellm.engine import native  # noqa: F401 - before anything else imports l
 # isort: split
 from edgellm.engine.chat_template import Message, ToolCall
 from edgellm.engine.context import Context, SeqRows
+from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.engine.gguf.memory_estimate import MemoryEstimate, costs_of
 from edgellm.engine.gguf.reader import Dimensions, GgufHeader, ModelFile, TensorInfo, check_gguf, dimensions
-from edgellm.engine.gguf.shard import check_cuttable, cut, cut_bytes
+from edgellm.engine.gguf.shard import cut, cut_bytes
 from edgellm.engine.gguf.writer import to_f32
 from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.layer_block import Block, BlockRows

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from edgellm.engine import cores, llama_api, native
+from edgellm.engine.gguf.cuttable import row_factor
 from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.hardware import N_BATCH, QUANTISED
 from edgellm.engine.kv_cache import KVCache, snapshots_that_fit
@@ -144,6 +145,7 @@ class Context:
         lazy: bool = False,
         rolls_back: bool = False,
         mtp: bool = False,
+        whole_window: bool = False,
     ) -> None:
         """Reserve the cache. What is not given is as the model's `hardware` says, or else by default: batches of
         `N_BATCH` rows, and `flash` attention where it pays and is possible.
@@ -152,6 +154,9 @@ class Context:
         batch can be rolled back at once. Otherwise checkpoints are saved to roll back to.
 
         With `mtp` the model's layer that predicts further tokens is opened beside it, if `Model.mtp` says so.
+
+        `whole_window`: keep all positions of a sliding window, so that rows can be rolled back, which cannot be read
+        again.
 
         With `lazy` it can decode lazily, if the model's head can be computed alone and nothing is captured; a pass
         then takes 1% longer.
@@ -198,10 +203,12 @@ class Context:
             callback=observer and observer.callback,
             flash_attention=self.flash,
             snapshots=snapshots_that_fit(model.header, model.size_bytes, n_seq) if rolls_back else 0,
+            whole_window=whole_window,
         )
         self._cache = KVCache(
-            model.owned, self._owned, n_seq, model.architecture, trusted="rollback" not in model.faults
-        )
+            model.owned, self._owned, n_seq, model.architecture, trusted="rollback" not in model.faults,
+            whole_window=whole_window,
+        )  # fmt: skip
         self._one_at_a_time, self._row_by_row = "sequences" in model.faults, "rows" in model.faults
         self._placed: list[tuple[int, int, int, int]] = []  # rows of the batch, for the MTP layer
         self._mtp = self._open_mtp() if mtp and model.mtp and capture is None else None
@@ -211,7 +218,8 @@ class Context:
         self._logits = LogitsView(model.n_vocab)
         self._should_stop: Callable[[], bool] | None = None
         self._progress: Callable[[int, int], None] | None = None
-        self._batch = LlamaBatch(self.n_batch, n_ctx)
+        self._batch = LlamaBatch(self.n_batch, n_ctx, planes=model.position_planes)
+        self._row_factor = row_factor(model.header)
         outer = None if capture is None else {capture.stop_after, *capture.outputs}
         # the last layer's output holds only the rows of which logits are wanted
         self._flag_all = bool(outer and model.n_layer - 1 in outer)
@@ -473,19 +481,17 @@ class Context:
         Raises:
             ContextFull, InvalidOption, EngineFailed: as for `decode`; nothing was changed in any sequence.
         """
-        batch = self._batch.tokens
         if len(rows) > 1 and embedded is None and not self._may_share(rows):
             return self._decode_one_by_one(rows)
         if len(rows) == 1 and embedded is None and len(rows[0].ids) <= self.n_batch:
             return [self.decode(rows[0].ids, seq=rows[0].seq, outputs=rows[0].outputs)]
         if embedded is not None:
-            embedded, total = np.ascontiguousarray(embedded, dtype=np.float32), sum(len(r.ids) for r in rows)
+            embedded, total = self._rows(embedded), sum(len(r.ids) for r in rows)
             if total > self.n_batch or embedded.shape != (total, self.model.n_embd):
                 raise InvalidOption(
                     f"Embedding rows of shape {embedded.shape} for {total} positions.",
                     f"Give ({total}, {self.model.n_embd}), at most {self.n_batch} at once.",
                 )
-            batch = self._batch.embeddings(embedded)
         starts = {r.seq: self._begin(r.seq, len(r.ids), r.outputs) for r in rows}
         wanted = sum(r.outputs for r in rows)
         if len(starts) < len(rows):
@@ -501,7 +507,7 @@ class Context:
                 at = self._place(at, r.seq, r.ids, r.outputs)
             self._cache.begin_shared_batch(starts)
             if at:
-                self._run(at, batch)
+                self._run(at, self._batch.tokens if embedded is None else self._batch.embeddings(embedded))
             if heads and self._progress is not None:
                 self._progress(total, total)
             for r in rest:
@@ -556,11 +562,11 @@ class Context:
             raise
 
     def decode_embeddings(self, rows: Floats, *, seq: int = 0, outputs: int = 1) -> Floats:
-        """Decode like `decode`, with float32 rows of shape (n, n_embd) in place of the embedded tokens.
+        """Decode like `decode`, with float32 rows of shape (n, n_embd) as they enter the first layer, in place of ids.
 
         `cached` shows such positions as -1.
         """
-        rows = np.ascontiguousarray(rows, dtype=np.float32)
+        rows = self._rows(rows)
         if rows.ndim != 2 or rows.shape[1] != self.model.n_embd:
             raise InvalidOption(f"Embedding rows of shape {rows.shape}.", f"Give (n, {self.model.n_embd}).")
         start = self._begin(seq, len(rows), outputs)
@@ -570,7 +576,7 @@ class Context:
                 last = len(rows) <= self.n_batch
                 size = len(rows) if last else min(self.n_batch, len(rows) - outputs)
                 self._place(0, seq, none[:size], outputs if last else 0)
-                self._run(size, self._batch.embeddings(rows))
+                self._run(size, self._batch.embeddings(rows[:size]))
                 self._lengths[seq] += size
                 if last:
                     break
@@ -579,6 +585,12 @@ class Context:
             self._restore({seq: start})
             raise
         return self._views([(size, outputs)])[0]
+
+    def _rows(self, rows: Floats) -> Floats:
+        """Return rows as llama.cpp wants them, which may scale them before the first layer."""
+        if self._row_factor != 1.0:
+            rows = rows * np.float32(self._row_factor)
+        return np.ascontiguousarray(rows, dtype=np.float32)
 
     def _decode_filled(self, seq: int, ids: Ids, outputs: int, start: int, rows: int) -> Floats:
         """Decode `ids` in a batch of `rows` rows: those beyond the ids are copies of the last one, and are dropped."""

@@ -85,14 +85,16 @@ class KVCache:
     """
 
     def __init__(
-        self, model: native.Owned, context: native.Owned, n_seq: int, architecture: str, *, trusted: bool = True
-    ) -> None:
-        """Look after the cache of `context`. Without `trusted` nothing is rolled back, and all is read again."""
+        self, model: native.Owned, context: native.Owned, n_seq: int, architecture: str, *, trusted: bool = True,
+        whole_window: bool = False,
+    ) -> None:  # fmt: skip
+        """Look after the cache of `context`. Without `trusted` nothing is rolled back, and all is read again. With a
+        `whole_window` the context keeps all positions, whatever a layer attends to."""
         self._trusted, self._copies = trusted, architecture not in _COPIED_LATE
         self._context: native.Owned | None = context
         self._memory: int = lib.llama_get_memory(context.pointer)
         self.recurrent = bool(lib.llama_model_is_recurrent(model.pointer) or lib.llama_model_is_hybrid(model.pointer))
-        self.window = max(0, int(lib.llama_model_n_swa(model.pointer)))
+        self.window = 0 if whole_window else max(0, int(lib.llama_model_n_swa(model.pointer)))
         self.snapshots = int(lib.llama_n_rs_seq(context.pointer)) if self.recurrent else 0
         self._plain = trusted and not self.recurrent and not self.window
         self._sequences = [_Sequence() for _ in range(n_seq)]

@@ -48,7 +48,14 @@ class Block:
         self._last = model.n_layer - 1
         capture = None if head else Capture(outputs=(self._last,), stop_after=self._last)
         self._context = Context(
-            model, n_ctx=n_ctx, n_seq=n_seq, n_batch=rows, threads=threads, unified=n_seq == 1, capture=capture
+            model,
+            n_ctx=n_ctx,
+            n_seq=n_seq,
+            n_batch=rows,
+            threads=threads,
+            unified=n_seq == 1,
+            capture=capture,
+            whole_window=True,
         )
         self.rows_that_pay = native.rows_that_pay(model.n_params, model.n_layer, model.offloaded)
         plain = not (self._context.flash or self._context.exact)

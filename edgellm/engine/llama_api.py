@@ -16,14 +16,18 @@ from edgellm.errors import ContextFull, EngineFailed, InvalidOption, Stopped
 
 
 class LlamaBatch:
-    """Room for `n` rows. `tokens` is its native form; `embeddings` makes one that takes float rows instead."""
+    """Room for `n` rows. `tokens` is its native form; `embeddings` makes one that takes float rows instead.
 
-    def __init__(self, n: int, n_ctx: int) -> None:
+    Models of images and text give rows a position in each of several `planes`; llama.cpp knows those of tokens itself.
+    """
+
+    def __init__(self, n: int, n_ctx: int, planes: int = 1) -> None:
         self._ids, self._positions = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.int32)
         self._seqs, self._flags = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.int8)
         self._ones = np.ones(n, dtype=np.int32)
         self._seq_pointers = (self._seqs.ctypes.data + 4 * np.arange(n)).astype(np.uint64)
         self._count_up = np.arange(n_ctx, dtype=np.int32)
+        self._planes = np.zeros(planes * n if planes > 1 else 0, dtype=np.int32)
         self.tokens = self._native(self._ids, None)
 
     def put(self, at: int, seq: int, start: int, ids: Ids, outputs: int, flag_all: bool) -> int:
@@ -49,19 +53,25 @@ class LlamaBatch:
         return rows
 
     def embeddings(self, rows: Floats) -> Any:
-        """Return a batch of contiguous `rows`, which must outlive its decoding. Positions and flags are shared."""
-        return self._native(None, rows)
+        """Return a batch of contiguous `rows`, which must outlive its decoding. Flags are shared, and positions, which
+        must have been put."""
+        if not len(self._planes):
+            return self._native(None, rows)
+        n = len(rows)
+        self._planes[: 3 * n] = np.tile(self._positions[:n], 3)  # a token's time, height and width are one, and the
+        self._planes[3 * n : 4 * n] = 0  # fourth plane is not used
+        return self._native(None, rows, self._planes)
 
     def with_states(self, rows: Floats) -> Any:
         """Return the native form of tokens that come each with one of the contiguous `rows`, which must outlive it."""
         return self._native(self._ids, rows)
 
-    def _native(self, ids: Ids | None, rows: Floats | None) -> Any:
+    def _native(self, ids: Ids | None, rows: Floats | None, positions: Ids | None = None) -> Any:
         return lib.llama_batch(
             0,
             _pointer(ids, ctypes.c_int32),
             _pointer(rows, ctypes.c_float),
-            _pointer(self._positions, ctypes.c_int32),
+            _pointer(self._positions if positions is None else positions, ctypes.c_int32),
             _pointer(self._ones, ctypes.c_int32),
             _pointer(self._seq_pointers, ctypes.POINTER(ctypes.c_int32)),
             _pointer(self._flags, ctypes.c_int8),
@@ -122,6 +132,7 @@ def open_context(
     flash_attention: bool = True,
     snapshots: int = 0,
     mtp: bool = False,
+    whole_window: bool = False,
 ) -> native.Owned:
     """Return a native context of `positions` in all that decodes up to `rows` at once; with `mtp`, one of the model's
     MTP layer, which must have been loaded: llama.cpp ends the process without it.
@@ -134,7 +145,8 @@ def open_context(
     params.n_batch = params.n_ubatch = rows
     params.n_threads = params.n_threads_batch = threads
     params.kv_unified = unified
-    params.swa_full = unified and sequences > 1  # cells outside the window are never freed while branches share them
+    # cells outside the window are never freed while branches share them
+    params.swa_full = whole_window or (unified and sequences > 1)
     params.n_rs_seq = snapshots
     params.no_perf = True
     if mtp:

@@ -78,6 +78,9 @@ class Model:
         self.window = max(0, int(lib.llama_model_n_swa(pointer)))
         """Positions of the sliding window that some layers attend to; 0 without one."""
         self.n_embd: int = lib.llama_model_n_embd(pointer)
+        several = lib.llama_model_rope_type(pointer) in (lib.LLAMA_ROPE_TYPE_MROPE, lib.LLAMA_ROPE_TYPE_IMROPE)
+        self.position_planes = 4 if several else 1
+        """Positions of a row: several in models of images and text."""
         self.n_ctx_train: int = lib.llama_model_n_ctx_train(pointer)
         self.n_params = sum(t.n_elements for t in self.header.tensors)
         self.size_bytes = self.header.file_size

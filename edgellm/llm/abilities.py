@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from edgellm.engine import ModelFile, check_cuttable, mtp_support
+from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader, attention_layers, recurrent_state_bytes, text_layers
 from edgellm.engine.memory_fit import cache_bytes_per_token, default_context, free_memory
 from edgellm.engine.mtp.support import drafter_file
 from edgellm.errors import EdgeError
+from edgellm.layer_range import ranges
+from edgellm.llm.drafter_pool import exit_layers
 
 _PADDING = 256  # entries that one vocabulary may have more than another: they mean nothing
 _TOKENS = "tokenizer.ggml.tokens"
@@ -89,11 +92,18 @@ def _importance(header: GgufHeader) -> Ability:
 
 def _layers(header: GgufHeader) -> list[Ability]:
     try:
-        count = check_cuttable(header)
+        count, points = check_cuttable(header), cut_points(header)
     except EdgeError as error:
         return [Ability(name, False, error.what) for name in ("early exit", "mesh")]
     reason = f"its {count} layers can be cut apart"
-    return [Ability("early exit", True, f"as a draft model: {reason}"), Ability("mesh", True, reason)]
+    if len(points) < count:
+        reason = f"its {count} layers can be cut into stages that begin with the layers {ranges(points)}"
+    mesh = Ability("mesh", len(points) > 1, reason)
+    try:
+        layers = exit_layers(header)
+    except EdgeError as error:
+        return [Ability("early exit", False, error.what), mesh]
+    return [Ability("early exit", True, f"as a draft model, behind the layers {ranges(layers)}"), mesh]
 
 
 def _context(header: GgufHeader) -> Ability:

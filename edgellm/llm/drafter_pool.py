@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edgellm.engine import Capture, Context, GgufHeader, Model, cut, head_pays
-from edgellm.engine.gguf.shard import check_cuttable
-from edgellm.errors import InvalidOption
+from edgellm.engine.gguf.cuttable import check_cuttable, exit_cuts
+from edgellm.errors import InvalidOption, ModelUnsupported
 from edgellm.llm.cost_curves import ModelCurve
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
@@ -160,10 +160,17 @@ def exit_layers(header: GgufHeader) -> tuple[int, ...]:
     """Return the layers after which an early exit is considered: it leaves out at most a quarter of the model.
 
     Raises:
-        ModelUnsupported, ModelCorrupt: the model cannot be cut.
+        ModelUnsupported, ModelCorrupt: the model cannot be cut, or not behind any of these layers.
     """
     n = check_cuttable(header)
-    return tuple(range(-(-3 * n // 4) - 1, n - 1))
+    layers = tuple(layer for layer in exit_cuts(header) if layer + 1 >= 3 * n / 4)
+    if not layers:
+        where = ", ".join(str(layer + 1) for layer in exit_cuts(header)) or "none"
+        raise ModelUnsupported(
+            f"No early exit leaves out at most a quarter of its {n} layers: it can be cut only behind {where}.",
+            "Do without the early exit.",
+        )  # fmt: skip
+    return layers
 
 
 def shards(model: Model, fingerprint: str, layer: int) -> tuple[Path, Path]:

@@ -330,6 +330,8 @@ def plan_reply(parts: Components, options: ReplyOptions, seed: int) -> Generatio
         notice: tuple[Notice, ...] = ()
         if options.budget not in (None, 1.0 if draft is None else 0.0):
             notice = (Notice(f"The budget of {options.budget} has no effect: {writer} writes alone."),)
+        if options.early_exit == "on" and draft is None:
+            notice = (*notice, Notice("The early exit has no effect: there is no draft model to leave early."))
         choice = GateChoice(alone, "", options.gamma or CHUNK)
         gamma = _draft_limit(parts, options, choice)
         return GenerationPlan(choice, kind, gamma=gamma, notices=notice, reasons=(f"{writer} writes alone", reason))
@@ -406,7 +408,11 @@ def default_layers(model: Model) -> tuple[int, ...]:
 def _early_exit(
     parts: Components, options: ReplyOptions, profile: Profile | None, kind: DrafterKind
 ) -> tuple[DrafterKind, str]:
-    """Return `kind`, with an early exit if that is used, and why."""
+    """Return `kind`, with an early exit if that is used, and why.
+
+    Raises:
+        InvalidOption: one is asked for, but impossible.
+    """
     if options.early_exit == "off" or parts.draft is None:
         return (
             kind,
@@ -418,8 +424,10 @@ def _early_exit(
     if options.early_exit == "on" and layer is None:
         try:
             layer, why = exit_layers(parts.draft.header)[0], "as requested"
-        except (IndexError, ModelUnsupported, ModelCorrupt) as error:
-            return kind, f"no early exit: {error}"
+        except (ModelUnsupported, ModelCorrupt) as error:
+            raise InvalidOption(
+                f"There is no early exit from {parts.draft.name}: {error.what}", "Leave out --early-exit on."
+            ) from None
     if layer is None:
         return kind, f"no early exit: {why}"
     return DrafterKind(kind.layers, exit_layer=layer, threshold=options.exit_threshold), f"early exit: {why}"

@@ -35,7 +35,7 @@ from edgellm.mesh.pipeline import LocalStageHost, StageHost
 from edgellm.mesh.placement import Placement, missing, place, plan_shares
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.storage.layers.manifest import layers_per_piece
+from edgellm.storage.layers.manifest import check_stages, layers_per_piece
 
 if TYPE_CHECKING:
     from edgellm.mesh.fleet_profiler import Survey
@@ -147,7 +147,10 @@ class LocalDevice:
 
     def describe(self, model: str) -> Device:  # noqa: ARG002 - there is only this one
         """See `MeshDevice.describe`."""
-        layers = LayersOnDevice(self._whole.held, self._cache.warm(self._whole))
+        layers, pieces = LayersOnDevice(self._whole.held, self._cache.warm(self._whole)), self._whole.pieces
+        if pieces is not None:
+            begins, ends = (frozenset(one.start for one in pieces), frozenset(one.last for one in pieces))
+            layers = replace(layers, begins=begins, ends=ends)
         return self._known.updated(layers, float(self._cache.available()[0]), self._cache.unit.name)
 
     def stage_host(self) -> StageHost:
@@ -210,6 +213,7 @@ def open_mesh(
     began = perf_counter()
     whole, header, model = WholeModel(file), file.header, model_costs(file)
     plan, shares = _shares(model, options)
+    check_stages(file, [share.layers for share in shares])
     positions = positions_of(header, options.context or hardware.n_ctx)
     overhead = overhead_of(header, positions, options.sessions)
     fleet = options.described

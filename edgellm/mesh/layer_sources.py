@@ -11,16 +11,24 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
 from edgellm.engine import GgufHeader, ModelFile, check_gguf
-from edgellm.engine.gguf.shard import BLOCK, check_cuttable
+from edgellm.engine.gguf.cuttable import check_cuttable, cut_points
+from edgellm.engine.gguf.shard import BLOCK
 from edgellm.errors import LayersMissing
 from edgellm.layer_range import LayerRange, chain, ranges
 from edgellm.mesh.messages import StageSpec
 from edgellm.storage import fingerprint
-from edgellm.storage.layers.manifest import LayerPiece, grid, known_pieces, layers_per_piece, pieces_of
+from edgellm.storage.layers.manifest import (
+    LayerPiece,
+    grid,
+    grid_lines,
+    known_pieces,
+    pieces_of,
+)
 from edgellm.storage.layers.store import LayerStore
 
 _READ_MOST = 4  # times that the own file is read because of what another device says
@@ -51,7 +59,8 @@ class ModelLayers(Protocol):
 
     @property
     def pieces(self) -> tuple[LayerRange, ...] | None:
-        """The pieces with which stages begin and end, none of which overlap; None if a stage may hold any layers."""
+        """The pieces with which stages begin and end, none of which overlap; None if a stage may hold any layers. Those
+        of a whole model are the layers between two cuts."""
         ...
 
     @property
@@ -103,8 +112,12 @@ class WholeModel:
         """
         header = file.header
         self._file, self.model, self.n_layers = file, fingerprint(file.path), check_cuttable(header)
-        self.held, self.pieces, self.keys = frozenset(range(self.n_layers)), None, (self.model,)
-        self._per_piece, self._store, self._hashing = layers_per_piece(header), store or LayerStore(), threading.Lock()
+        self.held, self.keys = frozenset(range(self.n_layers)), (self.model,)
+        self.pieces: tuple[LayerRange, ...] | None = None
+        points = cut_points(header)
+        if len(points) < self.n_layers:
+            self.pieces = tuple(LayerRange(*ends) for ends in pairwise([*points, self.n_layers]))
+        self._lines, self._store, self._hashing = grid_lines(header), store or LayerStore(), threading.Lock()
         self._sizes, self._others = [0] * self.n_layers, 0
         for tensor in header.tensors:
             block = BLOCK.fullmatch(tensor.name)
@@ -119,7 +132,7 @@ class WholeModel:
     def files(self, layers: LayerRange) -> Sequence[LayerFile]:
         return [
             LayerFile(one, self._size(one), self.model, partial(self._using, one))
-            for one in grid(layers, self._per_piece)
+            for one in grid(layers, self._lines)
             if one.stop <= self.n_layers
         ]
 

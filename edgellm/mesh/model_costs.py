@@ -6,6 +6,7 @@ import re
 
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.engine import Dimensions, ModelFile, dimensions
+from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.errors import ModelUnsupported
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -15,7 +16,7 @@ def model_costs(file: ModelFile) -> ModelCosts:
     """Return the costs of a model file for the planner: the real bytes of its layers, as quantised in the file.
 
     Raises:
-        ModelUnsupported: it is not a transformer with layers.
+        ModelUnsupported: it is not a transformer with layers, or they cannot be cut apart.
     """
     shape = _shape(dimensions(file.header))
     weights, embedding, head = [0.0] * shape.layers, 0.0, 0.0
@@ -38,7 +39,10 @@ def model_costs(file: ModelFile) -> ModelCosts:
     if tied:
         head += embedding
     cache = (shape.cache,) * shape.layers
-    return ModelCosts(file.name, shape, tuple(weights), cache, embedding, head, tied, 2.0 * shape.d_model * vocabulary)
+    begins = frozenset(cut_points(file.header))
+    return ModelCosts(
+        file.name, shape, tuple(weights), cache, embedding, head, tied, 2.0 * shape.d_model * vocabulary, begins
+    )  # fmt: skip
 
 
 def _shape(known: Dimensions) -> TransformerShape:

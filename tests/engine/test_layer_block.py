@@ -24,7 +24,8 @@ from edgellm.engine import (
     native,
 )
 from edgellm.errors import EngineFailed, InvalidOption
-from tests.engine.logits import ROUNDED, some_ids
+from tests.conftest import Architectures
+from tests.engine.logits import ROUNDED, difference, some_ids
 
 SEQUENCES, CLOSE = 5, 1e-4
 
@@ -186,3 +187,19 @@ def test_layers_are_small_by_themselves() -> None:
     assert not native.has_small_layers(15_000_000, 1)
     assert native.rows_that_pay(5_600_000, 12) == 2
     assert native.rows_that_pay(15_000_000, 1) in (2, 4)  # by what computes it
+
+
+def test_rows_far_outside_the_window_can_be_rolled_back(architectures: Architectures, tmp_path: Path) -> None:
+    """llama.cpp's window would keep 512 positions here, and rows, unlike ids, cannot be read again."""
+    cut(architectures("gemma3"), tmp_path / "part.gguf", 1, 3, head=False)
+    with Model.load(tmp_path / "part.gguf") as model:
+        rows = np.random.default_rng(0).normal(size=(900, model.n_embd)).astype(np.float32)
+        for sessions in (1, 2):
+            block = Block(model, head=False, n_ctx=1024, n_seq=sessions, rows=64, threads=1)
+            fresh = Block(model, head=False, n_ctx=1024, n_seq=sessions, rows=64, threads=1)
+            block.forward(rows, start=0)
+            fresh.forward(rows[:100], start=0)
+            expected = fresh.forward(rows[:7], start=100).copy()
+            assert difference(block.forward(rows[:7], start=100), expected) < 1e-5
+            block.close()
+            fresh.close()

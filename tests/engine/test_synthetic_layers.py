@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Model, ModelFile, check_gguf
+from edgellm.engine import Capture, Context, Model, ModelFile, check_gguf, cut
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.reader import TENSOR_TYPES
@@ -19,6 +19,7 @@ from edgellm.engine.hardware import Hardware
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit.random_gguf import Shape, write
 from testkit.split_gguf import split
+from tests.conftest import Architectures
 
 WIDE = Shape("llama", 300, 3, 256, 2, 1, 512, 64)
 NOT_FOR_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
@@ -91,8 +92,21 @@ def test_shapes_are_told_apart_and_models_of_one_shape_are_not(wide: Path, tmp_p
 
 def test_a_model_of_one_layer_has_nothing_to_share_out(tmp_path: Path) -> None:
     write(tmp_path / "one.gguf", replace(WIDE, n_layer=1), "F32")
-    with pytest.raises(ModelUnsupported, match="single layer"):
+    with pytest.raises(ModelUnsupported, match="cannot be cut into two parts"):
         blocks_of(ModelFile.open(tmp_path / "one.gguf"))
+
+
+@pytest.mark.parametrize(("name", "first"), [("afmoe of 8 layers", 4), ("gemma3", 1), ("glm4moe", 1)])
+def test_layers_are_timed_that_can_be_cut_out_and_are_not_the_first_ones(
+    name: str, first: int, architectures: Architectures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.engine.gguf.synthetic_layers.ENOUGH", 200_000)
+    blocks = blocks_of(ModelFile.open(architectures(name)))
+    write_random(blocks, tmp_path / "random.gguf")
+    cut(architectures(name), tmp_path / "real.gguf", first, first + blocks.layers - 1, head=False)
+    assert check_gguf(tmp_path / "random.gguf").tensors == check_gguf(tmp_path / "real.gguf").tensors
+    with Model.load(tmp_path / "random.gguf") as model:
+        assert model.n_layer == blocks.layers
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_another_vocabulary_is_no_partner(verifier_path: Path, tmp_path: Path) -
     assert not found(verifier_path)["pair"].able
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3", "qwen35", "mamba2", "deepseek2"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "qwen35", "mamba2", "deepseek2", "smollm3"])
 def test_what_is_said_is_what_happens(architectures: Architectures, name: str, verifier_path: Path) -> None:
     path = architectures(name)
     able = found(path, verifier_path)
@@ -49,6 +49,20 @@ def test_what_is_said_is_what_happens(architectures: Architectures, name: str, v
             assert able["importance gates"].able
         assert able["copies"].able
         assert list(pair.reply("Where is the mug?", max_tokens=4, retrieval="context"))
+        if able["early exit"].able:
+            assert list(pair.reply("Where is the mug?", max_tokens=4, early_exit="on"))
+        else:
+            with pytest.raises(InvalidOption, match="There is no early exit") as refused:
+                list(pair.reply("Where is the mug?", max_tokens=4, early_exit="on"))
+            assert able["early exit"].reason in str(refused.value)
+
+
+def test_stages_and_exits_may_differ(architectures: Architectures) -> None:
+    able = found(architectures("smollm3 of 8 layers"))
+    assert (able["mesh"].able, able["early exit"].able) == (True, False)
+    assert able["mesh"].reason == "its 8 layers can be cut into stages that begin with the layers 1, 5"
+    assert "cut only behind 4" in able["early exit"].reason
+    assert found(architectures("gemma3"))["early exit"].reason == "as a draft model, behind the layers 5"
 
 
 @pytest.mark.parametrize("damage", ["tokens", "context_length"])

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from edgellm.engine import GgufHeader, Model, check_gguf, cut
-from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.layer_range import LayerRange, chain
 from edgellm.mesh.layer_sources import LayerFile, require
 from edgellm.mesh.messages import StageSpec

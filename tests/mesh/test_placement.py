@@ -16,7 +16,7 @@ from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.fleet_file import Fleet
-from edgellm.mesh.placement import Placement, place
+from edgellm.mesh.placement import Placement, place, plan_shares
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.workers import Worker
 
@@ -114,6 +114,20 @@ def test_pieces_of_several_layers_are_not_cut_in_two() -> None:
     share = next(share for share in found.shares if share.name == "desk")
     assert share.layers.start in bounds["begins"]
     assert share.layers.last in bounds["ends"]
+
+
+def test_no_plan_cuts_a_model_where_it_cannot_be_cut() -> None:
+    begins = frozenset({0, 4, 8})
+    model = replace(MODEL, begins=begins)
+    low = Fleet((device("here", memory=7 * MODEL.layer_bytes[0]), device("desk", memory=9 * MODEL.layer_bytes[0])))
+    for held in (ALL, frozenset(range(4, 12))):
+        here, desk = (replace(one, layers=LayersOnDevice(some)) for one, some in zip(low.devices, (ALL, held), strict=True))
+        found = place(model, Fleet((here, desk)), {}, tokens_in=16, tokens_out=16)
+        assert found.best is not None
+        assert len(found.shares) == 2
+        for share in (*found.shares, *plan_shares(found.best)):
+            assert share.layers.start in begins
+            assert share.layers.stop in {*begins, 12}
 
 
 @given(st.data())

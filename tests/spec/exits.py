@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from edgellm.engine import Capture, Context, Floats, Ids, Model, check_gguf, cut, top2
-from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.protocols import Drafter

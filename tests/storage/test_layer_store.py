@@ -7,8 +7,9 @@ import hashlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -25,12 +26,14 @@ from edgellm.storage.layers.manifest import (
     cut_piece,
     forget_hashes,
     grid,
+    grid_lines,
     known_pieces,
     manifest_of,
     pieces_of,
 )
 from edgellm.storage.layers.store import LayerStore
 from testkit.split_gguf import split
+from tests.conftest import Architectures
 from tests.storage.pieces import bytes_of, cut_singly, layerwise
 
 PLENTY = 10**9
@@ -88,10 +91,47 @@ def test_hashes_are_remembered_until_they_are_forgotten(
 @given(st.integers(0, 99), st.integers(1, 100), st.integers(1, 40))
 def test_a_stage_is_cut_where_others_are(start: int, count: int, per_piece: int) -> None:
     layers = LayerRange(start, start + count)
-    found = grid(layers, per_piece)
+    found = grid(layers, range(0, 200, per_piece))
     assert [layer for one in found for layer in one] == list(layers)
     assert max(map(len, found)) <= per_piece
     assert all(one.stop % per_piece == 0 for one in found[:-1])
+
+
+@given(st.sets(st.integers(1, 59), max_size=30), st.integers(1, 20))
+def test_pieces_begin_only_where_a_model_can_be_cut(further: set[int], per_piece: int) -> None:
+    points = sorted({0, *further})
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("check_cuttable", 60), ("cut_points", points), ("layers_per_piece", per_piece)):
+            patch.setattr(f"edgellm.storage.layers.manifest.{name}", lambda _header, value=value: value)
+        lines = grid_lines(cast("Any", None))
+    assert set(lines) <= set(points)
+    for line, after in pairwise(lines):
+        assert after - line <= per_piece or points[points.index(line) + 1] == after
+    for first, second, third in zip(lines, lines[1:], lines[2:], strict=False):
+        assert third - first > per_piece or second - first > per_piece
+
+
+@pytest.mark.parametrize(("stages", "per_piece", "expected"), [
+    ([(0, 8)], 1, [(0, 4), (4, 8)]),
+    ([(0, 8)], 5, [(0, 4), (4, 8)]),
+    ([(0, 8)], 8, [(0, 8)]),
+    ([(0, 4), (4, 8)], 8, [(0, 4), (4, 8)]),
+])  # fmt: skip
+def test_stages_of_layers_that_differ_by_their_number(
+    stages: list[tuple[int, int]], per_piece: int, expected: list[tuple[int, int]], architectures: Architectures,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    file = ModelFile.open(architectures("smollm3 of 8 layers"))
+    monkeypatch.setattr("edgellm.storage.layers.manifest.layers_per_piece", lambda _header: per_piece)
+    found = manifest_of(file, [LayerRange(*one) for one in stages])
+    assert [piece.layers for piece in found.pieces] == [LayerRange(*one) for one in expected]
+
+
+def test_stages_that_begin_or_end_elsewhere_are_refused(architectures: Architectures) -> None:
+    file = ModelFile.open(architectures("smollm3 of 8 layers"))
+    for one in (LayerRange(0, 3), LayerRange(3, 8), LayerRange(4, 7)):
+        with pytest.raises(InvalidOption, match=r"differ by their number.*one of the layers 1, 5"):
+            manifest_of(file, [one])
 
 
 def test_a_stage_is_cut_into_pieces_of_about_a_size(draft_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

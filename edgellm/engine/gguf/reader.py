@@ -185,7 +185,8 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Dimensions:
-    """The dimensions of a model's layers; where they differ from layer to layer, the largest.
+    """The dimensions of a model's layers; where they differ from layer to layer, the largest. `layers`: without those
+    that predict further tokens.
 
     `d_ff`: the width of the feed-forward part, summed over the experts that a token goes through. `keys`, `values`:
     elements that each head of keys and values keeps for a position.
@@ -220,7 +221,8 @@ def dimensions(header: GgufHeader) -> Dimensions:
     expert = header.metadata.get(f"{arch}.expert_feed_forward_length") is not None
     width = number("expert_feed_forward_length" if expert else "feed_forward_length")
     return Dimensions(
-        layers=number("block_count"), d_model=d_model, d_ff=width * number("expert_used_count", 1), heads=heads,
+        layers=number("block_count") - mtp_layers(header), d_model=d_model,
+        d_ff=width * number("expert_used_count", 1), heads=heads,
         kv_heads=number("attention.head_count_kv", heads), keys=number("attention.key_length", d_model // heads),
         values=number("attention.value_length", d_model // heads),
     )  # fmt: skip

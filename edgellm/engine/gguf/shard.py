@@ -9,42 +9,47 @@ whole model does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
-from edgellm.engine.gguf.reader import SPLIT_KEYS, GgufArray, GgufHeader, ModelFile, TensorInfo
+from edgellm.engine.gguf.cuttable import (
+    PATTERN,
+    PER_LAYER,
+    SECTIONS,
+    check_cuttable,
+    count_is_safe,
+    cut_points,
+    part_metadata,
+    query_factor,
+    wants_head,
+    window_pattern,
+)
+from edgellm.engine.gguf.reader import SPLIT_KEYS, TENSOR_TYPES, GgufHeader, ModelFile, TensorInfo
 from edgellm.engine.gguf.writer import (
     NewTensor,
     copied,
+    flags,
+    integers,
+    multiplied,
     number,
+    picked,
     portions,
     raw_entries,
-    sliced,
     text,
     write,
+    zeros,
 )
-from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
+from edgellm.errors import InvalidOption, ModelCorrupt
 
-# Architectures whose blocks can be renumbered: all of one kind, nothing in llama.cpp's graph asks which number a block
-# has, rows that are fed in place of tokens are not scaled, and a file without output.weight uses token_embd as head.
-# Not among them for one of these reasons: gemma2, gemma3, gpt-oss, cohere2 (window patterns), llama4, smollm3 (layers
-# without positions), granite, minicpm (scaled rows), deepseek2, glm4moe (dense layers first), all recurrent and hybrid.
-SAFE = frozenset({"llama", "qwen2", "qwen3", "qwen3moe"})
-
-PER_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
-_BY_LAYER = (  # where one of these is set, a block's number matters all the same
-    ("attention.sliding_window", "its attention slides over a window in some layers"),
-    ("attention.sliding_window_pattern", "its attention slides over a window in some layers"),
-    ("nextn_predict_layers", "its last layers predict further tokens"),
-    ("leading_dense_block_count", "its first layers differ from the others"),
-)
 EMBEDDING, HEAD, _HEAD_BIAS = "token_embd.weight", "output.weight", "output.bias"
 BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
+_FREQUENCIES, _QUERY_NORM = "rope_freqs.weight", "attn_q_norm.weight"
 _SLIVER = 32  # rows in the place of an embedding that is never read
+_SMALL = (41, 42, 2)  # Q1_0, Q2_0, Q4_0: types of few bits in small blocks
 
 
 def cut(src: Path, dst: Path, first: int, last: int, *, head: bool) -> None:
@@ -73,12 +78,20 @@ def cut_bytes(src: ModelFile, first: int, last: int, *, head: bool) -> Iterator[
         raise InvalidOption(
             f"{src.path.name} cannot be cut from layer {first} to {last}.", f"Its layers run from 0 to {n_layer - 1}."
         )
+    starts = cut_points(header)
+    if first not in starts or last + 1 not in (*starts, n_layer):
+        raise InvalidOption(
+            f"{src.path.name} cannot be cut from layer {first} to {last}: its layers differ by their number.",
+            f"Begin with one of the layers {', '.join(map(str, starts))}, and end before one of them.",
+        )
+    if not count_is_safe(header, last + 1 - first):
+        raise InvalidOption(
+            f"{src.path.name} cannot be cut from layer {first} to {last}: llama.cpp takes {last + 1 - first} layers for"
+            " another model.", "Cut fewer layers.",
+        )  # fmt: skip
     with ExitStack() as opened:
         sources = [opened.enter_context(path.open("rb")) for path in src.paths]
-        tensors = [
-            NewTensor(name, t.shape, t.kind, t.nbytes, partial(copied, sources[t.part], t))
-            for name, t in _tensors(header, first, last, head)
-        ]
+        tensors = [part.written(sources) for part in _tensors(header, first, last, head)]
         entries = _entries(sources[0], header, first, last)
         if len(sources) > 1:
             entries = {key: raw for key, raw in entries.items() if not key.startswith(SPLIT_KEYS)}
@@ -88,40 +101,16 @@ def cut_bytes(src: ModelFile, first: int, last: int, *, head: bool) -> Iterator[
         yield from portions(header, entries.values(), tensors)
 
 
-def check_cuttable(header: GgufHeader) -> int:
-    """Check that `cut` can cut a model, and return its number of layers.
-
-    Raises:
-        ModelUnsupported: the architecture is not known to be safe to cut.
-        ModelCorrupt: the number of layers is missing.
-    """
-    arch = header.architecture
-    if arch not in SAFE:
-        raise ModelUnsupported(
-            f"Models of the architecture {arch!r} are not known to be safe to cut into layers.",
-            f"Use a model of one of these: {', '.join(sorted(SAFE))}.",
-        )
-    for key, why in _BY_LAYER:
-        if header.metadata.get(f"{arch}.{key}"):
-            raise ModelUnsupported(f"This {arch} model cannot be cut into layers: {why}.", "Use it whole.")
-    known = {f"{arch}.{key}" for key in PER_LAYER}
-    for key, value in header.metadata.items():
-        if key.startswith(f"{arch}.") and isinstance(value, (tuple, GgufArray)) and key not in known:
-            raise ModelUnsupported(
-                f"This {arch} model has the array {key}, which may be one value per layer.", "Use it whole."
-            )
-    layers = header.metadata.get(f"{arch}.block_count")
-    if not isinstance(layers, int):
-        raise ModelCorrupt("The file does not say how many layers it has.", "Fetch it again.")
-    return layers
-
-
 def _entries(source: BufferedReader, header: GgufHeader, first: int, last: int) -> dict[str, bytes]:
-    entries, arch = raw_entries(source, header), header.architecture
-    entries[f"{arch}.block_count"] = number(f"{arch}.block_count", last - first + 1)
-    for key in (f"{arch}.{name}" for name in PER_LAYER):
+    entries, arch, part = raw_entries(source, header), header.architecture, part_metadata(header, first, last)
+    entries |= {key: number(key, value) for key, value in ((f"{arch}.{k}", v) for k, v in part.numbers.items())}
+    for key in (f"{arch}.{name}" for name in sorted(PER_LAYER)):
         if isinstance(header.metadata.get(key), tuple):
-            entries[key] = sliced(key, entries[key], first, last + 1)
+            entries[key] = picked(key, entries[key], part.layers)
+    if part.windows is not None:
+        entries[f"{arch}.{PATTERN}"] = flags(f"{arch}.{PATTERN}", part.windows)
+    if part.sections is not None:
+        entries[f"{arch}.{SECTIONS}"] = integers(f"{arch}.{SECTIONS}", part.sections)
     if first > 0:
         return {key: raw for key, raw in entries.items() if not key.startswith("tokenizer.")}
     return entries
@@ -132,33 +121,74 @@ def _no_vocabulary(header: GgufHeader, rows: int) -> dict[str, bytes]:
     return {size: number(size, rows), "tokenizer.ggml.model": text("tokenizer.ggml.model", "no_vocab")}
 
 
-def _tensors(header: GgufHeader, first: int, last: int, head: bool) -> list[tuple[str, TensorInfo]]:
+def _tensors(header: GgufHeader, first: int, last: int, head: bool) -> list[_PartTensor]:
     """Return each tensor of the shard under its new name, in the file's order.
 
-    llama.cpp wants an embedding in every file, and takes it as the head where there is no other. So a shard that is
-    fed rows holds the head under the embedding's name, or only a sliver of the embedding where it has no head.
+    llama.cpp wants an embedding in every file, and mostly takes it as the head where there is no other. So a shard that
+    is fed rows holds the head under the embedding's name, or only a sliver of the embedding where it has no head. Where
+    llama.cpp wants both, the one that is not used is a sliver, too, or blank if it must have a row for each token.
     """
     found = {t.name: t for t in header.tensors}
     if EMBEDDING not in found or len(found[EMBEDDING].shape) != 2:
         raise ModelCorrupt(f"The file has no matrix {EMBEDDING}.", "Fetch it again.")
+    windows, both = window_pattern(header), wants_head(header) and HEAD in found
+    unused_head = _sliver if first > 0 else _blank
     chosen = []
     for t in header.tensors:
-        name = t.name
-        if block := BLOCK.fullmatch(name):
+        part = _PartTensor(t.name, t)
+        if block := BLOCK.fullmatch(t.name):
             layer = int(block[1])
             if not first <= layer <= last:
                 continue
-            name = f"blk.{layer - first}.{block[2]}"
-        elif name in (HEAD, _HEAD_BIAS):
-            if not head or (name == HEAD and first > 0):
+            factor = query_factor(header, last + 1 - first) if block[2] == _QUERY_NORM else 1.0
+            part = _PartTensor(f"blk.{layer - first}.{block[2]}", t, factor=factor)
+        elif t.name in (HEAD, _HEAD_BIAS) and not head:
+            if not both:
                 continue
-        elif name == EMBEDDING and first > 0:
-            t = found.get(HEAD, t) if head else _sliver(t)  # noqa: PLW2901
-        chosen.append((name, t))
+            part = unused_head(t)
+        elif t.name == HEAD and first > 0 and not both:
+            continue
+        elif t.name == _FREQUENCIES and windows is not None and all(windows[first : last + 1]):
+            continue  # those of layers without a window: llama.cpp refuses tensors that it does not use
+        elif t.name == EMBEDDING and first > 0 and not head:
+            part = _sliver(t)
+        elif t.name == EMBEDDING and first > 0:
+            part = _blank(t) if both else _PartTensor(EMBEDDING, found.get(HEAD, t))
+        chosen.append(part)
     return chosen
 
 
-def _sliver(embedding: TensorInfo) -> TensorInfo:
-    columns, rows = embedding.shape
+@dataclass(frozen=True, slots=True)
+class _PartTensor:
+    """A tensor of a shard: the beginning of `source` under a new name; zeros where it is `blank`. `factor`: by what a
+    tensor in float32 is multiplied."""
+
+    name: str
+    source: TensorInfo
+    blank: bool = False
+    factor: float = 1.0
+
+    def written(self, files: Sequence[BufferedReader]) -> NewTensor:
+        t = self.source
+        data = partial(zeros, t.nbytes) if self.blank else partial(copied, files[t.part], t)
+        if self.factor != 1.0:
+            data = partial(multiplied, files[t.part], t, self.factor)
+        return NewTensor(self.name, t.shape, t.kind, t.nbytes, data)
+
+
+def _sliver(t: TensorInfo) -> _PartTensor:
+    """Return the first rows of a matrix, or numbers of a vector."""
+    rows = t.shape[-1]
     kept = min(_SLIVER, rows)
-    return replace(embedding, shape=(columns, kept), nbytes=embedding.nbytes // rows * kept)
+    return _PartTensor(t.name, replace(t, shape=(*t.shape[:-1], kept), nbytes=t.nbytes // rows * kept))
+
+
+def _blank(t: TensorInfo) -> _PartTensor:
+    """Return zeros in place of a tensor that is not used, in the smallest of some types, unless it is in float32: by
+    their types a model is known to be one in float32."""
+    columns, kind = t.shape[0], t.kind
+    if len(t.shape) > 1 and TENSOR_TYPES[kind][0] != "F32":
+        fitting = [one for one in (kind, *_SMALL) if columns % TENSOR_TYPES[one][1] == 0]
+        kind = min(fitting, key=lambda one: TENSOR_TYPES[one][2] / TENSOR_TYPES[one][1])
+    _name, block, size = TENSOR_TYPES[kind]
+    return _PartTensor(t.name, replace(t, kind=kind, nbytes=t.n_elements // block * size), blank=True)

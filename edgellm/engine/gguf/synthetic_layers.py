@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine.context import Context
+from edgellm.engine.gguf.cuttable import DENSE_LEAD, check_cuttable, cut_points, largest_part
 from edgellm.engine.gguf.reader import TENSOR_TYPES, ModelFile, TensorInfo
-from edgellm.engine.gguf.shard import check_cuttable, cut_bytes
+from edgellm.engine.gguf.shard import cut_bytes
 from edgellm.engine.graph_hooks import Capture
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.model import Model
@@ -71,12 +72,16 @@ def blocks_of(model: ModelFile) -> Blocks:
         ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`; also for a model of one layer.
     """
     header = model.header
-    n_layer = check_cuttable(header)
-    if n_layer < 2:
-        raise ModelUnsupported(f"{model.path.name} has a single layer.", "There is nothing to share out.")
-    weights = sum(t.nbytes for t in header.tensors if t.name.startswith("blk.1."))
-    layers = min(n_layer - 1, max(1, math.ceil(ENOUGH / max(1, weights))))
-    portions = cut_bytes(model, 1, layers, head=False)
+    n_layer, points = check_cuttable(header), cut_points(header)
+    if len(points) < 2:
+        raise ModelUnsupported(f"{model.path.name} cannot be cut into two parts.", "There is nothing to share out.")
+    lead = header.metadata.get(f"{header.architecture}.{DENSE_LEAD}")  # layers of another kind than the others
+    first = next((point for point in points[1:] if point >= (lead if isinstance(lead, int) else 0)), points[-1])
+    weights = sum(t.nbytes for t in header.tensors if t.name.startswith(f"blk.{first}."))
+    wanted = first + min(largest_part(header), max(1, math.ceil(ENOUGH / max(1, weights))))
+    stop = next(stop for stop in (*points, n_layer) if stop > first and stop >= min(wanted, n_layer))
+    layers = stop - first
+    portions = cut_bytes(model, first, stop - 1, head=False)
     head = bytes(next(portions))
     width = header.metadata.get(f"{header.architecture}.embedding_length")
     if not isinstance(width, int):

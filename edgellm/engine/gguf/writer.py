@@ -17,7 +17,7 @@ from edgellm.engine.gguf.reader import SCALARS, SPLIT_KEYS, TENSOR_TYPES, GgufHe
 from edgellm.engine.vocabulary import Floats
 from edgellm.errors import ModelCorrupt, ModelUnsupported
 
-_UINT32, _STRING, _ARRAY = 4, 8, 9
+_UINT32, _INT32, _BOOL, _STRING, _ARRAY = 4, 5, 7, 8, 9
 _FIRST_ENTRY = 24  # bytes of magic, version and the two counts
 _STEP = 2**20
 
@@ -52,13 +52,23 @@ def text(key: str, value: str) -> bytes:
     return _key(key, _STRING) + _text(value)
 
 
-def sliced(key: str, raw: bytes, start: int, stop: int) -> bytes:
-    """Return the entry `raw`, an array of numbers, with only its elements from `start` to before `stop`."""
-    at = 12 + len(key.encode())
-    (kind,) = struct.unpack_from("<I", raw, at)
+def flags(key: str, values: Sequence[bool]) -> bytes:
+    """Return an entry with an array of booleans."""
+    return _key(key, _ARRAY) + struct.pack(f"<IQ{len(values)}?", _BOOL, len(values), *values)
+
+
+def integers(key: str, values: Sequence[int]) -> bytes:
+    """Return an entry with an array of signed 32-bit numbers."""
+    return _key(key, _ARRAY) + struct.pack(f"<IQ{len(values)}i", _INT32, len(values), *values)
+
+
+def picked(key: str, raw: bytes, at: Sequence[int]) -> bytes:
+    """Return the entry `raw`, an array of numbers, with only its elements at these places, in this order."""
+    begin = 12 + len(key.encode())
+    (kind,) = struct.unpack_from("<I", raw, begin)
     size = struct.calcsize("<" + SCALARS[kind])
-    elements = raw[at + 12 + start * size : at + 12 + stop * size]
-    return _key(key, _ARRAY) + struct.pack("<IQ", kind, stop - start) + elements
+    starts = [begin + 12 + place * size for place in at]
+    return _key(key, _ARRAY) + struct.pack("<IQ", kind, len(at)) + b"".join(raw[s : s + size] for s in starts)
 
 
 def copied(source: BufferedReader, tensor: TensorInfo) -> Iterator[memoryview]:
@@ -77,6 +87,18 @@ def copied(source: BufferedReader, tensor: TensorInfo) -> Iterator[memoryview]:
             )
         left -= n
         yield buffer[:n]
+
+
+def multiplied(source: BufferedReader, tensor: TensorInfo, factor: float) -> Iterator[bytes]:
+    """Yield the bytes of a tensor in float32, with every number multiplied. Raises as `copied`."""
+    data = b"".join(bytes(portion) for portion in copied(source, tensor))
+    yield (np.frombuffer(data, dtype="<f4") * np.float32(factor)).tobytes()
+
+
+def zeros(nbytes: int) -> Iterator[bytes]:
+    """Yield so many zero bytes in portions."""
+    for at in range(0, nbytes, _STEP):
+        yield bytes(min(_STEP, nbytes - at))
 
 
 def portions(like: GgufHeader, entries: Iterable[bytes], tensors: Sequence[NewTensor]) -> Iterator[bytes | memoryview]:

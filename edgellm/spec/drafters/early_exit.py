@@ -90,9 +90,9 @@ class EarlyExitDrafter(Drafter):
         """
         last = lower.n_layer - 1
         capture = Capture(attention=layers, outputs=(last,), stop_after=last)
-        below = Context(lower, n_ctx=n_ctx, threads=threads, capture=capture)
+        below = Context(lower, n_ctx=n_ctx, threads=threads, capture=capture, whole_window=True)
         try:
-            above = Context(upper, n_ctx=n_ctx, threads=threads)
+            above = Context(upper, n_ctx=n_ctx, threads=threads, whole_window=True)
             return cls(below, above, threshold=threshold, layers=layers, shared=shared)
         except BaseException:
             below.close()

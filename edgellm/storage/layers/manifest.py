@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from edgellm.engine import GgufHeader, ModelFile, check_cuttable, cut_bytes
+from edgellm.engine.gguf.cuttable import cut_points, largest_part
 from edgellm.engine.gguf.reader import MAX_LAYERS
 from edgellm.errors import SAME_VERSION, InvalidOption, LayersRefused, StateDamaged
-from edgellm.layer_range import LayerRange, chain
+from edgellm.layer_range import LayerRange, chain, ranges
 from edgellm.places import cache_dir
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.state import read_json, write_state
@@ -136,13 +137,42 @@ def layers_per_piece(header: GgufHeader) -> int:
     """
     layers = check_cuttable(header)
     size = sum(tensor.nbytes for tensor in header.tensors if tensor.name.startswith("blk.")) / layers
-    return max(1, int(PIECE_BYTES / max(1.0, size)))
+    return min(largest_part(header), max(1, int(PIECE_BYTES / max(1.0, size))))
 
 
-def grid(layers: LayerRange, per_piece: int) -> list[LayerRange]:
-    """Return the layers of a stage in ranges that end at multiples of `per_piece`, or with the stage."""
-    first = layers.start - layers.start % per_piece + per_piece
-    return [LayerRange(*ends) for ends in pairwise([layers.start, *range(first, layers.stop, per_piece), layers.stop])]
+def grid_lines(header: GgufHeader) -> tuple[int, ...]:
+    """Return the layers with which pieces of a model begin: of those with which a part may begin, every one after which
+    there are no more than `layers_per_piece` layers to the next, or only those up to the next such layer.
+
+    Raises as `layers_per_piece`.
+    """
+    layers, points, lines = check_cuttable(header), cut_points(header), [0]
+    for before, point in pairwise([*points, layers]):
+        if before > lines[-1] and point - lines[-1] > layers_per_piece(header):
+            lines.append(before)
+    return tuple(lines)
+
+
+def grid(layers: LayerRange, lines: Sequence[int]) -> list[LayerRange]:
+    """Return the layers of a stage in ranges that end before `lines` of the grid, or with the stage."""
+    inside = [line for line in lines if line in layers and line != layers.start]
+    return [LayerRange(*ends) for ends in pairwise([layers.start, *inside, layers.stop])]
+
+
+def check_stages(model: ModelFile, stages: Iterable[LayerRange]) -> None:
+    """Check that each of these ranges of a model's layers can be a stage.
+
+    Raises:
+        InvalidOption: it begins or ends where the model cannot be cut; says where it can.
+        ModelUnsupported, ModelCorrupt: as for `check_cuttable`.
+    """
+    layers, points = check_cuttable(model.header), cut_points(model.header)
+    for one in stages:
+        if one.start < layers and (one.start not in points or (one.stop < layers and one.stop not in points)):
+            raise InvalidOption(
+                f"The layers {one} of {model.path.name} cannot be a stage: its layers differ by their number.",
+                f"Begin every stage with one of the layers {ranges(points)}.",
+            )
 
 
 Progress = Callable[[float], None]
@@ -153,8 +183,9 @@ def manifest_of(model: ModelFile, stages: Sequence[LayerRange] = (), progress: P
 
     Raises as `pieces_of`.
     """
-    per_piece, layers = layers_per_piece(model.header), LayerRange(0, check_cuttable(model.header))
-    return pieces_of(model, {one for stage in stages or [layers] for one in grid(stage, per_piece)}, progress)
+    check_stages(model, stages)
+    layers, lines = LayerRange(0, check_cuttable(model.header)), grid_lines(model.header)
+    return pieces_of(model, {one for stage in stages or [layers] for one in grid(stage, lines)}, progress)
 
 
 def pieces_of(model: ModelFile, ranges: Collection[LayerRange], progress: Progress | None = None) -> Manifest:
