@@ -417,9 +417,9 @@ SHAPES_TO_CUT: dict[str, Architecture] = {
     "exaone-moe": Architecture(
         "window", transformer(layers=8, leading_dense_block_count=1) | EXPERTS | SLIDING, keep=r"exp_probs_b\.bias"
     ),
-    "gemma": Architecture("dense", transformer(), embedding_factor=8.0),
+    "gemma": Architecture("dense", transformer(width=96), embedding_factor=96**0.5),
     "granitemoe": Architecture(
-        "moe", transformer(logit_scale=1.5, residual_scale=0.5, embedding_scale=4.0, attention__scale=0.2) | EXPERTS
+        "moe", transformer(logit_scale=1.5, residual_scale=0.5, embedding_scale=12.0, attention__scale=0.2) | EXPERTS
     ),
     "hunyuan-dense": Architecture("dense", transformer()),
     "hunyuan-moe": Architecture("moe", transformer() | EXPERTS),

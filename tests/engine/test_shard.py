@@ -17,8 +17,8 @@ from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit.random_gguf import Shape, write
+from testkit.shard_chain import ShardChain
 from tests.engine import headers
-from tests.engine.chain import Chain
 from tests.engine.conftest import TINY
 from tests.engine.logits import difference, some_ids
 
@@ -46,7 +46,7 @@ def test_a_chain_computes_what_the_whole_model_does(
     paths: dict[str, Path], name: str, starts: tuple[int, ...], tmp_path: Path
 ) -> None:
     with (
-        Chain(paths[name], tmp_path, starts) as chain,
+        ShardChain(paths[name], tmp_path, starts) as chain,
         Model.load(paths[name]) as model,
         Context(model, n_ctx=128, threads=1) as whole,
     ):
@@ -219,6 +219,20 @@ def test_what_may_not_be_cut_is_refused(data: bytes, says: str, tmp_path: Path) 
     with pytest.raises(ModelUnsupported, match=says):
         cut(path, tmp_path / "shard.gguf", 0, 1, head=True)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (headers.numbers(b"llama.attention.head_count", (2, 2, 2)), "attention.head_count for each of its 4 layers"),
+        (headers.u32(b"llama.nextn_predict_layers", 4), "how many layers"),
+    ],
+)
+def test_a_header_that_contradicts_itself_is_refused(more: headers.Entry, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "whole.gguf"
+    path.write_bytes(arch(b"llama", more))
+    with pytest.raises(ModelCorrupt, match=says):
+        cut(path, tmp_path / "shard.gguf", 0, 1, head=True)
 
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 1), (0, 2), (2, 2), (1, 0)])

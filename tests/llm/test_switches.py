@@ -81,6 +81,15 @@ def test_the_tail_of_a_long_reply_is_not_verified(local: LLM) -> None:
     assert Source.DRAFT not in {token.source for token in tokens[:8]}
 
 
+def test_an_early_exit_without_a_draft_model_is_not_ignored_in_silence(verifier_path: Path) -> None:
+    told: list[Notice] = []
+    with LLM.open(None, verifier_path, threads=1, history=False) as llm:
+        reply = llm.reply("Where is the mug?", max_tokens=2, early_exit="on")
+        reply.listen(on_notice=told.append)
+        assert list(reply)
+    assert any("early exit has no effect" in notice.text for notice in told)
+
+
 def test_early_exit_is_seen_in_the_tokens(local: LLM) -> None:
     for number in range(4):
         reply = local.reply(case(number), max_tokens=24, early_exit="on", gate="never")

@@ -121,7 +121,9 @@ def test_no_plan_cuts_a_model_where_it_cannot_be_cut() -> None:
     model = replace(MODEL, begins=begins)
     low = Fleet((device("here", memory=7 * MODEL.layer_bytes[0]), device("desk", memory=9 * MODEL.layer_bytes[0])))
     for held in (ALL, frozenset(range(4, 12))):
-        here, desk = (replace(one, layers=LayersOnDevice(some)) for one, some in zip(low.devices, (ALL, held), strict=True))
+        here, desk = (
+            replace(one, layers=LayersOnDevice(some)) for one, some in zip(low.devices, (ALL, held), strict=True)
+        )
         found = place(model, Fleet((here, desk)), {}, tokens_in=16, tokens_out=16)
         assert found.best is not None
         assert len(found.shares) == 2

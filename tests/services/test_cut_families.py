@@ -68,7 +68,7 @@ def test_a_reply_is_the_whole_models_also_when_a_worker_is_lost(
     with ExitStack() as running:
         file, places = ModelFile.open(path), []
         for device in "abc":
-            server = WorkerServer(WeightCache(WholeModel(file)), ANYWHERE, threads=1)
+            server = WorkerServer(WeightCache(WholeModel(file)), ANYWHERE)
             worker = running.enter_context(server)
             places.append((worker, RemoteDevice(Endpoint(device, worker.address))))
         ends = [*cuts[1:], work.n_layers]
@@ -95,6 +95,6 @@ def test_workers_tell_where_stages_of_a_whole_model_may_begin(architectures: Arc
         ("gemma3", None, None),
     ):
         file = ModelFile.open(architectures(name))
-        with WorkerServer(WeightCache(WholeModel(file)), ANYWHERE, threads=1) as worker:
-            able = RemoteDevice(Endpoint("a", worker.address)).capability(fingerprint(file.path))
+        with WorkerServer(WeightCache(WholeModel(file)), ANYWHERE) as worker:
+            able = RemoteDevice(Endpoint("a", worker.address)).describe(fingerprint(file.path)).layers
             assert (able.begins, able.ends) == (begins, ends)

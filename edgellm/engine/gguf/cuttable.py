@@ -21,10 +21,11 @@ PATTERN, _WINDOW = "attention.sliding_window_pattern", "attention.sliding_window
 DENSE_LEAD, NEXTN, DEEPSTACK = "leading_dense_block_count", "nextn_predict_layers", "n_deepstack_layers"
 PER_LAYER = frozenset({
     "attention.head_count", "attention.head_count_kv", "feed_forward_length", "expert_feed_forward_length",
-    "expert_used_count", "swiglu_clamp_exp", "swiglu_clamp_shexp", PATTERN,
+    "expert_used_count", "swiglu_clamp_exp", "swiglu_clamp_shexp",
 })  # fmt: skip
 """Keys under which a file may have one value per layer."""
 SECTIONS = "rope.dimension_sections"
+_AGAIN = "Fetch it again."
 _BESIDE_LAYERS = frozenset({
     "token_embd.weight", "output_norm.weight", "output_norm.bias", "output.weight", "output.bias", "rope_freqs.weight",
     "rope_factors_long.weight", "rope_factors_short.weight",
@@ -151,10 +152,10 @@ def check_cuttable(header: GgufHeader) -> int:
     if rule is None:
         why = _REFUSED.get(arch, "edgellm does not know what its layers depend on")
         raise _refused(arch, why)
-    layers = header.metadata.get(f"{arch}.block_count")
-    if not isinstance(layers, int):
-        raise ModelCorrupt("The file does not say how many layers it has.", "Fetch it again.")
-    layers -= _number(header, NEXTN)
+    count = header.metadata.get(f"{arch}.block_count")
+    layers = count - _number(header, NEXTN) if isinstance(count, int) else 0
+    if layers < 1:
+        raise ModelCorrupt("The file does not say how many layers it has.", _AGAIN)
     if layers in rule.counts and not rule.normed:
         raise _refused(arch, f"llama.cpp computes one of {layers} layers otherwise, and knows it by their number")
     for key in rule.needs:
@@ -163,10 +164,14 @@ def check_cuttable(header: GgufHeader) -> int:
     for key, why in rule.refused.items():
         if _number(header, key):
             raise _refused(arch, why)
-    known = {f"{arch}.{key}" for key in (*PER_LAYER, SECTIONS)}
+    known = {f"{arch}.{key}" for key in (*PER_LAYER, PATTERN, SECTIONS)}
     for key, value in header.metadata.items():
         if key.startswith(f"{arch}.") and isinstance(value, (tuple, GgufArray)) and key not in known:
             raise _refused(arch, f"the file has the array {key}, which may be one value per layer")
+    for key in (f"{arch}.{name}" for name in PER_LAYER):
+        value = header.metadata.get(key)
+        if isinstance(value, (tuple, GgufArray)) and not (isinstance(value, tuple) and len(value) == count):
+            raise ModelCorrupt(f"The file does not have a value of {key} for each of its {count} layers.", _AGAIN)
     for tensor in header.tensors:
         if not tensor.name.startswith("blk.") and tensor.name not in _BESIDE_LAYERS:
             raise _refused(arch, f"the file has the tensor {tensor.name} beside its layers")
@@ -213,10 +218,11 @@ def query_factor(header: GgufHeader, count: int) -> float:
     """Return by what the norm of queries is multiplied in a part of `count` layers."""
     rule, layers = RULES[header.architecture], check_cuttable(header)
     heads, length = _number(header, "attention.head_count"), _number(header, "attention.key_length")
-    if not (rule.normed and layers in rule.counts and count != layers and heads and length):
+    width = _number(header, "embedding_length") // max(1, heads)
+    if not (rule.normed and layers in rule.counts and count != layers and length > 0 and width > 0):
         return 1.0
     # llama.cpp divides by the root of the width per head in the whole model, and of a key's length in a part
-    return math.sqrt(length / (_number(header, "embedding_length") // heads))
+    return math.sqrt(length / width)
 
 
 def row_factor(header: GgufHeader) -> float:
@@ -228,7 +234,7 @@ def row_factor(header: GgufHeader) -> float:
     key = "embedding_length" if rule.scaled == "width" else rule.scaled
     value = header.metadata.get(f"{arch}.{key}")
     scale = float(value) if isinstance(value, (int, float)) else 0.0
-    scale = math.sqrt(scale) if rule.scaled == "width" else scale
+    scale = math.sqrt(max(0.0, scale)) if rule.scaled == "width" else scale
     return 1.0 / scale if scale else 1.0
 
 
@@ -291,7 +297,7 @@ def window_pattern(header: GgufHeader) -> tuple[bool, ...] | None:
     layers = _number(header, "block_count") - _number(header, NEXTN)
     found = header.metadata.get(f"{arch}.{PATTERN}", rule.window)
     if isinstance(found, tuple):
-        return tuple(map(bool, found[:layers]))
+        return (*map(bool, found[:layers]), *[False] * (layers - len(found)))
     period = int(found) if isinstance(found, int) else rule.window
     return tuple(period == 0 or layer % period < period - 1 for layer in range(layers))
 
