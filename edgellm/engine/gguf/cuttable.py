@@ -10,7 +10,7 @@ the number of dense layers in front, values per layer. What it counts itself res
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -156,26 +156,33 @@ def check_cuttable(header: GgufHeader) -> int:
     layers = count - _number(header, NEXTN) if isinstance(count, int) else 0
     if layers < 1:
         raise ModelCorrupt("The file does not say how many layers it has.", _AGAIN)
-    if layers in rule.counts and not rule.normed:
-        raise _refused(arch, f"llama.cpp computes one of {layers} layers otherwise, and knows it by their number")
-    for key in rule.needs:
-        if f"{arch}.{key}" not in header.metadata:
-            raise _refused(arch, f"the file has no {arch}.{key}, and its default depends on the number of layers")
-    for key, why in rule.refused.items():
-        if _number(header, key):
-            raise _refused(arch, why)
-    known = {f"{arch}.{key}" for key in (*PER_LAYER, PATTERN, SECTIONS)}
-    for key, value in header.metadata.items():
-        if key.startswith(f"{arch}.") and isinstance(value, (tuple, GgufArray)) and key not in known:
-            raise _refused(arch, f"the file has the array {key}, which may be one value per layer")
     for key in (f"{arch}.{name}" for name in PER_LAYER):
         value = header.metadata.get(key)
         if isinstance(value, (tuple, GgufArray)) and not (isinstance(value, tuple) and len(value) == count):
             raise ModelCorrupt(f"The file does not have a value of {key} for each of its {count} layers.", _AGAIN)
+    for why in _obstacles(header, rule, layers):
+        raise _refused(arch, why)
+    return layers
+
+
+def _obstacles(header: GgufHeader, rule: CutRule, layers: int) -> Iterator[str]:
+    """Yield why a model of an architecture that can be cut cannot be."""
+    arch = header.architecture
+    if layers in rule.counts and not rule.normed:
+        yield f"llama.cpp computes one of {layers} layers otherwise, and knows it by their number"
+    for key in rule.needs:
+        if f"{arch}.{key}" not in header.metadata:
+            yield f"the file has no {arch}.{key}, and its default depends on the number of layers"
+    for key, why in rule.refused.items():
+        if _number(header, key):
+            yield why
+    known = {f"{arch}.{key}" for key in (*PER_LAYER, PATTERN, SECTIONS)}
+    for key, value in header.metadata.items():
+        if key.startswith(f"{arch}.") and isinstance(value, (tuple, GgufArray)) and key not in known:
+            yield f"the file has the array {key}, which may be one value per layer"
     for tensor in header.tensors:
         if not tensor.name.startswith("blk.") and tensor.name not in _BESIDE_LAYERS:
-            raise _refused(arch, f"the file has the tensor {tensor.name} beside its layers")
-    return layers
+            yield f"the file has the tensor {tensor.name} beside its layers"
 
 
 def cut_points(header: GgufHeader) -> tuple[int, ...]:
