@@ -37,15 +37,14 @@ class CutRule:
     """What llama.cpp's graph of an architecture asks of a layer's number, and of the number of layers.
 
     `window`: some layers attend to a window only; without a pattern in the file, all but every `window`-th. With
-    `optional` that is so only where the file has a window. `least`: layers that llama.cpp wants beside windows.
-    `period`: positions or experts depend on a layer's number modulo this.
-    `scaled`: rows in place of tokens are scaled like embeddings: by the root of the width ("width"), or by the value
-    under this key. `counts`: numbers of layers with which llama.cpp computes otherwise. `needs`: keys whose default
-    depends on the number of layers. `refused`: keys whose value other than 0 makes layers depend on others.
-    `head`: llama.cpp wants the head in every file. `by_window`: only layers with a window have positions, and llama.cpp
-    ends the process for a part without any. `planes`: llama.cpp ends the process for rows whose positions do not lie in
-    several planes, of images and text. `normed`: the numbers in `counts` change only the scale of attention, for which
-    the norm of queries in a part can make up.
+    `optional` that is so only where the file has a window. `least`: the fewest layers with which llama.cpp opens a
+    cache. `period`: whether a layer has positions depends on its number modulo this. `scaled`: rows in place of tokens
+    are scaled like embeddings: by the root of the width ("width"), or by the value under this key. `counts`: numbers of
+    layers with which llama.cpp computes otherwise; `normed`: only the scale of attention, for which the norm of queries
+    in a part can make up. `needs`: keys whose default depends on the number of layers. `refused`: keys whose value, if
+    not 0, makes layers depend on others. `head`: llama.cpp wants the head in every file. `by_window`: only layers with
+    a window have positions, and llama.cpp ends the process for a part without any. `planes`: it does so for rows whose
+    positions do not lie in several planes, of images and text.
     """
 
     window: int = 0

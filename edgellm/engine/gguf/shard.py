@@ -132,7 +132,7 @@ def _tensors(header: GgufHeader, first: int, last: int, head: bool) -> list[_Par
     if EMBEDDING not in found or len(found[EMBEDDING].shape) != 2:
         raise ModelCorrupt(f"The file has no matrix {EMBEDDING}.", "Fetch it again.")
     windows, both = window_pattern(header), wants_head(header) and HEAD in found
-    unused_head = _sliver if first > 0 else _blank
+    unused_head, factor = _sliver if first > 0 else _blank, query_factor(header, last + 1 - first)
     chosen = []
     for t in header.tensors:
         part = _PartTensor(t.name, t)
@@ -140,8 +140,7 @@ def _tensors(header: GgufHeader, first: int, last: int, head: bool) -> list[_Par
             layer = int(block[1])
             if not first <= layer <= last:
                 continue
-            factor = query_factor(header, last + 1 - first) if block[2] == _QUERY_NORM else 1.0
-            part = _PartTensor(f"blk.{layer - first}.{block[2]}", t, factor=factor)
+            part = _PartTensor(f"blk.{layer - first}.{block[2]}", t, factor=factor if block[2] == _QUERY_NORM else 1.0)
         elif t.name in (HEAD, _HEAD_BIAS) and not head:
             if not both:
                 continue

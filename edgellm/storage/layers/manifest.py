@@ -146,9 +146,9 @@ def grid_lines(header: GgufHeader) -> tuple[int, ...]:
 
     Raises as `layers_per_piece`.
     """
-    layers, points, lines = check_cuttable(header), cut_points(header), [0]
-    for before, point in pairwise([*points, layers]):
-        if before > lines[-1] and point - lines[-1] > layers_per_piece(header):
+    most, points, lines = layers_per_piece(header), cut_points(header), [0]
+    for before, point in pairwise([*points, check_cuttable(header)]):
+        if before > lines[-1] and point - lines[-1] > most:
             lines.append(before)
     return tuple(lines)
 
