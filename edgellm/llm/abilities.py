@@ -96,14 +96,20 @@ def _layers(header: GgufHeader) -> list[Ability]:
     except EdgeError as error:
         return [Ability(name, False, error.what) for name in ("early exit", "mesh")]
     reason = f"its {count} layers can be cut apart"
-    if len(points) < count:
-        reason = f"its {count} layers can be cut into stages that begin with the layers {ranges(points)}"
+    if len(points) == 1:
+        reason = f"its {count} layers differ by their number, and are too few to be cut"
+    elif len(points) < count:
+        reason = f"its {count} layers can be cut into stages that begin with {_named(points)}"
     mesh = Ability("mesh", len(points) > 1, reason)
     try:
         layers = exit_layers(header)
     except EdgeError as error:
         return [Ability("early exit", False, error.what), mesh]
-    return [Ability("early exit", True, f"as a draft model, behind the layers {ranges(layers)}"), mesh]
+    return [Ability("early exit", True, f"as a draft model, behind {_named(layers)}"), mesh]
+
+
+def _named(layers: Sequence[int]) -> str:
+    return f"layer{'s' if len(layers) > 1 else ''} {ranges(layers)}"
 
 
 def _context(header: GgufHeader) -> Ability:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from edgellm.engine import Capture, Context, GgufHeader, Model, cut, head_pays
 from edgellm.engine.gguf.cuttable import check_cuttable, exit_cuts
 from edgellm.errors import InvalidOption, ModelUnsupported
+from edgellm.layer_range import ranges
 from edgellm.llm.cost_curves import ModelCurve
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
@@ -165,10 +166,9 @@ def exit_layers(header: GgufHeader) -> tuple[int, ...]:
     n = check_cuttable(header)
     layers = tuple(layer for layer in exit_cuts(header) if layer + 1 >= 3 * n / 4)
     if not layers:
-        where = ", ".join(str(layer + 1) for layer in exit_cuts(header)) or "none"
         raise ModelUnsupported(
-            f"No early exit leaves out at most a quarter of its {n} layers: it can be cut only behind {where}.",
-            "Do without the early exit.",
+            f"An early exit leaves out at most a quarter of the {n} layers, and this model can be cut behind:"
+            f" {ranges(exit_cuts(header))}.", "Do without the early exit.",
         )  # fmt: skip
     return layers
 

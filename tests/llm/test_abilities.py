@@ -60,9 +60,9 @@ def test_what_is_said_is_what_happens(architectures: Architectures, name: str, v
 def test_stages_and_exits_may_differ(architectures: Architectures) -> None:
     able = found(architectures("smollm3 of 8 layers"))
     assert (able["mesh"].able, able["early exit"].able) == (True, False)
-    assert able["mesh"].reason == "its 8 layers can be cut into stages that begin with the layers 1, 5"
-    assert "cut only behind 4" in able["early exit"].reason
-    assert found(architectures("gemma3"))["early exit"].reason == "as a draft model, behind the layers 5"
+    assert able["mesh"].reason == "its 8 layers can be cut into stages that begin with layers 1, 5"
+    assert "can be cut behind: 4" in able["early exit"].reason
+    assert found(architectures("gemma3"))["early exit"].reason == "as a draft model, behind layer 5"
 
 
 @pytest.mark.parametrize("damage", ["tokens", "context_length"])

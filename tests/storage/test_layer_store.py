@@ -130,7 +130,7 @@ def test_stages_of_layers_that_differ_by_their_number(
 def test_stages_that_begin_or_end_elsewhere_are_refused(architectures: Architectures) -> None:
     file = ModelFile.open(architectures("smollm3 of 8 layers"))
     for one in (LayerRange(0, 3), LayerRange(3, 8), LayerRange(4, 7)):
-        with pytest.raises(InvalidOption, match=r"differ by their number.*one of the layers 1, 5"):
+        with pytest.raises(InvalidOption, match=r"differ by their number.*one of these layers: 1, 5"):
             manifest_of(file, [one])
 
 

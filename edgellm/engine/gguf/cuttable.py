@@ -118,7 +118,7 @@ RULES: Mapping[str, CutRule] = MappingProxyType({
     "starcoder2": _PLAIN,
 })  # fmt: skip
 
-_RECURRENT = "its recurrent state cannot be rolled back where rows of another device come in"
+_RECURRENT = "its recurrent state cannot be rolled back where rows of other layers come in"
 _BEFORE = "positions or a norm are added to the rows before its first layer"
 _REFUSED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(

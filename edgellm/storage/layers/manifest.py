@@ -171,7 +171,7 @@ def check_stages(model: ModelFile, stages: Iterable[LayerRange]) -> None:
         if one.start < layers and (one.start not in points or (one.stop < layers and one.stop not in points)):
             raise InvalidOption(
                 f"The layers {one} of {model.path.name} cannot be a stage: its layers differ by their number.",
-                f"Begin every stage with one of the layers {ranges(points)}.",
+                f"Begin every stage with one of these layers: {ranges(points)}.",
             )
 
 
