@@ -83,7 +83,7 @@ class PrefillPieces:
         least, few, many = self._least, self._few, self._many
         if not few.rows or not many.rows:
             return
-        slope = max((many.seconds - few.seconds) / (many.rows - few.rows), 1e-3 * many.seconds / many.rows)
+        slope = max((many.seconds - few.seconds) / (many.rows - few.rows), 1e-9 * many.seconds / many.rows)
         base = max(0.0, many.seconds - slope * many.rows)
         chunk, solo = (
             max(size, _piece(base, slope, least.rows, delay))
