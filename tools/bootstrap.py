@@ -1,4 +1,4 @@
-"""Sets up .venv for ./start: makes it, installs edgellm into it, and shows how the compiling goes.
+"""Sets up .venv for ./start and start.cmd: makes it, installs edgellm into it, and shows how the compiling goes.
 
 Only the standard library: this runs before anything is installed. Safe to interrupt and to run again, also twice at
 once. The stamp is written last, so an unfinished environment is never taken for a finished one.
@@ -6,7 +6,7 @@ once. The stamp is written last, so an unfinished environment is never taken for
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import os
 import re
 import shlex
@@ -20,6 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -40,9 +45,11 @@ class SetupFailed(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Set up for `arguments`: `run` or `dev`, the fingerprint of the stamp, and one of `BACKENDS`, `auto` or `cpu`.
-    Return the exit code."""
+    """Set up for `arguments`: `run` or `dev`, the fingerprint of the stamp ("-" for one made here), and one of
+    `BACKENDS`, `auto` or `cpu`. Return the exit code."""
     kind, fingerprint, backend = (*arguments, CPU)[:3]
+    if fingerprint == "-":
+        fingerprint = f"gpu={backend} {fingerprint_of_requirements()}"
     try:
         with locked(ROOT / ".venv.lock"):
             if not is_ready(kind, fingerprint):
@@ -64,6 +71,20 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def program(name: str) -> Path:
+    """Return the path of a program of the environment."""
+    return VENV / "Scripts" / f"{name}.exe" if os.name == "nt" else VENV / "bin" / name
+
+
+def fingerprint_of_requirements() -> str:
+    """Return a hash of the checkout's place and of what it requires."""
+    files = [ROOT / "pyproject.toml", ROOT / "constraints.txt", *sorted(LOCKS.glob("*.txt"))]
+    found = hashlib.sha256(str(ROOT).encode())
+    for file in files:
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
 def is_ready(kind: str, fingerprint: str) -> bool:
     """Return whether the environment is ready; another ./start may have set it up meanwhile."""
     stamp = VENV / f"ready-{kind}"
@@ -79,7 +100,7 @@ def set_up(kind: str) -> None:
     say("Setting up edgellm in .venv. This happens once.")
     if needs_compiler:
         say(f"llama.cpp is compiled on {os.cpu_count()} cores, about {minutes} min, unless pip has kept it.")
-    pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-v", "--no-input", "--no-deps"]
+    pip = [str(program("python")), "-m", "pip", "install", "-v", "--no-input", "--no-deps"]
     # Build tools come first, since pip's isolated builds would fetch them again without checking hashes.
     for lock in ("build", "dev" if kind == "dev" else "run"):
         if lock == "dev":
@@ -89,7 +110,7 @@ def set_up(kind: str) -> None:
         say("The installed llama.cpp lacks the RPC backend, which the tests need: it is installed once more.")
         install_llama()
     watch([*pip, "--no-build-isolation", "--no-index", "-e", str(ROOT)])
-    watch([str(VENV / "bin" / "python"), "-c", "import llama_cpp, edgellm.cli"])
+    watch([str(program("python")), "-c", "import llama_cpp, edgellm.cli"])
 
 
 @dataclass(frozen=True)
@@ -144,7 +165,7 @@ def build_for(wanted: str) -> str:
     say("This takes 10 to 40 min, once.")
     try:
         install_llama(f"-D{backend.option}=on")
-        if not works([str(VENV / "bin" / "python"), "-c", _OFFLOADS]):
+        if not works([str(program("python")), "-c", _OFFLOADS]):
             raise SetupFailed(f"It finds no way to use a card. See {LOG}.")
     except SetupFailed as error:
         say(f"warning: it could not be compiled for {name}, so the processor is used. {error}")
@@ -172,12 +193,12 @@ sys.exit(not names - {b"CPU", b"BLAS", b"RPC"})
 
 def has_rpc() -> bool:
     """Return whether the installed llama.cpp has the RPC backend."""
-    return works([str(VENV / "bin" / "python"), "-c", _HAS_RPC])
+    return works([str(program("python")), "-c", _HAS_RPC])
 
 
 def forget_wheels_without_rpc() -> None:
     """Remove kept wheels of llama-cpp-python without the RPC backend: pip does not know how it compiled a wheel."""
-    command = [str(VENV / "bin" / "python"), "-m", "pip", "cache", "list", "--format=abspath", "llama_cpp_python"]
+    command = [str(program("python")), "-m", "pip", "cache", "list", "--format=abspath", "llama_cpp_python"]
     try:
         kept_wheels = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):  # pip keeps nothing
@@ -204,7 +225,7 @@ def install_llama(option: str = "") -> None:
     )
     requirement = VENV / "llama.txt"
     requirement.write_text("".join(locked_lines), encoding="utf-8")
-    pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-v", "--no-input", "--no-deps", "--force-reinstall"]
+    pip = [str(program("python")), "-m", "pip", "install", "-v", "--no-input", "--no-deps", "--force-reinstall"]
     cache = ["--no-cache-dir"] if option else []
     watch([*pip, *cache, *BY_HASH, "-r", str(requirement)], compiler_environment(option))
 
@@ -217,7 +238,7 @@ def packages_hint(backend: Backend) -> str:
 
 def make_venv() -> None:
     """Make a virtual environment with pip, or keep one that works."""
-    python = VENV / "bin" / "python"
+    python = program("python")
     ours = (VENV / "pyvenv.cfg").exists() or LOG.exists()
     if VENV.exists() and not ours and any(VENV.iterdir()):
         raise SetupFailed(f"{VENV} exists and is not a virtual environment. Move it away, then run this again.")
@@ -238,13 +259,15 @@ def make_venv() -> None:
 
 
 def has_llama() -> bool:
-    return works([str(VENV / "bin" / "python"), "-c", "import llama_cpp"])
+    return works([str(program("python")), "-c", "import llama_cpp"])
 
 
 def missing_compiler() -> str | None:
     """Return what is missing to compile llama.cpp, with the command that installs it; None if nothing is."""
     if sys.platform == "darwin" and not works(["xcode-select", "-p"]):
         return "A C++ compiler is needed to build llama.cpp. Install it with: xcode-select --install"
+    if os.name == "nt":  # CMake finds Visual Studio's, which is not on the path
+        return None
     for language, variable, names in (("C", "CC", ("cc", "gcc", "clang")), ("C++", "CXX", ("c++", "g++", "clang++"))):
         chosen = shlex.split(os.environ.get(variable, ""))[:1]
         if not any(shutil.which(name) for name in (chosen or names)):
@@ -317,6 +340,10 @@ def watch(command: Sequence[str], environment: Mapping[str, str] | None = None) 
 
 
 def stop_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it has started."""
+    if sys.platform == "win32":
+        works(["taskkill", "/T", "/F", "/PID", str(process.pid)])
+        return
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -387,12 +414,23 @@ class Screen:
 def locked(path: Path) -> Iterator[None]:
     """Let only one ./start set up at a time; the lock ends with its process, even if that is killed."""
     with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file.fileno()):
             say("Another ./start is setting this up; waiting for it.")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not try_lock(file.fileno()):
+                time.sleep(0.2)
         yield
+
+
+def try_lock(file: int) -> bool:
+    """Return whether an open file could be locked, until it is closed."""
+    try:
+        if sys.platform == "win32":
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def say(text: str) -> None:

@@ -23,22 +23,16 @@ import functools
 import mmap
 import os
 import stat
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from edgellm import system
 from edgellm.engine import native
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 FOLDER = Path("/dev/shm")  # noqa: S108  memory, the same for every session of a user; our folder there is checked
 SLOTS = 64
@@ -64,7 +58,7 @@ class CoreTable:
         """Map the table; `file` is a descriptor that stays open, `cores` and `cpus` (a bit mask) are this process's."""
         self.cores, self.cpus = cores, cpus
         self._file = file
-        os.posix_fallocate(file, 0, 8 * _WORDS)  # where memory is short, this fails rather than a later write
+        system.reserve(file, 8 * _WORDS)  # where memory is short, this fails rather than a later write
         self._words = memoryview(mmap.mmap(file, 8 * _WORDS)).cast("q")
         at = range(_HEADER, _WORDS, SLOTS)
         self.began, self.ended, self.wanted, self._cpus, self._pid = (self._words[i : i + SLOTS] for i in at[:5])
@@ -78,11 +72,11 @@ class CoreTable:
         """Return a slot that belongs to the caller until `release`; None where no slot is free just now."""
         with self._claiming:
             for _ in range(_TRIES):
-                if self._lock(_CLAIMING):
+                if system.try_lock_byte(self._file, _CLAIMING):
                     try:
                         return self._claim()
                     finally:
-                        self._unlock(_CLAIMING)
+                        system.unlock_byte(self._file, _CLAIMING)
                 time.sleep(0.001)  # another process is at it
         return None
 
@@ -93,7 +87,7 @@ class CoreTable:
         with self._claiming:
             self._clear(slot)
             self._owned.discard(slot)
-            self._unlock(slot)
+            system.unlock_byte(self._file, slot)
 
     def share(self, mine: int, wanted: int, now: int) -> int:
         """Return how many of `wanted` threads the owner of slot `mine` should use for what it computes next."""
@@ -131,25 +125,21 @@ class CoreTable:
 
     def _runs(self, slot: int) -> bool:
         with self._claiming:
-            if slot not in self._owned and self._lock(slot):  # its owner is dead
+            if slot not in self._owned and system.try_lock_byte(self._file, slot):  # its owner is dead
                 self._clear(slot)
-                self._unlock(slot)
+                system.unlock_byte(self._file, slot)
                 return False
-        try:
-            status = Path(f"/proc/{self._pid[slot]}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # a process of another container, of which only the lock is known
-            return True
-        return status.rpartition(")")[2].split()[0] not in ("T", "t")
+        return not system.is_stopped(self._pid[slot])  # of a process in another container only the lock is known
 
     def _claim(self) -> int | None:
         found, used = None, 0
         for slot in range(SLOTS):
-            if slot in self._owned or not self._lock(slot):
+            if slot in self._owned or not system.try_lock_byte(self._file, slot):
                 used = slot + 1
             elif found is None:
                 found, used = slot, slot + 1
             else:
-                self._unlock(slot)
+                system.unlock_byte(self._file, slot)
         self._words[0] = used
         if found is not None:
             self._clear(found)
@@ -162,16 +152,6 @@ class CoreTable:
             column[slot] = 0
         for pause in range(_PAUSES):
             self.pauses[slot * _PAUSES + pause] = 0
-
-    def _lock(self, byte: int) -> bool:
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-        except OSError:
-            return False
-        return True
-
-    def _unlock(self, byte: int) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
 
 
 def fair_share(cores: int, mine: tuple[int, int], others: Sequence[tuple[int, int]]) -> int:
@@ -237,13 +217,13 @@ class Computation:
 def core_table() -> CoreTable | None:
     """Return this process's view of the user's table; None where cores are not shared."""
     cores = native.available_threads()
-    if sys.platform != "linux" or fcntl is None or cores < 2:
+    if not system.SHARES_CORES or cores < 2:
         return None
     cpus = 0
-    for cpu in os.sched_getaffinity(0):
+    for cpu in system.allowed_processors():
         cpus |= 1 << cpu % _CPU_BITS
     try:
-        return CoreTable(_private_file(FOLDER / f"edgellm-{os.getuid()}"), cores, cpus)
+        return CoreTable(_private_file(FOLDER / f"edgellm-{system.user()}"), cores, cpus)
     except (OSError, ValueError):
         return None
 
@@ -254,10 +234,10 @@ def _private_file(folder: Path) -> int:
     Raises OSError where the folder or the file is a link, or belongs to or is open to another user.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
-    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    at = os.open(folder, os.O_RDONLY | system.FOLDER | system.NO_LINKS | system.NOT_INHERITED)
     try:
         _check_private(at)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | system.NO_LINKS | system.NOT_BLOCKING | system.NOT_INHERITED
         file = os.open(f"cores-{_WORDS}", flags, 0o600, dir_fd=at)  # another layout is another file
     finally:
         os.close(at)
@@ -273,7 +253,7 @@ def _private_file(folder: Path) -> int:
 
 def _check_private(file: int) -> None:
     found = os.fstat(file)
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not system.is_mine(found) or found.st_mode & 0o077:
         raise OSError("open to others")
 
 
@@ -301,26 +281,11 @@ _FIRST_RETRY, _MAX_RETRY = 1_000_000_000, 60_000_000_000
 _RETRY_COST = 20  # minimum time until the next try, in durations of the last one
 MAX_RUNNING = 2
 """Running threads per processor above which one thread computes without a try."""
-_LOAD = Path("/proc/loadavg")
-_TASKS = Path("/proc/self/task")
 
 
 def run_delay() -> int:
     """Return the nanoseconds that this process's threads have stood in line for a core; 0 where that is unknown."""
-    total = 0
-    with suppress(OSError):
-        for task in os.listdir(_TASKS):  # noqa: PTH208
-            with suppress(OSError, ValueError, IndexError):  # it has ended
-                total += int((_TASKS / task / "schedstat").read_text(encoding="ascii").split()[1])
-    return total
-
-
-def running() -> int:
-    """Return the number of running or runnable threads of the system; 0 if unknown."""
-    try:
-        return int(_LOAD.read_text(encoding="ascii").split()[3].partition("/")[0])
-    except (OSError, ValueError, IndexError):
-        return 0
+    return sum(waited for _, waited in system.thread_times().values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +295,7 @@ class Gauges:
 
     cpu_time: Callable[[], int] = time.process_time_ns
     run_delay: Callable[[], int] = run_delay
-    running: Callable[[], int] = running
+    running: Callable[[], int] = system.running_threads
     cpus: int = os.cpu_count() or 1
 
 

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from edgellm import system
+
 WAITING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
 
 
@@ -392,37 +394,10 @@ def rows_that_pay(n_params: int, n_layer: int, offloaded: bool = False) -> int:
 
 
 def available_threads() -> int:
-    """Return how many physical cores this process may use.
+    """Return on how many physical cores a computation of this process runs best.
 
-    Counts one thread per core among the processors of the affinity mask, at most the cgroup's processor quota: threads
-    beyond that wait for each other in every layer.
+    Counts the performance cores among the processors of the affinity mask, at most the cgroup's processor quota:
+    threads beyond that wait for each other in every layer, and so they do for a core that saves power.
     """
-    try:
-        allowed: set[int] = set(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS, where every core is ours
-        return max(1, (os.cpu_count() or 1))
-    cores = {_siblings(cpu) for cpu in allowed}
-    return max(1, min(len(cores), _quota() or len(cores)))
-
-
-def _siblings(cpu: int) -> str:
-    try:
-        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
-    except OSError:
-        return str(cpu)
-
-
-def _quota() -> int | None:
-    """Return the processors' worth of time that the cgroup grants, rounded up; None without a limit."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
-            period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
-        except OSError:
-            return None
-    try:
-        return -(-int(quota) // int(period)) if int(quota) > 0 else None
-    except (ValueError, ZeroDivisionError):  # "max"
-        return None
+    cores = system.performance_cores()
+    return max(1, min(cores, system.processor_quota() or cores))

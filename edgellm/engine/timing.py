@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Sequence
 from math import ceil, inf
-from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
+
+from edgellm import system
 
 BUSY = 0.1
 """Share of its time that a process waits for a processor, beyond which its measurements are doubtful."""
@@ -23,7 +24,6 @@ and the rest one by one: 3 rows may take 3 times as long as 4."""
 GROWTH = 2.0
 """A decode takes at most this many times as long as several decodes of fewer rows that add up to it."""
 _LEAST_WAIT = 0.02  # share of the wall time: shorter waits disturb nothing
-_TASKS = Path("/proc/self/task")
 
 K = TypeVar("K", bound=Hashable)
 
@@ -108,22 +108,9 @@ class CpuWait:
 def _scheduled() -> dict[str, tuple[float, float]]:
     """Return the seconds that each thread of this process has run and has waited for a processor; empty where the
     system does not tell."""
-    found = {}
-    try:
-        threads = list(_TASKS.iterdir())
-    except OSError:
-        return {}
-    for thread in threads:
-        try:
-            running, waiting, _ = (thread / "schedstat").read_text(encoding="ascii").split()
-            found[thread.name] = float(running) * 1e-9, float(waiting) * 1e-9
-        except (OSError, ValueError):  # a thread that has just ended, or a kernel without the file
-            continue
-    return found
+    return {thread: (1e-9 * running, 1e-9 * waiting) for thread, (running, waiting) in system.thread_times().items()}
 
 
 def _overload() -> float:
-    if not hasattr(os, "getloadavg"):
-        return 0.0
-    load, processors = os.getloadavg()[0], os.cpu_count() or 1
+    load, processors = system.load(), os.cpu_count() or 1
     return max(0.0, 1.0 - processors / load) if load > 0.0 else 0.0

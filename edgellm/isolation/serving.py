@@ -10,7 +10,6 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 LENGTH = struct.Struct("<Q")
 OUT_OF_MEMORY = 77  # exit code
@@ -42,30 +41,6 @@ def serve(prepare: Callable[[], Answer], idle: float | None = None) -> None:
         os._exit(OUT_OF_MEMORY)
     except BaseException:  # noqa: BLE001  not raised: the pipe would be closed before there is an exit code
         os._exit(1)
-
-
-def limit(name: str, value: int, *, soft: bool = False) -> None:
-    """Set a limit such as RLIMIT_CORE, for good unless `soft`; where the system has none of that name, do nothing."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    number = getattr(resource, name, None)
-    if number is None:
-        return
-    _, most = resource.getrlimit(number)
-    value = value if most == resource.RLIM_INFINITY else min(value, most)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(number, (value, most if soft else value))
-
-
-def address_space() -> int | None:
-    """Return the bytes of address space that this process has; None where the system does not tell."""
-    try:
-        with open("/proc/self/statm", "rb") as pages:  # noqa: PTH123
-            return int(pages.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return None
 
 
 def _timer(seconds: float | None) -> threading.Timer | None:

@@ -21,7 +21,8 @@ from jinja2.nodes import Filter, Macro, Name, Node, Test
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from edgellm.isolation.serving import Answer, address_space, limit, serve
+from edgellm.isolation.serving import Answer, serve
+from edgellm.system import address_space, limit
 
 SECONDS = 2.0  # of the processor, for a request; a template takes milliseconds
 MEMORY, MEMORY_PER_BYTE = 2**26, 32  # bytes beyond those of a process that has done nothing, and for each of a request

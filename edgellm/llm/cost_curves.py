@@ -25,9 +25,10 @@ from edgellm.llm.idle_work import IdleWork
 from edgellm.places import cache_dir
 from edgellm.spec.draft_length import KNOTS, CostCurve
 from edgellm.storage import History
-from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE, processor
+from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
 from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.state import from_json, read_json, write_state
+from edgellm.system import processor
 
 MAX_AGE = 30 * 86_400.0  # seconds
 MAX_CHANGE = 4.0

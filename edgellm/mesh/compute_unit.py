@@ -9,7 +9,7 @@ from typing import Self
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.memory_fit import available_memory, spare_memory
 from edgellm.errors import InvalidOption
-from edgellm.storage.device_speed import processor
+from edgellm.system import processor
 
 _SPARE = 0.1  # of what is free is left to others
 

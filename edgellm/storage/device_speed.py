@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+
+from edgellm import system
 
 MAX_DOUBTFUL_AGE = 600.0
 """Seconds for which measurements are used that were taken while the machine was busy."""
@@ -16,14 +15,6 @@ MIN_SECONDS, MAX_SECONDS = 1.0, 4.0
 _STEP, _MAX_STEP = 2**20, 16 * 2**20  # bytes per read
 _FAST_SECONDS = 0.1  # a read that takes less time is followed by a larger one
 _PORTION_SECONDS = 0.2  # seconds
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()[:100]
-    return (platform.processor() or platform.machine() or "unknown")[:100]
 
 
 def cold_read(path: Path) -> tuple[float, str]:
@@ -41,12 +32,11 @@ def cold_read(path: Path) -> tuple[float, str]:
     first_portions: list[float] = []  # the same, of portions at the beginning of a file
     portion_bytes, portion_seconds, first = 0, 0.0, True  # bytes and seconds of a portion that is still too short
     with path.open("rb", buffering=0) as file:
-        if hasattr(os, "posix_fadvise"):  # bytes read ahead, megabytes on some systems, would not be counted
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        system.read_at_random(file.fileno())  # bytes read ahead would not be counted
         buffer = memoryview(bytearray(_MAX_STEP))
         while elapsed < MIN_SECONDS and size < MAX_BYTES:
             file.seek(0)
-            how = _drop_page_cache(file.fileno())
+            how = system.drop_pages(file.fileno())
             began = now = perf_counter()
             if not first:  # otherwise an unfinished portion would go on at the beginning of the file
                 portion_bytes, portion_seconds = 0, 0.0
@@ -65,7 +55,7 @@ def cold_read(path: Path) -> tuple[float, str]:
                 if now - before < _FAST_SECONDS:
                     step = min(2 * step, _MAX_STEP)
             elapsed += perf_counter() - began
-        _drop_page_cache(file.fileno())
+        system.drop_pages(file.fileno())
     counted = portions or first_portions
     seconds_per_byte = median(counted) if counted else elapsed / max(size, 1)
     return 1.0 / max(seconds_per_byte, 1e-12), f"{size / 1e6:.0f} MB read, {how}"
@@ -74,19 +64,4 @@ def cold_read(path: Path) -> tuple[float, str]:
 def drop_page_cache(path: Path) -> None:
     """Drop a file's pages from memory, if the system permits it. Raise OSError if the file cannot be opened."""
     with path.open("rb", buffering=0) as file:
-        _drop_page_cache(file.fileno())
-
-
-def _drop_page_cache(handle: int) -> str:
-    """Drop a file's pages from memory, if the system permits it; return a description of how."""
-    if hasattr(os, "posix_fadvise"):
-        os.fsync(handle)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        return "after its pages were dropped from memory"
-    try:
-        import fcntl
-
-        fcntl.fcntl(handle, 48, 1)  # F_NOCACHE, on macOS
-    except (ImportError, OSError):
-        return "perhaps from memory: this system cannot drop a file's pages"
-    return "past the cache"
+        system.drop_pages(file.fileno())

@@ -19,7 +19,8 @@ from shutil import disk_usage
 from filelock import FileLock
 
 from edgellm.errors import HistoryUnusable
-from edgellm.storage.state import HAS_MODES, NO_LINKS, private_folder, set_aside
+from edgellm.storage.state import private_folder, set_aside
+from edgellm.system import HAS_MODES, NO_LINKS
 
 LOCK_SECONDS = 10.0  # seconds to wait for another process; each holds the database for some milliseconds
 _MAX_ROW = 4 * 2**20  # bytes

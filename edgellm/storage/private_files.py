@@ -11,7 +11,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from edgellm.errors import StateDamaged, TrustUnusable
-from edgellm.storage.state import NO_LINKS, NOT_BLOCKING, private_folder, read_state
+from edgellm.storage.state import private_folder, read_state
+from edgellm.system import NO_LINKS, NOT_BLOCKING
 
 LOCK_SECONDS = 10.0  # seconds to wait for another process; each holds a file for some milliseconds
 MAX_BYTES = 2**20

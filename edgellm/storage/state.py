@@ -18,14 +18,13 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from edgellm import system
 from edgellm.errors import EdgeError, StateDamaged
 from edgellm.places import cache_dir, data_dir, state_dir
+from edgellm.system import HAS_MODES, NO_LINKS, NOT_BLOCKING
 
 MAX_BYTES = 64 * 2**20
-NOT_BLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _STEP = 2**20
-HAS_MODES = os.name != "nt"  # there the user's folders are private by other means
 
 _T = TypeVar("_T")
 MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, EdgeError)
@@ -54,7 +53,7 @@ def read_state(path: Path, max_bytes: int = MAX_BYTES, *, links: bool = False) -
             raise _damaged(path, "it is not a plain file")
         if HAS_MODES and not links and found.st_mode & 0o077:
             with suppress(OSError):
-                os.fchmod(handle, 0o600)
+                system.close_to_others(handle)
         data = bytearray()
         while len(data) <= max_bytes and (more := os.read(handle, min(_STEP, max_bytes + 1 - len(data)))):
             data += more
@@ -139,7 +138,7 @@ def private_folder(path: Path) -> Path:
     _make_folder(path)
     if HAS_MODES:
         found = path.stat()
-        if {found.st_uid, path.lstat().st_uid} != {os.getuid()}:
+        if not (system.is_mine(found) and system.is_mine(path.lstat())):
             raise PermissionError(errno.EPERM, "it belongs to another user")
         if not stat.S_ISDIR(found.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")

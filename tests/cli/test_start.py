@@ -104,7 +104,10 @@ def test_check_runs_everything_and_fails_if_anything_does(checkout: Path) -> Non
     done = start(checkout, "check")
     assert done.returncode == 0
     assert [line.split(" in ")[0] for line in done.stdout.splitlines()] == [
-        "python -m ruff check .", "python -m ruff format --check .", "python -m mypy", f"python -m pytest {PROCESSES}",
+        "python -m ruff check .", "python -m ruff format --check .", "python -m mypy",
+        *(f"python -m mypy --platform {system} --cache-dir .mypy_cache/{system} edgellm tools/bootstrap.py"
+          for system in ("win32", "darwin")),
+        f"python -m pytest {PROCESSES}",
     ]  # fmt: skip
     python = checkout / ".venv" / "bin" / "python"
     python.write_text('#!/bin/sh\necho "$@"\n[ "$2" != mypy ]\n')
@@ -142,6 +145,36 @@ def test_a_missing_compiler_is_told(
     assert "A C++ compiler is needed" in said
     assert "sudo apt-get update && sudo apt-get install -y build-essential" in said
     assert not venv.exists()
+
+
+def test_on_windows_programs_have_other_places_and_no_compiler_is_looked_for(
+    venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bootstrap.program("python") == venv / "bin" / "python"
+    monkeypatch.setattr(os, "name", "nt")
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert bootstrap.program("edgellm").parts[-2:] == ("Scripts", "edgellm.exe")
+    assert bootstrap.missing_compiler() is None
+    commands = (ROOT / "start.cmd").read_text(encoding="ascii")
+    assert "tools\\bootstrap.py" in commands
+    assert "\\".join(bootstrap.program("edgellm").parts[-3:]) in commands
+
+
+def test_a_fingerprint_of_its_own_changes_with_what_is_required(
+    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap, "LOCKS", tmp_path)
+    monkeypatch.setattr(bootstrap, "set_up", lambda _kind: venv.mkdir(exist_ok=True))
+    for name in ("pyproject.toml", "constraints.txt", "run.txt"):
+        (tmp_path / name).write_text(name)
+    assert bootstrap.main(["run", "-"]) == 0
+    first = (venv / "ready-run").read_text()
+    assert bootstrap.main(["run", "-"]) == 0
+    assert (venv / "ready-run").read_text() == first
+    (tmp_path / "run.txt").write_text("more")
+    assert bootstrap.main(["run", "-"]) == 0
+    assert (venv / "ready-run").read_text() != first
 
 
 def test_a_graphics_card_is_named_once(checkout: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm import system
 from edgellm.engine import native
 
 
@@ -131,36 +132,18 @@ def test_the_log_is_swallowed_and_remembered() -> None:
     assert log.since(mark) == "warned; on; �"
 
 
-def test_threads_follow_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(native, "_siblings", lambda cpu: str(cpu // 2))
-    monkeypatch.setattr(native, "_quota", lambda: None)
-    assert native.available_threads() == 2  # two cores of two threads each
-    monkeypatch.setattr(native, "_quota", lambda: 1)
-    assert native.available_threads() == 1
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
-    assert native.available_threads() == 1
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert native.available_threads() == os.cpu_count()
+def test_threads_follow_the_cores_and_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "performance_cores", lambda: 4)
+    monkeypatch.setattr(system, "processor_quota", lambda: None)
+    assert native.available_threads() == 4
+    monkeypatch.setattr(system, "processor_quota", lambda: 2)
+    assert native.available_threads() == 2
 
 
 def test_a_tiny_model_gets_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "available_threads", lambda: 8)
     assert native.default_threads(1_000_000) == 1
     assert native.default_threads(500_000_000) == 8
-
-
-@pytest.mark.parametrize(
-    ("quota", "whole"), [("150000 100000", 2), ("50000 100000", 1), ("max 100000", None), ("?", None)]
-)
-def test_the_processor_quota_is_rounded_up(monkeypatch: pytest.MonkeyPatch, quota: str, whole: int | None) -> None:
-    def read(path: Path, *_: object, **__: object) -> str:
-        if path.name != "cpu.max":
-            raise FileNotFoundError
-        return quota
-
-    monkeypatch.setattr(Path, "read_text", read)
-    assert native._quota() == whole
 
 
 def test_the_engine_is_the_only_importer_of_llama_cpp() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import timing
+from edgellm import system
 from edgellm.engine.timing import AGREE, CpuWait, is_plausible, lower_quartile, minimum_times, plausible_times
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
@@ -116,7 +116,7 @@ for other in others:
 
 
 def test_where_the_system_does_not_tell_the_load_average_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(timing, "_TASKS", tmp_path / "none")
+    monkeypatch.setattr(system, "_THREADS", tmp_path / "none")
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("os.getloadavg", lambda: (8.0, 0.0, 0.0))
     assert CpuWait().share() == 0.75

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import re
 import struct
 import time
@@ -25,6 +24,7 @@ from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 
+from edgellm import system
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 
 # ggml type: name, elements in a block, bytes in a block
@@ -403,8 +403,7 @@ def _read(path: Path) -> GgufHeader:
             size = file.seek(0, 2)
             if size < 24:
                 raise _corrupt(path, f"has {size} bytes, too few for a GGUF header")
-            if hasattr(os, "posix_fadvise"):  # of a large file some systems would read megabytes ahead
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            system.read_at_random(file.fileno())
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
                 return _Parser(path, file, view, size).header()
     except IsADirectoryError:

@@ -14,7 +14,8 @@ import threading
 import numpy as np
 
 from edgellm.engine.native import lib, start
-from edgellm.isolation.serving import Answer, address_space, limit, serve
+from edgellm.isolation.serving import Answer, serve
+from edgellm.system import address_space, limit
 
 STACK = 256 * 2**20
 """Bytes of stack for one text: enough for a match of 800,000 characters. Memory is taken only as it is used."""

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from edgellm.engine.layer_block import Block
 from edgellm.engine.model import Model
 from edgellm.engine.trial.self_test import self_test
 from edgellm.errors import EdgeError
-from edgellm.isolation.serving import limit
+from edgellm.system import be_killed_first, limit
 
 _POSITIONS = 32
 _ROWS = 4
@@ -90,8 +89,7 @@ def _decode(model: Model) -> None:
 def _limit(size: int) -> None:
     """Limit processor time and memory, leave no core file, and be the first to be killed when memory runs out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, too, and ends this process
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    be_killed_first()
     limit("RLIMIT_CORE", 0)
     limit("RLIMIT_CPU", _SECONDS + _SECONDS_A_GIGABYTE * size // _GIGABYTE, soft=True)
     limit("RLIMIT_DATA", _MEMORY + 2 * size)

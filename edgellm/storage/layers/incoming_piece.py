@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from edgellm import system
 from edgellm.engine import ModelFile, check_cuttable
 from edgellm.engine.trial.probe import Probe, require_loadable
 from edgellm.errors import DiskFull, EdgeError, LayersCorrupt, LayersRefused
 from edgellm.storage.layers.manifest import LayerPiece
 
 _STEP = 2**20
-_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+_PLAIN = system.NO_LINKS | system.BINARY
 
 
 class IncomingPiece:
@@ -97,12 +98,7 @@ class IncomingPiece:
             os.fsync(self._file.fileno())
             self._file.close()
             self._path.replace(self._final)
-        with suppress(OSError, AttributeError):  # so that the name, too, outlives a power cut; not on Windows
-            folder = os.open(self._final.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        system.sync_folder(self._final.parent)  # so that the name, too, outlives a power cut
         try_early(self._final)
         return self._final
 

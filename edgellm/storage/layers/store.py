@@ -24,6 +24,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from edgellm import system
 from edgellm.engine import ModelFile
 from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreBusy, StoreFull
 from edgellm.layer_range import LayerRange
@@ -42,15 +43,10 @@ from edgellm.storage.layers.manifest import (
 from edgellm.storage.layers.owners import CUT, OWN, Owners
 from edgellm.storage.state import private_folder
 
-try:
-    import fcntl
-except ImportError:  # Windows, where an open file cannot be removed anyway
-    fcntl = None  # type: ignore[assignment]
-
 UNUSED_SECONDS = 30 * 86_400.0  # layers unused for longer than this make room for those of another device
 _LOCK_SECONDS = 10.0  # seconds to wait for another process that makes room
 RESERVED_BYTES = 256 * 2**20  # bytes of the disk that are left free in any case
-_WRITE = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+_WRITE = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | system.NO_LINKS | system.BINARY
 _NAME = re.compile(r"(?P<sha256>[0-9a-f]{64})\.(?:gguf|(?P<size>\d{1,19})\.(?:(?P<owner>[0-9a-f]{64})\.)?partial)")
 
 
@@ -63,8 +59,7 @@ def hold_in_use(path: Path) -> Iterator[bool]:
         yield False
         return
     with file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_SH)
+        system.lock_shared(file)
         present = False
         with suppress(OSError):  # it may have been removed in between
             present = os.path.samestat(path.stat(), os.fstat(file.fileno()))
@@ -84,10 +79,7 @@ def remove_unused(path: Path) -> bool:
 def _unused(path: Path, act: Callable[[], None]) -> bool:
     try:
         with path.open("rb") as file:
-            if fcntl is None:
-                file.close()
-            else:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock_exclusive(file)
             act()
     except FileNotFoundError:
         return True

@@ -1,0 +1,305 @@
+"""What differs between Linux, macOS and Windows. Everything here has a fallback, and nothing else needs to ask where it
+runs.
+
+`mypy --platform win32` and `--platform darwin` check this package as it would run there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+import subprocess
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+if sys.platform != "win32":
+    import fcntl
+    import resource
+
+NO_LINKS: int = getattr(os, "O_NOFOLLOW", 0)
+"""A flag of `os.open`: a link is not followed; on Windows it is."""
+NOT_BLOCKING: int = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""Flags of `os.open`: a pipe is not waited for, and bytes are as they are in the file."""
+BINARY: int = getattr(os, "O_BINARY", 0)
+NOT_INHERITED: int = getattr(os, "O_CLOEXEC", 0)
+FOLDER: int = getattr(os, "O_DIRECTORY", 0)
+"""A flag of `os.open`: anything but a folder is refused."""
+HAS_MODES = os.name != "nt"
+"""Whether files have owners and modes; on Windows a user's folders are private by other means."""
+SHARES_CORES = sys.platform == "linux"
+"""Whether processes can see in shared memory which others compute, and that these are alive."""
+_PERFORMANCE = 0.5  # of the best processor's capacity, below which a processor is there to save power
+_THREADS = Path("/proc/self/task")
+_PROCESSORS = Path("/sys/devices/system/cpu")
+_HYBRID = Path("/sys/devices/cpu_core/cpus")  # of Intel's hybrid processors: those of the performance cores
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def lock_shared(file: BinaryIO) -> None:
+    """Lock an open file until it is closed, beside other shared locks. Do nothing on Windows, where an open file cannot
+    be removed."""
+    if sys.platform != "win32":
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def lock_exclusive(file: BinaryIO) -> None:
+    """Lock an open file until it is closed; close it on Windows, where it can then be removed unless others have it
+    open. Raise OSError if others have locked it."""
+    if sys.platform != "win32":
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    else:
+        file.close()
+
+
+def try_lock_byte(file: int, byte: int) -> bool:
+    """Return whether a byte of a file could be locked for this process, until it ends; never on Windows."""
+    if sys.platform != "win32":
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        except OSError:
+            return False
+        return True
+    return False
+
+
+def unlock_byte(file: int, byte: int) -> None:
+    """Unlock a byte that was locked with `try_lock_byte`."""
+    if sys.platform != "win32":
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, byte)
+
+
+def reserve(file: int, size: int) -> None:
+    """Make a file at least `size` bytes long. Raise OSError if there is no room, where the system tells at once."""
+    if sys.platform == "linux":
+        os.posix_fallocate(file, 0, size)
+    elif os.fstat(file).st_size < size:
+        os.truncate(file, size)
+
+
+def is_mine(found: os.stat_result) -> bool:
+    """Return whether a file belongs to this user; True where files have no owners."""
+    if sys.platform != "win32":
+        return found.st_uid == os.getuid()
+    return True
+
+
+def user() -> str:
+    """Return the user's number, "0" where there is none."""
+    if sys.platform != "win32":
+        return str(os.getuid())
+    return "0"
+
+
+def close_to_others(file: int) -> None:
+    """Remove other users' access to an open file, where files have modes."""
+    if sys.platform != "win32":
+        os.fchmod(file, 0o600)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names of new files in `folder` outlive a power cut, where the system can be asked for that."""
+    if sys.platform != "win32":
+        with suppress(OSError):
+            at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(at)
+            finally:
+                os.close(at)
+
+
+def read_at_random(file: int) -> None:
+    """Tell the system that a file is not read in order: some would read megabytes ahead."""
+    if sys.platform == "linux":
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+
+
+def drop_pages(file: int) -> str:
+    """Drop a file's pages from memory, if the system permits it; return a description of how."""
+    if sys.platform == "linux":
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        return "after its pages were dropped from memory"
+    if sys.platform == "darwin":
+        with suppress(OSError):
+            fcntl.fcntl(file, fcntl.F_NOCACHE, 1)
+            return "past the cache"
+    return "perhaps from memory: this system cannot drop a file's pages"
+
+
+# --- this process ---------------------------------------------------------------------------------------------------
+
+
+def limit(name: str, value: int, *, soft: bool = False) -> None:
+    """Set a limit such as RLIMIT_CORE, for good unless `soft`; where the system has none of that name, do nothing."""
+    if sys.platform != "win32":
+        number = getattr(resource, name, None)
+        if number is None:
+            return
+        _, most = resource.getrlimit(number)
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(number, (value, most if soft else value))
+
+
+def address_space() -> int | None:
+    """Return the bytes of address space that this process has; None where the system does not tell."""
+    if sys.platform == "linux":
+        with suppress(OSError), open("/proc/self/statm", "rb") as pages:  # noqa: PTH123
+            return int(pages.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def be_killed_first() -> None:
+    """Have the system end this process before others when memory runs out, where it can be asked for that."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def thread_times() -> dict[str, tuple[int, int]]:
+    """Return the nanoseconds that each thread of this process has run, and has waited for a processor; empty where the
+    system does not tell."""
+    found = {}
+    with suppress(OSError):
+        for thread in os.listdir(_THREADS):  # noqa: PTH208
+            with suppress(OSError, ValueError):  # it has just ended, or the kernel lacks the file
+                running, waiting, _ = (_THREADS / thread / "schedstat").read_text(encoding="ascii").split()
+                found[thread] = int(running), int(waiting)
+    return found
+
+
+def is_stopped(process: int) -> bool:
+    """Return whether a process was stopped by a signal or a debugger; False where that is unknown."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+# --- processors -----------------------------------------------------------------------------------------------------
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()[:100]
+    return (platform.processor() or platform.machine() or "unknown")[:100]
+
+
+def allowed_processors() -> frozenset[int]:
+    """Return the processors that this process may use; all of them where there is no affinity."""
+    if sys.platform == "linux":
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def performance_cores() -> int:
+    """Return the number of physical cores that this process may use, without those that are there to save power.
+
+    Linux: by the affinity mask, the capacity of each processor, and Intel's list of performance cores. macOS: the cores
+    of the first performance level. Windows: those of the highest efficiency class. Elsewhere, or where the system does
+    not tell, all physical cores.
+    """
+    if sys.platform == "linux":
+        return len({_siblings(cpu) for cpu in fast_processors(allowed_processors())})
+    if sys.platform == "darwin":
+        with suppress(OSError, ValueError, subprocess.SubprocessError):
+            words = ["/usr/sbin/sysctl", "-n", "hw.perflevel0.physicalcpu"]
+            return max(1, int(subprocess.run(words, capture_output=True, check=True, timeout=5.0).stdout))
+    if sys.platform == "win32":
+        with suppress(OSError, AttributeError, struct.error):
+            return max(1, fast_cores(_processor_information()))
+    import psutil
+
+    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+
+
+def fast_processors(processors: Collection[int]) -> Collection[int]:
+    """Return those of `processors` that are of performance cores: all if none is known to be, or to be another."""
+    with suppress(OSError, ValueError):
+        fast = processor_list(_HYBRID.read_text(encoding="ascii")) & set(processors)
+        return fast or processors
+    capacity: dict[int, int] = {}
+    for cpu in processors:
+        with suppress(OSError, ValueError):
+            capacity[cpu] = int((_PROCESSORS / f"cpu{cpu}" / "cpu_capacity").read_text(encoding="ascii"))
+    best = max(capacity.values(), default=0)
+    return [cpu for cpu in processors if capacity.get(cpu, best) >= _PERFORMANCE * best]
+
+
+def processor_list(text: str) -> set[int]:
+    """Return the numbers of a list such as 0-3,8. Raise ValueError if it is none."""
+    ends = [part.partition("-") for part in text.strip().split(",") if part]
+    return {cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1)}
+
+
+def _siblings(cpu: int) -> str:
+    try:
+        return (_PROCESSORS / f"cpu{cpu}" / "topology/thread_siblings_list").read_text(encoding="ascii").strip()
+    except OSError:
+        return str(cpu)
+
+
+def fast_cores(information: bytes) -> int:
+    """Return the number of cores of the highest efficiency class, in what Windows'
+    GetLogicalProcessorInformationEx(RelationProcessorCore) returns. Raise struct.error if it is cut off."""
+    classes: list[int] = []
+    at = 0
+    while at < len(information):
+        relation, size, _flags, efficiency = struct.unpack_from("<IIBB", information, at)
+        if relation == 0:
+            classes.append(efficiency)
+        at += max(size, 1)
+    return classes.count(max(classes, default=0))
+
+
+def _processor_information() -> bytes:
+    """Return what Windows tells about its cores. Raise OSError if it does not."""
+    query = ctypes.CDLL("kernel32").GetLogicalProcessorInformationEx
+    size = ctypes.c_uint32(0)
+    query(0, None, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    if not query(0, buffer, ctypes.byref(size)):
+        raise OSError("GetLogicalProcessorInformationEx failed")
+    return buffer.raw[: size.value]
+
+
+def processor_quota() -> int | None:
+    """Return the processors' worth of time that the cgroup grants, rounded up; None without a limit."""
+    try:
+        quota, period = (_CGROUPS / "cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        try:
+            quota = (_CGROUPS / "cpu/cpu.cfs_quota_us").read_text(encoding="ascii")
+            period = (_CGROUPS / "cpu/cpu.cfs_period_us").read_text(encoding="ascii")
+        except OSError:
+            return None
+    try:
+        return -(-int(quota) // int(period)) if int(quota) > 0 else None
+    except (ValueError, ZeroDivisionError):  # "max"
+        return None
+
+
+def running_threads() -> int:
+    """Return the number of running or runnable threads of the system; 0 if unknown."""
+    try:
+        return int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def load() -> float:
+    """Return the number of threads that ran or could run in the last minute; 0 if unknown."""
+    if sys.platform != "win32":
+        with suppress(OSError):
+            return os.getloadavg()[0]
+    return 0.0

@@ -1,0 +1,210 @@
+"""What differs between systems: each way on this one, and the fallback where it is missing."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from edgellm import system
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+
+
+def test_a_file_in_use_is_not_locked_by_others(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with path.open("rb") as one, path.open("rb") as other:
+        system.lock_shared(one)
+        with pytest.raises(OSError, match="unavailable"):
+            system.lock_exclusive(other)
+    with path.open("rb") as one:
+        system.lock_exclusive(one)
+        assert not one.closed
+
+
+def test_on_windows_a_file_is_closed_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    elsewhere(monkeypatch, "win32")
+    with path.open("rb") as file:
+        system.lock_shared(file)
+        system.lock_exclusive(file)
+        assert file.closed
+
+
+def test_a_byte_is_locked_between_processes_and_never_on_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12")
+    code = f"import os; from edgellm import system; print(system.try_lock_byte(os.open({str(path)!r}, os.O_RDWR), 1))"
+    with path.open("r+b") as file:
+        assert system.try_lock_byte(file.fileno(), 1)
+        other = [sys.executable, "-c", code]
+        assert subprocess.run(other, capture_output=True, check=True).stdout == b"False\n"
+        system.unlock_byte(file.fileno(), 1)
+        assert subprocess.run(other, capture_output=True, check=True).stdout == b"True\n"
+        elsewhere(monkeypatch, "win32")
+        assert not system.try_lock_byte(file.fileno(), 0)
+        system.unlock_byte(file.fileno(), 0)
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+def test_a_file_gets_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    elsewhere(monkeypatch, platform)
+    with (tmp_path / "file").open("w+b") as file:
+        system.reserve(file.fileno(), 100)
+        system.reserve(file.fileno(), 50)
+        assert os.fstat(file.fileno()).st_size == 100
+
+
+def test_files_have_owners_and_modes_where_the_system_knows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.touch(0o644)
+    assert system.is_mine(path.stat())
+    assert not system.is_mine(SimpleNamespace(st_uid=os.getuid() + 1))  # type: ignore[arg-type]
+    assert system.user() == str(os.getuid())
+    elsewhere(monkeypatch, "win32")
+    with path.open("rb") as file:
+        system.close_to_others(file.fileno())
+        assert path.stat().st_mode & 0o777 == 0o644
+        assert system.is_mine(SimpleNamespace(st_uid=os.getuid() + 1))  # type: ignore[arg-type]
+        assert system.user() == "0"
+        elsewhere(monkeypatch, "linux")
+        system.close_to_others(file.fileno())
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("platform", ["linux", "win32"])
+def test_a_folder_is_synced_if_that_is_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    elsewhere(monkeypatch, platform)
+    system.sync_folder(tmp_path)
+    system.sync_folder(tmp_path / "none")
+    assert len(synced) == (platform == "linux")
+
+
+@pytest.mark.parametrize(
+    ("platform", "how"), [("linux", "pages were dropped"), ("win32", "perhaps from memory"), ("aix", "perhaps")]
+)
+def test_pages_are_dropped_as_the_system_permits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, how: str
+) -> None:
+    elsewhere(monkeypatch, platform)
+    with (tmp_path / "file").open("w+b") as file:
+        system.read_at_random(file.fileno())
+        assert how in system.drop_pages(file.fileno())
+
+
+def test_limits_and_figures_of_the_process_are_missing_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (system.address_space() or 0) > 2**20
+    assert system.load() >= 0.0
+    assert sum(ran for ran, _ in system.thread_times().values()) > 0
+    assert not system.is_stopped(os.getpid())
+    assert system.running_threads() > 0
+    system.limit("RLIMIT_NONE", 5)
+    elsewhere(monkeypatch, "win32")
+    monkeypatch.setattr(system, "_THREADS", Path("/none"))
+    system.limit("RLIMIT_CPU", 0)  # would end the tests
+    assert system.address_space() is None
+    assert system.load() == 0.0
+    assert system.thread_times() == {}
+    assert not system.is_stopped(2**30)
+
+
+# --- processors -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of eight processors, of which the first four are two cores of two threads each."""
+    monkeypatch.setattr(system, "_PROCESSORS", tmp_path)
+    monkeypatch.setattr(system, "_HYBRID", tmp_path / "cpu_core")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for cpu in range(8):
+        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        siblings = f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" if cpu < 4 else str(cpu)
+        (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(siblings)
+    return tmp_path
+
+
+def test_all_cores_of_an_ordinary_machine_count(machine: Path) -> None:
+    assert machine.exists()
+    assert system.performance_cores() == 6
+
+
+def test_intels_efficient_cores_do_not_count(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine / "cpu_core").write_text("0-3\n")
+    assert system.performance_cores() == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 6, 7})
+    assert system.performance_cores() == 3, "where no other may be used, they do"
+
+
+def test_small_cores_of_a_phone_do_not_count(machine: Path) -> None:
+    for cpu, capacity in enumerate((1024, 1024, 1024, 1024, 780, 780, 280, 280)):
+        (machine / f"cpu{cpu}" / "cpu_capacity").write_text(str(capacity))
+    assert system.performance_cores() == 4
+
+
+def test_a_list_of_processors_is_read() -> None:
+    assert system.processor_list("0-2,8,10-11\n") == {0, 1, 2, 8, 10, 11}
+    assert system.processor_list("\n") == set()
+    with pytest.raises(ValueError, match="invalid"):
+        system.processor_list("?")
+
+
+def test_a_macs_performance_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere(monkeypatch, "darwin")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=b"6\n"))
+    assert system.performance_cores() == 6
+
+    def missing(*_: object, **__: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(subprocess, "run", missing)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: None if logical else 3)
+    assert system.performance_cores() == 3
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: None)
+    assert system.performance_cores() == os.cpu_count()
+    assert system.allowed_processors() == frozenset(range(os.cpu_count() or 1))
+
+
+def windows_cores(*classes: int) -> bytes:
+    return b"".join(struct.pack("<IIBB", 0, 48, 1, efficiency) + bytes(38) for efficiency in classes)
+
+
+def test_windows_efficient_cores_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert system.fast_cores(windows_cores(1, 1, 0, 0, 0)) == 2
+    assert system.fast_cores(windows_cores(0, 0, 0)) == 3
+    elsewhere(monkeypatch, "win32")
+    monkeypatch.setattr(system, "_processor_information", lambda: windows_cores(1, 0))
+    assert system.performance_cores() == 1
+    monkeypatch.setattr(system, "_processor_information", lambda: windows_cores(1, 0)[:50])
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: None if logical else 3)
+    assert system.performance_cores() == 3
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="kernel32"):
+        system._processor_information()
+
+
+@pytest.mark.parametrize(
+    ("quota", "whole"), [("150000 100000", 2), ("50000 100000", 1), ("max 100000", None), ("?", None)]
+)
+def test_the_processor_quota_is_rounded_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, whole: int | None
+) -> None:
+    monkeypatch.setattr(system, "_CGROUPS", tmp_path)
+    (tmp_path / "cpu.max").write_text(quota)
+    assert system.processor_quota() == whole
