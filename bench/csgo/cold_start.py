@@ -32,8 +32,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench.csgo.llama_rpc import SERVER, libraries
+from bench.csgo.llama_rpc import SERVER
 from bench.harness import report
+from bench.harness.llama_source import binaries
 from bench.harness.statistics import spread
 from edgellm.engine import Model
 from edgellm.layer_range import HERE, read_split
@@ -110,7 +111,7 @@ def cold(machines: Sequence[Throttled], split: str, prompt: str) -> dict[str, An
 def spread_by_rpc(machines: Sequence[Throttled], folder: Path, tokens: int, shares: Sequence[float]) -> dict[str, Any]:
     """Return the second cold start over llama.cpp's servers, when their caches are full."""
     laptop, *others = machines
-    server = str(libraries(folder) / SERVER)
+    server = str(binaries(folder) / SERVER)
     found: dict[str, Any] = {}
     for _ in range(2):
         with ExitStack() as running:

@@ -12,44 +12,15 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib.metadata
 import json
 import os
-import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from time import perf_counter
 
+from bench.harness.llama_source import binaries, build
+
 SERVER = "ggml-rpc-server"
-
-
-def libraries(folder: Path) -> Path:
-    """Return the folder in which `build` puts the libraries and the server."""
-    return folder / "build" / "bin"
-
-
-def build(folder: Path) -> None:
-    """Build the libraries and the server. Raise CalledProcessError if a step fails; its output is on the screen."""
-    version = importlib.metadata.version("llama-cpp-python")
-    folder.mkdir(parents=True, exist_ok=True)
-    source = folder / f"llama_cpp_python-{version}"
-    if not source.is_dir():
-        name = f"llama-cpp-python=={version}"
-        words = ["download", "--no-deps", "--no-binary", "llama-cpp-python", "--dest", str(folder), name]
-        subprocess.run([sys.executable, "-m", "pip", *words], check=True)
-        with tarfile.open(next(folder.glob("llama_cpp_python-*.tar.gz"))) as packed:
-            packed.extractall(folder, filter="data")
-    switches = {
-        "GGML_RPC": "ON", "BUILD_SHARED_LIBS": "ON", "LLAMA_BUILD_COMMON": "ON", "LLAMA_BUILD_TOOLS": "ON",
-        "LLAMA_BUILD_TESTS": "OFF", "LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_BUILD_SERVER": "OFF",
-        "LLAMA_BUILD_APP": "OFF", "LLAMA_CURL": "OFF", "LLAMA_OPENSSL": "OFF", "CMAKE_BUILD_TYPE": "Release",
-    }  # fmt: skip
-    chosen = [f"-D{name}={value}" for name, value in switches.items()]
-    place = str(folder / "build")
-    subprocess.run(["cmake", "-S", str(source / "vendor" / "llama.cpp"), "-B", place, *chosen], check=True)
-    jobs = str(os.cpu_count() or 1)
-    subprocess.run(["cmake", "--build", place, "--parallel", jobs, "--target", "llama", SERVER], check=True)
 
 
 def first(model: Path, libs: Path, servers: list[str], tokens: int, shares: list[float]) -> dict[str, float]:
@@ -93,10 +64,10 @@ def main() -> None:
     timing.add_argument("--shares", type=float, nargs="*", default=[])
     args = parser.parse_args()
     if args.what == "build":
-        build(args.folder)
+        build(args.folder, ("llama", SERVER), {"GGML_RPC": "ON"})
     else:
         servers = args.servers.split(",")
-        print(json.dumps(first(args.model, libraries(args.libs), servers, args.tokens, args.shares)))
+        print(json.dumps(first(args.model, binaries(args.libs), servers, args.tokens, args.shares)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,152 @@
+"""Compare prefill and decoding behind a long prompt with plain llama.cpp, in one run.
+
+    python -m bench.engine.prefill [--lengths 8192 32768] [--repeats 3] [--threads 1]
+
+A file with random weights in the shape of Qwen2.5-0.5B, Q4_0. *Plain* is `llama_decode` in batches of 512 rows with
+llama.cpp's default attention, then one token at a time; *ours* is a reply of `LLM`, with retrieval off and as by
+default. The three take turns, with another first token each time, so that nothing is cached. Ratios are plain's time
+by ours within a turn: 1 is as fast, less is slower. The targets are 0.97 for the prefill and 0.98 for the decoding.
+
+On one core a turn of 8,192 tokens takes about five minutes, one of 32,768 half an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+
+from bench.harness.report import write
+from bench.harness.statistics import spread
+from edgellm import LLM
+from edgellm.engine import Model
+from testkit import random_gguf
+
+SHAPE, TYPE = "qwen2.5-0.5b", "Q4_0"
+BATCH = 512
+OURS = {"ours, retrieval off": "off", "ours": "auto"}
+PLAIN = "plain"
+
+Seconds = tuple[float, float]
+"""Of the prefill with the first token, and of each further token."""
+
+
+def plain_context(model: Model, n_ctx: int, threads: int) -> Any:
+    """Return a native context as llama.cpp opens it by default, for these sizes."""
+    params = lib.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch, params.no_perf = n_ctx, BATCH, BATCH, True
+    params.n_threads = params.n_threads_batch = threads
+    return lib.llama_init_from_model(model.owned.pointer, params)
+
+
+def run_plain(context: Any, n_vocab: int, tokens: int, prompt: Sequence[int]) -> Seconds:
+    """Return the times of llama.cpp itself."""
+    lib.llama_memory_seq_rm(lib.llama_get_memory(context), 0, -1, -1)
+
+    def decode(ids: Sequence[int]) -> int:
+        array = (lib.llama_token * len(ids))(*ids)
+        if lib.llama_decode(context, lib.llama_batch_get_one(array, len(ids))) != 0:
+            raise RuntimeError("llama_decode failed")
+        return int(np.ctypeslib.as_array(lib.llama_get_logits_ith(context, -1), (n_vocab,)).argmax())
+
+    began = perf_counter()
+    token = 0
+    for start in range(0, len(prompt), BATCH):
+        token = decode(prompt[start : start + BATCH])
+    first = perf_counter()
+    for _ in range(tokens):
+        token = decode([token])
+    return first - began, (perf_counter() - first) / tokens
+
+
+def run_ours(llm: LLM, retrieval: str, tokens: int, prompt: Sequence[int]) -> Seconds:
+    """Return the times of a reply."""
+    began = perf_counter()
+    reply = llm.complete(list(prompt), max_tokens=tokens + 1, retrieval=retrieval)
+    next(reply)
+    first = perf_counter()
+    further = sum(1 for _ in reply)
+    return first - began, (perf_counter() - first) / max(1, further)
+
+
+def measured(path: Path, length: int, tokens: int, repeats: int, threads: int) -> dict[str, Any]:
+    """Return the times at one length of the prompt."""
+    rng = np.random.default_rng(length)
+    n_ctx = length + tokens + 64
+    times: dict[str, list[Seconds]] = {}
+    with (
+        Model.load(path, probe=False) as model,
+        LLM.open(None, path, threads=threads, n_ctx=n_ctx, history=False) as llm,
+    ):
+        llm.curve()
+        context = plain_context(model, n_ctx, threads)
+        text = rng.integers(300, 100_000, length).tolist()
+        runs: dict[str, Callable[[list[int]], Seconds]] = {
+            PLAIN: partial(run_plain, context, model.n_vocab, tokens),
+            **{name: partial(run_ours, llm, kind, tokens) for name, kind in OURS.items()},
+        }
+        for turn in range(repeats):
+            order = list(runs) if turn % 2 == 0 else list(reversed(runs))
+            for at, name in enumerate(order):
+                prompt = [300 + len(runs) * turn + at, *text[1:]]
+                times.setdefault(name, []).append(runs[name](prompt))
+        lib.llama_free(context)
+    ratios = {
+        name: {
+            what: spread([plain[part] / mine[part] for plain, mine in zip(times[PLAIN], times[name], strict=True)])
+            for part, what in enumerate(("prefill", "decode"))
+        }
+        for name in OURS
+    }
+    seconds = {
+        name: {what: spread([one[part] for one in some]) for part, what in enumerate(("prefill", "decode"))}
+        for name, some in times.items()
+    }
+    return {"length": length, "repeats": repeats, "threads": threads, "seconds": seconds, "ratios": ratios}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return a line for each length and way: medians, and the quartiles of the ratios."""
+    lines = [f"{'prompt':>7}  {'':<20}{'prefill, s':>11}{'ratio':>24}{'ms a token':>12}{'ratio':>24}"]
+    for row in found["rows"]:
+        for name, seconds in row["seconds"].items():
+            shown = [f"{row['length']:>7,}  {name:<20}"]
+            for what, factor, width in (("prefill", 1.0, 11), ("decode", 1e3, 12)):
+                shown.append(f"{factor * seconds[what]['median']:>{width}.2f}")
+                ratio = row["ratios"].get(name, {}).get(what)
+                shown.append(
+                    f"{ratio['median']:>9.3f} ({ratio['q1']:.3f}-{ratio['q3']:.3f})".rjust(24) if ratio else " " * 24
+                )
+            lines.append("".join(shown).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", nargs="+", type=int, default=[8_192, 32_768], help="tokens of the prompt")
+    parser.add_argument("--tokens", type=int, default=32, help="decoded behind it")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--name", default="prefill", help="of the result file")
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "half.gguf"
+        random_gguf.write(path, random_gguf.SHAPES[SHAPE], TYPE)
+        for length in arguments.lengths:
+            rows.append(measured(path, length, arguments.tokens, arguments.repeats, arguments.threads))
+            write(arguments.name, "bench.engine.prefill", {"shape": SHAPE, "type": TYPE, "rows": rows}, 0)
+            sys.stdout.write(table({"rows": rows[-1:]}))
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
