@@ -33,7 +33,7 @@ class StateWindow:
     """The states of the latest positions of one sequence, without a gap: rows for the positions `first` to `end`."""
 
     def __init__(self, width: int, window: int = WINDOW) -> None:
-        self._rows = np.empty((2 * window, width), dtype=np.float32)  # touched only as it fills
+        self._rows = np.empty((window + max(1, window // 4), width), dtype=np.float32)  # takes memory as it fills
         self._window = window
         self._at = 0  # the row of position `first`
         self.first = self.end = 0
