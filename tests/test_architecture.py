@@ -40,7 +40,7 @@ LIBRARIES = {
     "huggingface_hub": {"storage"},
     "fcntl": {"system"},
     "resource": {"system"},
-    **dict.fromkeys(("grp", "msvcrt", "pty", "pwd", "termios", "tty", "winreg"), set[str]()),
+    **{name: set() for name in ("grp", "msvcrt", "pty", "pwd", "termios", "tty", "winreg")},
     "torch": set(),
     "tokenizers": set(),
     "click": set(),
