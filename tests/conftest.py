@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from edgellm.engine import LMHead, Model, to_f32
-from edgellm.engine.hardware import ALL_LAYERS, Hardware
+from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, Hardware
 from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
 from testkit.architectures import Mtp, write
@@ -75,8 +76,10 @@ def _device(request: pytest.FixtureRequest) -> Iterator[None]:
         add_rpc_device()
     load, offloaded = Model.load, []
 
-    def loaded(source: Path, *, hardware: Hardware | None = None, **given: Any) -> Model:
-        model = load(source, hardware=hardware or Hardware(gpu_layers=ALL_LAYERS), **given)
+    def loaded(source: Path, *, hardware: Hardware = ON_PROCESSOR, **given: Any) -> Model:
+        if hardware.gpu_layers is None:
+            hardware = replace(hardware, gpu_layers=ALL_LAYERS)
+        model = load(source, hardware=hardware, **given)
         offloaded.append(model.offloaded)
         return model
 

@@ -47,7 +47,9 @@ GROUPS = {
         without=("replies_make_a_profile", "interrupted", "early_exit_is_measured"),
         least=3,
     ),
-    "verifiers": Group(("verifier/test_inside.py", "services/test_verifier_server.py")),
+    "verifiers and workers": Group(
+        ("verifier/test_inside.py", "services/test_verifier_server.py", "services/test_worker_server.py")
+    ),
 }  # fmt: skip
 
 

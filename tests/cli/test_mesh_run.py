@@ -22,6 +22,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage import fingerprint, resolve
 from edgellm.storage.layers.store import LayerStore
+from testkit.processes.rpc_device import has_rpc
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
 from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
@@ -168,6 +169,39 @@ def test_a_plan_says_what_computes_on_each_device_and_why(edge: Edge, measurable
     assert "a test says so" in shown.err
     assert re.search(r"here computes on the processor \(.+\): --gpu-layers is 0", shown.err)
     assert [(one["device"], one["unit"]) for one in found] == [("here", None), ("desk", "Card0")]
+
+
+WITH_A_CARD = """
+import sys
+from edgellm.cli import main
+from edgellm.engine.gguf import synthetic_layers
+from edgellm.storage import device_speed
+from testkit.processes.rpc_device import add_rpc_device
+device_speed.MIN_SECONDS, synthetic_layers.ROWS = 0.01, (1, 8)
+synthetic_layers._SPELL, synthetic_layers._ROUNDS = 0.0, 1
+add_rpc_device()
+sys.argv = ["edgellm", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.skipif(not has_rpc(), reason="llama.cpp is compiled without its RPC backend")
+def test_a_workers_card_is_measured_planned_for_and_computes(edge: Edge, quick_figures: None, tmp_path: Path) -> None:
+    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "12", "--retrieval", "off", "--f32")
+    alone = edge(*words, "--split", "here:1-12")
+    served = Served("--role", "worker", "-m", "edgellm-verifier", program=("-c", WITH_A_CARD))
+    try:
+        said = "".join(served.said) + served.wait_for("Memory for layers and caches: .*")
+        assert "the free memory of RPC0" in said
+        planned = ("mesh", "plan", "edgellm-verifier", "--tokens-in", "16", "--tokens-out", "4")
+        plan = edge(*planned, "--peer", f"desk={served.address}", "--json").answer
+        assert [(one["device"], one["unit"]) for one in plan["units"]] == [("here", None), ("desk", "RPC0")]
+        kept = [path.name for path in tmp_path.rglob("figures/*-all-*.json")]
+        assert sorted("RPC0" in name for name in kept) == [False, True]
+        done = edge(*words, "--split", f"here:1-5,{served.address}:6-12")
+        assert (done.code, done.out) == (0, alone.out)
+    finally:
+        served.close()
 
 
 def test_layers_of_one_device_are_computed_in_one_place(edge: Edge) -> None:

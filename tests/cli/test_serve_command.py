@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,20 +24,9 @@ ROOT = Path(__file__).parents[2]
 class Served:
     """A running verifier and what it has said so far."""
 
-    def __init__(self, *more: str) -> None:
-        words = [
-            sys.executable,
-            "-m",
-            "edgellm",
-            "serve",
-            "--role",
-            "verifier",
-            "--port",
-            "0",
-            "--http-port",
-            "0",
-            *more,
-        ]
+    def __init__(self, *more: str, program: Sequence[str] = ("-m", "edgellm")) -> None:
+        own = ("serve", "--role", "verifier", "--port", "0", "--http-port", "0")
+        words = [sys.executable, *program, *own, *more]
         self.process = subprocess.Popen(
             words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
