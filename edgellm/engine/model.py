@@ -17,6 +17,7 @@ import numpy as np
 from edgellm.engine import native
 from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokenizer
 from edgellm.engine.gguf.reader import GgufArray, ModelFile, attention_layers
+from edgellm.engine.grammar import Grammar, to_gbnf
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware, apply, offload_devices, placement
 from edgellm.engine.mtp.support import drafter_file, support
 from edgellm.engine.native import ShouldStop, lib, never
@@ -217,6 +218,11 @@ class Model:
         return frozenset(
             i for i in control if self.is_eog(i) or (pieces[i] and (pieces[i] in template or _ROLE.search(pieces[i])))
         )
+
+    def grammar(self, schema: str) -> Grammar:
+        """Return the grammar of replies that are valid by a JSON `schema`. Raises InvalidOption as `to_gbnf` does."""
+        self._check_vocabulary()
+        return Grammar(self.owned, self._vocab, to_gbnf(schema))
 
     def tokenize(
         self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never

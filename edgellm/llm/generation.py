@@ -14,6 +14,7 @@ from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.ngram_runtime import NgramRuntime, NgramSession
 from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.channels import ChannelSplitter
+from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.draft_length import MAX_DRAFT
 from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
 from edgellm.spec.drafters.model import ModelDrafter
@@ -142,7 +143,7 @@ def _write(
             context=ContextLookup(prompt) if plan.choice.lookup_below else None,
             suggestions=None if ngram is None else ngram.suggestions,
             filling=NOT_FILLED if ngram is None else ngram.filling, channel=channels.channel, draft_prompt=draft_prompt,
-            on_progress=on_progress,
+            on_progress=on_progress, grammar=_grammar(parts, sampling),
             tail=parts.tail if drafts and _asks_tail(parts, options, plan) else None,
         )  # fmt: skip
         events = _generate(
@@ -308,6 +309,21 @@ def reporting(parts: Components, options: ReplyOptions) -> Verifier:
         return model_drafter
     retrieval = parts.retrieval or NgramRuntime(parts.text, parts.context, parts.threads, None)
     return retrieval.self_verifier()
+
+
+def _grammar(parts: Components, sampling: Sampling) -> ReplyGrammar | None:
+    """Return the grammar for drafts, which are in the vocabulary of `parts.text`."""
+    constraint = sampling.constraint
+    return None if constraint is None else ReplyGrammar(parts.text.grammar(constraint.schema), constraint)
+
+
+def check_grammar(parts: Components, sampling: Sampling) -> None:
+    """Raise InvalidOption where the pair's verifier does not follow a constraint, and `sampling` has one."""
+    if parts.verifier is not None and sampling.constraint is not None and not parts.verifier.applies_grammars:
+        raise InvalidOption(
+            f"The verifier {parts.verifier.name} is not in this process, which a JSON schema needs.",
+            "Leave the schema out, or open the verifier here.",
+        )
 
 
 def check_sampling(parts: Components, sampling: Sampling) -> None:

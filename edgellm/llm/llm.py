@@ -22,7 +22,7 @@ from edgellm.errors import InvalidOption
 from edgellm.llm.abilities import longer_context
 from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.drafter_pool import Drafters
-from edgellm.llm.generation import Components, check_sampling, reporting, write
+from edgellm.llm.generation import Components, check_grammar, check_sampling, reporting, write
 from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.messages import channels_of, chat_ids, check_length, compose, draft_ids, plain_ids
 from edgellm.llm.model_loading import (
@@ -51,7 +51,7 @@ from edgellm.spec.gates.profile import Profile
 from edgellm.spec.params import BUDGET_CHUNK, RENAMED, ReplyOptions
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Channel, Ids, Token
+from edgellm.spec.types import Channel, Constraint, Ids, Token
 
 _AVOIDED = {
     "mtp": "MTP drafts",
@@ -293,7 +293,10 @@ class LLM:
         self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, began: float, draft_prompt: Ids | None
     ) -> Reply:
         sampling = options.sampling(len(ids))
+        if options.json_schema is not None:
+            sampling = replace(sampling, constraint=self._constraint(ids, options.json_schema, options, channels))
         check_sampling(self._parts, sampling)
+        check_grammar(self._parts, sampling)
         if options.logprobs is not None:
             reporting(self._parts, options)  # raises now if they are not available
         reply = Reply(
@@ -304,6 +307,18 @@ class LLM:
         )
         self._replies.add(reply)
         return reply
+
+    def _constraint(self, ids: Ids, schema: str, options: ReplyOptions, channels: ChannelSplitter) -> Constraint:
+        """Return the constraint of a reply to `ids` (n,): behind the thought, where there is one. Raises InvalidOption
+        where the schema cannot be used."""
+        self._text.grammar(schema)
+        after: list[int] = []
+        if (markup := self._text.thinking) is not None:
+            if markup.channels:
+                after = self._text.tokenize("<|channel|>final<|message|>", special=True).tolist()
+            elif channels.channel is Channel.THINKING or options.think:
+                after = self._text.tokenize(markup.closing, special=True).tolist()
+        return Constraint(schema, len(ids), tuple(after))
 
     def remember(self, conversations: Sequence[tuple[str, str]]) -> None:
         """Add past questions and replies, the oldest first, to retrieve drafts from. They stay in this process. The

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from edgellm.errors import EdgeError, Stopped
 from edgellm.spec.channels import ChannelSplitter
+from edgellm.spec.drafters.parallel import truncated
 from edgellm.spec.guarded_session import GuardedSession
 from edgellm.spec.protocols import Drafter, Gate, Verifier
 from edgellm.spec.state import GenerationState
@@ -110,6 +111,8 @@ def _rounds(
             gamma = min(limits.gamma, state.tokens_left)
             began = perf_counter()
             chunk = drafter.propose(state, gamma)
+            if state.grammar is not None:  # copies and translated drafts do not know it
+                chunk = truncated(chunk, state.grammar.follows(state.ids, chunk.ids))
             decision = session.unavailable() or _decide(state, chunk, drafter, gate)
             asked = perf_counter()
             verdict = session.verify(state, chunk, drafter) if decision.offload else None

@@ -60,17 +60,15 @@ class ReplyOptions:
     `min_p`: sample from the tokens that have at least this share of the likeliest one's probability. `repeat_penalty`
     above 1 makes tokens of the last `sampling.REPEAT_WINDOW` less likely, as in llama.cpp; `frequency_penalty` and
     `presence_penalty` those of the reply, as in OpenAI's API; `logit_bias` are amounts added to tokens' logits. They
-    hold for greedy replies, too, and in the verifier. `seed` None draws one, which the summary reports. `gamma` is the
-    number of drafted tokens in a chunk; None means the profile's under a budget, else `CHUNK`. `confidence_threshold`
-    is c_th of the confidence gate without a budget. `retrieval`: `auto`, `off`, or a comma-separated list of `SOURCES`
-    that drafts are copied from; it is used only if everything is verified, so it never changes the text. `stop`: texts
-    that end the reply; they are not part of it. `logprobs`: report each token's log-probability and those of this many
-    others, by the verifier (by the draft model, if that is alone); only if everything is verified, in this process.
-    `tools` are functions that the model may call, as OpenAI's API describes them, and `tool_choice` names one that it
-    must call; `LLM.calls` tells calls from text.
-    Raises:
-        InvalidOption: a value out of range, named with the range.
-    """
+    hold for greedy replies, too, and in the verifier. `json_schema`: the reply is JSON that is valid by this schema,
+    itself JSON. `seed` None draws one, which the summary reports. `gamma` is the number of drafted tokens in a chunk;
+    None means the profile's under a budget, else `CHUNK`. `confidence_threshold` is c_th of the confidence gate without
+    a budget. `retrieval`: `auto`, `off`, or a comma-separated list of `SOURCES` that drafts are copied from; it is used
+    only if everything is verified, so it never changes the text. `stop`: texts that end the reply; they are not part of
+    it. `logprobs`: report each token's log-probability and those of this many others, by the verifier (by the draft
+    model, if that is alone); only if everything is verified, in this process. `tools` are functions that the model may
+    call, as OpenAI's API describes them, and `tool_choice` names one that it must call; `LLM.calls` tells calls from
+    text. Raises: InvalidOption: a value out of range, named with the range."""
 
     max_tokens: int = 512
     temperature: float = 0.0
@@ -81,6 +79,7 @@ class ReplyOptions:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    json_schema: str | None = None
     seed: int | None = None
     gate: str | Gate = "auto"
     drafter: Drafter | None = None

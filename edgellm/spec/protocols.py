@@ -163,6 +163,11 @@ class Verifier(ABC):
         return False
 
     @property
+    def applies_grammars(self) -> bool:
+        """Return whether verdicts can follow a sampling rule with a constraint."""
+        return False
+
+    @property
     def shared(self) -> int:
         """Return the number of decodes in this process that shared the cores with others, so that their times are not
         representative."""

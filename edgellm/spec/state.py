@@ -9,6 +9,7 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from edgellm.engine import ShouldStop, never
+from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.drafters.pace import PaceChoice
 from edgellm.spec.ngram.sources import NO_CURSOR, ContextLookup, Cursor
 from edgellm.spec.types import GREEDY, NO_IDS, Channel, Expected, Ids, PromptProgress, Sampling
@@ -95,6 +96,7 @@ class GenerationState:
         filling: Filling = NOT_FILLED,
         channel: Channel = Channel.ANSWER,
         draft_prompt: Ids | None = None,
+        grammar: ReplyGrammar | None = None,
         on_progress: Callable[[PromptProgress], None] | None = None,
         tail: PaceChoice | None = None,
     ) -> None:
@@ -104,14 +106,15 @@ class GenerationState:
         log-probabilities of their tokens and of that many others at each place. `explain`: reasons are requested.
         `context` is looked up where the draft model is not confident. `suggestions` come from retrieval. Verifiers in
         this process pad their decodes as `filling` says. `draft_prompt` (m,) is the prompt for a draft model with
-        another tokenizer, in its own tokens; None if there is none. `on_progress` is called while a model reads a long
-        prompt. `tail` chooses whether `limits.extra` tokens are asked for, also behind drafts; None: not behind those.
+        another tokenizer, in its own tokens; None if there is none. Drafts follow the `grammar`. `on_progress` is
+        called while a model reads a long prompt. `tail` chooses whether `limits.extra` tokens are asked for, also
+        behind drafts; None: not behind those.
         """
         self.sampling, self.limits = sampling, limits or GenerationLimits()
         self.rules = rules or DraftRules()
         self.should_stop, self.logprobs, self.explain = should_stop, logprobs, explain
         self.context, self.suggestions, self.filling = context, suggestions, filling
-        self.draft_prompt, self.tail = draft_prompt, tail
+        self.draft_prompt, self.tail, self.grammar = draft_prompt, tail, grammar
         self._on_progress = on_progress
         self.prompt_tokens = self._length = self._committed = len(prompt)
         self._most = max(self._length, self._limited(self.limits.context, self.limits.max_total))

@@ -88,9 +88,19 @@ class Penalties:
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """A JSON `schema`, as text, that the reply must be valid by. It counts for the tokens from `start` on, or behind
+    the first tokens there that equal `after`, which end a thought."""
+
+    schema: str
+    start: int
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """The rule for choosing the next token. Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch
-    truncation off. `penalties` None: the logits stay as they are."""
+    truncation off. `penalties` None: the logits stay as they are. `constraint` None: any text may be written."""
 
     temperature: float = 0.0
     top_k: int = 40
@@ -98,6 +108,7 @@ class Sampling:
     seed: int = 0
     min_p: float = 0.0
     penalties: Penalties | None = None
+    constraint: Constraint | None = None
 
     @property
     def greedy(self) -> bool:

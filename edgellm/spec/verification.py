@@ -10,20 +10,24 @@ import numpy as np
 
 from edgellm.engine import LazyLogits, Rows, in_blocks
 from edgellm.errors import SAME_VERSION, EngineFailed, ProtocolError
+from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.sampling import Uniforms, draw, exact_distribution, penalised, probability, uniforms
 from edgellm.spec.types import NO_IDS, Chunk, Distribution, Floats, Ids, Sampling
 
 
-def judge(chunk: Chunk, rows: Rows, sampling: Sampling, position: int, text: Ids = NO_IDS) -> tuple[int, int]:
+def judge(
+    chunk: Chunk, rows: Rows, sampling: Sampling, position: int, text: Ids = NO_IDS,
+    grammar: ReplyGrammar | None = None,
+) -> tuple[int, int]:  # fmt: skip
     """Return the number of accepted tokens of `chunk`, and the verifier's own token after them.
 
     `rows` (len(chunk) + 1, n_vocab) are the verifier's logits: row i predicts place i of the chunk, the last row the
     token after it. `position` is the number of tokens before the chunk and selects the random numbers; `text`
-    (position,) are those tokens, which penalties need.
+    (position,) are those tokens, which penalties and the `grammar` need.
     """
-    if sampling.greedy and sampling.penalties is None:
+    if sampling.greedy and sampling.penalties is None and grammar is None:
         return verify_greedy(chunk.ids, rows)
-    return verify_sampling(chunk, rows, sampling, uniforms(sampling.seed, position, len(chunk) + 1), text)
+    return verify_sampling(chunk, rows, sampling, uniforms(sampling.seed, position, len(chunk) + 1), text, grammar)
 
 
 def verify_greedy(draft_ids: Ids, rows: Rows) -> tuple[int, int]:
@@ -44,18 +48,19 @@ def verify_greedy(draft_ids: Ids, rows: Rows) -> tuple[int, int]:
 
 
 def verify_sampling(
-    chunk: Chunk, rows: Rows, sampling: Sampling, uniforms: Uniforms, text: Ids = NO_IDS
-) -> tuple[int, int]:
+    chunk: Chunk, rows: Rows, sampling: Sampling, uniforms: Uniforms, text: Ids = NO_IDS,
+    grammar: ReplyGrammar | None = None,
+) -> tuple[int, int]:  # fmt: skip
     """Accept a draft x with probability min(1, p(x)/q(x)), and answer a rejection from the residual.
 
-    p is the verifier's distribution after penalties, temperature and truncation; q is the one that x was drawn from. At
-    each place the penalties see the tokens of `text` and the drafted ones before the place. Without
-    distributions, x was not drawn: it is compared with the verifier's own draw, so it is accepted with probability p(x)
-    and otherwise answered from the residual, and the text is the same as without drafts. `rows` is (n + 1, n_vocab);
-    `uniforms` (n + 1, at least 2) holds the test of place i at [i, 0] and the draw at [i, 1].
+    p is the verifier's distribution after penalties, temperature, truncation and grammar; q is the one that x was
+    drawn from. At each place penalties and grammar see the tokens of `text` and the drafted ones before the place.
+    Without distributions, x was not drawn: it is compared with the verifier's own draw, so it is accepted with
+    probability p(x) and otherwise answered from the residual, and the text is the same as without drafts. `rows` is
+    (n + 1, n_vocab); `uniforms` (n + 1, at least 2) holds the test of place i at [i, 0] and the draw at [i, 1].
     """
     for i, drafted in enumerate(chunk.ids.tolist()):
-        p = _target(rows[i], sampling, text, chunk.ids[:i])
+        p = _target(rows[i], sampling, text, chunk.ids[:i], grammar)
         if chunk.distributions is None:
             if (drawn := draw(p, uniforms[i, 1])) != drafted:
                 return i, drawn
@@ -64,14 +69,18 @@ def verify_sampling(
         if uniforms[i, 0] * probability(q, drafted) >= probability(p, drafted):
             return i, draw(residual(p, q), uniforms[i, 1])
     last = len(chunk)
-    return last, draw(_target(rows[last], sampling, text, chunk.ids), uniforms[last, 1])
+    return last, draw(_target(rows[last], sampling, text, chunk.ids, grammar), uniforms[last, 1])
 
 
-def _target(row: Floats, sampling: Sampling, text: Ids, drafted: Ids) -> Distribution:
+def _target(row: Floats, sampling: Sampling, text: Ids, drafted: Ids, grammar: ReplyGrammar | None) -> Distribution:
     """Return the verifier's distribution after `text` and `drafted`."""
+    if sampling.penalties is None and grammar is None:
+        return exact_distribution(row, sampling)
+    before = np.concatenate((text, drafted))
     if sampling.penalties is not None:
-        row = penalised(row, np.concatenate((text, drafted)), sampling.penalties)
-    return exact_distribution(row, sampling)
+        row = penalised(row, before, sampling.penalties)
+    found = exact_distribution(row, sampling)
+    return found if grammar is None else grammar.limited(found, row, before)
 
 
 LIKELY = 0.1

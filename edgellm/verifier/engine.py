@@ -34,7 +34,7 @@ def judge_pass(request: VerifyRequest, rows: Rows, drafted: int, is_eog: Callabl
     """
     chunk, remaining_draft = cut(request.remaining, drafted)
     start = request.prefix_length
-    accepted, token = judge(chunk, rows, request.sampling, start, request.ids)
+    accepted, token = judge(chunk, rows, request.sampling, start, request.ids, request.grammar)
     request.passes += 1
     request.passes_in_slot += 1
     extra = bool(request.tokens)  # the draft is our own, of extra tokens

@@ -14,6 +14,7 @@ import numpy as np
 
 from edgellm.engine import Context, Model, MtpLayer, ShouldStop, common_prefix
 from edgellm.errors import EdgeError, EngineFailed, ProtocolError
+from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.guarded_session import wait_for_result
 from edgellm.spec.protocols import BlockingSession, Verifier, VerifierSession
 from edgellm.spec.sampling import likeliest
@@ -187,6 +188,11 @@ class LocalVerifier(Verifier):
         return True
 
     @property
+    def applies_grammars(self) -> bool:
+        """See `Verifier.applies_grammars`."""
+        return True
+
+    @property
     def shared(self) -> int:
         """See `Verifier.shared`."""
         return self._contexts.shared
@@ -211,6 +217,8 @@ class LocalSession(BlockingSession):
         self._context.set_cancel(state.should_stop, self._progress)
         self._context.fill(*state.filling)
         self._engine = VerifierEngine(self._context, 1, model.is_eog, Scheduler(ONE_PASS))
+        constraint = state.sampling.constraint
+        self._grammar = None if constraint is None else ReplyGrammar(model.grammar(constraint.schema), constraint)
 
     @property
     def mtp_layer(self) -> MtpLayer | None:
@@ -223,7 +231,7 @@ class LocalSession(BlockingSession):
         if self._context is None:
             raise RuntimeError("this session is closed")
         state = self._state
-        request = VerifyRequest(0, state.sampling, 0, prefix, chunk, extra, state.logprobs)
+        request = VerifyRequest(0, state.sampling, 0, prefix, chunk, extra, state.logprobs, grammar=self._grammar)
         try:
             if state.suggestions is not None and state.suggestions.wants_expected:
                 known = self._context.sync(prefix)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from edgellm.errors import EdgeError
+from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Logprobs, Sampling, Verdict
 
 
@@ -27,9 +28,10 @@ HERE = Tenant()
 class VerifyRequest:
     """A request for a verdict on `draft`, after the first `position` tokens that `session` holds and then `prefix`.
 
-    Up to `extra` more tokens are written after the verdict's own. With `logprobs`, the verdict includes the
-    log-probabilities of its tokens, and of that many others at each place. `round` numbers the requests of a session.
-    With `logits`, a mesh also answers with the rows that the verdict depends on.
+    Up to `extra` more tokens are written after the verdict's own. With `logprobs`, the verdict includes the log-
+    probabilities of its tokens, and of that many others at each place. `round` numbers the requests of a session.
+    `grammar` is the state of the session's, if `sampling` has a constraint. With `logits`, a mesh also answers with the
+    rows that the verdict depends on.
     """
 
     session: int
@@ -42,6 +44,7 @@ class VerifyRequest:
     round: int = 0
     tenant: Tenant = HERE
     logits: bool = False
+    grammar: ReplyGrammar | None = None
 
     # Kept by the scheduler.
     arrival: int = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from edgellm.engine import Model
@@ -99,6 +101,42 @@ def test_errors_say_what_to_send(ask: Ask, more: dict[str, object], said: str) -
     assert answer.status == 400
     assert answer.error["message"].startswith(said)
     assert not any(word in answer.error["message"] for word in ("Input should", "pydantic", "valid "))
+
+
+class Plan(pydantic.BaseModel):
+    day: Literal["Monday", "Friday"]
+    hours: list[int] = pydantic.Field(min_length=1, max_length=3)
+    note: str | None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_openai_client_parses_a_reply_by_its_model(server: HttpServer, temperature: float) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none is needed", max_retries=0)
+    asked: Any = [{"role": "user", "content": QUESTION}]
+    done = client.chat.completions.parse(
+        model="edgellm-verifier", messages=asked, response_format=Plan, temperature=temperature, seed=1, max_tokens=400
+    )
+    assert done.choices[0].finish_reason == "stop"
+    assert isinstance(done.choices[0].message.parsed, Plan)
+
+
+def test_json_objects_and_formats_that_are_refused(ask: Ask) -> None:
+    answer = ask("POST", CHAT, conversation(response_format={"type": "json_object"}, max_tokens=400)).json
+    if answer["choices"][0]["finish_reason"] == "stop":
+        assert isinstance(json.loads(answer["choices"][0]["message"]["content"]), dict)
+    for form, said in (
+        ({"type": "json_schema"}, "response_format has no json_schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "banana"}}}, "The JSON schema cannot be used"),
+        ({"type": "json_schema", "json_schema": {"schema": {"$ref": "https://example.org"}}}, "Only references within"),
+    ):
+        refused = ask("POST", CHAT, conversation(response_format=form))
+        assert refused.status == 400
+        assert said in refused.error["message"]
+
+
+def test_a_schema_needs_a_verifier_in_this_process(leaving: tuple[Ask, VerifierServer]) -> None:
+    refused = leaving[0]("POST", CHAT, conversation(response_format={"type": "json_object"}))
+    assert (refused.status, "not in this process" in refused.error["message"]) == (400, True)
 
 
 def test_head_answers_where_get_does(ask: Ask) -> None:

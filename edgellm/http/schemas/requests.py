@@ -39,7 +39,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "echo": (False,),
     "suffix": ("",),
@@ -272,6 +271,18 @@ class ToolChoice(RequestModel):
     function: ChosenFunction
 
 
+class NamedSchema(RequestModel):
+    name: str = Field("", max_length=200)
+    description: str = Field("", max_length=MAX_TEXT)
+    strict: bool = Field(True, description="The schema is always kept.")
+    schema_: dict[str, JsonValue] = Field({}, alias="schema")
+
+
+class ResponseFormat(RequestModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
 class ChatRequest(GenerationRequest):
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
     max_tokens: int | None = Field(
@@ -292,6 +303,9 @@ class ChatRequest(GenerationRequest):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice = Field(
         "auto", description="Whether functions are called: none; auto, if the model likes; required; or one by name."
     )
+    response_format: ResponseFormat | None = Field(
+        None, description="json_object or json_schema: the reply is JSON, valid by the schema."
+    )
     parallel_tool_calls: bool = Field(True, description="false: only the first call of a reply is returned.")
     think: bool | Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
         None, description="Switches thoughts on or off, or limits their tokens. Our extension."
@@ -307,8 +321,8 @@ class ChatRequest(GenerationRequest):
             arguments["reasoning_effort"] = self.reasoning_effort
         chosen = super().options(defaults, context_length)
         return replace(
-            chosen, think=think, template_args=arguments | self.chat_template_kwargs, tools=self._offered(),
-            tool_choice=self._choice(),
+            chosen, json_schema=self._schema(), think=think, template_args=arguments | self.chat_template_kwargs,
+            tools=self._offered(), tool_choice=self._choice(),
         )  # fmt: skip
 
     def _offered(self) -> tuple[dict[str, Any], ...]:
@@ -316,6 +330,21 @@ class ChatRequest(GenerationRequest):
         if self.tool_choice == "none":
             return ()
         return tuple(tool.model_dump(exclude_unset=True) for tool in self.tools)
+
+    def _schema(self) -> str | None:
+        """Return the JSON schema of the reply; None where any text will do."""
+        if self.response_format is None or self.response_format.type == "text":
+            return None
+        if self.tool_choice != "none" and self.tools:
+            raise invalid_request(
+                "response_format asks for JSON, and a call of the tools is none. Leave one of them out, or send"
+                " tool_choice none.", "response_format",
+            )  # fmt: skip
+        if self.response_format.type == "json_object":
+            return '{"type": "object"}'
+        if self.response_format.json_schema is None:
+            raise invalid_request("response_format has no json_schema. Give it.", "response_format.json_schema")
+        return json.dumps(self.response_format.json_schema.schema_)
 
     def _choice(self) -> str | None:
         """Return the name of the function that must be called; None where the model decides."""

@@ -111,7 +111,9 @@ class EarlyExitDrafter(Drafter):
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """See `Drafter.propose`. The last token of a chunk is decoded in no layer before a later text holds it."""
         prefix = within(state.ids, self._shared)
-        chunk = ChunkBuilder(state, gamma, penalties=state.sampling.penalties, cursor=state.lookup(prefix))
+        chunk = ChunkBuilder(
+            state, gamma, penalties=state.sampling.penalties, grammar=state.grammar, cursor=state.lookup(prefix)
+        )
         try:
             common = self._lower.sync(prefix)
             self._upper.rollback(min(common, self._upper.length()))

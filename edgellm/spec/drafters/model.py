@@ -9,12 +9,13 @@ import numpy as np
 
 from edgellm.engine import Context, Model, Recorder, SeqRows, Top2, common_prefix, top2
 from edgellm.errors import InvalidOption
+from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.draft_length import CostCurve, acceptance_floors
 from edgellm.spec.drafters.importance import ColumnSums
 from edgellm.spec.drafters.verdict_prediction import likely_corrections
 from edgellm.spec.ngram.sources import MIN_MATCH, NO_CURSOR, Cursor
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, penalised, uniforms
+from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, penalised, rounded, uniforms
 from edgellm.spec.state import NOT_FILLED, GenerationState
 from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, ContextMatch, Distribution, Floats, Ids, Penalties
 
@@ -32,12 +33,14 @@ class ChunkBuilder:
         *,
         text: Ids | None = None,
         penalties: Penalties | None = None,
+        grammar: ReplyGrammar | None = None,
         cursor: Cursor = NO_CURSOR,
         known: Ids = NO_IDS,
         floors: Sequence[float] = (),
         stops_early: bool = True,
     ) -> None:
-        """Begin a chunk of up to `gamma` tokens after `text` (by default the reply so far), changed by `penalties`.
+        """Begin a chunk of up to `gamma` tokens after `text` (by default the reply so far), by `penalties` and
+        `grammar`.
 
         For each token, `alternatives` candidates are kept; the `known` tokens of the text so far get a higher weight
         (`likely_corrections`). The chunk keeps to `state.rules`; without `stops_early` it never ends for low
@@ -50,7 +53,7 @@ class ChunkBuilder:
         self._sampling = sampling
         purpose, column = (Purpose.VERIFY, 1) if rules.alone else (Purpose.DRAFT, 0)
         self._text, self._penalties = state.ids if text is None else text, penalties
-        at = len(self._text)
+        self._grammar, at = grammar, len(self._text)
         self._numbers = None if sampling.greedy else uniforms(sampling.seed, at, gamma, purpose)[:, column]
         self._cursor, self._lookup_below = cursor, rules.lookup_below
         self._matches: list[tuple[int, int, bool]] = []
@@ -67,9 +70,11 @@ class ChunkBuilder:
             text = np.concatenate((self._text, np.array(self.ids, dtype=np.int32)))
             logits = penalised(logits, text, self._penalties)
             facts = top2(logits)
+        if self._grammar is not None:
+            facts = self._allowed(self._grammar, logits, facts)
         token = facts.id
         if self._numbers is not None:
-            self._drawn.append((exact_distribution if self._alone else distribution)(logits, self._sampling))
+            self._drawn.append(self._distribution(logits))
             token = draw(self._drawn[-1], float(self._numbers[len(self.ids)]))
         if self._cursor is not NO_CURSOR:
             token = self._look_up(token, facts.p1)
@@ -80,6 +85,25 @@ class ChunkBuilder:
         if self._n_alternatives:
             self._alternative_tokens.append(self._alternatives(logits, token))
         return token
+
+    def _distribution(self, logits: Floats) -> Distribution:
+        """Return the distribution that the next token is drawn from."""
+        found = (exact_distribution if self._alone else distribution)(logits, self._sampling)
+        if self._grammar is None:
+            return found
+        text = np.concatenate((self._text, np.array(self.ids, dtype=np.int32)))
+        limited = self._grammar.limited(found, logits, text)
+        return limited if self._alone else rounded(limited)
+
+    def _allowed(self, grammar: ReplyGrammar, logits: Floats, facts: Top2) -> Top2:
+        """Return the likeliest two tokens that the grammar allows, with their shares of the likeliest ones."""
+        text = np.concatenate((self._text, np.array(self.ids, dtype=np.int32)))
+        if grammar.follows(text, np.array([facts.id], dtype=np.int32)):
+            return facts
+        ids = grammar.likeliest(logits, text)
+        shares = np.exp(logits[ids] - logits[ids[0]])
+        p1, p2 = np.append(shares, 0.0)[:2] / shares.sum()
+        return Top2(int(ids[0]), float(p1), float(p2))
 
     def _alternatives(self, logits: Floats, token: int) -> tuple[Ids, Floats]:
         """Return candidates for the verifier's token in case it rejects `token`."""
@@ -250,8 +274,8 @@ class ModelDrafter(Drafter):
         """
         prefix = within(state.ids, self._shared)
         chunk = ChunkBuilder(
-            state, gamma, self._alternatives, penalties=state.sampling.penalties, cursor=state.lookup(prefix),
-            known=self._known(prefix),
+            state, gamma, self._alternatives, penalties=state.sampling.penalties, grammar=state.grammar,
+            cursor=state.lookup(prefix), known=self._known(prefix),
             floors=state.suggestions.floors() if state.suggestions is not None and state.rules.while_it_pays else (),
         )  # fmt: skip
         try:
@@ -333,7 +357,8 @@ class ModelDrafter(Drafter):
             length = min(gamma, context.n_ctx - len(prefix) + 1)
             cursor = state.lookup(prefix, committed=False)
             chunk = ChunkBuilder(
-                state, length, self._alternatives, text=prefix, penalties=state.sampling.penalties, cursor=cursor,
+                state, length, self._alternatives, text=prefix, penalties=state.sampling.penalties,
+                grammar=state.grammar, cursor=cursor,
                 known=known, stops_early=False,
             )  # fmt: skip
             branches.append((prefix, chunk))

@@ -1,0 +1,123 @@
+"""Replies by a JSON schema: valid, the verifier's own text with drafts and without, and no draft that is forbidden."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import numpy as np
+import pytest
+
+from edgellm.errors import InvalidOption
+from edgellm.llm import LLM
+from edgellm.spec.constraint import ReplyGrammar
+from edgellm.spec.types import Constraint, Distribution
+from edgellm.verifier.in_process import LocalSession
+from tests.spec.real import case, ids
+
+SCHEMAS: tuple[dict[str, Any], ...] = (
+    {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 24}, "sure": {"type": "boolean"}},
+     "required": ["answer", "sure"], "additionalProperties": False},
+    {"type": "array", "items": {"enum": ["Monday", "Friday", "mug", 3]}, "minItems": 2, "maxItems": 3},
+    {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 99}, {"type": "object", "properties": {
+        "place": {"type": "string", "minLength": 3, "maxLength": 12}}, "required": ["place"]}]},
+)  # fmt: skip
+NUMBERS = (2, 5)
+
+
+@pytest.fixture(scope="module")
+def alone(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
+    with LLM.open("none", f32_pair[1], threads=1, history=False) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pair(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
+    with LLM.open(*f32_pair, threads=1, history=False) as opened:
+        yield opened
+
+
+def check(text: str, schema: Any) -> None:
+    assert jsonschema_rs.is_valid(schema, json.loads(text)), text
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: next(iter(schema)))
+@pytest.mark.parametrize("more", [{}, {"presence_penalty": 0.5}], ids=["plain", "penalty"])
+def test_greedy_text_is_the_verifiers_own_and_valid(alone: LLM, pair: LLM, schema: Any, more: Any) -> None:
+    for number in NUMBERS:
+        options: Any = {"json_schema": json.dumps(schema), "max_tokens": 200, **more}
+        wanted = alone.reply(case(number), retrieval="off", **options)
+        tokens = ids(wanted)
+        assert wanted.summary.finish_reason == "stop"
+        check(wanted.summary.text, schema)
+        for other, sources in ((alone, "auto"), (pair, "off"), (pair, "auto")):
+            assert ids(other.reply(case(number), retrieval=sources, **options)) == tokens
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: next(iter(schema)))
+def test_sampled_text_is_valid_and_repeatable(alone: LLM, pair: LLM, schema: Any) -> None:
+    options: Any = {"json_schema": json.dumps(schema), "max_tokens": 300, "temperature": 1.0, "top_p": 1.0, "seed": 3}
+    for one in (alone, pair):
+        replies = [one.reply(case(2), **options) for _ in range(2)]
+        assert ids(replies[0]) == ids(replies[1])
+        check(replies[0].summary.text, schema)
+    copied = [ids(alone.reply(case(2), retrieval=sources, **options)) for sources in ("off", "context,history")]
+    assert copied[0] == copied[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_forbidden_draft_is_proposed(pair: LLM, monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    verify, drafted = LocalSession.verify, 0
+
+    def checked(self: LocalSession, prefix: Any, chunk: Any, extra: int = 0) -> Any:
+        nonlocal drafted
+        constraint = self._state.sampling.constraint
+        assert constraint is not None
+        grammar = ReplyGrammar(pair._text.grammar(constraint.schema), constraint)
+        assert grammar.follows(prefix, chunk.ids) == len(chunk)
+        for drawn in chunk.distributions or ():
+            assert drawn.probs.sum() == pytest.approx(1.0)
+        drafted += len(chunk)
+        return verify(self, prefix, chunk, extra)
+
+    monkeypatch.setattr(LocalSession, "verify", checked)
+    for schema in SCHEMAS:
+        reply = pair.reply(case(2), json_schema=json.dumps(schema), temperature=temperature, seed=1, max_tokens=200)
+        ids(reply)
+    assert drafted > 0
+
+
+def test_a_schema_that_cannot_be_used_is_refused_at_once(pair: LLM) -> None:
+    with pytest.raises(InvalidOption, match="The JSON schema cannot be used"):
+        pair.reply(case(2), json_schema='{"type": "banana"}')
+
+
+class Listed:
+    """A grammar that allows some tokens, whatever the text."""
+
+    def __init__(self, *allowed: int) -> None:
+        self.tokens, self.asked = allowed, 0
+
+    def allowed(self, _text: Any, candidates: Any) -> Any:
+        self.asked += len(candidates)
+        return np.isin(candidates, self.tokens)
+
+
+def test_what_the_grammar_leaves_of_a_distribution() -> None:
+    logits = np.arange(100_000, dtype=np.float32)[::-1].copy()
+    likely = Distribution(np.array([0, 1, 2], np.int32), np.array([0.5, 0.3, 0.2], np.float32))
+    start = Constraint("", 0)
+    text = np.array([7], np.int32)
+    some = ReplyGrammar(Listed(1, 2), start).limited(likely, logits, text)
+    assert (some.ids.tolist(), some.probs.tolist()) == ([1, 2], pytest.approx([0.6, 0.4]))
+    grammar = Listed(1000, 5000)
+    none = ReplyGrammar(grammar, start).limited(likely, logits, text)
+    assert (none.ids.tolist(), none.probs.tolist()) == ([1000], [1.0])
+    assert grammar.asked < 2000  # not the whole vocabulary
+    assert ReplyGrammar(Listed(1), Constraint("", 5)).limited(likely, logits, text).ids.tolist() == [1]
+    waits = ReplyGrammar(Listed(1), Constraint("", 0, (8, 9)))
+    assert waits.limited(likely, logits, np.array([8, 7, 9], np.int32)) is likely
+    assert waits.limited(likely, logits, np.array([7, 8, 9], np.int32)).ids.tolist() == [1]
