@@ -15,7 +15,7 @@ import numpy as np
 
 from edgellm.engine import cores, llama_api, native
 from edgellm.engine.gguf.cuttable import row_factor
-from edgellm.engine.graph_hooks import Capture, Recorder
+from edgellm.engine.graph_hooks import Capture, Recorder, attention_rows
 from edgellm.engine.hardware import N_BATCH, QUANTISED
 from edgellm.engine.kv_cache import KVCache, snapshots_that_fit
 from edgellm.engine.llama_api import LlamaBatch, LogitsView
@@ -158,6 +158,9 @@ class Context:
         `whole_window`: keep all positions of a sliding window, so that rows can be rolled back, which cannot be read
         again.
 
+        Where attention is captured, batches have as many rows as keep its scores within `SCORES` bytes, at least 32:
+        without flash attention each row has one for every head and position.
+
         With `lazy` it can decode lazily, if the model's head can be computed alone and nothing is captured; a pass
         then takes 1% longer.
 
@@ -176,6 +179,8 @@ class Context:
         self._sequences = Sequences(n_seq, n_ctx)
         self._lengths = self._sequences.lengths
         cells = n_ctx * n_seq if spare is None else min(n_ctx + spare, n_ctx * n_seq)
+        if capture is not None and capture.attention:
+            n_batch = min(n_batch, attention_rows(model.header, cells))
         self.n_batch = max(n_seq, min(n_batch, cells))
         self.threads = self.threads_used = threads or hardware.threads or native.default_threads(model.n_params)
         """Threads of a decode that is alone, and of the last decode: fewer if others computed at the same time."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine import native
+from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.native import lib
 from edgellm.engine.vocabulary import Floats
 from edgellm.errors import EngineFailed, InvalidOption
@@ -59,6 +60,19 @@ class _Tensor(ctypes.Structure):
         ("flags", ctypes.c_int32),
         ("src", ctypes.c_void_p * 10),
     )
+
+
+SCORES = 256 * 2**20
+"""Bytes of attention scores that a batch may take, where attention is captured."""
+_LEAST_ROWS = 32
+
+
+def attention_rows(header: GgufHeader, cells: int) -> int:
+    """Return the rows of a batch whose attention scores over `cells` positions take at most `SCORES` bytes; at least
+    32."""
+    heads = header.metadata.get(f"{header.architecture}.attention.head_count", 1)
+    most = max(heads, default=1) if isinstance(heads, tuple) else heads
+    return max(_LEAST_ROWS, SCORES // (4 * max(1, most if isinstance(most, int) else 1) * cells))
 
 
 class Recorder:

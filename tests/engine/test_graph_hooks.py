@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Floats, Model, SeqRows
-from edgellm.engine.graph_hooks import Recorder
+from edgellm.engine import Capture, Context, Floats, Model, SeqRows, graph_hooks
+from edgellm.engine.gguf.reader import GgufHeader
+from edgellm.engine.graph_hooks import SCORES, Recorder, attention_rows
 from edgellm.errors import EngineFailed, InvalidOption
 
 IDS = np.arange(100, 140, dtype=np.int32)
@@ -48,6 +49,32 @@ def test_rows_of_several_batches_are_joined(draft_model: Model) -> None:
             a, b = get(recorder(whole)), get(recorder(parts))
             assert a.shape == b.shape
             np.testing.assert_allclose(a, b, atol=1e-3)
+
+
+def test_batches_are_short_enough_for_the_scores_of_a_long_context(
+    draft_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, rows = 14, SCORES // (4 * 14 * 98_304)
+    header = GgufHeader(0, {"general.architecture": "x", "x.attention.head_count": heads}, (), 0, {}, 0, 0, 0)
+    assert (attention_rows(header, 98_304), attention_rows(header, 10**9)) == (rows, 32)
+    assert 4 * heads * rows * 98_304 <= SCORES
+    ids = np.random.default_rng(0).integers(300, 2000, 100).astype(np.int32)
+
+    def seen() -> tuple[int, Floats, Floats]:
+        with Context(draft_model, n_ctx=128, threads=1, capture=Capture(attention=(1,))) as context:
+            assert context.captured is not None
+            context.captured.attend(slice(None))
+            logits = context.decode(ids).copy()
+            return context.n_batch, logits, context.captured.attention(1).copy()
+
+    whole = seen()
+    monkeypatch.setattr(graph_hooks, "SCORES", 1)
+    short = seen()
+    assert (whole[0], short[0]) == (128, 32)
+    assert np.abs(short[1] - whole[1]).max() < 0.01 * np.abs(whole[1]).max()
+    assert np.abs(short[2][:, :, :100] - whole[2][:, :, :100]).max() < 0.01
+    with Context(draft_model, n_ctx=128, threads=1) as context:
+        assert context.n_batch == 128, "nothing is captured"
 
 
 def test_capturing_does_not_change_the_logits(exact_model: Model) -> None:
