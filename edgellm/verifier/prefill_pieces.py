@@ -12,11 +12,14 @@ for which a verdict may have to wait, and never shorter than the scheduler's own
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgellm.verifier.requests import VerifyRequest
 from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, SchedulerLimits
+
+_log = logging.getLogger(__name__)
 
 SPEED = 0.9
 """Share S of the speed of the largest piece."""
@@ -25,6 +28,7 @@ DELAY = 0.05
 SOLO_DELAY = 0.5
 """Seconds D of a session without others: so long a new one may have to wait."""
 _FEW, _MANY = 16, 32  # rows: a pass of at most so many, and of at least so many, tell the base and the slope
+_NEWS = 0.25  # share by which a piece has to change to be logged
 _WEIGHT = 0.1  # of the last pass in the mean of its kind
 
 
@@ -56,6 +60,7 @@ class PrefillPieces:
         self._least = limits
         self._few, self._many = _Mean(), _Mean()
         self._measured = False
+        self._logged = 0  # tokens of the piece that was logged last
         self.current = Pieces(limits, f"Prefills advance by {limits.chunk} tokens at a time: nothing is measured yet")
 
     def use_curve(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
@@ -95,6 +100,9 @@ class PrefillPieces:
             f" {1e3 * base:.1f} ms and {1e3 * slope:.2f} ms a token, {SPEED:.0%} of the most tokens per second take"
             f" {_wanted(base, slope, least.rows)} tokens, and a verdict should wait at most {1e3 * DELAY:.0f} ms",
         )
+        if abs(chunk - self._logged) > _NEWS * self._logged:
+            self._logged = chunk
+            _log.info("%s", self.current.reason)
 
 
 def _wanted(base: float, slope: float, most: int) -> int:

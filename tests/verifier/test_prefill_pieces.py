@@ -63,13 +63,16 @@ def test_a_card_computes_larger_pieces_than_a_processor() -> None:
     assert (pieces.current.limits.chunk, pieces.current.limits.solo_chunk) == (32, 128)
 
 
-def test_the_passes_themselves_correct_the_curve() -> None:
+def test_the_passes_themselves_correct_the_curve(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="edgellm")
     pieces = PrefillPieces(LIMITS)
     pieces.use_curve(ROWS, curve(0.010, 0.00005))
     for _ in range(100):  # the device has become a slow one
         pieces.on_batch(a_pass(5, BatchKind.VERIFY), 0.060 + 0.004 * 5)
         pieces.on_batch(a_pass(366), 0.060 + 0.004 * 366)
     assert pieces.current.limits.chunk == 32
+    assert 1 < len(caplog.messages) < 10, "what has changed noticeably is logged"
+    assert "Prefills advance by 32 tokens" in caplog.messages[-1]
     before = pieces.current
     pieces.on_batch(a_pass(64, BatchKind.VERIFY), 9.0)  # its heads are no part of a prefill
     assert pieces.current == before
