@@ -321,8 +321,9 @@ def check_grammar(parts: Components, sampling: Sampling) -> None:
     """Raise InvalidOption where the pair's verifier does not follow a constraint, and `sampling` has one."""
     if parts.verifier is not None and sampling.constraint is not None and not parts.verifier.applies_grammars:
         raise InvalidOption(
-            f"The verifier {parts.verifier.name} is not in this process, which a JSON schema needs.",
-            "Leave the schema out, or open the verifier here.",
+            f"The verifier {parts.verifier.name} follows no JSON schema: it is of an older version, or a model over"
+            " several devices.",
+            "Leave the schema out, update edgellm on the verifier's device, or use a verifier on one device.",
         )
 
 
@@ -457,6 +458,8 @@ def _branches(
         return 0, "no parallel inference, as requested"
     if not parts.linked:
         return 0, "no parallel inference: the verifier computes on this device"
+    if options.json_schema is not None:  # guesses may break it
+        return 0, "no parallel inference: the reply follows a JSON schema"
     if kind.exit_layer is not None:
         return 0, "no parallel inference: a draft model with an early exit has no branches"
     if isinstance(choice.gate, NeverGate):

@@ -10,15 +10,17 @@ from typing import NoReturn
 
 import numpy as np
 
+from edgellm.engine.grammar import MAX_SCHEMA
 from edgellm.errors import SAME_VERSION, ContextFull, InvalidOption, ProtocolError
 from edgellm.rpc.channel import MAX_CHUNK, MAX_EXTRA, PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.spec.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY, MIN_REPEAT
 from edgellm.spec.sampling import UNITS, WIDEST, units
-from edgellm.spec.types import NO_IDS, Chunk, Distribution, Ids, Logprobs, Penalties, Sampling, Verdict
+from edgellm.spec.types import NO_IDS, Chunk, Constraint, Distribution, Ids, Logprobs, Penalties, Sampling, Verdict
 from edgellm.spec.verification import check_chunk
 from edgellm.verifier.requests import HERE, Tenant, VerifyRequest
 
+_MAX_AFTER = 64  # tokens that end a thought
 _ROUNDED = 1e-4  # the logarithm of a probability may be so much above 0
 
 
@@ -42,6 +44,9 @@ def write_sampling(sampling: Sampling) -> pb.Sampling:
         temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed & (2**64 - 1),
         min_p=sampling.min_p,
         penalties=None if sampling.penalties is None else _write_penalties(sampling.penalties),
+        constraint=None if sampling.constraint is None else pb.Constraint(
+            schema=sampling.constraint.schema, start=sampling.constraint.start, after=sampling.constraint.after
+        ),
     )  # fmt: skip
 
 
@@ -58,7 +63,18 @@ def read_sampling(message: pb.Sampling) -> Sampling:
     if not 0.0 <= message.min_p <= 1.0:
         _refuse(f"The min_p {message.min_p} is invalid.")
     penalties = _read_penalties(message.penalties) if message.HasField("penalties") else None
-    return Sampling(message.temperature, message.top_k, message.top_p, message.seed, message.min_p, penalties)
+    constraint = _read_constraint(message.constraint) if message.HasField("constraint") else None
+    return Sampling(
+        message.temperature, message.top_k, message.top_p, message.seed, message.min_p, penalties, constraint
+    )
+
+
+def _read_constraint(message: pb.Constraint) -> Constraint:
+    if len(message.schema) > MAX_SCHEMA or len(message.after) > _MAX_AFTER:
+        _refuse(f"A schema has {len(message.schema)} characters, and {len(message.after)} tokens before it.")
+    if any(token >= 2**31 for token in message.after):
+        _refuse("A token before a schema is outside every vocabulary.")
+    return Constraint(message.schema, message.start, tuple(message.after))
 
 
 def _write_penalties(penalties: Penalties) -> pb.Penalties:

@@ -112,7 +112,8 @@ def _rounds(
             began = perf_counter()
             chunk = drafter.propose(state, gamma)
             if state.grammar is not None:  # copies and translated drafts do not know it
-                chunk = truncated(chunk, state.grammar.follows(state.ids, chunk.ids))
+                n = state.grammar.follows(state.ids, chunk.ids)
+                chunk = truncated(chunk, n) if n else _NOTHING
             decision = session.unavailable() or _decide(state, chunk, drafter, gate)
             asked = perf_counter()
             verdict = session.verify(state, chunk, drafter) if decision.offload else None

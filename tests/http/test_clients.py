@@ -134,11 +134,6 @@ def test_json_objects_and_formats_that_are_refused(ask: Ask) -> None:
         assert said in refused.error["message"]
 
 
-def test_a_schema_needs_a_verifier_in_this_process(leaving: tuple[Ask, VerifierServer]) -> None:
-    refused = leaving[0]("POST", CHAT, conversation(response_format={"type": "json_object"}))
-    assert (refused.status, "not in this process" in refused.error["message"]) == (400, True)
-
-
 def test_head_answers_where_get_does(ask: Ask) -> None:
     for path in ("/", "/health"):
         answer = ask("HEAD", path)

@@ -11,9 +11,15 @@ import jsonschema_rs
 import numpy as np
 import pytest
 
+from edgellm.engine import Model, Top2
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
+from edgellm.rpc.address import Address
+from edgellm.services.handshake import VerifierInfo
+from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.constraint import ReplyGrammar
+from edgellm.spec.drafters.model import ChunkBuilder
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Constraint, Distribution
 from edgellm.verifier.in_process import LocalSession
 from tests.spec.real import case, ids
@@ -40,21 +46,51 @@ def pair(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def served(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
+    with (
+        Model.load(f32_pair[1]) as big,
+        VerifierServer(big, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as server,
+        LLM.open(f32_pair[0], str(server.address), threads=1, history=False) as opened,
+    ):
+        yield opened
+
+
 def check(text: str, schema: Any) -> None:
     assert jsonschema_rs.is_valid(schema, json.loads(text)), text
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: next(iter(schema)))
 @pytest.mark.parametrize("more", [{}, {"presence_penalty": 0.5}], ids=["plain", "penalty"])
-def test_greedy_text_is_the_verifiers_own_and_valid(alone: LLM, pair: LLM, schema: Any, more: Any) -> None:
+def test_greedy_text_is_the_verifiers_own_and_valid(alone: LLM, pair: LLM, served: LLM, schema: Any, more: Any) -> None:
     for number in NUMBERS:
         options: Any = {"json_schema": json.dumps(schema), "max_tokens": 200, **more}
         wanted = alone.reply(case(number), retrieval="off", **options)
         tokens = ids(wanted)
         assert wanted.summary.finish_reason == "stop"
         check(wanted.summary.text, schema)
-        for other, sources in ((alone, "auto"), (pair, "off"), (pair, "auto")):
+        for other, sources in ((alone, "auto"), (pair, "off"), (pair, "auto"), (served, "auto")):
             assert ids(other.reply(case(number), retrieval=sources, **options)) == tokens
+
+
+def test_sampled_text_is_the_same_in_process_and_served(pair: LLM, served: LLM) -> None:
+    for schema in SCHEMAS:
+        options: Any = {"json_schema": json.dumps(schema), "max_tokens": 120, "temperature": 1.0, "seed": 4, "gamma": 4}
+        texts = [ids(one.reply(case(2), parallel=False, retrieval="off", **options)) for one in (pair, served)]
+        assert texts[0] == texts[1]
+
+
+def test_an_older_verifier_is_not_asked(served: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VerifierInfo, "applies_grammars", False)
+    with pytest.raises(InvalidOption, match="follows no JSON schema"):
+        served.reply(case(2), json_schema="{}")
+
+
+def test_context_lookup_does_not_break_the_grammar(pair: LLM) -> None:
+    """With a budget, tokens of the context replace doubtful drafts, which the grammar may forbid."""
+    drafts = ChunkBuilder(GenerationState(), 4, grammar=ReplyGrammar(Listed(1), Constraint("", 0)), cursor=Offering())
+    drafts._lookup_below = 1.0
+    assert drafts.add(np.array([0.0, 1.0, 2.0], np.float32), Top2(2, 0.6, 0.2)) == 1
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: next(iter(schema)))
@@ -93,6 +129,15 @@ def test_no_forbidden_draft_is_proposed(pair: LLM, monkeypatch: pytest.MonkeyPat
 def test_a_schema_that_cannot_be_used_is_refused_at_once(pair: LLM) -> None:
     with pytest.raises(InvalidOption, match="The JSON schema cannot be used"):
         pair.reply(case(2), json_schema='{"type": "banana"}')
+
+
+class Offering:
+    """A cursor that offers the forbidden token 0 with a long match."""
+
+    def offer(self) -> Any:
+        return 0, 99, False
+
+    def advance(self, token: int) -> None: ...
 
 
 class Listed:

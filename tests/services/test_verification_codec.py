@@ -22,7 +22,7 @@ from edgellm.services.verification_codec import (
     write_verify,
 )
 from edgellm.spec.sampling import UNITS, WIDEST, distribution, rounded
-from edgellm.spec.types import GREEDY, Chunk, Distribution, Penalties, Sampling, Verdict
+from edgellm.spec.types import GREEDY, Chunk, Constraint, Distribution, Penalties, Sampling, Verdict
 from edgellm.verifier.requests import VerifyRequest
 from tests.verifier.asking import request
 
@@ -297,7 +297,8 @@ def test_nothing_but_our_errors_comes_out_of_a_strange_request(message: pb.Verif
     ),
 )
 def test_min_p_and_penalties_arrive_as_they_were_sent(min_p: float, penalties: Penalties | None) -> None:
-    sampling = Sampling(0.7, 10, 0.9, 3, min_p, penalties)
+    constraint = Constraint('{"type": "object"}', 7, (1, 2)) if min_p > 0.5 else None
+    sampling = Sampling(0.7, 10, 0.9, 3, min_p, penalties, constraint)
     frame = pb.DeviceFrame.FromString(write_open(sampling, "00").SerializeToString())
     assert read_sampling(frame.open.sampling) == sampling
 
@@ -314,8 +315,11 @@ def test_min_p_and_penalties_arrive_as_they_were_sent(min_p: float, penalties: P
         pb.Sampling(top_p=1.0, penalties=pb.Penalties(repeat=1.0, ids=[2, 2], bias=[1.0, 1.0])),
         pb.Sampling(top_p=1.0, penalties=pb.Penalties(repeat=1.0, ids=[2], bias=[math.nan])),
         pb.Sampling(top_p=1.0, penalties=pb.Penalties(repeat=1.0, ids=range(1025), bias=[0.0] * 1025)),
+        pb.Sampling(top_p=1.0, constraint=pb.Constraint(schema="x" * 32_769)),
+        pb.Sampling(top_p=1.0, constraint=pb.Constraint(schema="{}", after=range(65))),
+        pb.Sampling(top_p=1.0, constraint=pb.Constraint(schema="{}", after=[2**31])),
     ],
-    ids=str,
+    ids=lambda message: str(message)[:60],
 )
 def test_min_p_and_penalties_that_cannot_be_meant_are_refused(message: pb.Sampling) -> None:
     with pytest.raises(ProtocolError):

@@ -17,7 +17,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs", "penalties", "chat_template", "drafts_extra")
+    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs", "penalties", "chat_template", "grammars", "drafts_extra")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class HelloReply(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PENALTIES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    GRAMMARS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_EXTRA_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     vocabulary: bytes
@@ -37,8 +38,9 @@ class HelloReply(_message.Message):
     logprobs: bool
     penalties: bool
     chat_template: str
+    grammars: bool
     drafts_extra: bool
-    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., penalties: _Optional[bool] = ..., chat_template: _Optional[str] = ..., drafts_extra: _Optional[bool] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., penalties: _Optional[bool] = ..., chat_template: _Optional[str] = ..., grammars: _Optional[bool] = ..., drafts_extra: _Optional[bool] = ...) -> None: ...
 
 class VocabularyHashes(_message.Message):
     __slots__ = ("blocks",)
@@ -89,20 +91,32 @@ class Open(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "seed", "min_p", "penalties")
+    __slots__ = ("temperature", "top_k", "top_p", "seed", "min_p", "penalties", "constraint")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     MIN_P_FIELD_NUMBER: _ClassVar[int]
     PENALTIES_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
     seed: int
     min_p: float
     penalties: Penalties
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_p: _Optional[float] = ..., penalties: _Optional[_Union[Penalties, _Mapping]] = ...) -> None: ...
+    constraint: Constraint
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_p: _Optional[float] = ..., penalties: _Optional[_Union[Penalties, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+
+class Constraint(_message.Message):
+    __slots__ = ("schema", "start", "after")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    schema: str
+    start: int
+    after: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, schema: _Optional[str] = ..., start: _Optional[int] = ..., after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Penalties(_message.Message):
     __slots__ = ("repeat", "frequency", "presence", "ids", "bias", "start")

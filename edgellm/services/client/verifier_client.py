@@ -363,6 +363,11 @@ class RemoteVerifier(Verifier):
         return self._connection.peer.applies_penalties
 
     @property
+    def applies_grammars(self) -> bool:
+        """See `Verifier.applies_grammars`: older verifiers do not."""
+        return self._connection.peer.applies_grammars
+
+    @property
     def drafts_extra(self) -> bool:
         """See `Verifier.drafts_extra`."""
         return self._connection.peer.drafts_extra
@@ -403,6 +408,8 @@ class RemoteSession(VerifierSession):
         state = self._state
         if not (state.sampling.plain or self._connection.peer.applies_penalties):  # another one since the reply began
             raise lost("The verifier is of an older version, which does not know min-p and penalties.")
+        if state.sampling.constraint is not None and not self._connection.peer.applies_grammars:
+            raise lost("The verifier is of an older version, which does not know JSON schemas.")
         request = VerifyRequest(0, state.sampling, len(prefix), prefix, chunk, extra, state.logprobs, self._round)
         progress = state.prompt_progress(self._connection.peer.model)
         pending = RemotePending(request, self._connection.alive, state.should_stop, progress)

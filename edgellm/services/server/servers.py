@@ -215,6 +215,7 @@ class VerifierServer(Listener):
             notify=self._notify,
             guard=guard,
             drafts_extra=self._drafts_extra,
+            grammar=self.model.grammar,
         )
         server.add_generic_rpc_handlers((service.handlers(),))
         if self.trust is not None and guard is not None:

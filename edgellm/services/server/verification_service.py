@@ -20,6 +20,7 @@ from edgellm.errors import (
     ContextFull,
     DeviceStuck,
     EdgeError,
+    InvalidOption,
     PeerTooNew,
     PeerTooOld,
     ProtocolError,
@@ -32,7 +33,8 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, parse_message
 from edgellm.services.handshake import check_protocol, first_different_block
 from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict
-from edgellm.spec.types import Sampling
+from edgellm.spec.constraint import GrammarState, ReplyGrammar
+from edgellm.spec.types import Constraint, Sampling
 from edgellm.verifier.fairness import Pacing, Queue
 from edgellm.verifier.in_process import VerifierWorker
 from edgellm.verifier.requests import Answer, MissingPrefix, Tenant, VerifyRequest
@@ -76,9 +78,11 @@ class VerificationService:
         notify: Callable[[ServerEvent], None],
         guard: AuthInterceptor | None = None,
         drafts_extra: bool = False,
+        grammar: Callable[[str], GrammarState] | None = None,
     ) -> None:
         """`model_hash` is hex, or empty. Beyond `max_waiting` requests at once, further requests are answered *busy*,
-        first those of the devices with the most requests. `drafts_extra` as for `Verifier.drafts_extra`.
+        first those of the devices with the most requests. `drafts_extra` as for `Verifier.drafts_extra`. `grammar`
+        returns the grammar of a JSON schema; without it, sessions have no constraints.
 
         With a `guard`, only paired devices with the right to have drafts verified are answered.
         """
@@ -90,7 +94,7 @@ class VerificationService:
         self._bounds = RequestLimits(vocabulary.size, context)
         self._queue, self._pacing = Queue(max_waiting), Pacing()
         self._notify = notify
-        self._guard, self._drafts_extra = guard, drafts_extra
+        self._guard, self._drafts_extra, self._grammar = guard, drafts_extra, grammar
         self._numbers = count(1)
         self._draining = asyncio.get_running_loop().create_future()
 
@@ -129,6 +133,7 @@ class VerificationService:
             chat_template=self._chat_template,
             logprobs=True,
             penalties=True,
+            grammars=self._grammar is not None,
             drafts_extra=self._drafts_extra,
         )
 
@@ -164,15 +169,19 @@ class VerificationService:
 
     async def _serve(self, number: int, tenant: Tenant, stream: Stream) -> None:
         sampling: Sampling | None = None
+        grammar: ReplyGrammar | None = None
         await self._pause(tenant)
         last, again = 0, False  # the latest round, and whether it was answered with NeedPrefix
         while (frame := await self._next(stream)) is not None:
             if sampling is None:
                 sampling = self._opened(frame)
+                if (constraint := sampling.constraint) is not None:
+                    grammar = await self._constrained(constraint)
                 continue
             if frame.WhichOneof("frame") != "verify":
                 raise ProtocolError("The session was opened twice, or a frame is empty.", SAME_VERSION)
             request = read_verify(frame.verify, self._bounds, number, sampling, tenant)
+            request.grammar = grammar
             if request.round < last or (request.round == last and not again):
                 raise ProtocolError(f"Round {request.round} was sent after round {last}.", SAME_VERSION)
             last, again = request.round, False
@@ -196,6 +205,16 @@ class VerificationService:
                 _log.debug("session %d: %d of %d accepted, %.1f ms", number, answer.accepted, len(request.draft), took)
         if self._draining.done():
             await _write(stream, pb.VerifierFrame(draining=pb.Draining()))
+
+    async def _constrained(self, constraint: Constraint) -> ReplyGrammar:
+        """Return the grammar of a session, compiled in a thread: a schema may take a second."""
+        if self._grammar is None:
+            raise ProtocolError("This verifier follows no JSON schemas.", SAME_VERSION)
+        try:
+            compiled = await asyncio.to_thread(self._grammar, constraint.schema)
+        except InvalidOption as error:
+            raise ProtocolError(error.what, error.next_step) from None
+        return ReplyGrammar(compiled, constraint)
 
     async def _pause(self, tenant: Tenant, seconds: float = 0.0) -> None:
         """Read nothing for `seconds`, or longer if the device has asked in vain too often."""

@@ -115,7 +115,8 @@ class ChunkBuilder:
         """Return `token`, or the context's token if the model is not confident. A sampled token is kept."""
         offered, matched, _ = self._cursor.offer()
         differs = offered >= 0 and offered != token and matched >= MIN_MATCH
-        copied = differs and confidence < self._lookup_below and self._numbers is None
+        free = self._numbers is None and self._grammar is None
+        copied = differs and confidence < self._lookup_below and free
         if copied:
             token = offered
         self._matches.append((offered, matched, copied))
