@@ -39,8 +39,8 @@ def fail_over(
     devices: Sequence[Device], model: ModelCosts, text: int = 1, further: int = 64, *,
     links: Links | None = None, overhead: MemoryOverhead = MemoryOverhead(), stop: Stop = never,
 ) -> tuple[StageShare, ...] | None:  # fmt: skip
-    """Return the shares, in order, with which `further` more tokens of a reply come first, once its `text` of so many
-    tokens is read again; None if no split over the layers that the devices have is possible."""
+    """Return the shares, in order, with which `further` more tokens of a reply come first, once the `text`
+    tokens so far are read again; None if no split over the layers that the devices have is possible."""
     devices = devices[:_MAX_STEP]
     if not devices:
         return None

@@ -26,8 +26,8 @@ SPEED = 0.9
 DELAY = 0.05
 """Seconds D that a piece may delay the verdict of another session."""
 SOLO_DELAY = 0.5
-"""Seconds D of a session without others: so long a new one may have to wait."""
-_FEW, _MANY = 16, 32  # rows: a pass of at most so many, and of at least so many, tell the base and the slope
+"""Seconds D of a session without others: the longest wait of a new one."""
+_FEW, _MANY = 16, 32  # rows: the base and the slope follow from passes of at most, and of at least, these
 _NEWS = 0.25  # share by which a piece has to change to be logged
 _WEIGHT = 0.1  # of the last pass in the mean of its kind
 

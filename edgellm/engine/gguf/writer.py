@@ -96,7 +96,7 @@ def multiplied(source: BufferedReader, tensor: TensorInfo, factor: float) -> Ite
 
 
 def zeros(nbytes: int) -> Iterator[bytes]:
-    """Yield so many zero bytes in portions."""
+    """Yield `nbytes` zero bytes in portions."""
     for at in range(0, nbytes, _STEP):
         yield bytes(min(_STEP, nbytes - at))
 

@@ -16,7 +16,7 @@ from edgellm.spec.types import Chunk, Floats, Ids, Round, Sampling
 _WEIGHT = 0.2  # of the last chunk in the seconds of a token
 _MAX_PAUSE = 63  # rounds without a draft
 Floor = Callable[[int], float]
-"""Returns the chance to survive below which it does not pay to draft another token behind so many."""
+"""Returns, for a number of drafted tokens, the chance to survive below which another one does not pay."""
 
 
 def draft(
