@@ -38,7 +38,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import gguf
 import numpy as np
@@ -58,6 +58,16 @@ WINDOW = 32
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizerEntry:
+    """A key of a file's vocabulary, with its value and type; `of` is that of an array's elements."""
+
+    name: str
+    value: Any
+    kind: gguf.GGUFValueType
+    of: gguf.GGUFValueType | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """The hyperparameters of a small model.
 
@@ -66,6 +76,7 @@ class Architecture:
     they lack. With `fused`, query, key and value are one tensor in the file. Where llama.cpp multiplies embeddings by
     `embedding_factor`, or does not scale attention scores, a smaller embedding and `query_factor` make up for it.
     Hyperparameters that do not fit each other make llama.cpp end the process. `name`: llama.cpp's, where it is another.
+    `tokenizer`: the entries of a vocabulary other than the bundled pair's.
     """
 
     kind: Kind
@@ -76,6 +87,7 @@ class Architecture:
     embedding_factor: float = 1.0
     query_factor: float = 1.0
     name: str = ""
+    tokenizer: Sequence[TokenizerEntry] = ()
 
 
 OPTIONAL = (
@@ -448,17 +460,18 @@ SHAPES_TO_CUT: dict[str, Architecture] = {
 def write(
     name: str, path: Path, *, seed: int = 0, noise: float = 0.0, mtp: Mtp = "none",
     sizes: Mapping[str, Value] = MappingProxyType({}), branch: float = 1.0,
+    tokenizer: Sequence[TokenizerEntry] = (),
 ) -> None:  # fmt: skip
     """Write a model of the architecture `name`. The same arguments give the same bytes.
 
     With `noise` every weight is multiplied by 1 plus a random number of that standard deviation. With `mtp` it has a
     layer more that predicts further tokens; the other weights are the same. `sizes` are hyperparameters that differ,
     and `branch` is a factor of what each layer adds to the residual stream: the less that is, the more often a useful
-    MTP layer is right.
+    MTP layer is right. `tokenizer` are all entries of a vocabulary and chat template other than the bundled pair's.
     """
     architecture = (ARCHITECTURES | SHAPES_TO_CUT)[name]
     name = architecture.name or name
-    architecture = replace(architecture, metadata={**architecture.metadata, **sizes})
+    architecture = replace(architecture, metadata={**architecture.metadata, **sizes}, tokenizer=tokenizer)
     architecture = architecture if mtp == "none" else _with_mtp(architecture)
     writer = _described(name, architecture, path)
     shapes = _tensors(name, architecture)
@@ -550,9 +563,8 @@ def _described(name: str, architecture: Architecture, path: Path) -> gguf.GGUFWr
     writer.add_file_type(0)
     for key, value in architecture.metadata.items():
         _add(writer, f"{name}.{key}", value)
-    for field in _tokenizer():
-        kind = field.types[0]
-        writer.add_key_value(field.name, field.contents(), kind, field.types[-1] if len(field.types) > 1 else None)
+    for entry in architecture.tokenizer or _bundled_tokenizer():
+        writer.add_key_value(entry.name, entry.value, entry.kind, entry.of)
     return writer
 
 
@@ -577,10 +589,17 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
 
 
 @functools.cache
-def _tokenizer() -> list[gguf.ReaderField]:
-    """Return the fields of the bundled pair's vocabulary and chat template."""
-    reader = gguf.GGUFReader(ROOT / "models" / "draft.gguf")
-    return [field for name, field in reader.fields.items() if name.startswith("tokenizer.")]
+def _bundled_tokenizer() -> list[TokenizerEntry]:
+    return tokenizer_of(ROOT / "models" / "draft.gguf")
+
+
+def tokenizer_of(path: Path) -> list[TokenizerEntry]:
+    """Return the entries of a file's vocabulary and chat template."""
+    return [
+        TokenizerEntry(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
+        for name, field in gguf.GGUFReader(path).fields.items()
+        if name.startswith("tokenizer.")
+    ]
 
 
 def _weights(name: str, shape: Shape, scale: Scale, seed: int, noise: float) -> Floats:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.models import architectures, features, tokenizers, window_memory
-from edgellm.engine import Model
+from bench.models import architectures, features, real_pairs, tokenizers, window_memory
+from edgellm.engine import Message, Model
 from edgellm.spec.types import Source, Token
+from testkit.architectures import write
 
 TEXTS = ("Grüße 你好 🦙.", " two\nlines", "")
 
@@ -74,3 +76,28 @@ def test_a_windows_cache_is_no_larger_than_plain_llama_cpps(tmp_path: Path) -> N
     for row in window_memory.windows(None, 2_048, tmp_path):
         assert row["ours"]["verifier"] <= window_memory.MOST * row["llama_server"]
     assert window_memory.is_off({"estimate": 5e6, "real": 9e6})
+
+
+def test_a_real_pair_has_the_vocabulary_of_its_family_in_its_size(draft_path: Path, tmp_path: Path) -> None:
+    models = tmp_path / f"llama_cpp_python-{version('llama-cpp-python')}" / "vendor" / "llama.cpp" / "models"
+    (models / "templates").mkdir(parents=True)
+    shutil.copyfile(draft_path, models / "ggml-vocab-made.gguf")
+    (models / "templates" / "made.jinja").write_text("{{ messages[0].content }}<|stop|>", encoding="utf-8")
+    pair = real_pairs.RealPair("qwen3", "made", "made", 3_000, 3_100, ("<|stop|>",), "<|stop|>")
+    with Model.load(draft_path, text_only=True, probe=False) as model:
+        size = model.n_vocab
+    for tokens in (pair.draft_tokens, pair.tokens):
+        made = real_pairs.tokenizer(tmp_path, pair, tokens)
+        write("qwen3", tmp_path / "made.gguf", tokenizer=made)
+        with Model.load(tmp_path / "made.gguf", probe=False) as model:
+            assert model.n_vocab == tokens
+            assert model.is_eog(size)
+            assert model.chat_prompt([Message("user", "mug")])[-1] == size
+
+
+def test_a_pair_that_differs_is_not_right() -> None:
+    right = {"cells": {"pair": features.EQUAL, "budget": "right, 40% verified", "served": "refused: no"}}
+    assert real_pairs.is_right(right)
+    wrong = {"cells": {"pair": "differs: token 3"}}
+    assert not real_pairs.is_right(wrong)
+    assert "1 of 2 pairs right" in real_pairs.table({"rows": {"one": right, "two": wrong}})
