@@ -157,16 +157,9 @@ class Pair:
         }
 
     def written(self, llm: LLM, **options: Any) -> str:
-        """Return how a reply compares; of an early exit that is not possible, why."""
-        reasons: list[str] = []
+        """Return how a reply compares."""
         reply = llm.reply(QUESTION, max_tokens=self._tokens, **options)
-        reply.listen(on_explain=lambda found: reasons.extend(found.text.split("; ")))
-        outcome = self.reference.compared([token.id for token in reply])
-        left_out = next((reason for reason in reasons if reason.startswith("no early exit: ")), "")
-        if options.get("early_exit") == "on" and left_out:
-            why = left_out.removeprefix("no early exit: ").partition(". ")[0]
-            return f"left out: {why}." if outcome == EQUAL else outcome
-        return outcome
+        return self.reference.compared([token.id for token in reply])
 
     def copies(self) -> str:
         """Return how replies with copies compare: of the pair and of the verifier alone, twice each."""

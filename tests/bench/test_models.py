@@ -22,7 +22,7 @@ def test_the_row_of_a_hybrid_model_is_right() -> None:
     row = architectures.measured("lfm2", 60, 12)
     assert row["walk"]["wrong"] == 0
     assert row["cells"]["served"] == row["cells"]["pair"] == features.EQUAL
-    assert row["cells"]["cut into layers"].startswith("refused: Models of the architecture 'lfm2'")
+    assert row["cells"]["cut into layers"].startswith((features.EQUAL, "refused: "))
     assert architectures.is_right(row)
     assert "1 of 1 architectures right" in architectures.table({"rows": {"lfm2": row}})
 
