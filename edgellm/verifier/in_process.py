@@ -14,7 +14,7 @@ import numpy as np
 
 from edgellm.engine import Context, Model, MtpLayer, ShouldStop, common_prefix
 from edgellm.errors import EdgeError, EngineFailed, ProtocolError
-from edgellm.spec.constraint import ReplyGrammar
+from edgellm.spec.constraint import GrammarState, ReplyGrammar
 from edgellm.spec.guarded_session import wait_for_result
 from edgellm.spec.protocols import BlockingSession, Verifier, VerifierSession
 from edgellm.spec.sampling import likeliest
@@ -285,9 +285,12 @@ class ColocatedVerifier(Verifier):
     """A verifier that shares the worker of a server in this process. Its sessions have negative numbers, those of
     devices positive ones."""
 
-    def __init__(self, worker: VerifierWorker, name: str, context_length: int) -> None:
-        """Use `worker`, which the server owns."""
+    def __init__(
+        self, worker: VerifierWorker, name: str, context_length: int, grammar: Callable[[str], GrammarState]
+    ) -> None:
+        """Use `worker`, which the server owns; `grammar` returns the grammar of a JSON schema."""
         self._worker, self._name, self._context_length = worker, name, context_length
+        self._grammar = grammar
         self._numbers: Iterator[int] = count(-1, -1)
 
     @property
@@ -310,16 +313,25 @@ class ColocatedVerifier(Verifier):
         """See `Verifier.applies_penalties`."""
         return True
 
+    @property
+    def applies_grammars(self) -> bool:
+        """See `Verifier.applies_grammars`."""
+        return True
+
     def open(self, state: GenerationState) -> ColocatedSession:
         """See `Verifier.open`."""
-        return ColocatedSession(self._worker, next(self._numbers), state)
+        constraint = state.sampling.constraint
+        grammar = None if constraint is None else ReplyGrammar(self._grammar(constraint.schema), constraint)
+        return ColocatedSession(self._worker, next(self._numbers), state, grammar)
 
 
 class ColocatedSession(VerifierSession):
     """A session that tracks which tokens the worker holds."""
 
-    def __init__(self, worker: VerifierWorker, number: int, state: GenerationState) -> None:
-        self._worker, self._number, self._state = worker, number, state
+    def __init__(
+        self, worker: VerifierWorker, number: int, state: GenerationState, grammar: ReplyGrammar | None
+    ) -> None:
+        self._worker, self._number, self._state, self._grammar = worker, number, state, grammar
         self._held = NO_IDS
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> ColocatedPending:
@@ -350,7 +362,9 @@ class ColocatedSession(VerifierSession):
                 answer.set_result(result)
 
         sampling, logprobs = self._state.sampling, self._state.logprobs
-        request = VerifyRequest(self._number, sampling, position, prefix[position:], chunk, extra, logprobs)
+        request = VerifyRequest(
+            self._number, sampling, position, prefix[position:], chunk, extra, logprobs, grammar=self._grammar
+        )
         self._worker.submit(request, deliver)
         return answer
 

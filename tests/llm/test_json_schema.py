@@ -80,6 +80,18 @@ def test_sampled_text_is_the_same_in_process_and_served(pair: LLM, served: LLM) 
         assert texts[0] == texts[1]
 
 
+def test_a_server_follows_a_schema_for_its_own_replies(alone: LLM, f32_pair: tuple[Path, Path]) -> None:
+    """Those of `edgellm serve --role verifier`, which share its worker with devices."""
+    with (
+        Model.load(f32_pair[1]) as big,
+        VerifierServer(big, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as server,
+        LLM(big, draft=None, verifier=server.inside(), history=False) as pair,
+    ):
+        for schema in SCHEMAS:
+            options: Any = {"json_schema": json.dumps(schema), "max_tokens": 200, "retrieval": "off"}
+            assert ids(pair.reply(case(2), **options)) == ids(alone.reply(case(2), **options))
+
+
 def test_an_older_verifier_is_not_asked(served: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VerifierInfo, "applies_grammars", False)
     with pytest.raises(InvalidOption, match="follows no JSON schema"):

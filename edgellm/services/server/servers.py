@@ -188,7 +188,7 @@ class VerifierServer(Listener):
 
     def inside(self) -> ColocatedVerifier:
         """Return this verifier for use in this process; its requests share batches with those of devices."""
-        return ColocatedVerifier(self._worker, self.model.name, self.context_length)
+        return ColocatedVerifier(self._worker, self.model.name, self.context_length, self.model.grammar)
 
     def use_curve(self, curve: CostCurve) -> None:
         """Choose by the model's cost curve to how many rows the decodes of a device that is alone are filled up (see
