@@ -158,7 +158,7 @@ class Pair:
 
     def written(self, llm: LLM, **options: Any) -> str:
         """Return how a reply compares."""
-        reply = llm.reply(QUESTION, max_tokens=self._tokens, **options)
+        reply = llm.reply(QUESTION, max_tokens=self._tokens, max_total=self._tokens, **options)
         return self.reference.compared([token.id for token in reply])
 
     def copies(self) -> str:
@@ -175,7 +175,14 @@ class Pair:
         for _ in range(_MOST_REPLIES):  # the first ones make a profile, with everything verified
             if share < 1.0:
                 break
-            reply = llm.reply(QUESTION, max_tokens=self._tokens, budget=_BUDGET, gate=gate, context_lookup=False)
+            reply = llm.reply(
+                QUESTION,
+                max_tokens=self._tokens,
+                max_total=self._tokens,
+                budget=_BUDGET,
+                gate=gate,
+                context_lookup=False,
+            )
             tokens = list(reply)
             share = reply.summary.share_verified or 0.0
             if wrong := stranger(tokens, self.reference.prompt, self.verifier, self.draft):
