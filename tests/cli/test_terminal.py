@@ -153,7 +153,7 @@ def test_a_prompt_that_is_too_long_does_not_end_the_conversation(screens: list[S
     screens.append(screen := Screen("edgellm", "chat", "--context", str(notes)))
     screen.wait_for(">")
     screen.type("Where?\r")
-    screen.wait_for("error: The prompt has")
+    screen.wait_for("with the rest of the prompt")
     screen.wait_for(">")
     screen.type("\x04")
     assert screen.end() == 0

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgellm.engine import Block, BlockRows, Floats, Ids
+from edgellm.engine import Block, BlockRows, Floats
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageTrace, TraceSpan
@@ -158,7 +158,7 @@ def test_one_that_fails_takes_nobody_along(held: Held, whole: Whole, company: li
 
 
 def test_a_rule_that_fails_takes_nobody_along(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_chunk: Chunk, _rows: Floats, sampling: Sampling, _position: int, _text: Ids) -> tuple[int, int]:
+    def broken(_chunk: Chunk, _rows: Floats, sampling: Sampling, *_given: object) -> tuple[int, int]:
         if sampling.seed == 1:
             raise EdgeError("It cannot be judged.", "Ask otherwise.")
         return 0, 5

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+import spake2
 from spake2 import SPAKE2_A, SPAKE2_B
 
 from edgellm.errors import PairingFailed
@@ -24,7 +25,7 @@ def without_the_transcript(patch: pytest.MonkeyPatch) -> None:
 def without_spakes_identities(patch: pytest.MonkeyPatch) -> None:
     blind = property(lambda _self: b"", lambda _self, _value: None)
     for name, side in (("SPAKE2_A", SPAKE2_A), ("SPAKE2_B", SPAKE2_B)):
-        patch.setattr(pairing, name, type(name, (side,), {"idA": blind, "idB": blind}))
+        patch.setattr(spake2, name, type(name, (side,), {"idA": blind, "idB": blind}))
 
 
 def said(one: Exchange, other: Exchange, sees: tuple[Certificate, Certificate]) -> bytes:
