@@ -149,6 +149,11 @@ class Placed:
     hardware: Hardware
     reasons: tuple[str, ...]
 
+    @property
+    def reason(self) -> str:
+        """Return where the model goes, and why."""
+        return f"{self.file.path.name}: {'; '.join(self.reasons)}"
+
 
 def place(file: ModelFile, hardware: Hardware, taken: Counter[str], *, verifies: bool, sessions: int = 1) -> Placed:
     """Return where a model goes beside what is `taken` of each device, to which its own bytes are added.

@@ -16,7 +16,8 @@ from time import perf_counter, time
 import numpy as np
 
 from edgellm import __version__
-from edgellm.engine import HEADS, Context, LMHead, Model, ShouldStop, head_pays, never
+from edgellm.engine import HEADS, Context, LMHead, Model, ModelFile, ShouldStop, head_pays, never
+from edgellm.engine.hardware import Hardware, placement
 from edgellm.engine.lm_head import head_of
 from edgellm.engine.native import default_threads
 from edgellm.engine.timing import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
@@ -114,6 +115,20 @@ def read_curve(path: Path, device: str) -> StoredCurve | None:
         return None
     recent = 0.0 <= time() - curve.taken <= (MAX_DOUBTFUL_AGE if curve.doubtful else MAX_AGE)
     return curve if recent and curve.plausible and curve.device == device else None
+
+
+def token_seconds(file: ModelFile, hardware: Hardware, threads: int | None) -> float | None:
+    """Return the measured seconds of a token of a model that is loaded as `hardware` says, on this device; None if they
+    were not measured, or the machine was busy."""
+    known = FileHash(file.path).known
+    if known is None:
+        return None
+    n_params = sum(tensor.n_elements for tensor in file.header.tensors)
+    used = threads or hardware.threads or default_threads(n_params)
+    curve = read_curve(curve_path(known, used, placement(hardware)), _device())
+    if curve is None or curve.estimated or curve.doubtful:
+        return None
+    return curve.seconds[0] + sum(curve.heads[:1])
 
 
 def write_curve(path: Path, curve: StoredCurve) -> None:

@@ -70,6 +70,7 @@ class Components:
     linked: bool = False
     retrieval: NgramRuntime | None = None
     idle: IdleWork = field(default_factory=IdleWork)
+    placements: tuple[str, ...] = ()  # where each model is, and why
     mtp_or_draft: PaceChoice = field(default_factory=lambda: PaceChoice(_REPLIES))
     """Between the draft model, and the verifier's own layer that predicts further tokens, from reply to reply."""
     tail: PaceChoice = field(default_factory=lambda: PaceChoice(_VERDICTS))
@@ -126,7 +127,9 @@ def _write(
     try:
         if explain:
             yield from (
-                Explanation(None, reason) for reason in (*plan.reasons, why, mtp_why, channels.reason) if reason
+                Explanation(None, reason)
+                for reason in (*plan.reasons, why, mtp_why, channels.reason, *parts.placements)
+                if reason
             )
         verifier, gate = parts.verifier, plan.choice.gate
         drafts = parts.draft is not None and options.drafter is None and (verifier is not None or ngram is None)

@@ -36,7 +36,9 @@ from edgellm.llm.model_loading import (
     is_remote,
     load,
     local_verifier,
+    measure_elsewhere,
     named,
+    place_draft,
     place_named,
     positions,
     remote_verifier,
@@ -84,6 +86,7 @@ class LLM:
         fit: PairFit | None = None,
         closing: ExitStack | None = None,
         idle: IdleWork | None = None,
+        placements: tuple[str, ...] = (),
     ) -> None:
         """Build a pair from loaded parts; `open` is the usual way.
 
@@ -91,7 +94,7 @@ class LLM:
         returns the hash of a verifier's model that is in another process; `remote` describes how a verifier across a
         link was found; `profile` is a file; `history` as for `open`; `fit` compares the vocabularies, which are equal
         by default; `closing` owns the parts and is closed with the pair, and so is `idle`, which works in the
-        background.
+        background; `placements` say where each model is, and why.
 
         Raises:
             InvalidOption: both models are missing, or `n_ctx` is more than the draft model was trained for.
@@ -128,7 +131,18 @@ class LLM:
         self._closing.callback(idle.close)  # before the models that it uses
         self._retrieval = retrieval
         self._parts = Components(
-            text, draft, drafters, verifier, knowledge, self.context_length, extra, threads, linked, retrieval, idle
+            text,
+            draft,
+            drafters,
+            verifier,
+            knowledge,
+            self.context_length,
+            extra,
+            threads,
+            linked,
+            retrieval,
+            idle,
+            placements,
         )
 
     @classmethod
@@ -189,9 +203,8 @@ class LLM:
         try:
             here = verifier is not None and not is_remote(verifier)
             big = place_named(verifier, hardware, taken, verifies=True) if verifier is not None and here else None
-            placed = (
-                place_named(draft, draft_hardware or hardware, taken, verifies=False) if draft is not None else None
-            )
+            placement = None if draft is None else place_draft(draft, draft_hardware or hardware, taken, threads)
+            placed = None if placement is None else placement.placed
             alone = verifier is None
             small = loaded(placed, chat=not here, mtp=alone) if placed is not None else None
             checker: Verifier | None = None
@@ -214,10 +227,12 @@ class LLM:
                     small = None
                 if text is not small:
                     checker = local_verifier(text, positions(text, n_ctx), threads, closing)
+            measure_elsewhere(placement if small is not None else None, threads, idle)
             return cls(
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, profile=profile, history=history,
                 remote=remote, extra=_EXTRA_TOKENS if remote else 0, model_hash=remote.model_hash if remote else None,
                 fit=pair, closing=closing, idle=idle,
+                placements=tuple(one.reason for one in (placed, big) if one is not None),
             )  # fmt: skip
         except BaseException:
             closing.close()

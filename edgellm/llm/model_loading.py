@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from edgellm.engine import Context, Model, ModelFile, head_pays
-from edgellm.engine.hardware import Hardware
+from edgellm.engine.hardware import ALL_LAYERS, Hardware, offload_devices
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, place
-from edgellm.errors import EdgeError, InvalidOption
+from edgellm.engine.native import Stop
+from edgellm.errors import EdgeError, InvalidOption, MemoryShort
+from edgellm.llm.cost_curves import ModelCurve, token_seconds
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafters.translation import TokenTranslation
 from edgellm.spec.protocols import Verifier
@@ -94,6 +96,63 @@ def place_named(name: Named, hardware: Hardware, taken: Counter[str], *, verifie
     from edgellm.storage import resolve
 
     return place(ModelFile.open(resolve(str(name))), hardware, taken, verifies=verifies)
+
+
+class DraftPlacement(NamedTuple):
+    """Where a draft model goes, and other places that might suit it better: what a token takes there is not known."""
+
+    placed: Placed
+    unmeasured: tuple[Hardware, ...] = ()
+
+
+def place_draft(name: Named, hardware: Hardware, taken: Counter[str], threads: int | None) -> DraftPlacement:
+    """Return where a draft model goes beside what is `taken`: where a token was measured to take least, of all graphics
+    cards together, each of them alone, and the processor; where `place` says until then. Raises what `place_named`
+    raises."""
+    before = Counter(taken)
+    placed = place_named(name, hardware, taken, verifies=False)
+    if hardware.gpu_layers is not None or not placed.hardware.gpu_layers:
+        return DraftPlacement(placed)
+    cards = offload_devices(hardware.devices)
+    others = [replace(hardware, gpu_layers=0)]
+    if len(cards) > 1:
+        others += [replace(hardware, gpu_layers=ALL_LAYERS, devices=(card.name,), tensor_split=()) for card in cards]
+    options = [(placed, Counter(taken))]
+    for other in others:
+        with suppress(MemoryShort):
+            room = Counter(before)
+            options.append((place(placed.file, other, room, verifies=False), room))
+    timed = [(token_seconds(placed.file, one.hardware, threads), one, room) for one, room in options]
+    known = [(seconds, one, room) for seconds, one, room in timed if seconds is not None]
+    unmeasured = tuple(one.hardware for seconds, one, _ in timed if seconds is None and one is not placed)
+    if len(known) < 2:
+        return DraftPlacement(placed, unmeasured)
+    _, best, room = min(known, key=lambda option: option[0])
+    taken.clear()
+    taken.update(room)
+    times = ", ".join(f"{1e3 * seconds:.1f} ms {_place(one.hardware)}" for seconds, one, _ in known)
+    reasons = (*best.reasons, f"a token was measured to take {times}")
+    return DraftPlacement(replace(best, reasons=reasons), unmeasured)
+
+
+def _place(hardware: Hardware) -> str:
+    if not hardware.gpu_layers:
+        return "on the processor"
+    return f"on {'/'.join(card.name for card in offload_devices(hardware.devices))}"
+
+
+def measure_elsewhere(placement: DraftPlacement | None, threads: int | None, idle: IdleWork) -> None:
+    """Measure a draft model's cost curve in its unmeasured placements while nothing else is done."""
+    if placement is None:
+        return
+    file = placement.placed.file
+
+    def measure(hardware: Hardware, stop: Stop) -> None:
+        with Model.load(file, hardware=hardware, probe=False) as model:
+            ModelCurve(model, threads, idle.file_hash(file.path)).measure(stop)
+
+    for hardware in placement.unmeasured:
+        idle.add(partial(measure, hardware))
 
 
 def load(

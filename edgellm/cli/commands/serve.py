@@ -424,6 +424,7 @@ def _serve_verifier(
             path, host=host, port=port, paired_only=paired_only, on_event=_print_event, hardware=hardware.of(VERIFIER),
             progress=partial(loading, path.name), measure=measured,
         )  # fmt: skip
+    say(f"{server.placement}.", style="dim")
     say(f"{server.pieces}.", style="dim")
     if server.trust is None:
         say(f"Use it with: edgellm chat --verifier {server.address}", style="bold")

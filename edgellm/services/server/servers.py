@@ -147,12 +147,13 @@ class VerifierServer(Listener):
         limits: SchedulerLimits | None = None,
         on_event: Callable[[ServerEvent], None] | None = None,
         trust: Trust | None = None,
+        placement: str = "",
     ) -> None:
         """Reserve memory for `sessions` replies of `context` tokens each. More replies may be open than that.
 
         With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine.
         `on_event` is called from the loop's thread, and must not block. `model` stays the caller's to close; the rows
-        of a batch are those of its hardware, unless there are `limits`.
+        of a batch are those of its hardware, unless there are `limits`. `placement` says where it is, and why.
 
         Raises:
             PairingRequired: the address is not loopback, and there is no `trust`.
@@ -160,7 +161,7 @@ class VerifierServer(Listener):
             EngineFailed: no memory for that many sessions.
         """
         super().__init__(address, trust)
-        self.model = model
+        self.model, self.placement = model, placement
         self.sessions = _positive("sessions", sessions)
         self.context_length = _positions(model, context)
         limits = limits or _limits(model.hardware.n_batch)
@@ -294,6 +295,7 @@ def serve_verifier(
         threads=threads,
         on_event=on_event,
         trust=trust,
+        placement=placed.reason,
     )
     if curve is not None:
         server.use_curve(curve)
