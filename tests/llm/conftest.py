@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import Message, Model
+from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from models.corpus import held_out
@@ -47,6 +48,13 @@ def server(f32_pair: tuple[Path, Path]) -> Iterator[VerifierServer]:
 @pytest.fixture
 def address(server: VerifierServer) -> str:
     return str(server.address)
+
+
+@pytest.fixture(scope="module")
+def served(f32_pair: tuple[Path, Path], server: VerifierServer) -> Iterator[LLM]:
+    """The draft model, with the verifier across a link."""
+    with LLM.open(f32_pair[0], str(server.address), threads=1, history=False) as opened:
+        yield opened
 
 
 @pytest.fixture

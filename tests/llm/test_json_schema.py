@@ -46,16 +46,6 @@ def pair(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def served(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
-    with (
-        Model.load(f32_pair[1]) as big,
-        VerifierServer(big, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as server,
-        LLM.open(f32_pair[0], str(server.address), threads=1, history=False) as opened,
-    ):
-        yield opened
-
-
 def check(text: str, schema: Any) -> None:
     assert jsonschema_rs.is_valid(schema, json.loads(text)), text
 

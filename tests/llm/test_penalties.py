@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from edgellm.engine import Model
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
-from edgellm.rpc.address import Address
 from edgellm.services.handshake import VerifierInfo
-from edgellm.services.server.servers import VerifierServer
 from tests.spec.real import case, ids
 
 NUMBERS = (2, 5)
@@ -39,16 +36,6 @@ def alone(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def pair(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
     with LLM.open(*f32_pair, threads=1, history=False) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def served(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
-    with (
-        Model.load(f32_pair[1]) as big,
-        VerifierServer(big, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as server,
-        LLM.open(f32_pair[0], str(server.address), threads=1, history=False) as opened,
-    ):
         yield opened
 
 
