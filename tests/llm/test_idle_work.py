@@ -138,7 +138,7 @@ def test_a_reply_that_never_lets_it_be_measured_leaves_what_it_learned(
     monkeypatch.setattr("edgellm.llm.cost_curves.BANDWIDTH", 1e3)  # a guess that is far off
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         list(pair.reply("Where is my mug?", max_tokens=40, retrieval="history"))
-    (path,) = (home / "cache" / "curves").iterdir()
+    (path,) = (home / "cache" / "curves").glob(f"{FileHash(f32_pair[1]).compute()[:16]}-*.json")
     kept = read_curve(path, _device())
     assert kept is not None
     assert kept.estimated

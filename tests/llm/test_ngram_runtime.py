@@ -152,13 +152,19 @@ def test_it_says_whether_and_from_what_it_copies(pair: LLM, options: dict[str, A
         assert Source.RETRIEVED not in sources
 
 
+def kept_curve(home: Path, model: Path) -> Path:
+    """Return the file with the curve of `model`. Pairs that other tests opened may write theirs here, too."""
+    (kept,) = (home / "cache" / "curves").glob(f"{FileHash(model).compute()[:16]}-*.json")
+    return kept
+
+
 def test_the_cost_curve_is_measured_once_and_kept(
     f32_pair: tuple[Path, Path], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=4))
         pair.curve()
-    (kept,) = (home / "cache" / "curves").iterdir()
+    kept = kept_curve(home, f32_pair[1])
     curve = json.loads(kept.read_text())
     assert curve["rows"] == list(KNOTS[: len(curve["rows"])])
     assert len(curve["seconds"]) == len(curve["rows"]) >= 4
@@ -185,7 +191,7 @@ def test_a_curve_of_heads_that_are_late_is_of_no_use_where_they_are_not(
 ) -> None:
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         pair.curve()
-    (kept,) = (home / "cache" / "curves").iterdir()
+    kept = kept_curve(home, f32_pair[1])
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "heads": [1e-3] * len(HEADS)}))
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=2))
@@ -236,7 +242,7 @@ def test_a_curve_that_proves_wrong_is_corrected_and_kept(
 ) -> None:
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         pair.curve()
-    (kept,) = (home / "cache" / "curves").iterdir()
+    kept = kept_curve(home, f32_pair[1])
     curve = json.loads(kept.read_text())
     spoiled = [second * factor for second in curve["seconds"]]
     kept.write_text(json.dumps({**curve, "seconds": spoiled, "change": curve["change"] * factor}))
