@@ -34,7 +34,7 @@ def on_amx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[bool]:
 def deadly(on_amx: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Children end as those do that use AMX in a build that cannot."""
     child = tmp_path / "child"
-    child.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    child.write_text("#!/bin/sh\necho 0.0\nkill -SEGV $$\n")
     child.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(child))
 

@@ -33,14 +33,15 @@ class Children:
     """Counts the child processes, and can have them know nothing of what kills; so they die of it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.started, self.knowing, self.popen = 0, True, subprocess.Popen
+        self.started, self.popen = 0, subprocess.Popen
+        self.program: str | None = None  # what they run in place of the trial
         self.then: Callable[[subprocess.Popen[bytes]], None] = lambda _child: None
         monkeypatch.setattr(subprocess, "Popen", self)
 
     def __call__(self, command: list[str], **options: object) -> subprocess.Popen[bytes]:
         self.started += 1
-        if not self.knowing:
-            command = [*command[:2], "-c", IGNORANT, *command[4:]]
+        if self.program is not None:
+            command = [*command[:2], "-c", self.program, *command[4:]]
         child = self.popen(command, **options)  # type: ignore[call-overload]
         self.then(child)
         return child
@@ -64,7 +65,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Children:
 def killer(tmp_path: Path, children: Children, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that ends the process that loads it, and a check that does not know such files, here and in children."""
     monkeypatch.setattr(reader, "fatal_tensors", lambda _tensors: ())
-    children.knowing = False
+    children.program = IGNORANT
     sound, path = tmp_path / "sound.gguf", tmp_path / "killer.gguf"
     write(sound, BASE, "F32")
     path.write_bytes(Crafted.of(sound).retyped("blk.0.attn_norm.weight", "F16").bytes())
@@ -160,6 +161,49 @@ def test_a_child_that_somebody_ends_says_nothing_of_the_file(
     children.then = lambda _child: None
     Model.load(tiny_path).close()
     assert children.started == 2
+
+
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+from edgellm.engine.trial import child
+"""
+RAISES = """
+import sys
+from edgellm.engine.trial import child
+def fail(*_):
+    raise ModuleNotFoundError("No module named 'numpy'")
+child.self_test = fail
+child.main(sys.argv[1:])
+"""
+OUT_OF_MEMORY = RAISES.replace("ModuleNotFoundError", "MemoryError")
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [(WITHOUT_NUMPY, "did not start: .*numpy"), (RAISES, r"The trial of .* failed: .*numpy")],
+    ids=["while it starts", "in the trial"],
+)
+def test_an_error_of_python_says_nothing_of_the_file(
+    guarded: Path, children: Children, tiny_path: Path, program: str, says: str
+) -> None:
+    """As while edgellm is installed once more."""
+    children.program = program
+    with pytest.raises(EngineFailed, match=says):
+        Model.load(tiny_path)
+    children.program = None
+    Model.load(tiny_path).close()
+    assert children.started == 2
+
+
+def test_a_file_that_takes_more_memory_than_it_is_granted_is_refused(
+    guarded: Path, children: Children, tiny_path: Path
+) -> None:
+    children.program = OUT_OF_MEMORY
+    for _ in range(2):
+        with pytest.raises(ModelUnsupported, match="exit code 1, .*MemoryError"):
+            Model.load(tiny_path)
+    assert children.started == 1
 
 
 def test_what_stops_the_loading_stops_the_child(guarded: Path, children: Children, tiny_path: Path) -> None:

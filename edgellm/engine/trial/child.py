@@ -1,7 +1,8 @@
 """The child process of `edgellm.engine.trial.probe`: load a model, decode some rows, report the outcome.
 
-It writes lines of JSON to standard output: shares of the progress, and at the end an object, which holds the error
-where loading raises one. The process ends earlier if the file crashes it, or it takes more than it is granted.
+It writes lines of JSON to standard output: shares of the progress, the first of them before it touches the file, and at
+the end an object, which holds the error where one is raised. The process ends earlier if the file crashes it, or it takes
+more than it is granted.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from edgellm.engine.context import Context
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.layer_block import Block
 from edgellm.engine.model import Model
+from edgellm.engine.trial.probe import AGAIN
 from edgellm.engine.trial.self_test import self_test
-from edgellm.errors import EdgeError
+from edgellm.errors import EdgeError, EngineFailed
 from edgellm.system import be_killed_first, limit
 
 _POSITIONS = 32
@@ -35,11 +37,16 @@ def main(arguments: list[str]) -> None:
     for its MTP layer, too."""
     path, size, gpu_layers, text_only, mtp = Path(arguments[0]), *map(int, arguments[1:])
     _limit(size)
+    _say(0.0)
     outcome: dict[str, object] = {}
     try:
         outcome = {"faults": _load(path, gpu_layers, bool(text_only), bool(mtp))}
     except EdgeError as error:
         outcome = {"error": type(error).__name__, "what": error.what, "next_step": error.next_step}
+    except MemoryError:  # it takes more than it is granted
+        raise
+    except Exception as error:  # noqa: BLE001  an error of Python's says nothing of the file
+        outcome = {"error": EngineFailed.__name__, "what": f"The trial of {path} failed: {error!r}.", "next_step": AGAIN}
     _say(outcome)
 
 

@@ -32,7 +32,7 @@ from typing import IO, Any
 from edgellm import errors, places
 from edgellm.engine.gguf.reader import GgufHeader, check_gguf, is_index
 from edgellm.engine.native import VERSION, features
-from edgellm.errors import EdgeError, ModelUnsupported
+from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
 from edgellm.isolation.child_process import cause_of, start_child
 
 INSTRUCTION = "AMX_INT8"
@@ -83,7 +83,9 @@ def _build() -> str:
 
 MTP = "mtp"
 """The fault of a model whose MTP layer must not be used."""
-_FORMAT = 4  # raise this when the child tries more than before
+AGAIN = "Try again; if it fails again, install edgellm once more."
+"""What to do where a trial fails that says nothing of the file."""
+_FORMAT = 5  # raise this when the child tries more than before, or kept verdicts may be wrong
 _MOST_KEPT = 1_000  # verdicts
 _TAIL = 4_096  # bytes of the child's last output
 _PORTION = 2**20
@@ -135,7 +137,8 @@ def require_loadable(probe: Probe, progress: Callable[[float], None] | None = No
 
     Raises:
         ModelUnsupported: loading ends the process, or llama.cpp refuses the file.
-        EngineFailed: the child could not be started, or was ended from outside; no verdict is kept.
+        EngineFailed: the child could not be started, failed before it had touched the file or with an error of
+            Python's, or was ended from outside; no verdict is kept.
     """
     path = probe.paths[0]
     if os.environ.get("EDGELLM_PROBE") == "off" or not sys.executable or _is_bundled(path):
@@ -195,7 +198,7 @@ def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, 
         )  # fmt: skip
         with child:
             try:
-                outcome = _read_outcome(child, progress)
+                began, outcome = _read_outcome(child, progress)
             except BaseException:
                 child.kill()
                 raise
@@ -203,6 +206,8 @@ def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, 
             _raise_error(outcome)
             return LoadTrial("", _texts(outcome.get("faults")), new=True)
         cause, words = cause_of(child.returncode), _last_lines(output)
+        if not began:
+            raise EngineFailed(f"The child process that tries a model did not start: {words or cause}.", AGAIN)
         return LoadTrial(f"{cause}, {words}" if words else cause, new=True)
 
 
@@ -210,19 +215,23 @@ def _texts(found: object) -> tuple[str, ...]:
     return tuple(text for text in found if isinstance(text, str)) if isinstance(found, list) else ()
 
 
-def _read_outcome(child: subprocess.Popen[bytes], progress: Callable[[float], None] | None) -> dict[str, Any] | None:
-    """Report the child's progress; return its outcome, None if it ended without one."""
-    outcome = None
+def _read_outcome(
+    child: subprocess.Popen[bytes], progress: Callable[[float], None] | None
+) -> tuple[bool, dict[str, Any] | None]:
+    """Report the child's progress; return whether it began with the file, and its outcome, None if it ended without
+    one."""
+    began, outcome = False, None
     for line in child.stdout or ():
         try:
             found = json.loads(line)
         except ValueError:
             continue
+        began = True
         if isinstance(found, dict):
             outcome = found
         elif isinstance(found, float) and progress is not None:
             progress(found)
-    return outcome if child.wait() == 0 else None
+    return began, outcome if child.wait() == 0 else None
 
 
 def _raise_error(outcome: dict[str, Any]) -> None:
