@@ -22,6 +22,7 @@ short micro-batches go first after each part of a prompt; then the next part fol
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -50,6 +51,7 @@ from edgellm.mesh.messages import (
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.verifier.engine import judge_pass, verdict
 
+_log = logging.getLogger(__name__)
 SHARED_ROWS = 64
 """The most rows of several sessions in one pass (measured by `bench.mesh.micro_batching`)."""
 
@@ -263,6 +265,7 @@ class Stage:
         except EdgeError as error:
             self._post(StageLost(error))
         except Exception as error:  # noqa: BLE001 - it would go unreported otherwise
+            _log.exception("the stage with %s of %s", self.work.layers.named, self.work.name)
             self._post(StageLost(EngineFailed(f"The stage has failed: {error!r}.", "Report this.")))
 
     def _load(self) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Model, cut
-from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
+from edgellm.engine import Block, Model, cut
+from edgellm.errors import DeviceLost, EdgeError, InvalidOption, LayersMissing, ProtocolError
 from edgellm.layer_range import LayerRange, ranges
 from edgellm.mesh.messages import Event, Loaded, MicroBatch, StageLost, StageSpec, StageTrace, TraceSpan
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
@@ -224,6 +224,23 @@ def test_a_file_that_is_no_model_ends_the_stage(verifier_cut: Cut, tmp_path: Pat
     assert isinstance(gone, StageLost)
     assert isinstance(gone.error, EdgeError)
     stage.close()
+
+
+@pytest.mark.parametrize(("where", "name"), [(Block, "forward_together"), (WeightCache, "acquire")])
+def test_an_error_of_python_ends_the_stage_and_not_its_thread_alone(
+    verifier_cut: Cut, monkeypatch: pytest.MonkeyPatch, where: type, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the thread that loads, and in the one that computes."""
+
+    def fail(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(where, name, fail)
+    pipeline, ids = opened(verifier_cut, 2), some_ids(5, 2000)
+    with pytest.raises(DeviceLost, match=r"device \d was lost: The stage has failed: KeyError\('a bug'\)"):
+        pipeline.ask(0, 0, ids, judged(NOTHING, GREEDY, 5)).result(60)
+    pipeline.close()
+    assert "Traceback" in caplog.text
 
 
 ROWS = np.zeros((3, 192), dtype=np.float32)

@@ -226,6 +226,21 @@ def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_
         pipeline.close()
 
 
+@pytest.mark.parametrize("side", ["edgellm.mesh.stage.judge_pass", "edgellm.services.client.stage_client.read_event"])
+def test_an_error_of_python_at_either_end_fails_the_request_with_its_text(
+    verifier_cut: Cut, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(side, fail)
+    with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as worker:
+        pipeline = Pipeline([(RemoteDevice(Endpoint("a", worker.address)).stage_host(), verifier_cut.work)])
+        with pytest.raises(DeviceLost, match=r"a was lost: .*: KeyError\('a bug'\)"):
+            pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT))).result(60)
+        pipeline.close()
+
+
 def test_nothing_is_sent_to_a_worker_that_may_still_refuse(verifier_cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent while it refuses would hide the reason."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ import grpc
 import grpc.aio
 
 from edgellm.coldstart.hardware import Device, LayersOnDevice
-from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, LayersRefused, ProtocolError
+from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, EngineFailed, LayersRefused, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
 from edgellm.mesh.pipeline import Post, StageHost
@@ -29,6 +30,8 @@ from edgellm.rpc.versions import parse_message
 from edgellm.services.mesh_codec import ENGINE, HOLDS, MESH, WORK, lost, read_event, write_micro_batch, write_work
 from edgellm.storage.layers.manifest import LayerPiece
 from edgellm.verifier.requests import VerifyRequest
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +209,9 @@ class RemoteStageHost:
             lost_stage = StageLost(lost(f"it violates the protocol: {error}"))
         except EdgeError as error:
             lost_stage = StageLost(error)
+        except Exception as error:  # noqa: BLE001 - it would go unreported otherwise
+            _log.exception("the stage at %s", self.endpoint.address)
+            lost_stage = StageLost(EngineFailed(f"Its reports could not be handled: {error!r}.", "Report this."))
         finally:
             for task in tasks:
                 task.cancel()
