@@ -15,7 +15,7 @@ from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
 from edgellm.spec.state import GenerationLimits, GenerationState, Suggestions
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import GREEDY, Chunk, Decision, Penalties, Round, Sampling, Source, Token
+from edgellm.spec.types import GREEDY, Chunk, Penalties, Sampling, Source, Token
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from testkit.architectures import WITH_MTP
 from tests.conftest import Architectures
@@ -124,27 +124,6 @@ def test_a_layer_that_takes_longer_than_it_saves_is_hardly_asked(
             assert list(reply)
             rounds += reply.summary.rounds
     assert 0 < asked < rounds // 4
-
-
-@pytest.mark.parametrize(("kept", "least", "most"), [(True, 64, 64), (False, 5, 8)])
-def test_drafts_that_are_dropped_become_rare(
-    architectures: Architectures, verify: Verify, kept: bool, least: int, most: int
-) -> None:
-    with Model.load(architectures("glm4moe", mtp="useful"), mtp=True) as model:
-        verifier = verify(model)
-        state = GenerationState(model.chat_prompt([Message("user", QUESTION)]))
-        session, drafter = verifier.open(state), MtpDrafter(verifier, model.is_eog)
-        session.verify(state.ids, Chunk())
-        drafter.begin(state)
-        state.append(5)
-        drafted = 0
-        for number in range(64):
-            chunk = drafter.propose(state, 1)
-            drafted += len(chunk)
-            turn = Round(number, chunk if kept else Chunk(), Decision(True, ""), None, 0.0, 0.0, 0.0)
-            drafter.observe(state, turn)
-        assert least <= drafted <= most
-        session.close()
 
 
 def test_nothing_is_drafted_where_not_even_a_sure_token_pays(architectures: Architectures, verify: Verify) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgellm.spec.draft_length import EXPLORATION
-from edgellm.spec.drafters.pace import PaceChoice
+from edgellm.spec.drafters.pace import BackOff, PaceChoice
 
 ROUNDS = 4000
 
@@ -40,3 +40,25 @@ def test_a_way_that_has_become_faster_is_found() -> None:
 def test_both_are_tried_first() -> None:
     _, chosen = written((1.0, 9.0), trials=3)
     assert sorted(chosen[:6]) == [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize(("used", "least", "most"), [(True, 64, 64), (False, 5, 8)])
+def test_drafts_that_are_dropped_become_rare(used: bool, least: int, most: int) -> None:
+    back_off, drafted = BackOff(), 0
+    for _ in range(64):
+        drafts = not back_off.pauses
+        drafted += drafts
+        back_off.record(used if drafts else None)
+    assert least <= drafted <= most
+
+
+def test_drafts_that_are_used_again_are_frequent_again() -> None:
+    back_off = BackOff()
+    for _ in range(10):
+        back_off.record(False)
+    for _ in range(63):
+        assert back_off.pauses
+        back_off.record(None)
+    assert not back_off.pauses
+    back_off.record(True)
+    assert not back_off.pauses

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from edgellm.spec.draft_length import EXPLORATION
 from edgellm.spec.drafters.acceptance import Acceptance
-from edgellm.spec.drafters.pace import RoundMean
+from edgellm.spec.drafters.pace import BackOff, RoundMean
 from edgellm.spec.drafters.parallel import truncated
 from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.protocols import Drafter
@@ -44,6 +44,7 @@ class DrafterSelector:
         self._try_budget = 0.0  # seconds available for a trial
         self._length = _REPLY_TOKENS  # mean tokens of a reply
         self.acceptance = Acceptance()
+        self.back_off = BackOff()
 
     def start_episode(self) -> None:
         """Begin an episode, with the draft model if episodes with it took less time per token.
@@ -115,6 +116,7 @@ class DrafterSelector:
 
 
 _PAUSED = "the draft model is paused: recent replies were slower with it"
+_BACKS_OFF = "the draft model is paused: its last drafts did not pay and were dropped"
 
 
 class HybridDrafter(Drafter):
@@ -132,6 +134,7 @@ class HybridDrafter(Drafter):
         )
         self.asked = False
         """True if the draft model drafted in the last round, even if none of its tokens paid."""
+        self._drafted = False  # whether it drafted any tokens
 
     @property
     def needs_verdict(self) -> bool:
@@ -153,22 +156,25 @@ class HybridDrafter(Drafter):
         rounds, prompt, written = self._rounds, state.prompt_tokens, state.written
         if not self._number:
             rounds.start_episode()
-        self.asked = False
+        self.asked = self._drafted = False
         if not rounds.uses_model:
-            chunk = self._retrieval.propose(state, gamma)
-            return replace(chunk, reason=f"{chunk.reason}; {_PAUSED}") if chunk.reason and not len(chunk) else chunk
+            return _explained(self._retrieval.propose(state, gamma), _PAUSED)
         due = rounds.try_due(0 if self._knows_prompt else prompt + written)
         asks = self._knows_prompt or due or rounds.prompt_pays(prompt + written, written)
         chunk = self._retrieval.propose(state, gamma, alternative=None if due else rounds.model_round)
         pays = due or self._retrieval.pays(rounds.model_round)
         now = due and self._number > 0  # the first round's time includes the verifier's prompt
         self.asked = asks and (now or (pays and not len(chunk)))
+        if self.asked and not due and rounds.back_off.pauses:
+            self.asked = False
+            return _explained(chunk, _BACKS_OFF)
         if not self.asked:
             return chunk
         self._reads_prompt, self._knows_prompt = not self._knows_prompt, True
         began = perf_counter()
         drafted = self._model.propose(state, min(gamma, self._gamma))
         took = perf_counter() - began
+        self._drafted = len(drafted) > 0
         rounds.record_draft(took, prompt if self._reads_prompt else 0)
         if not self._number:
             rounds.record_tokens(0, took)
@@ -205,6 +211,7 @@ class HybridDrafter(Drafter):
         if (verdict := turn.verdict) is None:
             return
         tokens = verdict.accepted + len(verdict.tokens)
+        self._rounds.back_off.record(len(turn.chunk) > 0 if self._drafted else None)
         self._rounds.acceptance.observe(turn.chunk, verdict.accepted)
         if self._number and not self._reads_prompt:  # else the time includes a prompt
             (self._rounds.record_model_round if self.asked else self._rounds.record_other_round)(tokens, turn.seconds)
@@ -215,3 +222,8 @@ class HybridDrafter(Drafter):
 
     def close(self) -> None:
         self._model.close()
+
+
+def _explained(chunk: Chunk, why: str) -> Chunk:
+    """Return a chunk with `why` behind its reason, if it is empty and reasons are requested."""
+    return replace(chunk, reason=f"{chunk.reason}; {why}") if chunk.reason and not len(chunk) else chunk

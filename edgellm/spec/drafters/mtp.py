@@ -11,10 +11,9 @@ from edgellm.engine import MtpLayer, top2
 from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.spec.sampling import Purpose, draw, exact_distribution, penalised, uniforms
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Floats, Ids, Round, Sampling
+from edgellm.spec.types import Chunk, Floats, Ids, Sampling
 
 _WEIGHT = 0.2  # of the last chunk in the seconds of a token
-_MAX_PAUSE = 63  # rounds without a draft
 Floor = Callable[[int], float]
 """Returns, for a number of drafted tokens, the chance to survive below which another one does not pay."""
 
@@ -67,9 +66,6 @@ class MtpDrafter(Drafter):
         self._verifier, self._is_eog = verifier, is_eog
         self._layer: MtpLayer | None = None
         self._seconds = 0.0  # that a token takes
-        self._drafted = False  # in this round
-        self._unused = 0  # drafts in a row that were dropped, because they did not pay
-        self._pause = 0  # rounds without a draft that are left
 
     @property
     def needs_verdict(self) -> bool:
@@ -81,11 +77,9 @@ class MtpDrafter(Drafter):
         self._layer = self._verifier.mtp_layer(state)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        """See `Drafter.propose`; nothing in the first round, before the verifier has read the prompt, while not even a
-        sure token would pay, and in more and more rounds if drafts are dropped."""
-        self._drafted = False
-        if self._layer is None or self._pause:
-            self._pause = max(0, self._pause - 1)
+        """See `Drafter.propose`; nothing in the first round, before the verifier has read the prompt, and while not
+        even a sure token would pay."""
+        if self._layer is None:
             return Chunk()
         floors = () if state.suggestions is None else state.suggestions.floors(self._seconds)
         if floors and floors[0] >= 1.0:
@@ -99,14 +93,7 @@ class MtpDrafter(Drafter):
         if len(chunk) > 1:
             took = (perf_counter() - began) / len(chunk)
             self._seconds += _WEIGHT * (took - self._seconds) if self._seconds else took
-        self._drafted = len(chunk) > 0
         return chunk
-
-    def observe(self, state: GenerationState, turn: Round) -> None:  # noqa: ARG002
-        """See `Drafter.observe`."""
-        if self._drafted:
-            self._unused = self._unused + 1 if turn.chunk.retrieved or not len(turn.chunk) else 0
-            self._pause = min(2**self._unused - 1, _MAX_PAUSE)
 
     def end(self) -> None:
         """See `Drafter.end`. The layer goes back with the verifier's context."""

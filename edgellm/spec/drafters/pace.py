@@ -1,10 +1,11 @@
-"""How fast tokens were written lately, and a choice between two ways to write by that."""
+"""How fast tokens were written lately, and what follows for the next ones: which way to write, and when to draft."""
 
 from __future__ import annotations
 
 from edgellm.spec.draft_length import EXPLORATION
 
 _MIN_WEIGHT = 0.1  # weight of the last round, stretch or reply, once there are many
+_MAX_PAUSE = 63  # rounds without a draft
 
 
 class RoundMean:
@@ -56,3 +57,28 @@ class PaceChoice:
     def paces(self) -> tuple[float, float]:
         """Return the seconds per token of both ways; 0 where nothing is known."""
         return self._ways[0].pace, self._ways[1].pace
+
+
+class BackOff:
+    """Pauses a drafter whose drafts are dropped because they do not pay: for more and more rounds, until one is used.
+
+    A cost curve that was measured on a busy machine can say that drafting pays and that no draft does, and is not
+    corrected by rounds with another drafter.
+    """
+
+    def __init__(self) -> None:
+        self._dropped = 0  # drafts in a row
+        self._pause = 0  # rounds without a draft that are left
+
+    @property
+    def pauses(self) -> bool:
+        """Return whether nothing is to be drafted in this round."""
+        return self._pause > 0
+
+    def record(self, used: bool | None) -> None:
+        """Record a round: whether its draft was used, None if nothing was drafted."""
+        if used is None:
+            self._pause = max(0, self._pause - 1)
+            return
+        self._dropped = 0 if used else self._dropped + 1
+        self._pause = min(2**self._dropped - 1, _MAX_PAUSE)

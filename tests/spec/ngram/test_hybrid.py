@@ -119,6 +119,27 @@ def test_a_draft_of_which_nothing_pays_was_a_try() -> None:
     dear.give()
 
 
+def test_a_model_whose_drafts_are_all_dropped_is_hardly_asked() -> None:
+    """A curve that was measured beside other work: a decode of one row takes a tenth of what it says."""
+    wrong = DraftIndex(
+        ("context",), CostCurve((1, 2, 64), (10.0, 90.0, 900.0)), lambda _token: False, lambda token: token == EOG
+    )
+    own = taken(wrong, PROMPT)
+    doubting = Sure(markov(1, 10))
+    doubting.sure = 0.5
+    mixed, asked, reasons = HybridDrafter(own, doubting, 6, wrong.rounds), 0, ""
+    state = GenerationState(PROMPT, explain=True)
+    for _ in range(60):
+        chunk = mixed.propose(state, 8)
+        asked += mixed.asked
+        reasons += chunk.reason
+        assert not len(chunk)
+        told(mixed, chunk, verdict(0), 3.0 if mixed.asked else 1.0)
+    assert MIN_ROUNDS < asked < 12
+    assert "the draft model is paused: its last drafts did not pay" in reasons
+    wrong.give()
+
+
 def test_where_nobody_verifies_the_small_model_writes_though_it_did_not_pay() -> None:
     known = memory()
     own = taken(known, PROMPT)
