@@ -201,7 +201,7 @@ def test_a_file_that_takes_more_memory_than_it_is_granted_is_refused(
 ) -> None:
     children.program = OUT_OF_MEMORY
     for _ in range(2):
-        with pytest.raises(ModelUnsupported, match="exit code 1, .*MemoryError"):
+        with pytest.raises(ModelUnsupported, match=r"exit code 1, .*MemoryError"):
             Model.load(tiny_path)
     assert children.started == 1
 

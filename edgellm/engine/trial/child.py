@@ -1,8 +1,8 @@
 """The child process of `edgellm.engine.trial.probe`: load a model, decode some rows, report the outcome.
 
-It writes lines of JSON to standard output: shares of the progress, the first of them before it touches the file, and at
-the end an object, which holds the error where one is raised. The process ends earlier if the file crashes it, or it takes
-more than it is granted.
+It writes lines of JSON to standard output: shares of the progress, the first before it touches the file, and at the end
+an object, which holds the error where one is raised. The process ends earlier if the file crashes it, or it takes more
+than it is granted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def main(arguments: list[str]) -> None:
     except MemoryError:  # it takes more than it is granted
         raise
     except Exception as error:  # noqa: BLE001  an error of Python's says nothing of the file
-        outcome = {"error": EngineFailed.__name__, "what": f"The trial of {path} failed: {error!r}.", "next_step": AGAIN}
+        what = f"The trial of {path} failed: {error!r}."
+        outcome = {"error": EngineFailed.__name__, "what": what, "next_step": AGAIN}
     _say(outcome)
 
 
