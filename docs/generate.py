@@ -26,6 +26,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md")), ROOT / "mo
 
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
 _RESULTS = re.compile(r"python -m bench (show .+)")
+_IS_HELP = re.compile(r" --help(-all)?$")
 _SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # printed only if a model takes long
 _HELP = """
 import io, json, sys
@@ -83,7 +84,7 @@ def stale() -> list[str]:
 
 def renewed(text: str, environment: dict[str, str]) -> str:
     """Return `text` with the current output of every command in it."""
-    helps = [found["command"] for found in _BLOCK.finditer(text) if found["command"].endswith("--help")]
+    helps = [found["command"] for found in _BLOCK.finditer(text) if _IS_HELP.search(found["command"])]
     pages = dict(zip(helps, _help_pages(helps, environment), strict=True)) if helps else {}
     return _BLOCK.sub(partial(_block, environment=environment, pages=pages), text)
 
@@ -122,7 +123,6 @@ def _environment(home: str) -> dict[str, str]:
         "PATH": f"{home}{os.pathsep}{environment['PATH']}",
         "EDGELLM_HOME": home,
         "HF_HOME": home,
-        "TERMINAL_WIDTH": "100",  # of the help pages
         "NO_COLOR": "1",
         "LC_ALL": "C.UTF-8",
     }

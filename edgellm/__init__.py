@@ -1,4 +1,7 @@
-"""edgellm: a small model drafts, a bigger one verifies. `for token in edgellm.generate("Where is my mug?"): ...`"""
+"""edgellm: a small model drafts, a bigger one verifies.
+
+`for token in edgellm.generate("Where is my mug?", context=["My mug is on the shelf."]): ...`
+"""
 
 from __future__ import annotations
 

@@ -19,15 +19,13 @@ from edgellm.cli.commands.pair import pair
 from edgellm.cli.commands.peers import peers
 from edgellm.cli.commands.profile import profile
 from edgellm.cli.commands.serve import serve
-from edgellm.cli.help_examples import help_text
+from edgellm.cli.help_pages import add_command, command_group
 from edgellm.cli.settings import bind_variables, read_file
 
-app = typer.Typer(
-    name="edgellm",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = command_group(
+    "edgellm",
+    "The machines of a home as one language model: a small model drafts, a bigger one verifies.\n\n"
+    "A model is a path, a name from `edgellm ls`, or user/repo:quant on the Hugging Face hub.",
 )
 
 
@@ -44,11 +42,6 @@ def _edgellm(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """The machines of a home as one language model: a small model drafts, a bigger one verifies.
-
-    Start with: [cyan not dim]edgellm chat "Where is my mug?"[/]
-    A model is a path, a name from `edgellm ls`, or user/repo:quant on the Hugging Face hub.
-    """
     bind_variables(context)
     if context.invoked_subcommand != "config":  # which must work while the file has an error
         context.default_map = read_file(context)
@@ -88,8 +81,8 @@ for _name, _command, _summary, _more in (
     ("history", history, "Show, clear or switch off the history that replies are drafted from.", _HISTORY),
     ("bench", bench, "Run the papers' measurements on this machine.", _BENCH),
 ):
-    app.command(_name, help=help_text(_name, _summary, _more))(_command)
+    add_command(app, _name, _command, _summary, _more)
 
 app.add_typer(mesh, name="mesh")
 app.add_typer(config, name="config")
-app.command("run", hidden=True, help=help_text("chat", "Same as chat.", _CHAT))(chat)
+add_command(app, "run", chat, "Same as chat.", _CHAT, hidden=True)

@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from rich.markup import escape
-
 from edgellm.errors import EdgeError
 
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "": (
+        ('echo "My mug is on the shelf." | edgellm chat "Where is my mug?"', "ask about a note"),
+        ('edgellm chat --context notes.txt "When is the film night?"', "ask about a file"),
+        ("edgellm chat", "start a conversation; /help lists its commands"),
+        ("edgellm serve", "serve OpenAI's API and a web page, to this machine only"),
+        ("edgellm chat --help", "show the options of a command"),
+    ),
     "chat": (
-        ('edgellm chat "Where is my mug?"', "ask one question"),
-        ("edgellm chat", "start a conversation; type /help in it"),
-        ('edgellm chat -c "And my keys?"', "continue the last conversation"),
-        ('cat notes.txt | edgellm chat "Where is my mug?"', "use the notes as context"),
-        ('edgellm chat --context a.txt --context b.txt "When is the party?"', "use several files as context"),
+        ('echo "My mug is on the shelf." | edgellm chat "Where is my mug?"', "ask about a note"),
+        ('edgellm chat --context notes.txt "When is the film night?"', "ask about a file, or several"),
+        ('edgellm chat -c "Who has the drill?"', "continue the last conversation"),
+        ("edgellm chat", "start a conversation; /help lists its commands"),
+        ("edgellm chat --draft SMALL.gguf --verifier BIG.gguf", "use models of your own"),
+        ("edgellm chat --verifier auto", "use the best verifier among the paired devices"),
         ("edgellm chat --verifier none", "use the draft model alone"),
         ("edgellm chat --draft none", "use the verifier alone"),
         ("edgellm chat --verifier localhost:50151", "use a verifier started by `edgellm serve`"),
-        ("edgellm chat --verifier auto", "use the best verifier among the paired devices"),
         ("edgellm chat --peer desk", "use the verifier of this paired device"),
         ("edgellm chat --peer 192.168.1.20:50151", "use the verifier at this address"),
         ("edgellm chat --mesh here:1-6,desk:7-12", "split the verifier over two devices; see edgellm mesh run --help"),
@@ -186,13 +191,6 @@ FLEET_FILE = """A devices file is TOML, with a table for each device:
 
 A [[link]] table with from, to, mbps and latency_ms has the measured link between two devices.
 Without a MODEL, a [model] table must have layers, d_model, heads, kv_heads, d_head, d_ff, bytes_per_weight."""
-
-
-def help_text(command: str, summary: str, more: str = "") -> str:
-    """Return the help page of a command in Rich markup: its summary, examples, then `more`."""
-    lines = [f"  [cyan not dim]{escape(line)}[/]\n      {escape(what)}" for line, what in EXAMPLES[command]]
-    examples = "\n".join(["For example:", *lines])
-    return "\n\n".join(part for part in (summary, examples, escape(more)) if part)
 
 
 GATES = {

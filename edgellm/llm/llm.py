@@ -535,7 +535,8 @@ def generate(
     threads: int | None = None,
     **options: Any,
 ) -> Reply:
-    """Return one reply, by default from the bundled pair: `for token in generate("Where is my mug?")`.
+    """Return one reply, by default from the bundled pair:
+    `for token in generate("Where is my mug?", context=["My mug is on the shelf."])`.
 
     `options` are fields of `ReplyOptions`. The models are loaded for this reply and closed after it: open an `LLM` for
     several. Raises what `LLM.open` and `LLM.reply` raise.

@@ -198,9 +198,9 @@ def chat(
         elif piped.strip():
             texts.append(("The piped input", piped))
     if question is None and as_json:
-        raise InvalidOption("--json needs a question.", 'Add one: edgellm chat --json "Where is my mug?"')
+        raise InvalidOption("--json needs a question.", 'Add one: edgellm chat --json "Hello"')
     if question is not None and not question.strip():
-        raise InvalidOption("The question is empty.", 'Ask something: edgellm chat "Where is my mug?"')
+        raise InvalidOption("The question is empty.", 'Ask something: edgellm chat "Hello"')
     tidy()
     stored = StoredConversation.open(again, conversation, history)
     reports = None

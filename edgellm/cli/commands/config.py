@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from edgellm.cli import settings
-from edgellm.cli.help_examples import help_text
+from edgellm.cli.help_pages import add_command, command_group
 from edgellm.cli.views.console import emit, say
 from edgellm.errors import InvalidOption
 from edgellm.places import cache_dir, data_dir, state_dir
 
-config = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Show settings, and where they are kept.")
+config = command_group("config", "Show settings, and where they are kept.")
 
 _FILE = """The file is TOML, with a table for each command and its options by their long names:
 
@@ -92,7 +92,5 @@ def _tree(chosen: list[settings.Setting], origin: bool) -> dict[str, Any]:
     return tree
 
 
-config.command("path", help=help_text("config path", "Print where edgellm keeps its files.", ""))(path)
-config.command(
-    "show", help=help_text("config show", "Show which options are set, in the format of the settings file.", _FILE)
-)(show)
+add_command(config, "path", path, "Print where edgellm keeps its files.")
+add_command(config, "show", show, "Show which options are set, in the format of the settings file.", _FILE)

@@ -14,7 +14,8 @@ from edgellm.cli.commands.mesh.deploy import deploy, layers
 from edgellm.cli.commands.mesh.peers import peers
 from edgellm.cli.commands.mesh.run import Objective, Workers, run
 from edgellm.cli.commands.pair import Interfaces
-from edgellm.cli.help_examples import FLEET_FILE, help_text, model_names
+from edgellm.cli.help_examples import FLEET_FILE, model_names
+from edgellm.cli.help_pages import add_command, command_group
 from edgellm.cli.model_options import VERIFIER, HardwareOptions, with_unit
 from edgellm.cli.views.console import emit, out, say
 from edgellm.cli.views.device_table import print_units, survey_home
@@ -34,7 +35,7 @@ _RUN = (
     "a file on this machine, for its tokenizer and for layers that no other device has."
 )
 
-mesh = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Split one model over several devices.")
+mesh = command_group("mesh", "Split one model over several devices.")
 
 _PEERS = "Measurements are kept with their age; --json prints all of them, with the reasons."
 _DEPLOY = (
@@ -210,19 +211,11 @@ def figures(found: Plan, milliseconds: float, overlap: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-mesh.command(
-    "plan",
-    help=help_text(
-        "mesh plan", "Plan which device holds which layers, for the quickest reply from a cold start.", FLEET_FILE
-    ),
-)(plan)
-mesh.command(
-    "peers", help=help_text("mesh peers", "List the devices that can hold layers: rights, speed, layers.", _PEERS)
-)(peers)
-mesh.command("deploy", help=help_text("mesh deploy", "Send each device the layers that it needs.", _DEPLOY))(deploy)
-mesh.command("layers", help=help_text("mesh layers", "List the layers of each device, or remove some.", _LAYERS))(
-    layers
-)
-mesh.command("run", help=help_text("mesh run", "Generate one reply from a model that is split over devices.", _RUN))(
-    run
-)
+for _name, _command, _summary, _more in (
+    ("plan", plan, "Plan which device holds which layers, for the quickest reply from a cold start.", FLEET_FILE),
+    ("peers", peers, "List the devices that can hold layers: rights, speed, layers.", _PEERS),
+    ("deploy", deploy, "Send each device the layers that it needs.", _DEPLOY),
+    ("layers", layers, "List the layers of each device, or remove some.", _LAYERS),
+    ("run", run, "Generate one reply from a model that is split over devices.", _RUN),
+):
+    add_command(mesh, _name, _command, _summary, _more)

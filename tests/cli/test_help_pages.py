@@ -1,0 +1,110 @@
+"""Help pages: the short ones are short, and nothing is lost."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.main import get_command
+
+from edgellm.cli.app import app
+from edgellm.cli.help_examples import EXAMPLES
+from edgellm.cli.help_pages import PANELS, SHORT
+from tests.cli.conftest import Done
+
+ROOT = Path(__file__).parents[2]
+Edge = Callable[..., Done]
+
+
+def contexts(parent: typer.Context) -> Iterator[typer.Context]:
+    """The contexts of all visible commands below `parent`."""
+    for name, command in getattr(parent.command, "commands", {}).items():
+        if not command.hidden:
+            context = typer.Context(command, parent=parent, info_name=name)
+            yield context
+            yield from contexts(context)
+
+
+def commands() -> list[Any]:
+    found = contexts(typer.Context(get_command(app), info_name="edgellm"))
+    return [pytest.param(one, id=one.command_path) for one in found if not hasattr(one.command, "commands")]
+
+
+def options(context: typer.Context) -> dict[str, str]:
+    """The visible options of a command by their parameters' names, each with its long name."""
+    given = [one for one in context.command.params if one.param_type_name == "option" and not one.is_eager]
+    return {one.name: one.opts[-1] for one in given if not one.hidden}  # type: ignore[attr-defined]
+
+
+def listed(page: str) -> set[str]:
+    names = re.findall(r"^  (?:-\w, )?(--[\w\[\]-]+)", page.partition("\nOptions:")[2], re.MULTILINE)
+    return {name.replace("[no-]", "") for name in names} - {"--help", "--help-all"}
+
+
+@pytest.mark.parametrize("context", commands())
+def test_a_short_page_is_short_and_the_other_has_everything(context: typer.Context, edge: Edge) -> None:
+    words, known = context.command_path.split()[1:], options(context)
+    short, whole = edge(*words, "--help"), edge(*words, "--help-all")
+    assert (short.code, whole.code) == (0, 0)
+    assert listed(whole.out) == set(known.values())
+    assert len(listed(short.out)) <= SHORT
+    assert listed(short.out) <= listed(whole.out)
+    assert (f"{context.command_path} --help-all" in short.out) == (len(known) > SHORT)
+    assert all(f"  {line}\n" in whole.out for line, _ in EXAMPLES[" ".join(words)])
+
+
+@pytest.mark.parametrize("context", commands())
+def test_everything_is_completed(context: typer.Context) -> None:
+    completed = {one.value for one in context.command.shell_complete(context, "--")}
+    assert completed >= {*options(context).values(), "--help", "--help-all"}
+
+
+def test_what_is_left_out_is_there() -> None:
+    known = {name for one in commands() for name in options(one.values[0])}
+    assert {name for names in PANELS.values() for name in names} <= known
+
+
+def test_a_page_fits_a_narrow_terminal(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgellm.cli.help_pages.WIDTH", 60)
+    page = edge("serve", "--help-all").out
+    assert "--log-level <off|error|warning|info|debug>\n" in page
+    lines = page.partition("\nOptions:")[2].splitlines()  # examples are not folded
+    assert max(map(len, lines)) <= 60
+
+
+def test_a_group_without_a_command_prints_its_page(edge: Edge) -> None:
+    for words in ((), ("mesh",), ("config",)):
+        done = edge(*words)
+        assert (done.code, done.err) == (2, "")
+        assert "\nCommands:\n" in done.out
+        assert "-h, --help" in done.out
+        assert edge(*words, "--help").out == done.out
+
+
+ANSWERS = {
+    "Where is my mug?": "The mug is on the shelf.",
+    "When is the film night?": "The film night is Friday at 20:00.",
+    "Who has the drill?": "For the drill ask Ben.",
+}
+
+
+@pytest.mark.parametrize("page", ["", "chat"])
+def test_what_the_bundled_pair_is_asked_it_answers(
+    page: str, edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each example that asks the bundled pair something is run, one after the other."""
+    notes = (ROOT / "docs" / "notes.txt").read_bytes()
+    (tmp_path / "notes.txt").write_bytes(notes)
+    monkeypatch.chdir(tmp_path)
+    asked = [line for line, _ in EXAMPLES[page] if re.search(r'edgellm chat .*\?"$', line)]
+    assert len(asked) >= 2
+    for line in asked:
+        *before, words = [shlex.split(part) for part in line.split("|")]
+        stdin = (before[0][1] + "\n").encode() if before else b""
+        done = edge(*words[1:], stdin=stdin)
+        assert (done.code, done.out) == (0, ANSWERS[words[-1]] + "\n"), done.err
