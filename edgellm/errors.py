@@ -76,6 +76,14 @@ class HistoryUnusable(EdgeError):
     """The store of past conversations cannot be read or written, or is not a private file."""
 
 
+class ConversationTooLong(HistoryUnusable):
+    """The conversation has more bytes than are stored of one."""
+
+
+class ConversationChanged(EdgeError):
+    """The conversation was changed or removed since it was read, so that writing it would undo that."""
+
+
 class PlanImpossible(EdgeError):
     """The devices together cannot hold the model."""
 

@@ -85,6 +85,7 @@ def start_server(options: HTTPOptions) -> HttpServer | None:
     """
     if not options.on:
         return None
+    from edgellm.http.middleware import page_key
     from edgellm.http.server import HttpServer
     from edgellm.rpc.address import Address
 
@@ -96,10 +97,12 @@ def start_server(options: HTTPOptions) -> HttpServer | None:
     needs_key = options.key_file is not None or options.paired_only
     key = _api_key(options.key_file) if credentials is None and needs_key else None
 
+    opener = page_key()
+
     def start(at: Address) -> HttpServer:
         server = HttpServer(
-            at, credentials=credentials, key=key, names=names, replies=options.replies, waiting=options.waiting,
-            on_event=_print_event, strict=options.strict,
+            at, credentials=credentials, key=key, page_key=opener, names=names, replies=options.replies,
+            waiting=options.waiting, on_event=_print_event, strict=options.strict,
         )  # fmt: skip
         server.start()
         return server
@@ -173,7 +176,7 @@ def served_name(model: str) -> str:
 
 def print_urls(server: HttpServer) -> None:
     """Print the addresses of the server."""
-    say(f"Web page: {server.url}/", style="bold")
+    say(f"Web page: {server.page_url}", style="bold")
     say(f"OpenAI's API: {server.url}/v1", style="bold")
 
 

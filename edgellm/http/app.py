@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from edgellm.errors import EdgeError
+from edgellm.http.conversations import add_conversations
 from edgellm.http.handlers import IGNORED, RequestHandler, with_headers
 from edgellm.http.metrics import CONTENT_TYPE
 from edgellm.http.middleware import redact
@@ -47,8 +48,9 @@ def page_file(name: str) -> Response:
     return Response(text, media_type=media_type, headers={"Content-Security-Policy": _POLICY})
 
 
-def make_app(handler: RequestHandler, version: str) -> FastAPI:
-    """Return the application over `handler`, without the `SecurityMiddleware` in front of it."""
+def make_app(handler: RequestHandler, version: str, page_key: str | None = None) -> FastAPI:
+    """Return the application over `handler`, without the `SecurityMiddleware` in front of it. `page_key` opens the
+    user's conversations; None: they stay closed."""
     app = FastAPI(
         title="edgellm", version=version, docs_url=None, redoc_url=None, redirect_slashes=False,
         description="OpenAI's API over a pair of models. Parameters that are not described here have no effect; the"
@@ -102,6 +104,7 @@ def make_app(handler: RequestHandler, version: str) -> FastAPI:
     async def completions(body: CompletionRequest, request: Request, response: Response) -> Response | BaseModel:
         return with_headers(await handler.complete(body, request), body, response)
 
+    add_conversations(app, page_key)
     for methods in app.openapi()["paths"].values():
         for method in methods.values():
             method["responses"].pop("422", None)  # FastAPI's own error, which ours replaces
@@ -151,7 +154,8 @@ _TYPES = ("str", "int", "float", "bool", "list")  # pydantic adds the alternativ
 def _validation_error(request: Request, errors: Sequence[Any]) -> ErrorInfo:
     """Return a sentence about the first invalid part of a request, and the parameter that it is about."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
+    of_body = not errors or any(error["loc"][0] == "body" for error in errors)
+    if of_body and media_type != "application/json" and not media_type.endswith("+json"):
         return ErrorInfo(415, f"The Content-Type is {media_type or 'missing'}. Send application/json.")
     if not errors:
         return ErrorInfo(400, "The request is not as /openapi.json describes it.")
@@ -169,6 +173,7 @@ def _validation_error(request: Request, errors: Sequence[Any]) -> ErrorInfo:
 
 _KINDS = {
     "string": "a text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list",
+    "datetime": "a time such as 2026-01-31T12:00:00Z",
     "dict": "an object", "model": "an object", "model_attributes": "an object", "dataclass": "an object",
 }  # fmt: skip
 _BOUNDS = {
@@ -179,6 +184,7 @@ _BOUNDS = {
     "too_long": ("at most {max_length} of them", "max_length"),
     "too_short": ("at least {min_length} of them", "min_length"),
     "literal_error": ("one of {expected}", "expected"),
+    "string_pattern_mismatch": ("a text of the form {pattern}", "pattern"),
 }  # fmt: skip
 """What to give instead, by pydantic's name of an error, and the figure in it."""
 
@@ -189,6 +195,8 @@ def _advice(error: Mapping[str, Any]) -> str:
     kind = _KINDS.get(name.removesuffix("_type").removesuffix("_parsing"))
     if name in ("finite_number", "int_from_float"):
         kind = _KINDS["float" if name == "finite_number" else "int"]
+    if name.startswith(("datetime", "timezone")):
+        kind = _KINDS["datetime"]
     if kind is not None:
         return f"Give {kind}."
     if name == "string_unicode":

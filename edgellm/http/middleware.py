@@ -11,7 +11,7 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -49,6 +49,22 @@ def api_key(path: Path | None = None) -> tuple[Path, str]:
         with lock_folder(path.parent):
             return path, _read_or_make_key(path)
     return path, _read_or_make_key(path)
+
+
+def page_key() -> str:
+    """Return the key of the page, which opens the user's conversations, too; it is made if missing.
+
+    Raises:
+        InvalidOption, TrustUnusable: as `api_key` raises them.
+    """
+    with lock_folder(http_folder()):
+        return _read_or_make_key(http_folder() / "page-key")
+
+
+def bearer_token(values: Sequence[str]) -> str:
+    """Return the token of the one Authorization header in `values`, empty where there is none."""
+    scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _read_or_make_key(path: Path) -> str:
@@ -132,11 +148,12 @@ _HEADERS = (
 class SecurityMiddleware:
     """ASGI middleware that refuses requests. The body of a refused request is not read."""
 
-    def __init__(self, app: ASGIApp, names: Iterable[str], key: str | None) -> None:
-        """`names`: hosts, without ports, that a Host header may name. `key`: the API key, None if none is needed."""
+    def __init__(self, app: ASGIApp, names: Iterable[str], key: str | None, page_key: str | None = None) -> None:
+        """`names`: hosts, without ports, that a Host header may name. `key`: the API key, None if none is needed.
+        `page_key` is accepted in its place."""
         self._app = app
         self._names = frozenset(name.lower() for name in names)
-        self._key = None if key is None else key.encode()
+        self._keys = [one.encode("latin-1") for one in (key, page_key) if one is not None] if key is not None else []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # no websockets, no lifespan
@@ -173,7 +190,7 @@ class SecurityMiddleware:
                 "permission_error", code="cross_origin",
             )  # fmt: skip
         public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_PREFIX)
-        if self._key is not None and not public and not self._has_key(headers):
+        if self._keys and not public and not self._has_key(headers):
             return ErrorInfo(
                 401, "The API key is missing or wrong. Send the header Authorization: Bearer KEY.",
                 "authentication_error", code="invalid_api_key",
@@ -184,10 +201,8 @@ class SecurityMiddleware:
         return None
 
     def _has_key(self, headers: _Headers) -> bool:
-        given = headers.get(b"authorization", [])
-        if len(given) != 1 or self._key is None or given[0][:7].lower() != b"bearer ":
-            return False
-        return hmac.compare_digest(given[0][7:].strip(), self._key)
+        given = bearer_token([value.decode("latin-1") for value in headers.get(b"authorization", [])]).encode("latin-1")
+        return any(hmac.compare_digest(given, key) for key in self._keys)
 
 
 def too_large() -> ErrorInfo:

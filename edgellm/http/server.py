@@ -198,6 +198,7 @@ class HttpServer:
         *,
         credentials: Credentials | None = None,
         key: str | None = None,
+        page_key: str | None = None,
         names: Sequence[str] = (),
         replies: int = 2,
         waiting: int = 16,
@@ -206,7 +207,8 @@ class HttpServer:
     ) -> None:
         """`names`: hosts that a Host header may name, besides the address. `replies` are written at once, and up to
         `waiting` requests wait. `key` is an API key for loopback without TLS; clients of a server without any key learn
-        nothing about other devices. `on_event` is called with a sentence for an unexpected error. `strict` refuses
+        nothing about other devices. `page_key` opens the user's conversations, and is accepted in place of `key`;
+        without it they stay closed. `on_event` is called with a sentence for an unexpected error. `strict` refuses
         unknown parameters.
 
         Raises:
@@ -228,13 +230,20 @@ class HttpServer:
             replies, waiting, on_event or (lambda _text: None), anonymous=key is None, strict=strict
         )
         hosts = {address.host, *names, *(_LOOPBACK_NAMES if address.loopback else ())}
-        self._app = SecurityMiddleware(make_app(self._handler, program_version()), hosts, key)
+        app = make_app(self._handler, program_version(), page_key)
+        self._app = SecurityMiddleware(app, hosts, key, page_key)
+        self._page_key = page_key
         self._server: _UvicornServer | None = None
         self._thread: threading.Thread | None = None
 
     @property
     def url(self) -> str:
         return f"{self.scheme}://{self.address}"
+
+    @property
+    def page_url(self) -> str:
+        """Return the page's address, with its key in the fragment, which a browser keeps to itself."""
+        return f"{self.url}/" if self._page_key is None else f"{self.url}/#key={self._page_key}"
 
     def start(self) -> Address:
         """Listen, and return the address, with the port that the system chose for port 0.

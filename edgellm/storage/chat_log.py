@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from edgellm.errors import HistoryUnusable, InvalidOption
+from edgellm.errors import ConversationChanged, ConversationTooLong, InvalidOption
 from edgellm.places import data_dir
 from edgellm.storage.chat_takeover import (
     OldFile,
@@ -94,11 +94,17 @@ class HistoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation so far: `turns` are roles and texts, the oldest first; `when` is the last addition, in UTC."""
+    """A conversation so far: `turns` are roles and texts, the oldest first; `when` is the last addition, in UTC.
+
+    `name` is the user's title for it, empty where there is none. `page` is what the web page adds in a form of its own:
+    other versions of the turns, thoughts, and who wrote each word.
+    """
 
     id: str
     when: datetime
     turns: Turns
+    name: str = ""
+    page: str = ""
 
     @classmethod
     def new(cls) -> Conversation:
@@ -109,9 +115,15 @@ class Conversation:
         """Return this conversation as of now, with these turns."""
         return replace(self, when=datetime.now(UTC), turns=tuple(turns))
 
+    def renamed(self, name: str) -> Conversation:
+        """Return this conversation under another name; it is as old as before."""
+        return replace(self, name=name)
+
     @property
     def title(self) -> str:
-        """The first question, without the paragraphs before it."""
+        """The `name`, or the first question without the paragraphs before it."""
+        if self.name:
+            return self.name
         question = next((text for role, text in self.turns if role == "user"), "")
         return question.strip().rpartition("\n\n")[2]
 
@@ -337,21 +349,36 @@ class Conversations(ChatLog):
                 return one
         raise InvalidOption("There is no conversation to continue.", "Start one: edgellm chat; the history must be on.")
 
-    def save(self, conversation: Conversation) -> None:
+    def get(self, conversation_id: str) -> Conversation | None:
+        """Return the conversation with this whole ID, None if there is none."""
+        row = "SELECT id, at, turns FROM conversation WHERE id = ? AND at >= ?"
+        with self._reading() as db:
+            found = db.execute(row, (conversation_id, _microseconds(oldest()))).fetchone()
+        return None if found is None else _conversation(*found)
+
+    def save(self, conversation: Conversation, *, replaces: datetime | None = None) -> None:
         """Write a conversation over its earlier state; remove the oldest beyond `MAX_CONVERSATIONS`.
 
+        `replaces` is the time of the state that it was made from; None: any state is replaced.
+
         Raises:
-            HistoryUnusable: the conversation has become too long to be stored; its earlier state stays.
+            ConversationTooLong: the conversation has become too long to be stored; its earlier state stays.
+            ConversationChanged: the stored state is not of the time `replaces`, or was removed; it stays.
         """
-        turns = _to_json(conversation.turns)
-        if len(turns.encode()) > MAX_BYTES:
-            raise HistoryUnusable(
-                f"This conversation has {len(turns.encode())} bytes; at most {MAX_BYTES} can be stored.",
+        text = _to_json(conversation)
+        if len(text.encode()) > MAX_BYTES:
+            raise ConversationTooLong(
+                f"This conversation has {len(text.encode())} bytes; at most {MAX_BYTES} can be stored.",
                 "Start a new one.",
             )
         before = oldest()
         with self._writing() as db:
-            values = (conversation.id, _microseconds(conversation.when), turns)
+            if replaces is not None:
+                found = db.execute("SELECT at FROM conversation WHERE id = ?", (conversation.id,)).fetchone()
+                if found != (_microseconds(replaces),):
+                    what = "was removed" if found is None else "was changed"
+                    raise ConversationChanged(f"This conversation {what} meanwhile.", "Read it again.")
+            values = (conversation.id, _microseconds(conversation.when), text)
             db.execute("INSERT OR REPLACE INTO conversation VALUES (?, ?, ?)", values)
             db.remove("conversation WHERE at < ?", _microseconds(before))
             newest = "SELECT id FROM conversation ORDER BY at DESC LIMIT ?"
@@ -383,7 +410,8 @@ class Conversations(ChatLog):
 def _insert(db: DatabaseConnection, file: OldFile) -> None:
     """Add the content of a file of an earlier version, unless that was done before an interruption."""
     if (conversation := file.conversation()) is not None:
-        values = (file.path.stem, _microseconds(conversation[0]), _to_json(conversation[1]))
+        when, turns = conversation
+        values = (file.path.stem, _microseconds(when), _to_json(Conversation(file.path.stem, when, turns)))
         newer = "SELECT 1 FROM conversation WHERE id = ?1 AND at >= ?2"
         db.execute(f"INSERT OR REPLACE INTO conversation SELECT ?1, ?2, ?3 WHERE NOT EXISTS ({newer})", values)
         return
@@ -409,8 +437,11 @@ def _truncated(text: str) -> str:
     return replace_surrogates(text).encode()[: MAX_BYTES // 4 - _ENTRY_OVERHEAD].decode("utf-8", "ignore")
 
 
-def _to_json(turns: Turns) -> str:
-    return json.dumps(turns, ensure_ascii=False).encode("utf-8", "replace").decode()
+def _to_json(conversation: Conversation) -> str:
+    """Return the turns as a list, as all versions read it, or an object with what there is beside them."""
+    more = {key: text for key, text in (("name", conversation.name), ("page", conversation.page)) if text}
+    found = {"turns": conversation.turns, **more} if more else conversation.turns
+    return json.dumps(found, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
 def _decoded(text: bytes) -> str:
@@ -420,10 +451,14 @@ def _decoded(text: bytes) -> str:
 def _conversation(number: bytes, at: int, turns: bytes) -> Conversation | None:
     """Return the conversation in a row, None where it is damaged."""
     try:
-        when, found, conversation_id = _time(at), turns_from_json(json.loads(turns.decode())), number.decode()
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        when, found, conversation_id = _time(at), json.loads(turns.decode()), number.decode()
+        more = found if isinstance(found, dict) else {"turns": found}
+        read, name, page = turns_from_json(more["turns"]), str(more.get("name", "")), str(more.get("page", ""))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
-    return Conversation(conversation_id, when, found) if when is not None and _ID.fullmatch(conversation_id) else None
+    if when is None or not _ID.fullmatch(conversation_id):
+        return None
+    return Conversation(conversation_id, when, read, name, page)
 
 
 def _time(at: int) -> datetime | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.errors import HistoryUnusable, InvalidOption
+from edgellm.errors import ConversationChanged, HistoryUnusable, InvalidOption
 from edgellm.storage import chat_log
 from edgellm.storage.chat_log import Conversation, Conversations
 from tests.storage.chats import change
@@ -123,3 +123,40 @@ def test_a_conversation_that_was_removed_leaves_no_trace(store: Conversations) -
     assert {mark for number in range(300) if (mark := f"<{number:05}>").encode() in found} == {*marks.values()}
     assert store.clear() == len(marks)
     assert b"<00" not in b"".join(path.read_bytes() for path in store.folder.iterdir())
+
+
+def test_a_name_and_the_pages_own_data_stay_when_turns_are_added(store: Conversations) -> None:
+    one = replace(begun("Where?", "There."), name="My mug", page='{"nodes": []}')
+    store.save(one)
+    found = store.get(one.id)
+    assert found == one
+    assert found.title == "My mug"
+    store.save(found.with_turns([*found.turns, ("user", "Why?"), ("assistant", "So.")]))
+    again = store.latest()
+    assert (again.name, again.page, len(again.turns)) == ("My mug", '{"nodes": []}', 4)
+    assert store.get("00000000") is None
+
+
+def test_a_state_that_changed_meanwhile_is_not_overwritten(store: Conversations) -> None:
+    one = begun("Where?", "There.", ago=60)
+    store.save(one)
+    other = one.with_turns([*one.turns, ("user", "Why?"), ("assistant", "So.")])
+    store.save(other, replaces=one.when)
+    with pytest.raises(ConversationChanged, match="was changed"):
+        store.save(one.with_turns(one.turns), replaces=one.when)
+    assert store.get(one.id) == other
+    store.remove(other)
+    with pytest.raises(ConversationChanged, match="was removed"):
+        store.save(other, replaces=other.when)
+    assert store.all() == []
+
+
+@pytest.mark.parametrize(
+    "text", ['{"turns": 1}', '{"name": "a"}', '{"turns": [["user", "a", "b"]]}', '{"turns": [["x", "a"]]}']
+)
+def test_what_is_stored_in_another_form_is_passed_over(store: Conversations, text: str) -> None:
+    one = begun("Where?", "There.")
+    store.save(one)
+    change(store, "UPDATE conversation SET turns = ?", text)
+    assert store.get(one.id) is None
+    assert store.all() == []

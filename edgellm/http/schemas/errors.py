@@ -54,8 +54,9 @@ _MEANINGS = {
     400: "The request is invalid; `param` names the parameter",
     401: "The API key is missing or wrong",
     403: "A wrong Host header, or a page of another origin",
-    404: "There is no such model",
+    404: "There is no such model or conversation",
     408: "The request took too long to arrive",
+    409: "The history is off, or the conversation was changed meanwhile",
     413: "The request is too large",
     415: "The request is not JSON",
     429: "The queue is full; see Retry-After",
@@ -65,8 +66,9 @@ _MEANINGS = {
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the `responses` of a route that can fail with `statuses`, by default with every one, for FastAPI."""
-    return {status: {"model": ErrorResponse, "description": _MEANINGS[status]} for status in statuses or _MEANINGS}
+    """Return the `responses` of a route that can fail with `statuses`, by default those of a reply, for FastAPI."""
+    chosen = statuses or [status for status in _MEANINGS if status != 409]
+    return {status: {"model": ErrorResponse, "description": _MEANINGS[status]} for status in chosen}
 
 
 class ApiError(Exception):

@@ -1,0 +1,215 @@
+"""The page's conversations, in the store of the command line: listed, searched, read, written, renamed and removed.
+
+They are more private than the models: an API key, which programs and other people get, does not open them. The page's
+own key does, which `edgellm serve` prints in the link to the page.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi import Path as PathParameter
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field
+
+from edgellm.errors import ConversationChanged, ConversationTooLong, HistoryUnusable
+from edgellm.http.middleware import bearer_token
+from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, error_responses
+from edgellm.http.schemas.requests import RequestModel
+from edgellm.storage.chat_log import MAX_BYTES, Conversation, Conversations
+
+PATH = "/conversations"
+_EXCERPT = 40  # characters shown on each side of what was searched for
+_MAX_TITLE = 200
+_LOCKED = ErrorInfo(
+    401, "Conversations are opened by the link to the page that `edgellm serve` prints. Open that link.",
+    "authentication_error", code="page_key_required",
+)  # fmt: skip
+_OFF = ErrorInfo(
+    409, "The history is off, so no conversation is stored or read. Turn it on: edgellm history on", code="history_off"
+)
+_ERRORS = error_responses(400, 401, 403, 408, 413, 415, 500, 503)
+
+
+def _in_range(when: datetime) -> datetime:
+    try:
+        return when.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("out of range") from None
+
+
+Time = Annotated[AwareDatetime, Field(strict=False), AfterValidator(_in_range)]
+ConversationId = Annotated[str, PathParameter(pattern=r"^[0-9a-f]{8}$")]
+
+
+class Turn(RequestModel):
+    role: Literal["system", "user", "assistant"]
+    content: str = Field(max_length=MAX_BYTES)
+
+
+class ConversationIn(RequestModel):
+    """A conversation to be stored."""
+
+    turns: list[Turn] = Field(max_length=4096, description="As the model read and wrote them, the oldest first.")
+    name: str = Field("", max_length=_MAX_TITLE, description="The user's title; empty: the first question.")
+    page: str = Field("", max_length=MAX_BYTES, description="What the page keeps beside the turns, in its own form.")
+    when: Time | None = Field(None, description="The last addition; by default now.")
+    replaces: Time | None = Field(
+        None, description="The time of the stored state that this was made from: 409 if it has another one by now."
+    )
+
+    def conversation(self, conversation_id: str) -> Conversation:
+        now = datetime.now(UTC)
+        when = now if self.when is None else min(self.when, now)
+        turns = tuple((turn.role, turn.content) for turn in self.turns)
+        return Conversation(conversation_id, when, turns, " ".join(self.name.split()), self.page)
+
+
+class NewName(RequestModel):
+    name: str = Field(max_length=_MAX_TITLE, description="The new title; empty: the first question.")
+
+
+class ConversationInfo(BaseModel):
+    """A conversation in the list. `excerpt` is where the searched text stands in it, if not in the title."""
+
+    id: str
+    title: str
+    when: datetime
+    turns: int
+    excerpt: str | None = None
+
+    @classmethod
+    def of(cls, one: Conversation, excerpt: str | None = None) -> Self:
+        return cls(id=one.id, title=one.title[:_MAX_TITLE], when=one.when, turns=len(one.turns), excerpt=excerpt)
+
+
+class ConversationList(BaseModel):
+    """The stored conversations, the newest first; `on` is false while the history is off, and nothing is stored."""
+
+    on: bool
+    data: list[ConversationInfo]
+
+
+class TurnOut(BaseModel):
+    role: str
+    content: str
+
+
+class ConversationOut(BaseModel):
+    id: str
+    name: str
+    title: str
+    when: datetime
+    turns: list[TurnOut]
+    page: str
+
+
+class ConversationHandler:
+    """The handlers of the routes, for whoever shows the page's key."""
+
+    def __init__(self, page_key: str | None, store: Conversations) -> None:
+        self._key, self._store = page_key, store
+
+    def check_key(self, request: Request) -> None:
+        """Raise ApiError (401) where a request does not show the page's key."""
+        given = bearer_token(request.headers.getlist("authorization"))
+        if self._key is None or not hmac.compare_digest(given.encode(), self._key.encode()):
+            raise ApiError(_LOCKED)
+
+    def list(
+        self,
+        search: Annotated[str, Query(max_length=200, description="Text that a title or a turn must have.")] = "",
+    ) -> ConversationList:
+        if not self._store.on:
+            return ConversationList(on=False, data=[])
+        found = (_match(one, search.strip()) for one in _stored(self._store.all))
+        return ConversationList(on=True, data=[info for info in found if info is not None])
+
+    def add(self, body: ConversationIn) -> ConversationInfo:
+        return self._save(body.conversation(Conversation.new().id))
+
+    def read(self, conversation_id: ConversationId) -> ConversationOut:
+        one = self._find(conversation_id)
+        turns = [TurnOut(role=role, content=text) for role, text in one.turns]
+        return ConversationOut(id=one.id, name=one.name, title=one.title, when=one.when, turns=turns, page=one.page)
+
+    def write(self, conversation_id: ConversationId, body: ConversationIn) -> ConversationInfo:
+        return self._save(body.conversation(conversation_id), body.replaces)
+
+    def rename(self, conversation_id: ConversationId, body: NewName) -> ConversationInfo:
+        one = self._find(conversation_id)
+        return self._save(one.renamed(" ".join(body.name.split())), one.when)
+
+    def remove(self, conversation_id: ConversationId) -> Response:
+        """Remove a conversation if it is there, also while the history is off."""
+        if (one := _stored(lambda: self._store.get(conversation_id))) is not None:
+            _stored(lambda: self._store.remove(one))
+        return Response(status_code=204)
+
+    def _find(self, conversation_id: str) -> Conversation:
+        self._check_on()
+        if (one := _stored(lambda: self._store.get(conversation_id))) is None:
+            raise ApiError(
+                ErrorInfo(404, f"There is no conversation {conversation_id}.", code="conversation_not_found")
+            )
+        return one
+
+    def _save(self, one: Conversation, replaces: datetime | None = None) -> ConversationInfo:
+        self._check_on()
+        _stored(lambda: self._store.save(one, replaces=replaces))
+        return ConversationInfo.of(one)
+
+    def _check_on(self) -> None:
+        if not self._store.on:
+            raise ApiError(_OFF)
+
+
+def add_conversations(app: FastAPI, page_key: str | None) -> None:
+    """Add the routes to `app`. Requests must show `page_key`; None: every request is refused."""
+    handler = ConversationHandler(page_key, Conversations())
+    of_one = PATH + "/{conversation_id}"
+    options: dict[str, Any] = {"tags": ["page"], "dependencies": [Depends(handler.check_key)]}
+    one_options = options | {"responses": _ERRORS | error_responses(404, 409)}
+    app.get(PATH, summary="List or search conversations", responses=_ERRORS, **options)(handler.list)
+    app.post(PATH, status_code=201, summary="Store a new conversation", responses=_ERRORS | error_responses(409),
+             **options)(handler.add)  # fmt: skip
+    app.get(of_one, summary="One conversation", **one_options)(handler.read)
+    app.put(of_one, summary="Store a conversation, over its earlier state", **one_options)(handler.write)
+    app.patch(of_one, summary="Rename a conversation", **one_options)(handler.rename)
+    app.delete(of_one, status_code=204, summary="Remove a conversation", **one_options)(handler.remove)
+
+
+_T = TypeVar("_T")
+
+
+def _stored(call: Callable[[], _T]) -> _T:
+    """Return what `call` to the store returns.
+
+    Raises:
+        ApiError: the store cannot be used, or a conversation cannot be written.
+    """
+    try:
+        return call()
+    except ConversationTooLong as error:
+        raise ApiError(ErrorInfo(413, str(error), code="conversation_too_long")) from error
+    except ConversationChanged as error:
+        raise ApiError(ErrorInfo(409, str(error), code="conversation_changed")) from error
+    except HistoryUnusable as error:
+        raise ApiError(ErrorInfo(503, str(error), SERVER, code="history_unusable", retry_after=2.0)) from error
+
+
+def _match(one: Conversation, search: str) -> ConversationInfo | None:
+    """Return the list's entry of a conversation in which `search` is found, whatever its case."""
+    wanted = re.compile(re.escape(search), re.IGNORECASE)
+    if not search or wanted.search(one.title):
+        return ConversationInfo.of(one)
+    for _role, text in one.turns:
+        if hit := wanted.search(text):
+            begin, end = max(0, hit.start() - _EXCERPT), hit.end() + _EXCERPT
+            shown = " ".join(text[begin:end].split())
+            return ConversationInfo.of(one, f"{'… ' if begin else ''}{shown}{' …' if end < len(text) else ''}")
+    return None
