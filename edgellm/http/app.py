@@ -11,13 +11,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from edgellm.errors import EdgeError
 from edgellm.http.conversations import add_conversations
-from edgellm.http.handlers import IGNORED, RequestHandler, with_headers
+from edgellm.http.dialects import add_dialects, error_body
+from edgellm.http.handlers import IGNORED, RequestHandler
 from edgellm.http.metrics import CONTENT_TYPE
 from edgellm.http.middleware import redact
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info, error_responses
@@ -96,15 +96,16 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
 
     @app.post("/v1/chat/completions", tags=["OpenAI"], summary="Reply to a conversation",
               response_model=ChatCompletion, responses=_STREAM | error_responses())  # fmt: skip
-    async def chat(body: ChatRequest, request: Request, response: Response) -> Response | BaseModel:
-        return with_headers(await handler.chat(body, request), body, response)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        return await handler.chat(body, request)
 
     @app.post("/v1/completions", tags=["OpenAI"], summary="Continue a text",
               response_model=Completion, responses=_STREAM | error_responses())  # fmt: skip
-    async def completions(body: CompletionRequest, request: Request, response: Response) -> Response | BaseModel:
-        return with_headers(await handler.complete(body, request), body, response)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await handler.complete(body, request)
 
     add_conversations(app, page_key)
+    add_dialects(app, handler)
     for methods in app.openapi()["paths"].values():
         for method in methods.values():
             method["responses"].pop("422", None)  # FastAPI's own error, which ours replaces
@@ -112,28 +113,29 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
 
 
 def _add_error_handlers(app: FastAPI, handler: RequestHandler) -> None:
-    """Have every error answered in OpenAI's form."""
+    """Have every error answered in the form of the API that was asked."""
 
-    def respond(info: ErrorInfo, headers: Mapping[str, str] | None = None) -> Response:
+    def respond(request: Request, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> Response:
         message = redact(info.message) if handler.anonymous else info.message
-        body = replace(info, message=message).json()
+        body = error_body(request.url.path, replace(info, message=message))
         return Response(body, info.status, {**info.headers(), **(headers or {})}, "application/json")
 
-    async def handle_known(_request: Request, error: Exception) -> Response:
-        return respond(error_info(error))
+    async def handle_known(request: Request, error: Exception) -> Response:
+        return respond(request, error_info(error))
 
     async def handle_validation(request: Request, error: Exception) -> Response:
-        return respond(_validation_error(request, error.errors() if isinstance(error, RequestValidationError) else []))
+        errors = error.errors() if isinstance(error, RequestValidationError) else []
+        return respond(request, _validation_error(request, errors))
 
-    async def handle_http(_request: Request, error: Exception) -> Response:
+    async def handle_http(request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
-            return respond(error_info(error))
+            return respond(request, error_info(error))
         message = _HTTP_MESSAGES.get(error.status_code, str(error.detail))
-        return respond(ErrorInfo(error.status_code, message), error.headers)
+        return respond(request, ErrorInfo(error.status_code, message), error.headers)
 
-    async def handle_unexpected(_request: Request, error: Exception) -> Response:
+    async def handle_unexpected(request: Request, error: Exception) -> Response:
         handler.report_unexpected(error)
-        return respond(error_info(error))
+        return respond(request, error_info(error))
 
     app.add_exception_handler(ApiError, handle_known)
     app.add_exception_handler(EdgeError, handle_known)

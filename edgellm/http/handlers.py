@@ -4,63 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter, time
+from typing import TypeVar
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive
 
 from edgellm.engine import ToolCall
-from edgellm.errors import EdgeError
+from edgellm.errors import EdgeError, Stopped
 from edgellm.http.admission import STOPPING, Admission, FairLock
 from edgellm.http.mesh_status import MeshRecorder, PlanOut
 from edgellm.http.metrics import Metrics
 from edgellm.http.middleware import redact, unredacted
+from edgellm.http.schemas.builder import MakeBuilder, ResponseBuilder, TextDelta, WrittenReply, json_bytes
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, GenerationRequest
-from edgellm.http.schemas.responses import (
-    ChatCompletion,
-    ChatResponseBuilder,
-    Completion,
-    CompletionResponseBuilder,
-    ModelInfo,
-    ResponseBuilder,
-    TextDelta,
-    WrittenReply,
-)
-from edgellm.http.streaming import Event, ReadReply, ReplyTask, StartReply, TokenTimes, server_sent_events
+from edgellm.http.schemas.responses import ChatResponseBuilder, CompletionResponseBuilder, ModelInfo
+from edgellm.http.streaming import Event, ReadReply, ReplyTask, StartReply, TokenTimes, stream_pieces
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Notice, Summary
+from edgellm.spec.types import Notice, Summary, Token
 
 IGNORED, VERIFIED, REQUIRE = "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Require-Verified"
 """Headers: unknown parameters of the request; the share of a whole reply's tokens that the verifier checked; and of a
 request, 1 or true to ask for `require_verified`."""
+Result = TypeVar("Result")
 _MAX_NAMED, _MAX_NAME = 20, 60  # unknown parameters that a header names, and characters of each
 
 
-def ignored_names(request: GenerationRequest) -> list[str]:
-    """Return the names of the parameters of `request` that have no effect, fit for a header."""
-    names = [re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:_MAX_NAME] for name in sorted(request.unknown())]
-    return names[:_MAX_NAMED]
-
-
-def with_headers(answer: Response | BaseModel, request: GenerationRequest, response: Response) -> Response | BaseModel:
-    """Return `answer` to `request`, with the headers that say what had no effect and how much was verified. They are
-    those of `response` where the answer is only a body."""
-    headers = answer.headers if isinstance(answer, Response) else response.headers
-    if names := ignored_names(request):
-        headers[IGNORED] = ", ".join(names)
-    if isinstance(answer, (ChatCompletion, Completion)):
-        headers[VERIFIED] = f"{answer.edgellm.summary.share_verified or 0.0:.4f}"
-    return answer
+def header_names(names: Iterable[str]) -> list[str]:
+    """Return the first of the `names` of parameters that have no effect, fit for a header."""
+    return [re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:_MAX_NAME] for name in sorted(names)[:_MAX_NAMED]]
 
 
 LOADING = ErrorInfo(503, "The model is being loaded. Try again soon.", SERVER, code="loading", retry_after=1.0)
@@ -149,8 +130,14 @@ class RequestHandler:
             raise ApiError(ErrorInfo(404, self._no_model_reason, code="model_not_found"))
         return served
 
-    async def chat(self, request: ChatRequest, http: Request) -> Response | BaseModel:
+    async def chat(
+        self, request: ChatRequest, http: Request, make_builder: MakeBuilder | None = None,
+        ignored: Iterable[str] | None = None,
+    ) -> Response:  # fmt: skip
         """Return a reply to a conversation, whole or as a stream. It is cancelled when the client leaves.
+
+        A request of another API than OpenAI's chat completions says how responses are made, and which of its parameters
+        are `ignored`.
 
         Raises:
             ApiError: the model is not ready or another one, parameters contradict each other, the queue is full, or the
@@ -159,22 +146,58 @@ class RequestHandler:
         """
         served = self.served_model()
         options, messages = served.options_for(request), request.turns()
-        builder = ChatResponseBuilder(served.name, served.pair.piece, include_usage=request.include_usage)
-        builder.limit_calls(None if request.parallel_tool_calls else 1)
-        return await self._respond(request, http, served, partial(served.pair.reply, messages), options, builder)
+        make_builder = make_builder or partial(ChatResponseBuilder, include_usage=request.include_usage)
+        builder = make_builder(served.name, served.pair.piece)
+        names = request.unknown() if ignored is None else ignored
+        return await self._respond(request, http, served, partial(served.pair.reply, messages), options, builder, names)
 
-    async def complete(self, request: CompletionRequest, http: Request) -> Response | BaseModel:
+    async def complete(
+        self, request: CompletionRequest, http: Request, make_builder: MakeBuilder | None = None,
+        ignored: Iterable[str] | None = None,
+    ) -> Response:  # fmt: skip
         """Return the continuation of a text, as `chat` does. Raises what `chat` raises."""
         served = self.served_model()
         options, prompt = served.options_for(request), request.text_or_ids()
-        builder = CompletionResponseBuilder(served.name, served.pair.piece, include_usage=request.include_usage)
-        return await self._respond(request, http, served, partial(served.pair.complete, prompt), options, builder)
+        make_builder = make_builder or partial(CompletionResponseBuilder, include_usage=request.include_usage)
+        builder = make_builder(served.name, served.pair.piece)
+        names = request.unknown() if ignored is None else ignored
+        write = partial(served.pair.complete, prompt)
+        return await self._respond(request, http, served, write, options, builder, names)
+
+    async def count_tokens(self, request: ChatRequest, http: Request, ignored: Iterable[str]) -> int | Response:
+        """Return how many tokens the prompt of a conversation has. Raises what `chat` raises."""
+        served = self.served_model()
+        options, messages = served.options_for(request), request.turns()
+        self.check_known(header_names(ignored))
+        ids = await self.compute(http, lambda left: served.pair.prompt_ids(messages, options, left))
+        return ids if isinstance(ids, Response) else len(ids)
+
+    async def compute(self, http: Request, work: Callable[[Callable[[], bool]], Result]) -> Result | Response:
+        """Return the result of `work`, which is done in a thread once there is a slot for it; an empty response where
+        the client has left. `work` is given a function that returns whether it has.
+
+        Raises:
+            ApiError: the queue is full.
+        """
+        disconnect = asyncio.create_task(_wait_for_disconnect(http.receive))
+        try:
+            if not await self._admit(disconnect):
+                return Response(status_code=499)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._executor, work, disconnect.done)
+            except Stopped:
+                return Response(status_code=499)
+            finally:
+                self.admission.release(None)
+        finally:
+            disconnect.cancel()
 
     async def _respond(
         self, request: GenerationRequest, http: Request, served: ServedModel, write: Callable[..., Reply],
-        options: ReplyOptions, builder: ResponseBuilder,
-    ) -> Response | BaseModel:  # fmt: skip
-        self._check(request, http, served, options)
+        options: ReplyOptions, builder: ResponseBuilder, ignored: Iterable[str],
+    ) -> Response:  # fmt: skip
+        names = header_names(ignored)
+        self._check(request, http, served, options, names)
         starts = [
             partial(_started, write, replace(options, seed=None if options.seed is None else options.seed + number))
             for number in range(request.n)
@@ -192,14 +215,15 @@ class RequestHandler:
                 disconnect,
                 requested_at,
                 verified=requires_verified(request, http),
-                read=partial(served.pair.calls, options=options) if options.tools else iter,
+                read=partial(_read, served.pair, options, _most_calls(request)) if options.tools else iter,
             )
             events = task.events()
+            headers = {IGNORED: ", ".join(names)} if names else {}
             if not request.stream:
-                return await _collect(task, events, builder)
+                return await _collect(task, events, builder, headers)
             first = await anext(events, None)  # an error before the first token gets its own status
-            chunks = server_sent_events(task, first, events, builder)
-            stream = StreamingResponse(chunks, media_type="text/event-stream")
+            pieces = stream_pieces(task, first, events, builder)
+            stream = StreamingResponse(pieces, media_type=builder.media_type, headers=headers)
             return stream
         finally:
             if stream is None:
@@ -207,12 +231,13 @@ class RequestHandler:
                 if task is not None:
                     task.cancel()
 
-    def _check(self, request: GenerationRequest, http: Request, served: ServedModel, options: ReplyOptions) -> None:
+    def _check(
+        self, request: GenerationRequest, http: Request, served: ServedModel, options: ReplyOptions,
+        ignored: Sequence[str],
+    ) -> None:  # fmt: skip
         """Raise ApiError where a strict server does not know a parameter, or unverified text would be certain though
         `require_verified` asks for none."""
-        if self._strict and (names := ignored_names(request)):
-            message = f"There is no parameter {names[0]!r}. Leave it out, or start the server without --strict."
-            raise ApiError(ErrorInfo(400, message, param=names[0], code="unknown_parameter"))
+        self.check_known(ignored)
         if not requires_verified(request, http):
             return
         if served.pair.verifier_name is None:
@@ -221,6 +246,12 @@ class RequestHandler:
         if options.budget not in (None, 1.0) or options.gate not in ("auto", "always"):
             raise ApiError(ErrorInfo(400, "require_verified is set, but the budget or the gate leaves drafts unchecked."
                                      " Leave one of them out.", param="require_verified"))  # fmt: skip
+
+    def check_known(self, ignored: Sequence[str]) -> None:
+        """Raise ApiError where parameters are `ignored`, and the server is strict."""
+        if self._strict and ignored:
+            message = f"There is no parameter {ignored[0]!r}. Leave it out, or start the server without --strict."
+            raise ApiError(ErrorInfo(400, message, param=ignored[0], code="unknown_parameter"))
 
     def report_unexpected(self, error: BaseException) -> None:
         """Report an error that edgellm does not raise on purpose to whoever runs the server; clients get no details."""
@@ -307,7 +338,24 @@ def _started(write: Callable[..., Reply], options: ReplyOptions, cancelled: Call
     return write(options, should_stop=cancelled)
 
 
-async def _collect(task: ReplyTask, events: AsyncIterator[Event], builder: ResponseBuilder) -> Response | BaseModel:
+def _most_calls(request: GenerationRequest) -> int | None:
+    """Return how many calls of tools a reply to `request` may have; None: any number."""
+    return 1 if isinstance(request, ChatRequest) and not request.parallel_tool_calls else None
+
+
+def _read(pair: LLM, options: ReplyOptions, most: int | None, tokens: Iterable[Token]) -> Iterator[Token | ToolCall]:
+    """Yield the tokens of a reply, and its first `most` calls of tools."""
+    calls = 0
+    for one in pair.calls(tokens, options):
+        calls += isinstance(one, ToolCall)
+        if not isinstance(one, ToolCall) or most is None or calls <= most:
+            yield one
+
+
+async def _collect(
+    task: ReplyTask, events: AsyncIterator[Event], builder: ResponseBuilder, headers: dict[str, str]
+) -> Response:
+    """Return the whole response, with `headers` and the share of its tokens that were verified."""
     written: list[WrittenReply] = []
     deltas: list[TextDelta] = []
     calls: list[ToolCall] = []
@@ -324,4 +372,5 @@ async def _collect(task: ReplyTask, events: AsyncIterator[Event], builder: Respo
             notices.append(event)
     if len(written) < task.replies:
         return Response(status_code=499)  # the reply was cancelled, as the client has left
-    return builder.whole(written)
+    headers[VERIFIED] = f"{written[0].summary.share_verified or 0.0:.4f}"
+    return Response(json_bytes(builder.whole(written)), headers=headers, media_type="application/json")

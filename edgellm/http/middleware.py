@@ -137,6 +137,8 @@ PUBLIC_PATHS = frozenset({"/", "/health"})
 PUBLIC_PREFIX = "/page/"
 """Paths that need no key: they reveal nothing and cost nothing."""
 
+ErrorBody: TypeAlias = Callable[[str, ErrorInfo], bytes]
+"""Returns the JSON of an error at a path, in the form of its API."""
 _Headers: TypeAlias = Mapping[bytes, list[bytes]]
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -145,13 +147,25 @@ _HEADERS = (
 )
 
 
+def openai_error(_path: str, info: ErrorInfo) -> bytes:
+    """Return the JSON of an error in OpenAI's form."""
+    return info.json().encode()
+
+
 class SecurityMiddleware:
     """ASGI middleware that refuses requests. The body of a refused request is not read."""
 
-    def __init__(self, app: ASGIApp, names: Iterable[str], key: str | None, page_key: str | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        names: Iterable[str],
+        key: str | None,
+        page_key: str | None = None,
+        body: ErrorBody = openai_error,
+    ) -> None:
         """`names`: hosts, without ports, that a Host header may name. `key`: the API key, None if none is needed.
-        `page_key` is accepted in its place."""
-        self._app = app
+        `page_key` is accepted in its place. `body` returns the body of an error at a path."""
+        self._app, self._body = app, body
         self._names = frozenset(name.lower() for name in names)
         self._keys = [one.encode("latin-1") for one in (key, page_key) if one is not None] if key is not None else []
 
@@ -165,7 +179,7 @@ class SecurityMiddleware:
         refusal = self._refusal(scope, headers)
         if refusal is not None:
             _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], refusal.status, refusal.code)
-            await _send_error(refusal, send)
+            await _send_error(refusal, self._body(scope["path"], refusal), send)
             return
         status = [0]
         # the application has answered and reported unexpected errors; they go no further
@@ -192,7 +206,7 @@ class SecurityMiddleware:
         public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_PREFIX)
         if self._keys and not public and not self._has_key(headers):
             return ErrorInfo(
-                401, "The API key is missing or wrong. Send the header Authorization: Bearer KEY.",
+                401, "The API key is missing or wrong. Send the header Authorization: Bearer KEY, or X-Api-Key: KEY.",
                 "authentication_error", code="invalid_api_key",
             )  # fmt: skip
         length = headers.get(b"content-length", [b"0"])[0]
@@ -201,7 +215,9 @@ class SecurityMiddleware:
         return None
 
     def _has_key(self, headers: _Headers) -> bool:
-        given = bearer_token([value.decode("latin-1") for value in headers.get(b"authorization", [])]).encode("latin-1")
+        tokens = [value.decode("latin-1") for value in headers.get(b"authorization", [])]
+        tokens += [f"Bearer {value.decode('latin-1')}" for value in headers.get(b"x-api-key", [])]
+        given = bearer_token(tokens).encode("latin-1")
         return any(hmac.compare_digest(given, key) for key in self._keys)
 
 
@@ -227,8 +243,7 @@ def _is_cross_origin(scope: Scope, headers: _Headers, host: str) -> bool:
     return site not in (b"none", b"same-origin") and not is_link
 
 
-async def _send_error(info: ErrorInfo, send: Send) -> None:
-    body = info.json().encode()
+async def _send_error(info: ErrorInfo, body: bytes, send: Send) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *_HEADERS]
     if info.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http.app import make_app
+from edgellm.http.dialects import error_body
 from edgellm.http.handlers import RequestHandler, ServedModel
 from edgellm.http.mesh_status import PlanOut
 from edgellm.http.middleware import SecurityMiddleware
@@ -231,7 +232,7 @@ class HttpServer:
         )
         hosts = {address.host, *names, *(_LOOPBACK_NAMES if address.loopback else ())}
         app = make_app(self._handler, program_version(), page_key)
-        self._app = SecurityMiddleware(app, hosts, key, page_key)
+        self._app = SecurityMiddleware(app, hosts, key, page_key, error_body)
         self._page_key = page_key
         self._server: _UvicornServer | None = None
         self._thread: threading.Thread | None = None

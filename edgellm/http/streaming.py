@@ -12,13 +12,11 @@ from itertools import pairwise
 from time import perf_counter
 from typing import TypeAlias
 
-from pydantic import BaseModel
-
 from edgellm.engine import ToolCall
 from edgellm.errors import Stopped
 from edgellm.http.middleware import Redact, unredacted
-from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, ErrorResponse, error_info
-from edgellm.http.schemas.responses import ResponseBuilder, TextDelta
+from edgellm.http.schemas.builder import ResponseBuilder, TextDelta
+from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, error_info
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply, Utf8
 from edgellm.spec.types import Notice, Source, Summary, Token
@@ -82,6 +80,11 @@ class ReplyTask:
     def replies(self) -> int:
         """Return how many replies are written, one after the other."""
         return len(self._starts)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Return the length of the prompt; 0 before it is known."""
+        return 0 if self._reply is None else self._reply.prompt_tokens
 
     def cancel(self) -> None:
         """Cancel the reply and return at once. The thread ends soon after, even within a long decode."""
@@ -181,36 +184,32 @@ class ReplyTask:
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
 
-async def server_sent_events(
+async def stream_pieces(
     task: ReplyTask, first: Event | None, events: AsyncIterator[Event], builder: ResponseBuilder
 ) -> AsyncIterator[bytes]:
-    """Yield `first` and the rest of a task's `events` as server-sent events; an error is the last one."""
+    """Yield the pieces that `builder` makes of `first` and the rest of a task's `events`; an error is the last one."""
     try:
         event, left = first, task.replies
-        for chunk in builder.opening():
-            yield _encode(chunk)
+        for piece in builder.opening(task.prompt_tokens):
+            yield piece
         while event is not None:
-            if isinstance(event, TextDelta):
-                yield _encode(builder.chunk(event))
-            elif isinstance(event, ToolCall):
-                for chunk in builder.call(event):
-                    yield _encode(chunk)
-            elif isinstance(event, Notice):
-                yield _encode(builder.notice(event))
-            else:
+            for piece in _pieces(event, builder, last=left == 1):
+                yield piece
+            if isinstance(event, Summary):
                 left -= 1
-                for chunk in builder.closing(event, last=not left):
-                    yield _encode(chunk)
-                for chunk in builder.opening() if left else ():
-                    yield _encode(chunk)
-                if not left:
-                    yield b"data: [DONE]\n\n"
+                for piece in builder.opening(event.prompt_tokens) if left else ():
+                    yield piece
             event = await anext(events, None)
     except ApiError as error:
-        yield _encode(ErrorResponse(error=error.info))
+        for piece in builder.failure(error.info):
+            yield piece
     finally:
         task.cancel()
 
 
-def _encode(data: BaseModel) -> bytes:
-    return f"data: {data.model_dump_json(exclude_unset=True)}\n\n".encode()
+def _pieces(event: Event, builder: ResponseBuilder, *, last: bool) -> list[bytes]:
+    if isinstance(event, TextDelta):
+        return builder.delta(event)
+    if isinstance(event, ToolCall):
+        return builder.call(event)
+    return builder.notice(event) if isinstance(event, Notice) else builder.closing(event, last=last)

@@ -19,7 +19,7 @@ import pytest
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.http.admission import FairLock
 from edgellm.http.handlers import ServedModel
-from edgellm.http.schemas.responses import TextDelta
+from edgellm.http.schemas.builder import TextDelta
 from edgellm.http.server import HttpServer
 from edgellm.http.streaming import ReplyTask
 from edgellm.llm import LLM

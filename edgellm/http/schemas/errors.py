@@ -65,10 +65,11 @@ _MEANINGS = {
 }
 
 
-def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the `responses` of a route that can fail with `statuses`, by default those of a reply, for FastAPI."""
+def error_responses(*statuses: int, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
+    """Return the `responses` of a route that can fail with `statuses`, by default those of a reply, for FastAPI.
+    `model` is the form of the errors."""
     chosen = statuses or [status for status in _MEANINGS if status != 409]
-    return {status: {"model": ErrorResponse, "description": _MEANINGS[status]} for status in chosen}
+    return {status: {"model": model, "description": _MEANINGS[status]} for status in chosen}
 
 
 class ApiError(Exception):

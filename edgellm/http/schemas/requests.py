@@ -194,11 +194,11 @@ class ContentPart(RequestModel):
         return self
 
 
-_NAME = r"^[\w.-]{1,64}$"
+TOOL_NAME = r"^[\w.-]{1,64}$"
 
 
 class CalledFunction(RequestModel):
-    name: str = Field(pattern=_NAME)
+    name: str = Field(pattern=TOOL_NAME)
     arguments: str = Field("{}", max_length=MAX_TEXT, description="A JSON object, as text.")
 
     @model_validator(mode="after")
@@ -251,7 +251,7 @@ class ChatMessage(RequestModel):
 
 
 class FunctionSchema(RequestModel):
-    name: str = Field(pattern=_NAME)
+    name: str = Field(pattern=TOOL_NAME)
     description: str = Field("", max_length=MAX_TEXT)
     parameters: dict[str, JsonValue] = Field({}, description="The JSON schema of the arguments.")
     strict: bool = Field(False, description="Accepted; arguments are not forced to fit the schema.")
@@ -263,7 +263,7 @@ class ToolSchema(RequestModel):
 
 
 class ChosenFunction(RequestModel):
-    name: str = Field(pattern=_NAME)
+    name: str = Field(pattern=TOOL_NAME)
 
 
 class ToolChoice(RequestModel):

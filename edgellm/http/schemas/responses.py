@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -23,6 +22,8 @@ from pydantic import (
 )
 
 from edgellm.engine import ToolCall
+from edgellm.http.schemas.builder import ResponseBuilder, TextDelta, WrittenReply, events
+from edgellm.http.schemas.errors import ErrorInfo, ErrorResponse
 from edgellm.spec.types import Channel, Logprobs, Notice, Source, Summary, Token
 
 Rounded: TypeAlias = Annotated[float, AfterValidator(lambda value: round(value, 4))]
@@ -124,6 +125,11 @@ class ChunkExtension(BaseModel):
     tokens: list[TokenInfo] | None = None
     notice: str | None = None
     summary: ReplySummary | None = None
+
+
+def summary_extension(summary: Summary) -> ChunkExtension:
+    """Return our extension of what ends a reply."""
+    return ChunkExtension(summary=ReplySummary.model_validate(summary))
 
 
 class TopLogprob(BaseModel):
@@ -252,31 +258,8 @@ class CompletionChunk(_Chunk):
     choices: list[CompletionChoice]
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """Whole characters of one channel, and the tokens that they come from: several where a character is made of
-    several."""
-
-    text: str
-    tokens: tuple[Token, ...]
-
-    @property
-    def channel(self) -> Channel:
-        return self.tokens[0].channel if self.tokens else Channel.ANSWER
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenReply:
-    """A reply that has ended: its text, the notices on the way, and its summary."""
-
-    deltas: Sequence[TextDelta]
-    notices: Sequence[Notice]
-    summary: Summary
-    calls: Sequence[ToolCall] = ()
-
-
-class ResponseBuilder(ABC):
-    """Builds the responses for one request, whole or in chunks: one choice after another."""
+class OpenAIResponseBuilder(ResponseBuilder):
+    """Builds the responses of OpenAI's API for one request, whole or in chunks: one choice after another."""
 
     _id_prefix: ClassVar[str]
     _whole: ClassVar[tuple[type[_Whole], str]]
@@ -289,59 +272,52 @@ class ResponseBuilder(ABC):
         self._index = 0  # of the choice being written
         self._past: list[Summary] = []  # of the choices before it
         self._called = 0  # calls of tools in this choice
-        self._most_calls: int | None = None
         self._head: dict[str, Any] = {
             "id": f"{self._id_prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model,
             "system_fingerprint": "edgellm",
         }  # fmt: skip
         self._chunk_head = self._head | ({"usage": None} if include_usage else {})
 
-    @abstractmethod
-    def opening(self) -> list[BaseModel]:
-        """Return the chunks before a choice's first token."""
-
-    def chunk(self, delta: TextDelta) -> BaseModel:
+    def delta(self, delta: TextDelta) -> list[bytes]:
+        """See `ResponseBuilder.delta`."""
         choice = self._chunk_choice(delta.text, self._logprobs([delta]), channel=delta.channel)
-        return self._make_chunk(choice, edgellm=ChunkExtension(tokens=_token_infos([delta])))
+        return events(self._make_chunk(choice, edgellm=ChunkExtension(tokens=_token_infos([delta]))))
 
-    def limit_calls(self, most: int | None) -> None:
-        """Return only the first `most` calls of each choice; None: all."""
-        self._most_calls = most
-
-    def call(self, call: ToolCall) -> list[BaseModel]:
-        """Return the chunks for a call of a tool."""
+    def call(self, call: ToolCall) -> list[bytes]:
+        """See `ResponseBuilder.call`."""
+        delta = ToolCallDelta(**dict(ToolCallOut.of(call)), index=self._called)
         self._called += 1
-        if self._most_calls is not None and self._called > self._most_calls:
-            return []
-        delta = ToolCallDelta(**dict(ToolCallOut.of(call)), index=self._called - 1)
         choice = ChatChunkChoice(
             index=self._index, delta=ChatDelta(tool_calls=[delta]), logprobs=None, finish_reason=None
         )
-        return [self._make_chunk(choice)]
+        return events(self._make_chunk(choice))
 
-    def notice(self, notice: Notice) -> BaseModel:
-        return self._make_chunk(self._chunk_choice(), edgellm=ChunkExtension(notice=notice.text))
+    def notice(self, notice: Notice) -> list[bytes]:
+        """See `ResponseBuilder.notice`."""
+        return events(self._make_chunk(self._chunk_choice(), edgellm=ChunkExtension(notice=notice.text)))
 
-    def closing(self, summary: Summary, *, last: bool = True) -> list[BaseModel]:
-        """Return the chunks after a choice's last token; after the `last` choice, the usage of all of them."""
+    def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
+        """See `ResponseBuilder.closing`. After the last choice comes the usage of all of them."""
         choice = self._chunk_choice(finish_reason=_finish_reason(summary, self._called))
-        extension = ChunkExtension(summary=ReplySummary.model_validate(summary))
-        chunks = [self._make_chunk(choice, timings=_timings(summary), edgellm=extension)]
+        chunks = events(self._make_chunk(choice, timings=_timings(summary), edgellm=summary_extension(summary)))
         self._past.append(summary)
         self._index, self._called = self._index + 1, 0
-        return [*chunks, self._make_chunk(usage=_usage(self._past))] if self._include_usage and last else chunks
+        if not last:
+            return chunks
+        usage = events(self._make_chunk(usage=_usage(self._past))) if self._include_usage else []
+        return [*chunks, *usage, b"data: [DONE]\n\n"]
+
+    def failure(self, info: ErrorInfo) -> list[bytes]:
+        """See `ResponseBuilder.failure`."""
+        return events(ErrorResponse(error=info))
 
     def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
         """Return the response with one choice for each of `written`; figures are of the first, the usage of all."""
         choices = []
         for self._index, one in enumerate(written):
-            self.opening()
-            text, thought = (
-                "".join(delta.text for delta in one.deltas if delta.channel is channel)
-                for channel in (Channel.ANSWER, Channel.THINKING)
-            )
-            calls, reason = one.calls[: self._most_calls], _finish_reason(one.summary, len(one.calls))
-            choices.append(self._whole_choice(text, thought, self._logprobs(one.deltas), reason, calls))
+            self.opening(one.summary.prompt_tokens)
+            text, thought, reason = one.text(), one.text(Channel.THINKING), _finish_reason(one.summary, len(one.calls))
+            choices.append(self._whole_choice(text, thought, self._logprobs(one.deltas), reason, one.calls))
         deltas, notices, summary = written[0].deltas, written[0].notices, written[0].summary
         extension = Extension(
             tokens=_token_infos(deltas),
@@ -378,16 +354,18 @@ class ResponseBuilder(ABC):
         """Return the log-probabilities of tokens, None where none were asked for. `deltas` follow those before."""
 
 
-class ChatResponseBuilder(ResponseBuilder):
+class ChatResponseBuilder(OpenAIResponseBuilder):
     """Builds the responses of /v1/chat/completions."""
 
     _id_prefix = "chatcmpl"
     _whole = (ChatCompletion, "chat.completion")
     _chunk = (ChatCompletionChunk, "chat.completion.chunk")
 
-    def opening(self) -> list[BaseModel]:
+    def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
+        """See `ResponseBuilder.opening`."""
         delta = ChatDelta(role="assistant", content="")
-        return [self._make_chunk(ChatChunkChoice(index=self._index, delta=delta, logprobs=None, finish_reason=None))]
+        choice = ChatChunkChoice(index=self._index, delta=delta, logprobs=None, finish_reason=None)
+        return events(self._make_chunk(choice))
 
     def _whole_choice(
         self, text: str, thought: str, logprobs: Any, finish_reason: FinishReason, calls: Sequence[ToolCall]
@@ -422,7 +400,7 @@ class ChatResponseBuilder(ResponseBuilder):
         return {"token": self._text(token), "logprob": value, "bytes": list(self._piece(token))}
 
 
-class CompletionResponseBuilder(ResponseBuilder):
+class CompletionResponseBuilder(OpenAIResponseBuilder):
     """Builds the responses of /v1/completions."""
 
     _id_prefix = "cmpl"
@@ -430,7 +408,7 @@ class CompletionResponseBuilder(ResponseBuilder):
     _chunk = (CompletionChunk, "text_completion")
     _offset = 0  # of the next token, in characters
 
-    def opening(self) -> list[BaseModel]:
+    def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
         """See `ResponseBuilder.opening`."""
         self._offset = 0
         return []

@@ -1,0 +1,382 @@
+"""Anthropic's Messages API: `/v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, Field, JsonValue, model_validator
+from starlette.responses import Response
+
+from edgellm.engine import ToolCall
+from edgellm.http.dialects.dialect import Dialect, DialectRequest, chat_request
+from edgellm.http.handlers import RequestHandler
+from edgellm.http.schemas.builder import ResponseBuilder, TextDelta, WrittenReply, named_events
+from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
+from edgellm.http.schemas.requests import MAX_TEXT, MAX_TOKENS, TOOL_NAME, ChatRequest, RequestModel, StopText
+from edgellm.http.schemas.responses import ChunkExtension, summary_extension
+from edgellm.spec.params import MAX_STOPS
+from edgellm.spec.types import Channel, Summary
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+class AnthropicBlock(RequestModel):
+    """A block of a message's content."""
+
+    type: str = Field(max_length=100, description=f"One of {', '.join(_BLOCKS)}.")
+    text: str = Field("", max_length=MAX_TEXT)
+    thinking: str = Field("", max_length=MAX_TEXT, description="A thought, which most models do not get back.")
+    signature: str = Field("", max_length=MAX_TEXT, description="Accepted and not checked.")
+    data: str = Field("", max_length=MAX_TEXT, description="A thought that cannot be read, which is left out.")
+    id: str = Field("", max_length=200)
+    name: str = Field("", max_length=200)
+    input: dict[str, JsonValue] = Field({}, description="The arguments of a call.")
+    tool_use_id: str = Field("", max_length=200)
+    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[AnthropicBlock], Field(max_length=1000)] = (
+        Field("", description="The result of a call, whole or in blocks of text.")
+    )
+    is_error: bool = False
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        if self.type not in _BLOCKS:
+            raise invalid_request(
+                f"A message has a block of type {self.type!r}, and the models here read only text. Leave it out.",
+                "messages",
+            )
+        return self
+
+    def plain(self) -> str:
+        """Return the text of a result."""
+        return self.content if isinstance(self.content, str) else "".join(block.text for block in self.content)
+
+
+Content = Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[AnthropicBlock], Field(max_length=1000)]
+
+
+class AnthropicTurn(RequestModel):
+    role: Literal["user", "assistant"]
+    content: Content
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Yield the turn as messages of a chat completion: results of calls have messages of their own there."""
+        if isinstance(self.content, str):
+            yield {"role": self.role, "content": self.content}
+            return
+        blocks = self.content
+        text = "".join(block.text for block in blocks if block.type == "text")
+        if self.role == "assistant":
+            calls = [
+                {"id": block.id, "function": {"name": block.name, "arguments": json.dumps(block.input)}}
+                for block in blocks
+                if block.type == "tool_use"
+            ]
+            thought = "".join(block.thinking for block in blocks)
+            yield {"role": "assistant", "content": text, "reasoning_content": thought, "tool_calls": calls}
+            return
+        results = [block for block in blocks if block.type == "tool_result"]
+        for block in results:
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.plain()}
+        if text or not results:
+            yield {"role": "user", "content": text}
+
+
+class AnthropicTool(RequestModel):
+    type: Literal["custom"] = Field("custom", description="Tools that a server runs are not there.")
+    name: str = Field(pattern=TOOL_NAME)
+    description: str = Field("", max_length=MAX_TEXT)
+    input_schema: dict[str, JsonValue] = Field({}, description="The JSON schema of the arguments.")
+    strict: bool = Field(False, description="Accepted; arguments are not forced to fit the schema.")
+
+    def function(self) -> dict[str, Any]:
+        function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
+        return {"type": "function", "function": function}
+
+
+class AnthropicToolChoice(RequestModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str = Field("", max_length=200)
+    disable_parallel_tool_use: bool = False
+
+    def choice(self) -> str | dict[str, Any]:
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name}}
+        return "required" if self.type == "any" else self.type
+
+
+class AnthropicThinking(RequestModel):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="The most tokens of a thought.")
+    display: str = Field("", max_length=40, description="Accepted; thoughts are always shown.")
+
+    def think(self) -> bool | int | None:
+        if self.type == "enabled":
+            return True if self.budget_tokens is None else self.budget_tokens
+        return False if self.type == "disabled" else None
+
+
+class AnthropicFormat(RequestModel):
+    type: Literal["json_schema"]
+    schema_: dict[str, JsonValue] = Field(alias="schema")
+
+
+class AnthropicOutput(RequestModel):
+    format: AnthropicFormat | None = None
+
+
+class AnthropicMetadata(RequestModel):
+    user_id: str = Field("", max_length=1000, description="Accepted, but neither used nor passed on.")
+
+
+class AnthropicPrompt(DialectRequest):
+    """The parameters that say what the model reads."""
+
+    messages: list[AnthropicTurn] = Field(min_length=1, max_length=4096)
+    system: Content = Field("", description="The system prompt, whole or in blocks of text.")
+    tools: list[AnthropicTool] = Field([], max_length=128)
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: AnthropicThinking | None = Field(None, description="If it is left out, as the server was started.")
+
+    @model_validator(mode="after")
+    def _ends_with_a_question(self) -> Self:
+        if self.messages[-1].role == "assistant":
+            raise invalid_request(
+                "The last message is the assistant's, and replies cannot be begun for it. Let the last one be the"
+                " user's.", "messages",
+            )  # fmt: skip
+        return self
+
+    def chat(self, **more: Any) -> ChatRequest:
+        """Return the request as one for a chat completion, with `more` of its parameters."""
+        system = self.system if isinstance(self.system, str) else "\n".join(block.text for block in self.system)
+        turns = [message for turn in self.messages for message in turn.messages()]
+        choice = self.tool_choice
+        return chat_request(
+            model=self.model,
+            require_verified=self.require_verified,
+            messages=[*([{"role": "system", "content": system}] if system else []), *turns],
+            tools=[tool.function() for tool in self.tools],
+            tool_choice=None if choice is None else choice.choice(),
+            parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+            think=None if self.thinking is None else self.thinking.think(),
+            **more,
+        )
+
+
+class AnthropicRequest(AnthropicPrompt):
+    max_tokens: int = Field(ge=1, le=MAX_TOKENS, description="The longest reply, with its thought.")
+    stream: bool = False
+    temperature: float = Field(0.0, ge=0.0, le=2.0, description="0 is greedy, and the default here.")
+    top_p: float = Field(0.95, gt=0.0, le=1.0)
+    top_k: int = Field(40, ge=0, le=MAX_TOKENS)
+    stop_sequences: list[StopText] = Field([], max_length=MAX_STOPS)
+    metadata: AnthropicMetadata | None = None
+    output_config: AnthropicOutput | None = Field(None, description="format: the reply is JSON, valid by its schema.")
+    output_format: AnthropicFormat | None = Field(None, description="The former place of output_config.format.")
+
+    def completion(self) -> ChatRequest:
+        """Return the request as one for a chat completion."""
+        form = self.output_format if self.output_config is None else self.output_config.format
+        schema = None if form is None else {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+        return self.chat(
+            max_tokens=self.max_tokens, stream=self.stream, temperature=self.temperature, top_p=self.top_p,
+            top_k=self.top_k, stop=self.stop_sequences or None, response_format=schema,
+        )  # fmt: skip
+
+
+class AnthropicUsage(BaseModel):
+    input_tokens: int
+    cache_creation_input_tokens: Literal[0]
+    cache_read_input_tokens: Literal[0]
+    output_tokens: int
+
+
+class AnthropicContent(BaseModel):
+    """A block of a reply; the fields are those of its type."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: str | None = None
+    citations: None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, JsonValue] | None = None
+
+
+class AnthropicReply(BaseModel):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnthropicContent]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: AnthropicUsage
+    edgellm: ChunkExtension | None = None
+
+
+class AnthropicTokenCount(BaseModel):
+    input_tokens: int
+
+
+class AnthropicErrorInfo(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    type: Literal["error"] = "error"
+    error: AnthropicErrorInfo
+
+
+_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+def _error(info: ErrorInfo) -> BaseModel:
+    kind = _TYPES.get(info.status, "invalid_request_error")
+    return AnthropicError(type="error", error=AnthropicErrorInfo(type=kind, message=info.message))
+
+
+class AnthropicResponseBuilder(ResponseBuilder):
+    """Builds a message, whole or as events: blocks of thoughts, text and calls, one after the other."""
+
+    def __init__(self, model: str, _piece: Callable[[int], bytes]) -> None:
+        self._id, self._model = f"msg_{secrets.token_hex(12)}", model
+        self._index = -1  # of the block being written
+        self._open = ""  # its type
+        self._space = ""  # held back until a text follows it
+        self._called = False
+        self._prompt_tokens = 0
+
+    def opening(self, prompt_tokens: int) -> list[bytes]:
+        """See `ResponseBuilder.opening`."""
+        self._prompt_tokens = prompt_tokens
+        message = self._reply([], None, None, 0)
+        return named_events({"type": "message_start", "message": message.model_dump(exclude_unset=True)})
+
+    def delta(self, delta: TextDelta) -> list[bytes]:
+        """See `ResponseBuilder.delta`."""
+        thought = delta.channel is Channel.THINKING
+        kind, text = ("thinking", delta.text) if thought else ("text", self._space + delta.text)
+        if self._open != kind and not text.strip():  # the line break before a call is no block
+            self._space = "" if thought else text
+            return []
+        self._space = ""
+        began = [] if self._open == kind else self._begin(kind, **{kind: ""}, **({"signature": ""} if thought else {}))
+        return [*began, *self._delta(f"{kind}_delta", **{kind: text})] if text else began
+
+    def call(self, call: ToolCall) -> list[bytes]:
+        """See `ResponseBuilder.call`."""
+        self._called = True
+        began = self._begin("tool_use", id=call.id, name=call.name, input={})
+        return [*began, *self._delta("input_json_delta", partial_json=json.dumps(_arguments(call))), *self._end()]
+
+    def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
+        """See `ResponseBuilder.closing`."""
+        ended = self._end()
+        if not last:
+            return ended
+        reason, sequence = _stop_reason(summary, self._called)
+        usage = self._usage(summary.tokens).model_dump()
+        event = {
+            "type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": usage,
+            "edgellm": summary_extension(summary).model_dump(exclude_unset=True),
+        }  # fmt: skip
+        return [*ended, *named_events(event, {"type": "message_stop"})]
+
+    def failure(self, info: ErrorInfo) -> list[bytes]:
+        """See `ResponseBuilder.failure`."""
+        return named_events(_error(info).model_dump())
+
+    def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
+        """See `ResponseBuilder.whole`."""
+        (one,) = written
+        self._prompt_tokens = one.summary.prompt_tokens
+        thought, text = one.text(Channel.THINKING).rstrip(), one.text()
+        content = [AnthropicContent(type="thinking", thinking=thought, signature="")] if thought else []
+        if text.strip():
+            content.append(AnthropicContent(type="text", text=text.strip() if one.calls else text, citations=None))
+        content += [
+            AnthropicContent(type="tool_use", id=call.id, name=call.name, input=_arguments(call)) for call in one.calls
+        ]
+        reason, sequence = _stop_reason(one.summary, bool(one.calls))
+        reply = self._reply(content, reason, sequence, one.summary.tokens)
+        return reply.model_copy(update={"edgellm": summary_extension(one.summary)})
+
+    def _reply(
+        self, content: list[AnthropicContent], reason: StopReason | None, sequence: str | None, tokens: int
+    ) -> AnthropicReply:
+        return AnthropicReply(
+            id=self._id, type="message", role="assistant", model=self._model, content=content, stop_reason=reason,
+            stop_sequence=sequence, usage=self._usage(tokens),
+        )  # fmt: skip
+
+    def _usage(self, tokens: int) -> AnthropicUsage:
+        return AnthropicUsage(
+            input_tokens=self._prompt_tokens, cache_creation_input_tokens=0, cache_read_input_tokens=0,
+            output_tokens=tokens,
+        )  # fmt: skip
+
+    def _begin(self, kind: str, **fields: Any) -> list[bytes]:
+        ended = self._end()
+        self._index, self._open, self._space = self._index + 1, kind, ""
+        block = {"type": kind, **fields}
+        return [*ended, *named_events({"type": "content_block_start", "index": self._index, "content_block": block})]
+
+    def _delta(self, kind: str, **fields: Any) -> list[bytes]:
+        return named_events({"type": "content_block_delta", "index": self._index, "delta": {"type": kind, **fields}})
+
+    def _end(self) -> list[bytes]:
+        if not self._open:
+            return []
+        signed = self._delta("signature_delta", signature="") if self._open == "thinking" else []
+        self._open = ""
+        return [*signed, *named_events({"type": "content_block_stop", "index": self._index})]
+
+
+def _stop_reason(summary: Summary, called: bool) -> tuple[StopReason, str | None]:
+    """Return why a reply has ended, and at which of the stop sequences."""
+    if summary.finish_reason == "length":
+        return "max_tokens", None
+    if summary.stopped_by:
+        return "stop_sequence", summary.stopped_by
+    return ("tool_use" if called else "end_turn"), None
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    """Return the arguments of a call, as an object; a text that is none is the only one."""
+    try:
+        found = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": call.arguments}
+
+
+def _add(app: FastAPI, handler: RequestHandler) -> None:
+    errors = error_responses(model=AnthropicError)
+    stream: dict[int | str, dict[str, Any]] = {
+        200: {"description": "The message, whole or as events", "content": {"text/event-stream": {"schema": {}}}}
+    }
+
+    @app.post("/v1/messages", tags=["Anthropic"], summary="Reply to a conversation", response_model=AnthropicReply,
+              responses=stream | errors)  # fmt: skip
+    async def messages(body: AnthropicRequest, request: Request) -> Response:
+        return await handler.chat(body.completion(), request, AnthropicResponseBuilder, body.unknown())
+
+    @app.post("/v1/messages/count_tokens", tags=["Anthropic"], summary="The tokens of a conversation",
+              response_model=AnthropicTokenCount, responses=errors)  # fmt: skip
+    async def count_tokens(body: AnthropicPrompt, request: Request) -> Response | AnthropicTokenCount:
+        count = await handler.count_tokens(body.chat(), request, body.unknown())
+        return count if isinstance(count, Response) else AnthropicTokenCount(input_tokens=count)
+
+
+DIALECT = Dialect(("/v1/messages",), _error, _add)

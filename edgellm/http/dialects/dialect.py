@@ -1,0 +1,51 @@
+"""What each dialect consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, Field, ValidationError
+
+from edgellm.http.handlers import RequestHandler
+from edgellm.http.schemas.errors import ErrorInfo, invalid_request
+from edgellm.http.schemas.requests import ChatRequest, RequestModel
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """An API: `add` adds its paths, which are those that begin with one of `prefixes`; `error` returns an error in its
+    form."""
+
+    prefixes: tuple[str, ...]
+    error: Callable[[ErrorInfo], BaseModel]
+    add: Callable[[FastAPI, RequestHandler], None]
+
+    def has(self, path: str) -> bool:
+        """Return whether `path` belongs to this API."""
+        return any(path == prefix or path.startswith(f"{prefix}/") for prefix in self.prefixes)
+
+
+class DialectRequest(RequestModel):
+    """The parameters that requests for a reply have in every dialect."""
+
+    model: str | None = Field(None, max_length=500, description="The name from /v1/models; may be left out.")
+    require_verified: bool = Field(
+        False, description="End with an error instead of a token that the verifier has not checked. Our extension."
+    )
+
+
+def chat_request(**fields: Any) -> ChatRequest:
+    """Return the request for a chat completion with the `fields` that are not None.
+
+    Raises:
+        ApiError: one of them is not as that API wants it, though the dialect allows it.
+    """
+    try:
+        return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise invalid_request(f"{name} cannot be used here: {first['msg']}.", name) from error
