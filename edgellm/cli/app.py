@@ -14,7 +14,8 @@ from edgellm.cli.commands.conversations import conversations
 from edgellm.cli.commands.doctor import doctor
 from edgellm.cli.commands.history import history
 from edgellm.cli.commands.mesh.plan import mesh
-from edgellm.cli.commands.models import ls, pull, rm, show
+from edgellm.cli.commands.models.catalog import catalog
+from edgellm.cli.commands.models.files import ls, pull, rm, show
 from edgellm.cli.commands.pair import pair
 from edgellm.cli.commands.peers import peers
 from edgellm.cli.commands.profile import profile
@@ -25,7 +26,7 @@ from edgellm.cli.settings import bind_variables, read_file
 app = command_group(
     "edgellm",
     "The machines of a home as one language model: a small model drafts, a bigger one verifies.\n\n"
-    "A model is a path, a name from `edgellm ls`, or user/repo:quant on the Hugging Face hub.",
+    "A model is a path, a name from `edgellm ls` or `edgellm catalog`, or user/repo:quant on the Hugging Face hub.",
 )
 
 
@@ -61,6 +62,10 @@ _CONVERSATIONS = (
     "The last 300 are kept on this machine, readable by you alone, while the history is on. "
     "`edgellm history clear` removes them too."
 )
+_CATALOG = (
+    "Its names are understood wherever a model is named; NAME-QUANT is another quantisation. What it says of the hub "
+    "comes from public lists; `edgellm pull` asks the hub."
+)
 _DOCTOR = "Changes nothing. Exit code 1 if a problem was found; notes do not count."
 _PEERS = "Revoked rights end at once, even in the middle of a reply."
 _SERVE = "On Ctrl-C it finishes requests in flight; a worker stops at once."
@@ -73,6 +78,7 @@ for _name, _command, _summary, _more in (
     ("pair", pair, "Pair two devices with a code: one shows it, you type it on the other.", _PAIR),
     ("peers", peers, "List paired devices, and change what they may do here.", _PEERS),
     ("doctor", doctor, "Check this device and its network, and say how to fix problems.", _DOCTOR),
+    ("catalog", catalog, "List models that make good pairs, and whether they fit here.", _CATALOG),
     ("pull", pull, "Download a model from the Hugging Face hub.", "An interrupted download resumes where it stopped."),
     ("ls", ls, "List the models on this machine.", ""),
     ("show", show, "Show details of a model.", ""),

@@ -82,7 +82,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm peers rm phone", "unpair it"),
         ("edgellm peers --json | jq -r '.[] | select(.there).name'", "for scripts"),
     ),
+    "catalog": (
+        ("edgellm catalog", "list all, with what fits here and what is here"),
+        ("edgellm catalog qwen3", "list one family"),
+        ("edgellm catalog --json | jq -r '.[] | select(.fits).name'", "for scripts"),
+    ),
     "pull": (
+        ("edgellm pull qwen3:4b", "download a model of `edgellm catalog`"),
+        ("edgellm pull qwen3:4b-q8_0", "the same in another quantisation"),
         ("edgellm pull Qwen/Qwen2.5-7B-Instruct-GGUF", "download Q4_K_M, or the closest that fits into memory"),
         ("edgellm pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:q8_0", "download a certain quantisation"),
         ("HF_TOKEN=hf_... edgellm pull user/private-GGUF", "download a private or gated model"),
@@ -238,3 +245,13 @@ def model_names(incomplete: str) -> Iterator[tuple[str, str]]:
         for model in list_models():
             if model.name.lower().startswith(incomplete.lower()):
                 yield model.name, f"{model.origin}, {size(model.size)}"
+
+
+def catalog_names(incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield the models of the catalogue for shell completion, with their sizes."""
+    from edgellm.cli.views.console import size
+    from edgellm.storage import catalog
+
+    for model in catalog().models.values():
+        if model.name.startswith(incomplete.lower()):
+            yield model.name, f"{model.title}, {size(model.size)}"

@@ -10,24 +10,25 @@ import os
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from edgellm.places import cache_dir, data_dir
+from edgellm.storage.catalog import Catalog, CatalogModel, catalog
 from edgellm.storage.chat_log import ChatEntry, History, HistoryFacts
 from edgellm.storage.fingerprint import fingerprint, quick_fingerprint
 from edgellm.storage.hub.pull import DownloadPlan, PulledModel, Transfer, fetch, plan, pull
 from edgellm.storage.model_files import (
-    ALIASES,
-    HubName,
     StoredModel,
     bundled,
     find,
     list_models,
-    parse_hub_name,
     removable,
     remove,
     resolve,
 )
+from edgellm.storage.model_names import ALIASES, HubName, hub_name, parse_hub_name
 
 __all__ = [
     "ALIASES",
+    "Catalog",
+    "CatalogModel",
     "ChatEntry",
     "DownloadPlan",
     "History",
@@ -38,10 +39,12 @@ __all__ = [
     "Transfer",
     "bundled",
     "cache_dir",
+    "catalog",
     "data_dir",
     "fetch",
     "find",
     "fingerprint",
+    "hub_name",
     "list_models",
     "parse_hub_name",
     "plan",

@@ -1,10 +1,13 @@
-"""The processor's name, and the speed of the disk."""
+"""The speeds of the disk and of memory."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+
+import numpy as np
 
 from edgellm import system
 
@@ -15,6 +18,8 @@ MIN_SECONDS, MAX_SECONDS = 1.0, 4.0
 _STEP, _MAX_STEP = 2**20, 16 * 2**20  # bytes per read
 _FAST_SECONDS = 0.1  # a read that takes less time is followed by a larger one
 _PORTION_SECONDS = 0.2  # seconds
+_MEMORY_BYTES = 256 * 2**20  # read at once from memory: more than a processor's caches hold
+_MEMORY_READS = 5
 
 
 def cold_read(path: Path) -> tuple[float, str]:
@@ -65,3 +70,16 @@ def drop_page_cache(path: Path) -> None:
     """Drop a file's pages from memory, if the system permits it. Raise OSError if the file cannot be opened."""
     with path.open("rb", buffering=0) as file:
         system.drop_pages(file.fileno())
+
+
+def memory_speed() -> float:
+    """Return the bytes/s at which all performance cores together read memory: the median of some readings."""
+    threads = system.performance_cores()
+    blocks = np.array_split(np.ones(_MEMORY_BYTES // 8, np.int64), threads)
+    seconds = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(_MEMORY_READS):
+            began = perf_counter()
+            list(pool.map(np.max, blocks))
+            seconds.append(perf_counter() - began)
+    return _MEMORY_BYTES / median(seconds)

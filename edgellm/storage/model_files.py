@@ -1,74 +1,25 @@
-"""The models on this machine: the names that they may have, and the files that those stand for.
+"""The models on this machine: the files that names stand for, in the Hugging Face cache and elsewhere.
 
-A name is a path, an alias of the bundled pair, or `user/repo[@revision][:quant]` in the Hugging Face cache. The cache's
-layout is the hub's own: `models--user--repo/snapshots/<commit>/<file>` are links into `blobs/`, and `refs/main` names
-the newest commit that was fetched. A split model counts as here once all its parts are.
+`model_names.py` has the forms of names. The cache's layout is the hub's own: `models--user--repo/snapshots/<commit>/
+<file>` are links into `blobs/`, and `refs/main` names the newest commit that was fetched. A split model counts as here
+once all its parts are.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from edgellm.errors import InvalidOption, ModelNotFound
-from edgellm.storage.quants import choose, labels, quant_of, variants
+from edgellm.storage.catalog import catalog
+from edgellm.storage.model_names import ALIASES, HubName, hub_name, looks_like_path, parse_hub_name, unknown
+from edgellm.storage.quants import choose, labels, variants
 
-ALIASES = MappingProxyType({"edgellm-draft": "draft.gguf", "edgellm-verifier": "verifier.gguf"})
-"""The bundled pair: alias and file name."""
-
-_PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
-_WORD = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}"
-_HUB_NAME = re.compile(rf"(?:hf\.co/)?({_PART})/({_PART})(?:@({_WORD}))?(?::({_WORD}))?", re.ASCII)
 _PACKAGE = Path(__file__).resolve().parent.parent
-
-
-@dataclass(frozen=True, slots=True)
-class HubName:
-    """`user/repo`, the quantisation (or file name) after the colon and the revision (a branch, tag or commit) after the
-    at sign, if any. Safe to build paths from."""
-
-    user: str
-    repo: str
-    quant: str | None = None
-    revision: str | None = None
-
-    @property
-    def repo_id(self) -> str:
-        return f"{self.user}/{self.repo}"
-
-    @property
-    def folder(self) -> str:
-        """The repository's folder name in the Hugging Face cache."""
-        return f"models--{self.user}--{self.repo}"
-
-    def __str__(self) -> str:
-        revision = "" if self.revision is None else f"@{self.revision}"
-        return self.repo_id + revision + ("" if self.quant is None else f":{self.quant}")
-
-
-def parse_hub_name(text: str) -> HubName:
-    """Parse `user/repo[@revision][:quant]`, also with `hf.co/` before it.
-
-    The pattern is strict, so that no name can lead out of the cache: letters, digits, `-`, `_`, `.`; no `..`, no `--`.
-    A quantisation may follow the at sign, too, as no revision is called like one.
-
-    Raises:
-        InvalidOption: `text` is not such a name.
-    """
-    match = _HUB_NAME.fullmatch(text)
-    if match is None or ".." in text or "--" in f"{match[1]}/{match[2]}":
-        raise InvalidOption(f"{text!r} is not a model name.", "Write user/repo, user/repo:quant or user/repo@revision.")
-    user, repo, revision, quant = match.groups()
-    if quant is None and revision is not None and (quant_of(revision) or revision.lower().endswith(".gguf")):
-        return HubName(user, repo, revision)
-    return HubName(user, repo, quant, revision)
 
 
 def bundled(alias: str) -> Path:
@@ -101,22 +52,18 @@ def _is(there: Callable[[], bool]) -> bool:
         return False
 
 
-def looks_like_path(name: str) -> bool:
-    """Return whether a name is meant as a path."""
-    return name.startswith(("/", "./", "../", "~")) or name.lower().endswith(".gguf") or name in ("", ".", "..")
-
-
 @dataclass(frozen=True, slots=True)
 class StoredModel:
     """A model on this machine. `name` is the name to type; `origin` is `bundled` or `hub`; `size` in bytes.
 
-    `paths` are its files, the first part of a split model first.
+    `paths` are its files, the first part of a split model first. `repo_id` is its repository on the hub, "" of others.
     """
 
     name: str
     paths: tuple[Path, ...]
     size: int
     origin: str
+    repo_id: str = ""
 
     @property
     def path(self) -> Path:
@@ -145,17 +92,17 @@ def find(name: HubName) -> StoredModel:
     """
     files = _files(hub_cache() / name.folder, name.revision)
     found = variants(_sizes(files))
-    fetch_it = f"Fetch it with: edgellm pull {name}"
+    fetch_it = f"Fetch it with: edgellm pull {name.short}"
     if not found:
-        raise ModelNotFound(f"{name} is not on this machine.", fetch_it)
+        raise ModelNotFound(f"{name.short} is not on this machine.", fetch_it + _announced(name))
     try:
         chosen = choose(name.repo_id, _sizes(files), name.quant).files
     except ModelNotFound as error:
         models = [model for model in found if model.complete]
         raise ModelNotFound(
-            f"{name} is not on this machine; available of {name.repo_id}: {', '.join(labels(models))}."
+            f"{name.short} is not on this machine; available of {name.repo_id}: {', '.join(labels(models))}."
             if models
-            else f"{name} is not on this machine as a whole: {error.what}",
+            else f"{name.short} is not on this machine as a whole: {error.what}",
             fetch_it,
         ) from error
     return next(model for model in _stored(name, files) if model.path == files[chosen[0]])
@@ -178,11 +125,17 @@ def resolve(name: str) -> Path:
         raise ModelNotFound(
             f"There is no file {name}.", "Check the path; `edgellm ls` lists the models on this machine."
         )
-    if "/" not in name:
-        near = difflib.get_close_matches(name, ALIASES, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        raise ModelNotFound(f"There is no model {name!r}.", f"{hint}`edgellm ls` lists the models on this machine.")
-    return find(parse_hub_name(name)).path
+    if "/" not in name and catalog().find(name) is None:
+        raise unknown(name, [model.name for model in list_models()])
+    return find(hub_name(name)).path
+
+
+def _announced(name: HubName) -> str:
+    """Return in brackets what the catalogue says of a model, behind the command that fetches it; "" if it lacks it."""
+    known = catalog().find(name.short)
+    if known is None or known[1] != known[0].quant:
+        return ""
+    return f" ({known[0].size / 1e9:.1f} GB, {known[0].hub_name})"
 
 
 def removable(name: str) -> list[StoredModel]:
@@ -197,15 +150,15 @@ def removable(name: str) -> list[StoredModel]:
         raise InvalidOption(f"{name} is part of edgellm.", "Only pulled models can be removed.")
     if is_file(Path(name)):
         raise InvalidOption(f"{name} is your own file.", "Only pulled models can be removed.")
-    hub_name = parse_hub_name(name)
-    if hub_name.quant is not None:
-        return [find(hub_name)]
-    folder = hub_cache() / hub_name.folder
-    models = _stored(hub_name, _files(folder, hub_name.revision), incomplete=True)
-    if hub_name.revision is None and (unfinished := _unfinished(folder)):
+    asked = hub_name(name)
+    if asked.quant is not None:
+        return [find(asked)]
+    folder = hub_cache() / asked.folder
+    models = _stored(asked, _files(folder, asked.revision), incomplete=True)
+    if asked.revision is None and (unfinished := _unfinished(folder)):
         size = sum(path.stat().st_size for path in unfinished)
-        models.append(StoredModel(f"{hub_name} (unfinished download)", tuple(unfinished), size, "hub"))
-    return models or [find(hub_name)]
+        models.append(StoredModel(f"{asked} (unfinished download)", tuple(unfinished), size, "hub", asked.repo_id))
+    return models or [find(asked)]
 
 
 def remove(name: str) -> list[StoredModel]:
@@ -213,12 +166,12 @@ def remove(name: str) -> list[StoredModel]:
 
     A blob is deleted only when no other snapshot links to it. Your own files and the bundled pair are never touched.
     """
-    removed, hub_name = removable(name), parse_hub_name(name)
-    folder = hub_cache() / hub_name.folder
+    removed, asked = removable(name), hub_name(name)
+    folder = hub_cache() / asked.folder
     paths = {path for model in removed for path in model.paths}
     blobs = {path for path in paths if path.parent == folder / "blobs"}
     links = paths - blobs
-    if hub_name.revision is None:  # the same files in all snapshots
+    if asked.revision is None:  # the same files in all snapshots
         files = {_file_in(folder, link) for link in links}
         links = {snapshot / file for snapshot in folder.glob("snapshots/*") if snapshot.is_dir() for file in files}
     blobs |= {blob for link in links if (blob := _blob(link, folder))}
@@ -308,8 +261,8 @@ def _sizes(files: dict[str, Path]) -> dict[str, int]:
 def _stored(name: HubName, files: dict[str, Path], *, incomplete: bool = False) -> list[StoredModel]:
     """Return the models among a repository's files; also those that lack parts if they are wanted."""
     models = [model for model in variants(_sizes(files)) if model.complete or incomplete]
-    whole = replace(name, quant=None)
+    names = [replace(name, quant=label).short for label in labels(models)]
     return [
-        StoredModel(f"{whole}:{label}", tuple(files[file] for file in model.files), model.size, "hub")
-        for model, label in zip(models, labels(models), strict=True)
+        StoredModel(each, tuple(files[file] for file in model.files), model.size, "hub", name.repo_id)
+        for model, each in zip(models, names, strict=True)
     ]

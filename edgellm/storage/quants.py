@@ -23,9 +23,10 @@ PREFERENCE = (
     "Q5_1", "Q6_K", "Q8_0", "MXFP4", "MXFP4_MOE", "NVFP4", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "Q2_K", "F16", "BF16",
     "F32",
 )  # fmt: skip
-_MEMORY_SHARE = 0.75  # that weights may take; the rest of the memory is for the system and the context
+MEMORY_SHARE = 0.75
+"""Of the memory, that weights may take; the rest is for the system and the context."""
 
-_QUANT = re.compile(
+QUANT = re.compile(
     r"(?<![A-Za-z0-9])"
     r"((?:UD-)?(?:I?Q[1-9](?:_[A-Z0-9]{1,3}){0,3}|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32))"
     r"(?![A-Za-z0-9_])",
@@ -85,7 +86,7 @@ def quant_of(file: str) -> str | None:
 
     FP16 and FP32 are the same as F16 and F32.
     """
-    found = _QUANT.findall(_PART.sub("", file).removesuffix(".gguf"))
+    found = QUANT.findall(_PART.sub("", file).removesuffix(".gguf"))
     return str(found[-1]).upper().replace("FP1", "F1").replace("FP3", "F3") if found else None
 
 
@@ -152,7 +153,7 @@ def _matching(models: Sequence[ModelVariant], wanted: str) -> list[ModelVariant]
         lambda model: model.stem == stem,
         lambda model: model.stem.lower() == stem.lower(),
     ]
-    if quant is not None and _QUANT.fullmatch(wanted):
+    if quant is not None and QUANT.fullmatch(wanted):
         ways += [
             lambda model: model.quant == quant,
             lambda model: _base(model) == quant,
@@ -186,7 +187,7 @@ def _suitable(models: Sequence[ModelVariant], memory: int | None) -> QuantChoice
 
 
 def _too_large(model: ModelVariant, memory: int | None) -> str:
-    if memory is None or model.size <= _MEMORY_SHARE * memory:
+    if memory is None or model.size <= MEMORY_SHARE * memory:
         return ""
     size, here = (f"{n / 1e9:.1f} GB" for n in (model.size, memory))
     return f"{size} of weights are more than three quarters of this machine's memory of {here}"

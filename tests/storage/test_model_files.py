@@ -1,4 +1,4 @@
-"""What a model may be called, and what it may not."""
+"""The files that names stand for."""
 
 from __future__ import annotations
 
@@ -9,56 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
-from edgellm.storage import HubName, model_files, parse_hub_name, resolve
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("ann/tiny", HubName("ann", "tiny")),
-        ("ann/tiny:q4_k_m", HubName("ann", "tiny", "q4_k_m")),
-        ("ann/tiny@Q8_0", HubName("ann", "tiny", "Q8_0")),
-        ("hf.co/ann/tiny.v2-GGUF:Q4_K_M", HubName("ann", "tiny.v2-GGUF", "Q4_K_M")),
-    ],
-)
-def test_hub_names_are_read(text: str, expected: HubName) -> None:
-    assert parse_hub_name(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "../x",
-        "a/..",
-        "a/b/c",
-        "a/b..c",
-        "a/b:../../c",
-        "a/b:",
-        "/etc/passwd",
-        "a--b/c",
-        "a/b--c",
-        "a\\b/c",
-        "a/b\n",
-        "a /b",
-        "",
-        "a/é",
-    ],
-)
-def test_other_names_are_refused(text: str) -> None:
-    with pytest.raises(InvalidOption):
-        parse_hub_name(text)
-
-
-@given(st.text(max_size=40))
-def test_no_name_leads_out_of_the_cache(text: str) -> None:
-    try:
-        name = parse_hub_name(text)
-    except InvalidOption:
-        return
-    assert "/" not in name.folder
-    assert ".." not in name.folder
-    assert name.folder.count("--") == 2
+from edgellm.errors import EdgeError, ModelNotFound
+from edgellm.storage import list_models, model_files, pull, removable, remove, resolve
+from tests.storage.hub import Hub, tiny_gguf
 
 
 @given(st.text(max_size=40))
@@ -110,3 +63,34 @@ def test_the_bundled_pair_is_found_in_a_wheel_and_in_a_checkout(
 def test_a_hub_name_that_is_not_here_says_how_to_fetch_it(cache: Path) -> None:
     with pytest.raises(ModelNotFound, match="edgellm pull ann/tiny:Q8_0"):
         resolve("ann/tiny:Q8_0")
+
+
+def test_a_short_name_is_a_name_everywhere(hub: Hub, cache: Path) -> None:
+    data = tiny_gguf(3_000)
+    hub.repos["Qwen/Qwen3-8B-GGUF"] = {"Qwen3-8B-Q4_K_M.gguf": data, "Qwen3-8B-Q8_0.gguf": tiny_gguf(5_000)}
+    assert pull("qwen3:8b").path.read_bytes() == data
+    assert resolve("qwen3:8b") == resolve("Qwen3:8B-Q4_K_M") == resolve("Qwen/Qwen3-8B-GGUF")
+    with pytest.raises(ModelNotFound, match=r"qwen3:8b-q8_0 is not on this machine; available .*: Q4_K_M"):
+        resolve("qwen3:8b-q8_0")
+    assert pull("qwen3:8b-q8_0").plan.file == "Qwen3-8B-Q8_0.gguf"
+    here = [(model.name, model.repo_id) for model in list_models() if model.origin == "hub"]
+    assert here == [("qwen3:8b", "Qwen/Qwen3-8B-GGUF"), ("qwen3:8b-q8_0", "Qwen/Qwen3-8B-GGUF")]
+    assert [model.name for model in removable("qwen3:8b")] == ["qwen3:8b"]
+    remove("qwen3:8b")
+    assert [model.name for model in list_models() if model.origin == "hub"] == ["qwen3:8b-q8_0"]
+
+
+def test_a_model_of_the_catalogue_that_is_not_here_says_how_to_get_it_and_how_large_it_is(cache: Path) -> None:
+    with pytest.raises(ModelNotFound) as raised:
+        resolve("qwen3:8b")
+    assert raised.value.what == "qwen3:8b is not on this machine."
+    assert raised.value.next_step == "Fetch it with: edgellm pull qwen3:8b (5.0 GB, Qwen/Qwen3-8B-GGUF:Q4_K_M)"
+    with pytest.raises(ModelNotFound, match=r"edgellm pull qwen3:8b-q8_0$"):
+        resolve("qwen3:8b-q8_0")
+
+
+def test_an_unknown_name_answers_with_the_nearest_of_those_that_are_here_too(hub: Hub) -> None:
+    hub.repos["ann/mistral-7b"] = {"mistral-7b-Q4_K_M.gguf": tiny_gguf(3_000)}
+    pull("ann/mistral-7b")
+    with pytest.raises(ModelNotFound, match="Did you mean ann/mistral-7b:Q4_K_M"):
+        resolve("mistral-7b-Q4_K_M")

@@ -30,7 +30,8 @@ from edgellm.storage.hub.download import (
     download,
     read_listing,
 )
-from edgellm.storage.model_files import HubName, find, hub_cache, linked_blobs, parse_hub_name
+from edgellm.storage.model_files import find, hub_cache, linked_blobs
+from edgellm.storage.model_names import HubName, hub_name, parse_hub_name
 from edgellm.storage.quants import choose
 
 if TYPE_CHECKING:
@@ -101,15 +102,15 @@ def plan(name: str) -> DownloadPlan:
         ModelNotFound: the hub has no suitable model; the message lists those that it has.
         PullFailed: the hub cannot be reached, or denies access.
     """
-    hub_name = parse_hub_name(name)
+    asked = hub_name(name)
     try:
-        return _ask(hub_name)
+        return _ask(asked)
     except PullFailed:
         with suppress(EdgeError):
-            cached = find(hub_name)
+            cached = find(asked)
             files = tuple(RemoteFile(path.name, "", "", path.stat().st_size) for path in cached.paths)
             reason = "it is on this machine, and the hub cannot be reached"
-            return DownloadPlan(hub_name, files, reason, cached.path)
+            return DownloadPlan(asked, files, reason, cached.path)
         raise
 
 

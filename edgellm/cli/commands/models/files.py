@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.help_examples import model_names
+from edgellm.cli.help_examples import catalog_names, model_names
 from edgellm.cli.views.console import emit, err, harmless, is_terminal, one_line, out, say, size
 from edgellm.errors import EdgeError, InvalidOption
 
@@ -25,16 +25,20 @@ if TYPE_CHECKING:
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="Name from `edgellm ls`, user/repo[:quant], or path.",
+    typer.Argument(metavar="MODEL", help="Name from `edgellm ls` or `edgellm catalog`, user/repo[:quant], or path.",
                    autocompletion=model_names),
 ]  # fmt: skip
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def pull(
-    name: Annotated[str, typer.Argument(metavar="USER/REPO[@REVISION][:QUANT]", help="Model on the Hugging Face hub.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME|USER/REPO[@REVISION][:QUANT]", autocompletion=catalog_names,
+                       help="Name from `edgellm catalog`, or a model on the Hugging Face hub.")
+    ],
     as_json: AsJson = False,
-) -> None:
+) -> None:  # fmt: skip
     from edgellm import storage
 
     plan = storage.plan(name)
@@ -92,17 +96,20 @@ def ls(as_json: AsJson = False) -> None:
 
     models = list_models()
     if as_json:
-        rows = [{"name": m.name, "path": str(m.path), "size": m.size, "origin": m.origin} for m in models]
+        rows = [
+            {"name": m.name, "path": str(m.path), "size": m.size, "origin": m.origin, "repository": m.repo_id or None}
+            for m in models
+        ]
         emit(json.dumps(rows, indent=2))
         return
     table = Table(box=None, pad_edge=False)
     for column in ("NAME", "SIZE", "SOURCE"):
         table.add_column(column, justify="right" if column == "SIZE" else "left", no_wrap=True)
     for model in models:
-        table.add_row(one_line(model.name), size(model.size), model.origin)
+        table.add_row(one_line(model.name), size(model.size), one_line(model.repo_id or model.origin))
     out().print(table)
     if not any(model.origin == "hub" for model in models):
-        say("Download more with: edgellm pull user/repo", style="dim")
+        say("These two know a small made-up home only. For real ones see: edgellm catalog", style="dim")
 
 
 def show(name: Name, as_json: AsJson = False) -> None:

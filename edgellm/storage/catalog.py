@@ -1,0 +1,116 @@
+"""The catalogue of models that make good pairs: short names, repositories, sizes, and the draft model of each verifier.
+
+The entries are data, in `catalog.toml`; what they say of the hub was taken from public lists, not from the hub itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgellm.storage.quants import QUANT
+
+_FILE = Path(__file__).with_suffix(".toml")
+# said of nearly all models here, so a name may say it or not: qwen2.5:0.5b-instruct-q4_k_m is a name of Ollama's
+_UNSAID = re.compile(r"-(?:instruct|it|chat)(?=-|$)")
+_ACTIVE = re.compile(r"-a\d+b$")  # of a mixture of experts; 30b is 30b-a3b where there is no other
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogModel:
+    """A model of the catalogue.
+
+    `name` is what to type, such as qwen3:0.6b, and `draft` the name of its draft model, if it has one. `size` is the
+    length of its files in the quantisation `quant`, in bytes; `parameters`, and those that a token passes through,
+    `active`, are in billions; `context` is in tokens. `template` says how one talks to it.
+    """
+
+    name: str
+    title: str
+    repo_id: str
+    quant: str
+    size: int
+    parameters: float
+    active: float
+    context: int
+    template: str
+    license: str
+    draft: str | None = None
+
+    @property
+    def hub_name(self) -> str:
+        """Return its name on the hub."""
+        return f"{self.repo_id}:{self.quant}"
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Return the bytes of weights that one token reads, about."""
+        return int(self.size * self.active / self.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The models by name, and the names of verifiers in the order in which `edgellm setup` prefers them."""
+
+    models: Mapping[str, CatalogModel]
+    setup: Sequence[str]
+
+    def find(self, name: str) -> tuple[CatalogModel, str] | None:
+        """Return the model that a short name means, and the quantisation that it asks for; None if it means none.
+
+        `qwen3:8b` is in the quantisation of the catalogue, `qwen3:8b-q8_0` in that one. Case does not matter.
+        """
+        family, colon, tag = name.lower().partition(":")
+        tag = _UNSAID.sub("", tag)
+        if not colon or not tag:
+            return None
+        exact = [model for model in self.models.values() if model.name == f"{family}:{tag}"]
+        for model in exact or self.models.values():
+            known, _, size = model.name.partition(":")
+            for said in (size, _ACTIVE.sub("", size)):
+                if known == family and (tag == said or tag.startswith(f"{said}-")):
+                    quant = tag[len(said) + 1 :]
+                    if not quant:
+                        return model, model.quant
+                    if QUANT.fullmatch(quant):
+                        return model, quant.upper()
+        return None
+
+    def short_name(self, repo_id: str, quant: str | None) -> str | None:
+        """Return the short name of a model on the hub; None if the catalogue lacks it."""
+        for model in self.models.values():
+            if quant is not None and QUANT.fullmatch(quant) and model.repo_id.lower() == repo_id.lower():
+                return model.name if quant.upper() == model.quant else f"{model.name}-{quant.lower()}"
+        return None
+
+    def sizes(self, family: str) -> list[str]:
+        """Return the names of a family's models; none if the catalogue lacks it."""
+        return [name for name in self.models if name.partition(":")[0] == family.lower()]
+
+
+@functools.cache
+def catalog() -> Catalog:
+    """Return the catalogue."""
+    tables = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    models = [
+        _model(family, table, entry)
+        for family, table in tables.items()
+        if isinstance(table, dict)
+        for entry in table["models"]
+    ]
+    return Catalog({model.name: model for model in models}, tables["setup"])
+
+
+def _model(family: str, table: Mapping[str, Any], entry: Mapping[str, Any]) -> CatalogModel:
+    size, parameters = entry["size"], entry["parameters"]
+    return CatalogModel(
+        name=f"{family}:{size}", title=f"{table['title']} {size.upper()}", repo_id=entry["repo"], quant=entry["quant"],
+        size=entry["bytes"], parameters=parameters, active=entry.get("active", parameters),
+        context=entry.get("context", table["context"]), template=table["template"], license=table["license"],
+        draft=entry.get("draft"),
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Which pair of the catalogue suits this machine: what fits, where each model would run, and what to expect."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import psutil
+
+from edgellm.engine.hardware import compute_devices
+from edgellm.engine.memory_fit import available_memory, spare_memory
+from edgellm.errors import InvalidOption, MemoryShort
+from edgellm.storage.catalog import Catalog, CatalogModel
+from edgellm.storage.device_speed import memory_speed
+from edgellm.storage.quants import MEMORY_SHARE
+
+COMFORTABLE = 5.0
+"""Tokens per second that a verifier should write alone: about as fast as one reads."""
+PROCESSOR = "the processor"
+_CARD_SHARE = 0.9  # of a card's free memory, for weights; the rest is for the context
+_WORTH = 0.5  # of the verifier's bytes for a token, that a draft model may read to be of use
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoom:
+    """What weights can have here: bytes of the machine's memory and why no more, the names of its graphics cards and
+    their bytes together, and the bytes per second at which weights are read from memory, None where not measured.
+    `host` is what computes models that are in the machine's memory."""
+
+    memory: int
+    reason: str
+    cards: tuple[str, ...] = ()
+    card_memory: int = 0
+    read_speed: float | None = None
+    host: str = PROCESSOR
+
+    @classmethod
+    def look(cls, *, measure: bool = False) -> Self:
+        """Return what this machine has now. `measure`: also how fast its memory is, which takes half a second."""
+        free, bound = available_memory()
+        share = int(MEMORY_SHARE * psutil.virtual_memory().total)
+        reason = (
+            f"{bound}, {free / 1e9:.1f} GB" if free < share else f"three quarters of its memory, {share / 1e9:.1f} GB"
+        )
+        cards = [card for card in compute_devices() if card.kind == "gpu"]
+        host = PROCESSOR
+        if sys.platform == "darwin" and cards:  # they share the machine's memory
+            host, cards = cards[0].name, []
+        return cls(
+            min(free, share), reason, tuple(card.name for card in cards),
+            int(_CARD_SHARE * sum(map(spare_memory, cards))), memory_speed() if measure else None, host,
+        )  # fmt: skip
+
+    @property
+    def weights(self) -> int:
+        """The bytes of weights that there is room for."""
+        return self.memory + self.card_memory
+
+    def place(self, size: int) -> ModelPlace | None:
+        """Return where a model of `size` bytes would run; None if it does not fit."""
+        if size > self.weights:
+            return None
+        in_memory, named = max(0, size - self.card_memory), " and ".join(self.cards)
+        on = " and ".join([*[named] * (in_memory < size), *[self.host] * (in_memory > 0)])
+        left = replace(self, memory=self.memory - in_memory, card_memory=self.card_memory - (size - in_memory))
+        return ModelPlace(on, in_memory, left)
+
+
+class ModelPlace(NamedTuple):
+    """Where a model would run, its bytes in the machine's memory, and the room that is left beside it."""
+
+    on: str
+    in_memory: int
+    left: ModelRoom
+
+
+@dataclass(frozen=True, slots=True)
+class PairProposal:
+    """A verifier, where it would run, and its draft model with the same, unless it writes alone.
+
+    `tokens_per_second`: those of the verifier alone, at most; None where that is not known. `reasons` say why these.
+    """
+
+    verifier: CatalogModel
+    verifier_on: str
+    draft: CatalogModel | None
+    draft_on: str
+    tokens_per_second: float | None
+    reasons: tuple[str, ...]
+
+
+def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> PairProposal:
+    """Return the pair that suits this machine: the first of the catalogue's list that fits and whose verifier is fast
+    enough, or else the fastest that fits; or the pair of the verifier `wanted`.
+
+    Raises:
+        InvalidOption: there is no model `wanted` in the catalogue.
+        MemoryShort: `wanted`, or every pair, needs more memory than there is.
+    """
+    if wanted is not None:
+        found = catalog.find(wanted)
+        if found is None or found[1] != found[0].quant:
+            raise InvalidOption(f"The catalogue has no {wanted!r}.", "See: edgellm catalog")
+        if (proposal := _fitted(catalog, found[0], room)) is None:
+            raise MemoryShort(
+                f"{found[0].name} has {_gb(found[0].size)} of weights; there is room for {_gb(room.weights)}.",
+                "Leave --model out for one that fits, or split it over several devices: edgellm mesh plan.",
+            )
+        return proposal
+    fitting = [fitted for name in catalog.setup if (fitted := _fitted(catalog, catalog.models[name], room))]
+    if not fitting:
+        least = min((catalog.models[name] for name in catalog.setup), key=lambda model: model.size)
+        raise MemoryShort(
+            f"No pair of the catalogue fits: {least.name} has {_gb(least.size)} of weights, and there is room for"
+            f" {_gb(room.weights)} ({room.reason}).",
+            "Close other programs, or use the bundled pair: edgellm chat",
+        )
+    return next(
+        (one for one in fitting if one.tokens_per_second is None or one.tokens_per_second >= COMFORTABLE),
+        max(fitting, key=lambda one: one.tokens_per_second or 0.0),
+    )
+
+
+def _fitted(catalog: Catalog, verifier: CatalogModel, room: ModelRoom) -> PairProposal | None:
+    """Return a verifier with its draft model, alone if that is of no use or does not fit; None if itself does not."""
+    if (place := room.place(verifier.size)) is None:
+        return None
+    reasons = [f"{_gb(verifier.size)} of weights, and there is room for {_gb(room.weights)} ({room.reason})"]
+    speed = None
+    if place.in_memory and room.read_speed is not None:
+        read = verifier.bytes_per_token * place.in_memory // verifier.size
+        speed = room.read_speed / read
+        reasons.append(f"a token reads {_gb(read)} from memory, which gives {_gb(int(room.read_speed))} a second")
+    draft, draft_on = None if verifier.draft is None else catalog.models[verifier.draft], ""
+    if draft is None:
+        reasons.append("no smaller model in the catalogue has its tokenizer")
+    elif draft.bytes_per_token > _WORTH * verifier.bytes_per_token:
+        share = draft.bytes_per_token / verifier.bytes_per_token
+        reasons.append(f"its draft model {draft.name} reads {share:.0%} as much for a token, which is too much")
+        draft = None
+    elif (beside := place.left.place(draft.size)) is None:
+        reasons.append(f"its draft model {draft.name} does not fit beside it")
+        draft = None
+    else:
+        draft_on = beside.on
+    return PairProposal(verifier, place.on, draft, draft_on, speed, tuple(reasons))
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"

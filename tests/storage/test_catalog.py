@@ -1,0 +1,49 @@
+"""The catalogue says what the hub is known to have, and its pairs are pairs."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgellm.storage import CatalogModel, HubName, catalog, parse_hub_name
+from edgellm.storage.quants import choose, quant_of
+from tests.storage.listings import GPT_OSS, QWEN_7B, sizes
+
+MODELS = list(catalog().models.values())
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_an_entry_is_whole(model: CatalogModel) -> None:
+    assert parse_hub_name(model.hub_name) == HubName(*model.repo_id.split("/"), model.quant)
+    assert quant_of(f"{model.repo_id}-{model.quant}.gguf") == model.quant
+    assert 0 < model.active <= model.parameters
+    assert 2.0 < 8 * model.size / (1e9 * model.parameters) < 12.0, "bits of a parameter, embeddings included"
+    assert model.bytes_per_token <= model.size
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS if model.draft], ids=lambda model: model.name)
+def test_a_draft_model_is_smaller_than_its_verifier(model: CatalogModel) -> None:
+    draft = catalog().models[model.draft or ""]
+    assert draft.draft is None
+    assert draft.size < model.size
+    assert draft.bytes_per_token < model.bytes_per_token
+
+
+def test_setup_prefers_models_that_are_here_and_that_have_what_they_need() -> None:
+    assert set(catalog().setup) <= catalog().models.keys()
+    assert len(set(catalog().setup)) == len(catalog().setup)
+
+
+def test_what_a_name_asks_for_is_found_in_real_listings() -> None:
+    """Sizes are those of the listing where that has them."""
+    model = catalog().models["qwen2.5:7b"]
+    chosen = choose(model.repo_id, sizes(QWEN_7B), model.quant)
+    assert len(chosen.files) == 2
+    assert sum(sizes(QWEN_7B)[file] for file in chosen.files) == model.size
+    model = catalog().models["gpt-oss:120b"]
+    assert len(choose(model.repo_id, sizes(GPT_OSS), model.quant).files) == 3
+
+
+def test_a_mixture_of_experts_reads_few_of_its_weights() -> None:
+    dense, mixture = (catalog().models[name] for name in ("qwen3:32b", "qwen3:30b-a3b"))
+    assert dense.bytes_per_token == dense.size
+    assert mixture.bytes_per_token < dense.bytes_per_token / 5
