@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgellm.storage import CatalogModel, HubName, catalog, parse_hub_name
+from edgellm.storage import CatalogModel, catalog, parse_hub_name
 from edgellm.storage.quants import choose, quant_of
 from tests.storage.listings import GPT_OSS, QWEN_7B, sizes
 
@@ -13,7 +13,8 @@ MODELS = list(catalog().models.values())
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_an_entry_is_whole(model: CatalogModel) -> None:
-    assert parse_hub_name(model.hub_name) == HubName(*model.repo_id.split("/"), model.quant)
+    name = parse_hub_name(model.hub_name)
+    assert (name.repo_id, name.quant, name.revision) == (model.repo_id, model.quant, None)
     assert quant_of(f"{model.repo_id}-{model.quant}.gguf") == model.quant
     assert 0 < model.active <= model.parameters
     assert 2.0 < 8 * model.size / (1e9 * model.parameters) < 12.0, "bits of a parameter, embeddings included"
