@@ -16,6 +16,7 @@ from edgellm.cli.commands.history import history
 from edgellm.cli.commands.mesh.plan import mesh
 from edgellm.cli.commands.models.catalog import catalog
 from edgellm.cli.commands.models.files import ls, pull, rm, show
+from edgellm.cli.commands.models.run import run
 from edgellm.cli.commands.pair import pair
 from edgellm.cli.commands.peers import peers
 from edgellm.cli.commands.profile import profile
@@ -69,10 +70,15 @@ _CATALOG = (
 _DOCTOR = "Changes nothing. Exit code 1 if a problem was found; notes do not count."
 _PEERS = "Revoked rights end at once, even in the middle of a reply."
 _SERVE = "On Ctrl-C it finishes requests in flight; a worker stops at once."
+_RUN = (
+    "A draft model is one that is here, has the same tokenizer and at most half the size; which one, and why, is said. "
+    "All options of `edgellm chat` may follow MODEL."
+)
 _CHAT = "With the bundled pair of models nothing leaves this machine."
 
 for _name, _command, _summary, _more in (
     ("chat", chat, "Chat with a pair of models: a small one drafts the reply, a bigger one verifies it.", _CHAT),
+    ("run", run, "Talk to one model: as the verifier of a draft model that fits it, or alone.", _RUN),
     ("profile", profile, "Measure a pair of models on your prompts, to verify what matters within a budget.", _PROFILE),
     ("serve", serve, "Serve a pair of models or a verifier, or compute layers for other devices.", _SERVE),
     ("pair", pair, "Pair two devices with a code: one shows it, you type it on the other.", _PAIR),
@@ -87,8 +93,9 @@ for _name, _command, _summary, _more in (
     ("history", history, "Show, clear or switch off the history that replies are drafted from.", _HISTORY),
     ("bench", bench, "Run the papers' measurements on this machine.", _BENCH),
 ):
-    add_command(app, _name, _command, _summary, _more)
+    add_command(app, _name, _command, _summary, _more, passes_on=_command is run)
 
 app.add_typer(mesh, name="mesh")
 app.add_typer(config, name="config")
-add_command(app, "run", chat, "Same as chat.", _CHAT, hidden=True)
+for _name in ("list", "models"):
+    add_command(app, _name, ls, "Same as ls.", hidden=True)

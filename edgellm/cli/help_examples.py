@@ -35,6 +35,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm chat --verifier localhost:50151 --no-parallel", "do not draft while the verifier checks"),
         ('edgellm chat --json "Hello" | jq -r .text', "print one JSON object per token, then a summary"),
     ),
+    "run": (
+        ("edgellm run qwen3:4b", "start a conversation; download the model first if it is not here"),
+        ('edgellm run qwen3:4b "Why is the sky blue?"', "ask one question"),
+        ("edgellm run qwen3:4b --yes --think off Hello", "ask nothing before the download; an option of edgellm chat"),
+        ("edgellm run qwen3:4b --draft none", "have it write alone"),
+    ),
     "profile": (
         ("edgellm profile --prompts questions.txt", "profile the bundled pair on your questions, one per line"),
         (

@@ -61,10 +61,14 @@ def command_group(name: str | None, summary: str) -> typer.Typer:
 
 
 def add_command(
-    group: typer.Typer, name: str, callback: Callable[..., Any], summary: str, more: str = "", *, hidden: bool = False
-) -> None:
-    """Add a command to a group. `summary`: its one line; `more`: paragraphs that a short page leaves out."""
-    group.command(name, cls=_CommandPage, help=f"{summary}\n\n{more}".strip(), hidden=hidden)(callback)
+    group: typer.Typer, name: str, callback: Callable[..., Any], summary: str, more: str = "", *, hidden: bool = False,
+    passes_on: bool = False,
+) -> None:  # fmt: skip
+    """Add a command to a group. `summary`: its one line; `more`: paragraphs that a short page leaves out; `passes_on`:
+    options that it does not know are left among its words."""
+    settings = {"ignore_unknown_options": True} if passes_on else None
+    page = f"{summary}\n\n{more}".strip()
+    group.command(name, cls=_CommandPage, help=page, hidden=hidden, context_settings=settings)(callback)
 
 
 class _CommandPage(TyperCommand):

@@ -19,6 +19,7 @@ from edgellm.llm.drafter_pool import exit_layers
 _PADDING = 256  # entries that one vocabulary may have more than another: they mean nothing
 _TOKENS = "tokenizer.ggml.tokens"
 _PORTION = 1 << 20
+_MOST_OF_VERIFIER = 0.5  # of a verifier's bytes, that a draft model may have to be of use
 _STEP = 1024  # tokens: proposed contexts are a multiple of it
 
 
@@ -55,11 +56,25 @@ def _chat(header: GgufHeader) -> Ability:
     return Ability("chat", True, "it has a tokenizer and a chat template")
 
 
-def _pair(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
-    tokens, size = _tokens(file), file.header.file_size
-    partners = {
-        name: other for name, other in others.items() if other.path != file.path and _same(tokens, _tokens(other))
+def draft_for(file: ModelFile, others: Mapping[str, ModelFile]) -> str | None:
+    """Return the name of the smallest of `others` that can draft for a model: it has the same tokenizer, and at most
+    half of its bytes; None if there is none."""
+    drafts = {
+        name: other
+        for name, other in others.items()
+        if other.header.file_size <= _MOST_OF_VERIFIER * file.header.file_size and _chat(other.header).able
     }
+    return min(_partners(file, drafts), key=lambda name: drafts[name].header.file_size, default=None)
+
+
+def _partners(file: ModelFile, others: Mapping[str, ModelFile]) -> dict[str, ModelFile]:
+    """Return those of `others` that have the same tokenizer as a model."""
+    tokens = _tokens(file)
+    return {name: other for name, other in others.items() if other.path != file.path and _same(tokens, _tokens(other))}
+
+
+def _pair(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
+    partners, size = _partners(file, others), file.header.file_size
     if not partners:
         return Ability("pair", False, "no other model here has its vocabulary")
     drafts = sorted(name for name, other in partners.items() if other.header.file_size < size)

@@ -23,7 +23,7 @@ from edgellm.storage.model_files import (
     remove,
     resolve,
 )
-from edgellm.storage.model_names import ALIASES, HubName, hub_name, parse_hub_name
+from edgellm.storage.model_names import ALIASES, HubName, hub_name, looks_like_path, parse_hub_name
 
 __all__ = [
     "ALIASES",
@@ -46,6 +46,7 @@ __all__ = [
     "fingerprint",
     "hub_name",
     "list_models",
+    "looks_like_path",
     "parse_hub_name",
     "plan",
     "pull",

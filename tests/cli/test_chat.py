@@ -129,10 +129,6 @@ def test_an_option_that_is_gone_is_accepted_with_a_notice(edge: Edge, words: tup
     assert words[0] not in edge("chat", "--help").out
 
 
-def test_run_is_chat(edge: Edge) -> None:
-    assert edge("run", "Hello", *SHORT).out == edge("chat", "Hello", *SHORT).out
-
-
 def test_the_gates_are_those_of_the_library() -> None:
     assert tuple(gate.value for gate in chat_module.GateName) == (*GATES, *FORMER_GATES)
     assert tuple(help_examples.GATES) == GATES

@@ -1,4 +1,4 @@
-"""`edgellm pull`, `ls`, `show`, `rm`: download, list, show and remove models."""
+"""`edgellm pull`, `ls`, `show` and `rm`: download, list, show and remove models."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from edgellm.cli.help_examples import catalog_names, model_names
-from edgellm.cli.views.console import emit, err, harmless, is_terminal, one_line, out, say, size
+from edgellm.cli.views.console import emit, harmless, is_terminal, one_line, out, say, size
+from edgellm.cli.views.download_bar import download
 from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.engine import ModelFile
-    from edgellm.storage import DownloadPlan, PulledModel, Transfer
 
 
 Name = Annotated[
@@ -52,43 +52,13 @@ def pull(
         pulled = storage.fetch(plan)
     else:
         say(f"downloading {one_line(plan.file)} ({size(plan.size)}{parts}; {plan.reason})")
-        pulled = _fetch(plan)
+        (pulled,) = download([plan])
     if as_json:
         emit(json.dumps({"name": name, "file": plan.file, "files": [file.name for file in plan.files],
                           "path": str(pulled.path), "size": plan.size, "reason": plan.reason, "warning": plan.warning,
                           "renamed": plan.renamed, "received": pulled.sent}))  # fmt: skip
     else:
         say(str(pulled.path), style="dim")
-
-
-def _fetch(plan: DownloadPlan) -> PulledModel:
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    from edgellm import storage
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"),
-        DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(compact=True),
-    )  # fmt: skip
-    with Progress(*columns, console=err(), disable=not is_terminal(sys.stderr)) as progress:
-        task = progress.add_task(one_line(plan.file.rsplit("/", 1)[-1]), total=plan.size)
-        resumed = False
-
-        def show(transfer: Transfer) -> None:
-            nonlocal resumed
-            if transfer.resumed and not resumed:
-                resumed = True
-                progress.console.print(f"resuming at {size(transfer.resumed)}")
-            progress.update(task, completed=transfer.done, total=transfer.total)
-
-        return storage.fetch(plan, show)
 
 
 def ls(as_json: AsJson = False) -> None:
@@ -200,12 +170,12 @@ def model_facts(path: Path) -> dict[str, Any]:
         "chat_template": "tokenizer.chat_template" in meta,
         "license": meta.get("general.license"),
         "gguf_version": header.version,
-        "abilities": [asdict(ability) for ability in abilities(model, _others(path))],
+        "abilities": [asdict(ability) for ability in abilities(model, other_models(path))],
     }
 
 
-def _others(path: Path) -> dict[str, ModelFile]:
-    """Return the other models of `edgellm ls` that can be read, by name."""
+def other_models(path: Path) -> dict[str, ModelFile]:
+    """Return the models of `edgellm ls` that can be read, except that at `path`, by name."""
     from edgellm.engine import ModelFile
     from edgellm.storage import list_models
 
