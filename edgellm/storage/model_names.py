@@ -22,7 +22,6 @@ ALIASES = MappingProxyType({"edgellm-draft": "draft.gguf", "edgellm-verifier": "
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 _WORD = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}"
 _HUB_NAME = re.compile(rf"(?:hf\.co/)?({_PART})/({_PART})(?:@({_WORD}))?(?::({_WORD}))?", re.ASCII)
-_MOST_NEAR = 3  # names that a message proposes
 _NEAR = 0.5  # how alike a proposed name is, at least
 
 
@@ -90,16 +89,16 @@ def hub_name(text: str) -> HubName:
 
 
 def unknown(name: str, here: Iterable[str] = ()) -> ModelNotFound:
-    """Return the error for a name that means nothing, with the nearest names: those of the catalogue, of the bundled
-    pair, and of the models that are `here`."""
+    """Return the error for a name that means nothing, with the nearest of those of the
+    catalogue, of the bundled pair, and of the models that are `here`."""
     what, listed = f"There is no model {name!r}.", "`edgellm ls` lists the models here, `edgellm catalog` others."
     if sizes := catalog().sizes(name.partition(":")[0]):
         near = difflib.get_close_matches(name.lower(), sizes, n=1, cutoff=_NEAR) if ":" in name else []
         of_family = f"{name.partition(':')[0].lower()} comes as {', '.join(sizes)}."
         return ModelNotFound(what, f"Did you mean {near[0]}? {of_family}" if near else of_family)
     names = dict.fromkeys([*ALIASES, *here, *catalog().models])
-    close = difflib.get_close_matches(name.lower(), names, n=_MOST_NEAR, cutoff=_NEAR)
-    return ModelNotFound(what, f"Did you mean {' or '.join(close)}? {listed}" if close else listed)
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=_NEAR)
+    return ModelNotFound(what, f"Did you mean {close[0]}? {listed}" if close else listed)
 
 
 def looks_like_path(name: str) -> bool:
