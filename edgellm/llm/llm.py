@@ -458,6 +458,12 @@ class LLM:
         return self._text.name if self._parts.verifier is None else self._parts.verifier.name
 
     @property
+    def text_model(self) -> Model | None:
+        """Return the model that decides the text, whose tokenizer and chat template are used; None where it is in
+        another process."""
+        return None if self._parts.linked else self._text
+
+    @property
     def draft_name(self) -> str | None:
         return None if self._parts.draft is None else self._parts.draft.name
 

@@ -28,17 +28,21 @@ def described(f32_pair: tuple[Path, Path]) -> Iterator[Any]:
 
 KEY = "k" * 43
 ONE = "/conversations/{conversation_id}"
-REPLIES = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens")
+REPLIES = (
+    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/api/chat",
+    "/api/generate",
+)  # fmt: skip
+OLLAMA = ("/api/tags", "/api/ps", "/api/version")
 PATHS = {
-    "GET": ("/health", "/status", "/metrics", "/v1/models", "/v1/models/{model}", "/conversations", ONE),
-    "POST": (*REPLIES, "/conversations"),
+    "GET": ("/health", "/status", "/metrics", "/v1/models", "/v1/models/{model}", "/conversations", ONE, *OLLAMA),
+    "POST": (*REPLIES, "/api/show", "/conversations"),
     "PUT": (ONE,),
     "PATCH": (ONE,),
     "DELETE": (ONE,),
 }
 
 
-NESTED = {"/v1/messages", "/v1/messages/count_tokens"}  # each request takes long to make up
+NESTED = {*REPLIES[2:]}  # each request takes long to make up
 
 # A request may be as described and yet refused: an empty prompt, one that does not fit, a gate without a budget.
 NOT_PROMISED: list[Any] = [positive_data_acceptance]
@@ -54,7 +58,7 @@ def test_answers_are_as_described(described: Any, method: str, path: str, mode: 
 
     @given(case=strategy)
     @settings(
-        max_examples=10 if path in NESTED else 40,
+        max_examples=5 if path in NESTED else 40,
         derandomize=True,
         suppress_health_check=list(HealthCheck),
         database=None,

@@ -94,6 +94,14 @@ class GgufHeader:
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
 
+    @property
+    def most_used_type(self) -> str | None:
+        """Return the name of the tensor type with the most bytes, which names a quantisation; None without tensors."""
+        totals = Counter[str]()
+        for tensor in self.tensors:
+            totals[TENSOR_TYPES[tensor.kind][0]] += tensor.nbytes
+        return max(totals, key=lambda name: totals[name]) if totals else None
+
     def tensor(self, *names: str) -> TensorInfo | None:
         """Return the tensor with the first of these names that exists; None where none does."""
         by_name = {tensor.name: tensor for tensor in self.tensors}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, Field, JsonValue, model_validator
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
-from edgellm.http.dialects.dialect import Dialect, DialectRequest, chat_request
+from edgellm.http.dialects.dialect import Dialect, DialectRequest, arguments_of, chat_request
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.schemas.builder import ResponseBuilder, TextDelta, WrittenReply, named_events
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
@@ -25,11 +25,31 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 _BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
-class AnthropicBlock(RequestModel):
+class AnthropicText(RequestModel):
+    """A block of text."""
+
+    type: str = Field(max_length=100, description="text: nothing else is understood.")
+    text: str = Field("", max_length=MAX_TEXT)
+
+    _types: ClassVar[tuple[str, ...]] = ("text",)
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        if self.type not in self._types:
+            raise invalid_request(
+                f"A message has a block of type {self.type!r}, and the models here read only text. Leave it out.",
+                "messages",
+            )
+        return self
+
+
+Texts = Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[AnthropicText], Field(max_length=1000)]
+
+
+class AnthropicBlock(AnthropicText):
     """A block of a message's content."""
 
     type: str = Field(max_length=100, description=f"One of {', '.join(_BLOCKS)}.")
-    text: str = Field("", max_length=MAX_TEXT)
     thinking: str = Field("", max_length=MAX_TEXT, description="A thought, which most models do not get back.")
     signature: str = Field("", max_length=MAX_TEXT, description="Accepted and not checked.")
     data: str = Field("", max_length=MAX_TEXT, description="A thought that cannot be read, which is left out.")
@@ -37,31 +57,19 @@ class AnthropicBlock(RequestModel):
     name: str = Field("", max_length=200)
     input: dict[str, JsonValue] = Field({}, description="The arguments of a call.")
     tool_use_id: str = Field("", max_length=200)
-    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[AnthropicBlock], Field(max_length=1000)] = (
-        Field("", description="The result of a call, whole or in blocks of text.")
-    )
+    content: Texts = Field("", description="The result of a call, whole or in blocks of text.")
     is_error: bool = False
 
-    @model_validator(mode="after")
-    def _is_known(self) -> Self:
-        if self.type not in _BLOCKS:
-            raise invalid_request(
-                f"A message has a block of type {self.type!r}, and the models here read only text. Leave it out.",
-                "messages",
-            )
-        return self
+    _types: ClassVar[tuple[str, ...]] = _BLOCKS
 
     def plain(self) -> str:
         """Return the text of a result."""
         return self.content if isinstance(self.content, str) else "".join(block.text for block in self.content)
 
 
-Content = Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[AnthropicBlock], Field(max_length=1000)]
-
-
 class AnthropicTurn(RequestModel):
     role: Literal["user", "assistant"]
-    content: Content
+    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[AnthropicBlock], Field(max_length=1000)]
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield the turn as messages of a chat completion: results of calls have messages of their own there."""
@@ -137,7 +145,7 @@ class AnthropicPrompt(DialectRequest):
     """The parameters that say what the model reads."""
 
     messages: list[AnthropicTurn] = Field(min_length=1, max_length=4096)
-    system: Content = Field("", description="The system prompt, whole or in blocks of text.")
+    system: Texts = Field("", description="The system prompt, whole or in blocks of text.")
     tools: list[AnthropicTool] = Field([], max_length=128)
     tool_choice: AnthropicToolChoice | None = None
     thinking: AnthropicThinking | None = Field(None, description="If it is left out, as the server was started.")
@@ -278,7 +286,7 @@ class AnthropicResponseBuilder(ResponseBuilder):
         """See `ResponseBuilder.call`."""
         self._called = True
         began = self._begin("tool_use", id=call.id, name=call.name, input={})
-        return [*began, *self._delta("input_json_delta", partial_json=json.dumps(_arguments(call))), *self._end()]
+        return [*began, *self._delta("input_json_delta", partial_json=json.dumps(arguments_of(call))), *self._end()]
 
     def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
         """See `ResponseBuilder.closing`."""
@@ -306,7 +314,8 @@ class AnthropicResponseBuilder(ResponseBuilder):
         if text.strip():
             content.append(AnthropicContent(type="text", text=text.strip() if one.calls else text, citations=None))
         content += [
-            AnthropicContent(type="tool_use", id=call.id, name=call.name, input=_arguments(call)) for call in one.calls
+            AnthropicContent(type="tool_use", id=call.id, name=call.name, input=arguments_of(call))
+            for call in one.calls
         ]
         reason, sequence = _stop_reason(one.summary, bool(one.calls))
         reply = self._reply(content, reason, sequence, one.summary.tokens)
@@ -350,15 +359,6 @@ def _stop_reason(summary: Summary, called: bool) -> tuple[StopReason, str | None
     if summary.stopped_by:
         return "stop_sequence", summary.stopped_by
     return ("tool_use" if called else "end_turn"), None
-
-
-def _arguments(call: ToolCall) -> dict[str, Any]:
-    """Return the arguments of a call, as an object; a text that is none is the only one."""
-    try:
-        found = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": call.arguments}
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel, Field, ValidationError
 
+from edgellm.engine import ToolCall
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.schemas.errors import ErrorInfo, invalid_request
 from edgellm.http.schemas.requests import ChatRequest, RequestModel
@@ -35,6 +37,15 @@ class DialectRequest(RequestModel):
     require_verified: bool = Field(
         False, description="End with an error instead of a token that the verifier has not checked. Our extension."
     )
+
+
+def arguments_of(call: ToolCall) -> dict[str, Any]:
+    """Return the arguments of a call as an object; a text that is none is the only one in it."""
+    try:
+        found = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": call.arguments}
 
 
 def chat_request(**fields: Any) -> ChatRequest:

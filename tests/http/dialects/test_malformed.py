@@ -26,6 +26,18 @@ PATHS: dict[str, dict[str, Any]] = {
         "messages": [SAID], "system": [{"type": "text", "text": "Be short."}], "tools": [TOOL],
         "tool_choice": {"type": "none"}, "thinking": {"type": "disabled"}, "model": "edgellm-verifier",
     },
+    "/api/chat": {
+        "model": "edgellm-verifier", "messages": [SAID | {"tool_calls": [], "images": [], "thinking": ""}],
+        "stream": False, "options": {"num_predict": 1, "temperature": 0.5, "top_k": 3, "stop": ["."], "seed": 1},
+        "think": False, "tools": [{"type": "function", "function": {"name": "clock"}}], "format": "",
+        "keep_alive": "5m", "require_verified": True,
+    },
+    "/api/generate": {
+        "model": "edgellm-verifier", "prompt": "Where is my mug?", "system": "Be short.", "raw": False,
+        "options": {"num_predict": 1, "min_p": 0.5, "top_p": 0.5, "repeat_penalty": 1.1}, "stream": True,
+        "think": False, "suffix": "", "template": "", "context": [], "images": [], "keep_alive": 5,
+    },
+    "/api/show": {"model": "edgellm-verifier", "name": ""},
 }  # fmt: skip
 """A valid request for each path, with every one of its parameters."""
 
@@ -39,7 +51,9 @@ JARGON = ("Input should", "pydantic", "alidation", "no parameter .", "Traceback"
 
 def message(path: str, answer: Any) -> str:
     """Return the message of an error, whose form must be that of the dialect."""
-    assert path.startswith("/v1/messages")
+    if path.startswith("/api/"):
+        assert set(answer) == {"error"}
+        return answer["error"]
     assert set(answer) == {"type", "error"}
     assert answer["type"] == "error"
     assert set(answer["error"]) == {"type", "message"}
@@ -65,7 +79,6 @@ def check(path: str, ask: Ask, body: bytes) -> int:
         said = message(path, answer.json)
         assert answer.status < 500, said
         assert 10 < len(said) < 400
-        assert said[0].isupper() or said[0].islower(), said
         assert not [word for word in JARGON if word in said], said
     return answer.status
 
@@ -77,22 +90,24 @@ def test_the_request_without_a_flaw_is_answered(path: str, short: Ask) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_bodies_that_are_no_request(path: str, short: Ask) -> None:
-    assert {check(path, short, body) for body in BODIES} <= {400, 415}
+    empty = {b"{}": {200}, b'{"": 1}': {200}} if path == "/api/show" else {}  # the default model
+    for body in BODIES:
+        assert check(path, short, body) in empty.get(body, {400, 415})
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_each_parameter_with_values_that_are_not_meant(path: str, short: Ask) -> None:
-    """At least 79 requests for each path."""
+    """At least 79 requests for each path that has many parameters."""
     whole = PATHS[path]
     requests = [whole | {name: value} for name in whole for value in VALUES]
     for name, value in whole.items():
-        nested = value[0] if isinstance(value, list) and isinstance(value[0], dict) else value
+        nested = value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else value
         for inner in nested if isinstance(nested, dict) else ():
             changed = [nested | {inner: wrong} for wrong in (5, "", [7], {"b": 1}, None)]
             requests += [whole | {name: [one] if isinstance(value, list) else one} for one in changed]
     statuses = [check(path, short, json.dumps(request).encode()) for request in requests]
-    assert len(statuses) >= 79
-    assert sum(status == 400 for status in statuses) > 0.5 * len(statuses)
+    assert len(statuses) >= (79 if len(whole) > 2 else 22)
+    assert sum(status in (400, 404) for status in statuses) > 0.5 * len(statuses)
 
 
 @pytest.mark.parametrize("path", PATHS)

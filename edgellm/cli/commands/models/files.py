@@ -166,7 +166,7 @@ def model_facts(path: Path) -> dict[str, Any]:
         "width": meta.get(f"{family}.embedding_length"),
         "trained_context": meta.get(f"{family}.context_length"),
         "vocabulary": tokens.count if isinstance(tokens, GgufArray) else None,
-        "quantisation": _most_used(header) or quant_of(path.name),
+        "quantisation": header.most_used_type or quant_of(path.name),
         "chat_template": "tokenizer.chat_template" in meta,
         "license": meta.get("general.license"),
         "gguf_version": header.version,
@@ -190,14 +190,3 @@ def other_models(path: Path) -> dict[str, ModelFile]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _most_used(header: Any) -> str | None:
-    """Return the tensor type with the most bytes."""
-    from edgellm.engine.gguf.reader import TENSOR_TYPES
-
-    totals: dict[str, int] = {}
-    for tensor in header.tensors:
-        name = TENSOR_TYPES[tensor.kind][0]
-        totals[name] = totals.get(name, 0) + tensor.nbytes
-    return max(totals, key=lambda name: totals[name]) if totals else None

@@ -1,0 +1,495 @@
+"""Ollama's API: `/api/chat`, `/api/generate`, and what its clients ask about models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from time import perf_counter_ns
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, Field, JsonValue
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from edgellm.engine import ToolCall
+from edgellm.http.dialects.dialect import Dialect, DialectRequest, arguments_of, chat_request
+from edgellm.http.handlers import RequestHandler, ServedModel
+from edgellm.http.schemas.builder import ResponseBuilder, TextDelta, WrittenReply, json_lines
+from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
+from edgellm.http.schemas.requests import (
+    MAX_TEXT,
+    MAX_TOKENS,
+    ChatRequest,
+    CompletionRequest,
+    RequestModel,
+    StopText,
+    ToolSchema,
+)
+from edgellm.http.schemas.responses import ChunkExtension, summary_extension
+from edgellm.spec.params import MAX_PENALTY, MAX_STOPS, MIN_REPEAT
+from edgellm.spec.types import Channel, Summary
+
+API_VERSION = "0.13.0"
+"""The version of Ollama whose API this follows, which clients ask for before they use it."""
+_TAG = ":latest"  # clients add it to names without a tag
+_NEVER = "9999-12-31T00:00:00Z"
+
+
+class OllamaOptions(RequestModel):
+    """The options that have an effect here."""
+
+    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 is greedy, and the default here.")
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=0, le=MAX_TOKENS)
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    num_predict: int | None = Field(None, ge=-2, le=MAX_TOKENS, description="The longest reply; below 1: what fits.")
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
+    repeat_penalty: float | None = Field(None, ge=MIN_REPEAT, le=MAX_PENALTY)
+    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in OpenAI's API."""
+        named = self.model_dump(include=set(type(self).model_fields) - {"num_predict"}, exclude_none=True)
+        return named | ({"max_tokens": self.num_predict} if self.num_predict and self.num_predict > 0 else {})
+
+
+class OllamaFunction(RequestModel):
+    name: str = Field("", max_length=200)
+    arguments: dict[str, JsonValue] = Field({}, max_length=1000)
+    index: int = Field(0, ge=0, le=MAX_TOKENS)
+
+
+class OllamaCall(RequestModel):
+    id: str = Field("", max_length=200)
+    function: OllamaFunction
+
+
+class OllamaMessage(RequestModel):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = Field("", max_length=MAX_TEXT)
+    thinking: str = Field("", max_length=MAX_TEXT, description="The thought before an assistant's content.")
+    images: list[JsonValue] = Field([], description="Refused: the models here read only text.")
+    tool_calls: list[OllamaCall] = Field([], max_length=128)
+    tool_call_id: str = Field("", max_length=200)
+    tool_name: str = Field("", max_length=200, description="The function whose result is the content.")
+
+    def message(self) -> dict[str, Any]:
+        """Return it as a message of a chat completion."""
+        _no_images(self.images)
+        calls = [
+            {"id": call.id, "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)}}
+            for call in self.tool_calls
+        ]
+        return {
+            "role": self.role, "content": self.content, "reasoning_content": self.thinking, "tool_calls": calls,
+            "tool_call_id": self.tool_call_id, "name": self.tool_name,
+        }  # fmt: skip
+
+
+class OllamaRequest(DialectRequest):
+    """The parameters of both kinds of replies."""
+
+    model: str = Field(max_length=500, description="The name from /api/tags, with or without :latest.")
+    stream: bool = Field(True, description="Send lines of JSON as they are written.")
+    options: OllamaOptions | None = None
+    format: Literal["", "json"] | dict[str, JsonValue] = Field(
+        "", description="json: any object; or the JSON schema of the reply."
+    )
+    think: bool | Annotated[str, Field(max_length=40)] | None = Field(
+        None, description="Switches thoughts on or off, or names a level; if left out, as the server was started."
+    )
+    keep_alive: float | Annotated[str, Field(max_length=40)] | None = Field(
+        None, description="Accepted; the served model stays in memory."
+    )
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in OpenAI's API."""
+        return {} if self.options is None else self.options.fields()
+
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Return whether the request only has the model loaded."""
+
+    def completion(self, name: str | None, messages: Sequence[Mapping[str, Any]], **more: Any) -> ChatRequest:
+        """Return the request for a chat completion of `messages` by the model `name`, with `more` parameters."""
+        thinks = isinstance(self.think, bool)
+        return chat_request(
+            model=name, messages=messages, stream=self.stream, require_verified=self.require_verified,
+            response_format=self._response_format(), think=self.think if thinks else None,
+            reasoning_effort=None if thinks else self.think, **self.sampling(), **more,
+        )  # fmt: skip
+
+    def _response_format(self) -> dict[str, Any] | None:
+        if isinstance(self.format, str):
+            return {"type": "json_object"} if self.format else None
+        return {"type": "json_schema", "json_schema": {"schema": self.format}}
+
+
+class OllamaChatRequest(OllamaRequest):
+    messages: list[OllamaMessage] = Field([], max_length=4096, description="Without any, the model is only loaded.")
+    tools: list[ToolSchema] = Field([], max_length=128)
+
+    def is_empty(self) -> bool:
+        """See `OllamaRequest.is_empty`."""
+        return not self.messages
+
+    def chat(self, name: str | None) -> ChatRequest:
+        """Return the request for a chat completion by the model `name`."""
+        if self.tools and self.format:
+            raise invalid_request(
+                "format asks for JSON, and a call of the tools is none. Leave one of them out.", "format"
+            )
+        tools = [tool.model_dump(exclude_unset=True) for tool in self.tools]
+        return self.completion(name, [message.message() for message in self.messages], tools=tools)
+
+
+class OllamaGenerateRequest(OllamaRequest):
+    prompt: str = Field("", max_length=MAX_TEXT, description="Without a text, the model is only loaded.")
+    system: str = Field("", max_length=MAX_TEXT)
+    raw: bool = Field(False, description="Continue the prompt without the chat template.")
+    images: list[JsonValue] = Field([], description="Refused: the models here read only text.")
+    suffix: str = Field("", max_length=MAX_TEXT, description="Refused.")
+    template: str = Field("", max_length=MAX_TEXT, description="Refused: the model's own is used.")
+    context: list[JsonValue] = Field([], description="Refused: send the conversation to /api/chat.")
+
+    def is_empty(self) -> bool:
+        """See `OllamaRequest.is_empty`."""
+        return not self.prompt
+
+    def request(self, name: str | None) -> ChatRequest | CompletionRequest:
+        """Return the request for a reply by the model `name`, in the chat template or without."""
+        _no_images(self.images)
+        for field in ("suffix", "template", "context"):
+            if getattr(self, field):
+                raise invalid_request(f"{field} is not supported here. Leave {field} out.", field)
+        if not self.raw:
+            system = [{"role": "system", "content": self.system}] if self.system else []
+            return self.completion(name, [*system, {"role": "user", "content": self.prompt}])
+        if self.format or self.system:
+            raise invalid_request("A raw prompt has no format and no system prompt here. Leave them out.", "raw")
+        return CompletionRequest(
+            model=name, prompt=self.prompt, stream=self.stream, require_verified=self.require_verified,
+            **{"max_tokens": MAX_TOKENS, **self.sampling()},
+        )  # fmt: skip
+
+
+class OllamaModelName(RequestModel):
+    model: str | None = Field(None, max_length=500)
+    name: str | None = Field(None, max_length=500, description="The former name of model.")
+
+
+class OllamaFunctionOut(BaseModel):
+    index: int
+    name: str
+    arguments: dict[str, JsonValue]
+
+
+class OllamaCallOut(BaseModel):
+    id: str
+    function: OllamaFunctionOut
+
+
+class OllamaMessageOut(BaseModel):
+    role: Literal["assistant"]
+    content: str
+    thinking: str | None = None
+    tool_calls: list[OllamaCallOut] | None = None
+
+
+class OllamaReply(BaseModel):
+    """A reply, or a line of a stream; figures are in the last one. Durations are in nanoseconds."""
+
+    model: str
+    created_at: str
+    message: OllamaMessageOut | None = Field(None, description="Of /api/chat.")
+    response: str | None = Field(None, description="Of /api/generate.")
+    thinking: str | None = Field(None, description="Of /api/generate.")
+    done: bool
+    done_reason: str | None = None
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+    edgellm: ChunkExtension | None = None
+
+
+class OllamaDetails(BaseModel):
+    parent_model: Literal[""] = ""
+    format: Literal["gguf"] = "gguf"
+    family: str = ""
+    families: list[str] = []
+    parameter_size: str = ""
+    quantization_level: str = ""
+
+
+class OllamaModel(BaseModel):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str = Field(description="Of the name and the size, not of the file.")
+    details: OllamaDetails
+
+
+class OllamaRunningModel(OllamaModel):
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class OllamaModels(BaseModel):
+    models: list[OllamaModel]
+
+
+class OllamaRunningModels(BaseModel):
+    models: list[OllamaRunningModel]
+
+
+class OllamaModelCard(BaseModel):
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, JsonValue]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaVersion(BaseModel):
+    version: str
+    edgellm: str
+
+
+class OllamaError(BaseModel):
+    error: str
+
+
+def _error(info: ErrorInfo) -> BaseModel:
+    return OllamaError(error=info.message)
+
+
+class OllamaResponseBuilder(ResponseBuilder):
+    """Builds a reply, whole or as lines of JSON."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, model: str, _piece: Callable[[int], bytes], *, chat: bool) -> None:
+        """`chat`: the text is in a message."""
+        self._model, self._chat = model, chat
+        self._began = perf_counter_ns()
+        self._calls = 0
+
+    def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
+        """See `ResponseBuilder.opening`."""
+        return []
+
+    def delta(self, delta: TextDelta) -> list[bytes]:
+        """See `ResponseBuilder.delta`."""
+        if not delta.text:
+            return []
+        thought = delta.channel is Channel.THINKING
+        return json_lines(self._reply("" if thought else delta.text, delta.text if thought else "", done=False))
+
+    def call(self, call: ToolCall) -> list[bytes]:
+        """See `ResponseBuilder.call`."""
+        self._calls += 1
+        return json_lines(self._reply("", "", [_call_out(call, self._calls - 1)], done=False))
+
+    def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
+        """See `ResponseBuilder.closing`."""
+        return json_lines(self._reply("", "", done=True, **self._figures(summary))) if last else []
+
+    def failure(self, info: ErrorInfo) -> list[bytes]:
+        """See `ResponseBuilder.failure`."""
+        return json_lines(_error(info))
+
+    def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
+        """See `ResponseBuilder.whole`."""
+        (one,) = written
+        calls = [_call_out(call, number) for number, call in enumerate(one.calls)]
+        text = one.text().strip() if calls else one.text()
+        thought = one.text(Channel.THINKING).rstrip()
+        return self._reply(text, thought, calls, done=True, **self._figures(one.summary))
+
+    def loaded(self) -> BaseModel:
+        """Return the answer to a request that only has the model loaded."""
+        return self._reply("", "", done=True, done_reason="load")
+
+    def _reply(self, text: str, thought: str, calls: Sequence[OllamaCallOut] = (), **fields: Any) -> OllamaReply:
+        more: dict[str, Any] = {"thinking": thought} if thought else {}
+        if self._chat:
+            more |= {"tool_calls": list(calls)} if calls else {}
+            message = OllamaMessageOut(role="assistant", content=text, **more)
+            return OllamaReply(model=self._model, created_at=_time(), message=message, **fields)
+        return OllamaReply(model=self._model, created_at=_time(), response=text, **more, **fields)
+
+    def _figures(self, summary: Summary) -> dict[str, Any]:
+        return {
+            "done_reason": "length" if summary.finish_reason == "length" else "stop",
+            "total_duration": perf_counter_ns() - self._began,
+            "load_duration": 0,
+            "prompt_eval_count": summary.prompt_tokens,
+            "prompt_eval_duration": int((summary.ttft_ms or 0.0) * 1e6),
+            "eval_count": summary.tokens,
+            "eval_duration": int(summary.seconds_decoding * 1e9),
+            "edgellm": summary_extension(summary),
+        }
+
+
+def _call_out(call: ToolCall, index: int) -> OllamaCallOut:
+    function = OllamaFunctionOut(index=index, name=call.name, arguments=arguments_of(call))
+    return OllamaCallOut(id=call.id, function=function)
+
+
+def _no_images(images: Sequence[JsonValue]) -> None:
+    if images:
+        raise invalid_request("images are given, and the models here read only text. Leave images out.", "images")
+
+
+def _time(seconds: float | None = None) -> str:
+    """Return a time since the epoch, by default now, as Ollama writes it."""
+    when = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return when.isoformat().replace("+00:00", "Z")
+
+
+def _tagged(name: str) -> str:
+    return name if ":" in name else name + _TAG
+
+
+def _plain_name(handler: RequestHandler, name: str | None) -> str | None:
+    """Return the served model's name that Ollama's `name` means."""
+    if not name:
+        return None
+    served = handler.check_ready()
+    return name if served is not None and name == served.name else name.removesuffix(_TAG)
+
+
+def _details(served: ServedModel) -> OllamaDetails:
+    if (model := served.pair.text_model) is None:
+        return OllamaDetails()
+    size = model.n_params
+    unit, letter = next(
+        (unit, letter) for unit, letter in ((10**9, "B"), (10**6, "M"), (1, "")) if size >= unit or unit == 1
+    )
+    family = model.architecture
+    return OllamaDetails(
+        family=family, families=[family], parameter_size=f"{size / unit:.4g}{letter}",
+        quantization_level=model.header.most_used_type or "",
+    )  # fmt: skip
+
+
+def _entry(served: ServedModel) -> dict[str, Any]:
+    name, model = _tagged(served.name), served.pair.text_model
+    size = 0 if model is None else model.size_bytes
+    digest = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
+    return {
+        "name": name, "model": name, "modified_at": _time(served.created), "size": size, "digest": digest,
+        "details": _details(served),
+    }  # fmt: skip
+
+
+def _card(served: ServedModel) -> OllamaModelCard:
+    model = served.pair.text_model
+    thinks = model is not None and model.thinking is not None
+    known: dict[str, Any] = {} if model is None else dict(model.header.metadata)
+    plain: dict[str, JsonValue] = {name: value for name, value in known.items() if isinstance(value, (str, int, float))}
+    template = str(plain.pop("tokenizer.chat_template", ""))
+    return OllamaModelCard(
+        modelfile=f"FROM {served.name}", parameters="", template=template, details=_details(served),
+        model_info=plain if model is None else {**plain, "general.parameter_count": model.n_params},
+        capabilities=["completion", "tools", *(["thinking"] if thinks else [])], modified_at=_time(served.created),
+    )  # fmt: skip
+
+
+class _JsonBodies:
+    """ASGI middleware: bodies for Ollama's paths are JSON, whatever their type is said to be, as in its documentation
+    curl sends them as a form."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and DIALECT.has(scope["path"]):
+            headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-type"]
+            scope = {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
+        await self._app(scope, receive, send)
+
+
+def _add(app: FastAPI, handler: RequestHandler) -> None:
+    app.add_middleware(_JsonBodies)
+    errors = error_responses(model=OllamaError)
+    few = error_responses(503, model=OllamaError)
+    lines = {"description": "The reply, whole or in lines", "content": {"application/x-ndjson": {"schema": {}}}}
+    responses: dict[int | str, dict[str, Any]] = {200: lines, **errors}
+
+    @app.post("/api/chat", tags=["Ollama"], summary="Reply to a conversation", response_model=OllamaReply,
+              responses=responses)  # fmt: skip
+    async def chat(body: OllamaChatRequest, request: Request) -> Response:
+        make_builder = partial(OllamaResponseBuilder, chat=True)
+        if body.is_empty():
+            return _loaded(handler, body, make_builder)
+        return await handler.chat(body.chat(_plain_name(handler, body.model)), request, make_builder, body.unknown())
+
+    @app.post("/api/generate", tags=["Ollama"], summary="Reply to a text", response_model=OllamaReply,
+              responses=responses)  # fmt: skip
+    async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
+        make_builder = partial(OllamaResponseBuilder, chat=False)
+        if body.is_empty():
+            return _loaded(handler, body, make_builder)
+        asked = body.request(_plain_name(handler, body.model))
+        if isinstance(asked, CompletionRequest):
+            return await handler.complete(asked, request, make_builder, body.unknown())
+        return await handler.chat(asked, request, make_builder, body.unknown())
+
+    @app.head("/api/tags", include_in_schema=False)
+    @app.get("/api/tags", tags=["Ollama"], summary="The models that requests can name", responses=few)
+    async def tags() -> OllamaModels:
+        served = handler.check_ready()
+        return OllamaModels(models=[] if served is None else [OllamaModel(**_entry(served))])
+
+    @app.get("/api/ps", tags=["Ollama"], summary="The models in memory", responses=few)
+    async def running() -> OllamaRunningModels:
+        if (served := handler.check_ready()) is None:
+            return OllamaRunningModels(models=[])
+        entry, model = _entry(served), served.pair.text_model
+        on_card = model is not None and model.offloaded
+        found = OllamaRunningModel(
+            **entry, expires_at=_NEVER, size_vram=entry["size"] if on_card else 0,
+            context_length=served.pair.context_length,
+        )  # fmt: skip
+        return OllamaRunningModels(models=[found])
+
+    @app.post("/api/show", tags=["Ollama"], summary="What is known of a model", responses=errors)
+    async def show(body: OllamaModelName) -> OllamaModelCard:
+        served = handler.served_model()
+        served.check_name(_plain_name(handler, body.model or body.name))
+        return _card(served)
+
+    @app.head("/api/version", include_in_schema=False)
+    @app.get("/api/version", tags=["Ollama"], summary="The version of the API")
+    async def version() -> OllamaVersion:
+        return OllamaVersion(version=API_VERSION, edgellm=app.version)
+
+
+def _loaded(
+    handler: RequestHandler, body: OllamaRequest, make_builder: Callable[..., OllamaResponseBuilder]
+) -> Response:
+    """Return the answer to a request without a prompt, which only has the model loaded."""
+    served = handler.served_model()
+    served.check_name(_plain_name(handler, body.model))
+    builder = make_builder(served.name, served.pair.piece)
+    return Response(
+        json_lines(builder.loaded())[0], media_type=builder.media_type if body.stream else "application/json"
+    )
+
+
+DIALECT = Dialect(("/api",), _error, _add)

@@ -1,0 +1,175 @@
+"""Ollama's API, by its own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ollama
+import pytest
+
+from edgellm.engine import Model
+from edgellm.http.handlers import ServedModel
+from edgellm.http.server import HttpServer
+from edgellm.llm import LLM
+from testkit.thinking_templates import ALWAYS, with_template
+from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
+from tests.http.test_tools import CALLS, TEMPLATE, TOOLS, USER, Writer
+
+ASKED: Any = {"model": "edgellm-verifier", "messages": [{"role": "user", "content": QUESTION}]}
+
+
+@pytest.fixture(scope="module")
+def client(server: HttpServer) -> Iterator[ollama.Client]:
+    with ollama.Client(host=server.url) as opened:
+        yield opened
+
+
+def test_a_chat_is_the_text_of_a_chat_completion(client: ollama.Client, ask: Ask) -> None:
+    wanted = ask("POST", "/v1/chat/completions", conversation(max_tokens=40)).json
+    done = client.chat(**ASKED, options={"num_predict": 40})
+    assert done.message.content == wanted["choices"][0]["message"]["content"]
+    assert (done.done, done.done_reason, done.eval_count) == (True, "stop", wanted["usage"]["completion_tokens"])
+    assert done.prompt_eval_count == wanted["usage"]["prompt_tokens"]
+    lines = list(client.chat(**ASKED, options={"num_predict": 40}, stream=True))
+    assert "".join(line.message.content or "" for line in lines) == done.message.content
+    assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert lines[-1].eval_count == done.eval_count
+
+
+def test_a_text_is_continued_in_the_template_and_without(client: ollama.Client, ask: Ask) -> None:
+    wanted = ask("POST", "/v1/chat/completions", conversation(max_tokens=4)).json["choices"][0]["message"]["content"]
+    asked: Any = {"model": "edgellm-verifier:latest", "prompt": QUESTION, "options": {"num_predict": 4}}
+    assert client.generate(**asked).response == wanted
+    assert "".join(line.response or "" for line in client.generate(**asked, stream=True)) == wanted
+    plain = ask("POST", "/v1/completions", {"prompt": "The film", "max_tokens": 4}).json["choices"][0]["text"]
+    raw: Any = {"model": "edgellm-verifier", "prompt": "The film", "raw": True, "options": {"num_predict": 4}}
+    assert client.generate(**raw).response == plain
+    with_system = client.generate(**asked, system="You are at home.")
+    assert (with_system.prompt_eval_count or 0) > (client.generate(**asked).prompt_eval_count or 0)
+
+
+def test_streams_are_lines_and_say_how_much_was_verified(ask: Ask) -> None:
+    answer = ask("POST", "/api/chat", {**ASKED, "options": {"num_predict": 3, "num_ctx": 4096}})
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.headers["x-edgellm-ignored"] == "options.num_ctx"
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+    assert lines[-1]["edgellm"]["summary"]["share_verified"] == 1.0
+    assert lines[-1]["done_reason"] == "length"
+    whole = ask("POST", "/api/chat", {**ASKED, "stream": False, "options": {"num_predict": 3}})
+    assert whole.headers["x-edgellm-verified"] == "1.0000"
+
+
+def test_options_mean_what_they_mean_elsewhere(client: ollama.Client, ask: Ask) -> None:
+    sampled = {"temperature": 1.0, "seed": 7, "top_k": 20, "top_p": 0.9, "stop": ["\n"]}
+    wanted = ask("POST", "/v1/chat/completions", conversation(max_tokens=12, **sampled)).json["choices"][0]["message"]
+    done = client.chat(**ASKED, options={**sampled, "num_predict": 12})
+    assert done.message.content == wanted["content"]
+    assert client.chat(**ASKED, options={"num_predict": -1}).done_reason == "stop"
+
+
+def test_replies_follow_a_schema(client: ollama.Client) -> None:
+    schema = {"type": "object", "properties": {"day": {"enum": ["Monday", "Friday"]}}, "required": ["day"],
+              "additionalProperties": False}  # fmt: skip
+    done = client.chat(**ASKED, format=schema)
+    assert json.loads(done.message.content or "")["day"] in ("Monday", "Friday")
+
+
+def test_what_clients_ask_about_models(client: ollama.Client, own: LLM, ask: Ask) -> None:
+    (listed,) = client.list().models
+    (running,) = client.ps().models
+    assert listed.model == running.model == "edgellm-verifier:latest"
+    assert running.context_length == own.context_length
+    assert listed.details is not None
+    assert listed.details.family == "llama"
+    shown = client.show("edgellm-verifier")
+    assert shown.details is not None
+    assert (shown.details.quantization_level, shown.capabilities) == ("F32", ["completion", "tools"])
+    assert shown.modelinfo is not None
+    assert shown.modelinfo["llama.context_length"] == own.context_length
+    assert shown.template
+    assert ask("GET", "/api/version").json["version"].count(".") == 2
+    for path in ("/api/version", "/api/tags"):
+        assert (ask("HEAD", path).status, ask("HEAD", path).body) == (200, b"")
+
+
+def test_a_request_without_a_prompt_has_the_model_loaded(client: ollama.Client) -> None:
+    assert client.generate(model="edgellm-verifier").done_reason == "load"
+    assert client.chat(model="edgellm-verifier:latest").done_reason == "load"
+
+
+def test_a_body_is_json_whatever_its_type_is_said_to_be(ask: Ask) -> None:
+    """As curl sends it by Ollama's documentation."""
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    for path, body in (("/api/chat", ASKED), ("/api/generate", {"model": "edgellm-verifier", "prompt": "Hello."})):
+        assert ask("POST", path, {**body, "options": {"num_predict": 1}}, form).status == 200
+    refused = ask("POST", "/api/generate", {"model": 5}, form)
+    assert (refused.status, refused.json["error"]) == (400, "model is 5. Give a text.")
+    foreign = {"Origin": "https://example.org", **form}
+    assert ask("POST", "/api/chat", ASKED, foreign).status == 403
+    assert ask("POST", "/v1/messages", {**ASKED, "max_tokens": 1}, form).status == 415
+
+
+def test_errors_are_the_clients_own(client: ollama.Client) -> None:
+    for asked, status, said in (
+        ({"model": "llama3.2", "messages": ASKED["messages"]}, 404, "is not served here"),
+        ({**ASKED, "options": {"temperature": 9.0}}, 400, "options.temperature is 9.0. Give a number of at most 2.0."),
+        ({**ASKED, "format": "json", "tools": TOOLS}, 400, "Leave one of them out"),
+    ):
+        with pytest.raises(ollama.ResponseError, match=said) as raised:
+            client.chat(**asked)
+        assert raised.value.status_code == status
+    with pytest.raises(ollama.ResponseError, match="suffix is not supported"):
+        client.generate("edgellm-verifier", "a", suffix="b")
+    image: Any = {"role": "user", "content": "What is it?", "images": ["aGVsbG8="]}
+    with pytest.raises(ollama.ResponseError, match="read only text"):
+        client.chat("edgellm-verifier", [image])
+
+
+@pytest.fixture(scope="module")
+def writing(
+    f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Writer, ollama.Client]]:
+    """A server over a model whose template knows tools, and which writes what it is told."""
+    path = with_template(f32_pair[1], tmp_path_factory.mktemp("tools") / "tools.gguf", TEMPLATE)
+    with Model.load(path) as model:
+        writer = Writer(model)
+        with LLM(model, draft=None, verifier=writer) as pair, HttpServer(HOME) as server:
+            server.open(ServedModel(pair, "writer"))
+            with ollama.Client(host=server.url) as opened:
+                yield writer, opened
+
+
+def test_tools_are_called_and_their_results_returned(writing: tuple[Writer, ollama.Client]) -> None:
+    writer, client = writing
+    writer.says(CALLS)
+    done = client.chat("writer", [USER], tools=TOOLS)
+    calls = [(call.function.name, call.function.arguments) for call in done.message.tool_calls or ()]
+    assert (done.message.content, calls) == ("Wait.", [("get_weather", {"city": "Zürich"}), ("clock", {})])
+    lines = list(client.chat("writer", [USER], tools=TOOLS, stream=True))
+    streamed = [call.function.name for line in lines for call in line.message.tool_calls or ()]
+    assert streamed == ["get_weather", "clock"]
+    writer.says("It rains.")
+    results = [{"role": "tool", "tool_name": "get_weather", "content": "rain"}]
+    again = client.chat("writer", [USER, done.message, *results], tools=TOOLS)
+    assert again.message.content == "It rains."
+    assert writer.prompt.index("Wait.") < writer.prompt.index("rain")
+
+
+def test_thoughts_have_a_field_of_their_own(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    path = with_template(f32_pair[1], tmp_path / "always.gguf", ALWAYS)
+    with LLM.open("none", path, threads=1) as pair, HttpServer(HOME) as server:
+        server.open(ServedModel(pair, "thinker"))
+        asked: Any = {"messages": ASKED["messages"], "options": {"num_predict": 40}}
+        said = asker(server)("POST", "/v1/chat/completions", conversation(max_tokens=40, think=True)).json
+        said = said["choices"][0]["message"]
+        with ollama.Client(host=server.url) as client:
+            done = client.chat("thinker", **asked, think=True)
+            assert (done.message.thinking, done.message.content) == (said["reasoning_content"], said["content"] or "")
+            lines = list(client.chat("thinker", **asked, think=True, stream=True))
+            assert "".join(line.message.thinking or "" for line in lines).rstrip() == done.message.thinking
+            text = client.generate("thinker", QUESTION, think=True, options={"num_predict": 40})
+            assert (text.thinking, text.response) == (done.message.thinking, done.message.content)
+            assert not client.chat("thinker", **asked, think=False).message.thinking
