@@ -27,6 +27,7 @@ LIBRARIES = {
     "jinja2": {"isolation"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "markdown_it": {"cli"},
     "prompt_toolkit": {"cli"},
     "fastapi": {"http"},
     "starlette": {"http"},

@@ -15,7 +15,7 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
 
 from edgellm.cli.views.console import coloured, fail, say
-from edgellm.cli.views.reply_printer import print_legend, print_reply, print_stats
+from edgellm.cli.views.reply_printer import Display, print_legend, print_reply, print_stats
 from edgellm.errors import EdgeError, HistoryUnusable
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Ctrl-C stops a reply. Arrow up recalls earlier input."""
 _COMMAND = re.compile(r"/[a-z?]*")
 
 
-def converse(session: ChatSession, *, explain: bool, stats: bool, history: bool = True) -> int:
+def converse(session: ChatSession, display: Display, *, history: bool = True) -> int:
     """Converse until the user leaves, and return the exit code. Without `history` no typed line is kept."""
     terminal = _prompt_session(_typed_history() if history else InMemoryHistory())
     say("Ask something, or type /help.", style="dim")
@@ -50,7 +50,7 @@ def converse(session: ChatSession, *, explain: bool, stats: bool, history: bool 
             _run_command(line, session)
         elif line:
             try:
-                session.add_reply(print_reply(session.ask(line), as_json=False, explain=explain, stats=stats))
+                session.add_reply(print_reply(session.ask(line), display))
             except EdgeError as error:
                 fail(str(error))
 

@@ -29,7 +29,8 @@ def test_one_question_one_reply(edge: Edge) -> None:
     done = edge("chat", "Where is my mug?", *SHORT)
     assert done.code == 0
     assert "6 tokens" in done.err or "tokens/s" in done.err
-    assert "■" in done.err
+    assert done.err.count("\n") == 1
+    assert edge("chat", "Where is my mug?", *SHORT, "-q").err == ""
 
 
 def test_words_need_no_quotes(edge: Edge) -> None:

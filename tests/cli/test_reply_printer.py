@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgellm.cli.views.console import MEANINGS, STYLES
-from edgellm.cli.views.reply_printer import print_reply
+from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.engine import Context, Model
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
@@ -57,11 +57,12 @@ def test_every_source_has_a_colour_and_a_meaning() -> None:
 
 def test_the_answer_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     reply = scripted([*tokens(b"Hel", b"lo"), Notice("The verifier is gone."), *tokens(b"!", source=Source.DRAFT)])
-    print_reply(reply, as_json=False, explain=False, stats=False)
+    print_reply(reply, Display())
     shown = capsys.readouterr()
     assert shown.out == "Hello\n!\n"
     assert "The verifier is gone." in shown.err
-    assert "■ draft 1  ■ accepted 2" in shown.err
+    assert shown.err.endswith("3 tokens\n")
+    assert "■" not in shown.err
     assert "\x1b" not in shown.out + shown.err
 
 
@@ -74,7 +75,7 @@ THOUGHT = [
 
 
 def test_a_thought_is_no_part_of_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    print_reply(scripted(THOUGHT), as_json=False, explain=False, stats=True)
+    print_reply(scripted(THOUGHT), Display(stats=True))
     shown = capsys.readouterr()
     assert shown.out == "Hi\n"
     assert "hm" not in shown.err
@@ -83,7 +84,7 @@ def test_a_thought_is_no_part_of_stdout(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_an_empty_thought_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    print_reply(scripted([THOUGHT[0], THOUGHT[2], THOUGHT[3]]), as_json=False, explain=False, stats=False)
+    print_reply(scripted([THOUGHT[0], THOUGHT[2], THOUGHT[3]]), Display())
     assert "thought for" not in capsys.readouterr().err
 
 
@@ -94,7 +95,7 @@ def test_a_thought_is_dim_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None
         terminal = Terminal()
         monkeypatch.setattr(sys, "stdout", terminal)
         monkeypatch.setattr(sys, "stderr", terminal)
-        print_reply(scripted(events), as_json=False, explain=False, stats=False)
+        print_reply(scripted(events), Display())
         shown = terminal.getvalue()
         assert "\x1b[2mhm\x1b[0m\n" in shown
         assert shown.index("hm") < shown.index("thought for") < shown.index(after or "tokens")
@@ -102,7 +103,7 @@ def test_a_thought_is_dim_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_json_has_the_channel_of_each_token(capsys: pytest.CaptureFixture[str]) -> None:
     events = [*THOUGHT[:2], Token(5, b"\xc3", Source.VERIFIER, channel=Channel.THINKING), THOUGHT[3]]
-    print_reply(scripted(events), as_json=True, explain=False, stats=False)
+    print_reply(scripted(events), Display(as_json=True))
     *rows, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert [(row["channel"], row["text"]) for row in rows] == [
         ("thinking", ""), ("thinking", "hm"), ("thinking", "\ufffd"), ("answer", "Hi"),
@@ -112,7 +113,7 @@ def test_json_has_the_channel_of_each_token(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_characters_are_put_together_across_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    print_reply(scripted(tokens(b"caf", b"\xc3", b"\xa9", b" \xf0\x9f")), as_json=False, explain=False, stats=False)
+    print_reply(scripted(tokens(b"caf", b"\xc3", b"\xa9", b" \xf0\x9f")), Display())
     assert capsys.readouterr().out == "café \ufffd\n"
 
 
@@ -122,7 +123,7 @@ def test_a_model_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str])
         Notice("\x1b[2J"),
         Explanation(0, "\x1b[2J"),
     ]
-    print_reply(scripted(evil), as_json=False, explain=True, stats=True)
+    print_reply(scripted(evil), Display(explain=True, stats=True))
     shown = capsys.readouterr()
     assert "\x1b" not in shown.out + shown.err
     assert "\x07" not in shown.out
@@ -132,7 +133,7 @@ def test_a_model_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str])
 @given(st.lists(st.binary(max_size=5), max_size=8))
 def test_json_texts_joined_are_the_reply(capsys: pytest.CaptureFixture[str], pieces: list[bytes]) -> None:
     capsys.readouterr()
-    print_reply(scripted(tokens(*pieces)), as_json=True, explain=False, stats=False)
+    print_reply(scripted(tokens(*pieces)), Display(as_json=True))
     *rows, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert len(rows) == len(pieces)
     assert (
@@ -148,18 +149,18 @@ def test_json_goes_out_token_by_token(capsys: pytest.CaptureFixture[str]) -> Non
             yield token
             seen.append(capsys.readouterr().out.count("\n"))
 
-    print_reply(Reply(write, prompt_tokens=1, seed=0), as_json=True, explain=False, stats=False)
+    print_reply(Reply(write, prompt_tokens=1, seed=0), Display(as_json=True))
     assert seen == [1, 1, 1]
 
 
 def test_reasons_are_told_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     for explain in (True, False):
-        print_reply(scripted([Explanation(4, "drafted 3")]), as_json=False, explain=explain, stats=False)
+        print_reply(scripted([Explanation(4, "drafted 3")]), Display(explain=explain))
         assert ("round 4: drafted 3" in capsys.readouterr().err) == explain
 
 
 def test_stats_tell_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    print_reply(scripted(tokens(b"a")), as_json=False, explain=False, stats=True)
+    print_reply(scripted(tokens(b"a")), Display(stats=True))
     shown = capsys.readouterr().err
     for name in ("prompt tokens", "tokens/s", "verified", "of drafts accepted", "tokens per check", "verifier passes"):
         assert name in shown
@@ -175,9 +176,7 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> tuple[Terminal, Terminal]:
 
 def test_colours_show_the_source_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = at_terminal(monkeypatch)
-    print_reply(
-        scripted([*tokens(b"a\nb"), *tokens(b"c", source=Source.DRAFT)]), as_json=False, explain=False, stats=False
-    )
+    print_reply(scripted([*tokens(b"a\nb"), *tokens(b"c", source=Source.DRAFT)]), Display(colours=True))
     assert out.getvalue() == "\x1b[32ma\x1b[0m\n\x1b[32mb\x1b[0m\x1b[33mc\x1b[0m\n"
     assert "\x1b[33m■ draft 1" in err.getvalue()
 
@@ -186,8 +185,29 @@ def test_colours_show_the_source_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
 def test_no_colours_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     out, err = at_terminal(monkeypatch)
-    print_reply(scripted(tokens(b"a")), as_json=False, explain=False, stats=True)
+    print_reply(scripted(tokens(b"a")), Display(stats=True, colours=True))
     assert "\x1b" not in out.getvalue() + err.getvalue()
+
+
+def test_markdown_is_rendered_for_a_person_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = b"# Big\n\nSome **bold** `code`.\n"
+    print_reply(scripted(tokens(text)), Display())
+    assert capsys.readouterr().out == text.decode()
+    out, _ = at_terminal(monkeypatch)
+    print_reply(scripted(tokens(text)), Display())
+    assert "\x1b[1mbold\x1b[0m" in out.getvalue()
+    assert "**" not in out.getvalue()
+    monkeypatch.setenv("TERM", "dumb")
+    out, _ = at_terminal(monkeypatch)
+    print_reply(scripted(tokens(text)), Display())
+    assert out.getvalue() == text.decode()
+
+
+def test_a_quiet_reply_has_no_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    print_reply(scripted(tokens(b"a")), Display(quiet=True))
+    assert capsys.readouterr() == ("a\n", "")
 
 
 def test_ctrl_c_stops_the_reply_and_leaves_the_handler_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,7 +222,7 @@ def test_ctrl_c_stops_the_reply_and_leaves_the_handler_as_it_was(capsys: pytest.
             yield token
 
     before = signal.getsignal(signal.SIGINT)
-    summary = print_reply(Reply(write, prompt_tokens=1, seed=0), as_json=False, explain=False, stats=False)
+    summary = print_reply(Reply(write, prompt_tokens=1, seed=0), Display())
     assert summary.finish_reason == "cancelled"
     assert capsys.readouterr().out == "xxx\n"
     assert signal.getsignal(signal.SIGINT) is before
@@ -224,7 +244,7 @@ def test_ctrl_c_is_heard_while_llama_cpp_computes(verifier_model: Model, capsys:
                 context.decode(np.ones(1024, dtype=np.int32))
         yield from ()
 
-    summary = print_reply(Reply(write, prompt_tokens=1, seed=0), as_json=False, explain=False, stats=False)
+    summary = print_reply(Reply(write, prompt_tokens=1, seed=0), Display())
     assert summary.finish_reason == "cancelled"
     assert passes < 10
 
@@ -236,10 +256,10 @@ def test_a_second_ctrl_c_gets_through(capsys: pytest.CaptureFixture[str]) -> Non
         yield from tokens(b"x")
 
     with pytest.raises(KeyboardInterrupt):
-        print_reply(Reply(write, prompt_tokens=1, seed=0), as_json=False, explain=False, stats=False)
+        print_reply(Reply(write, prompt_tokens=1, seed=0), Display())
 
 
 def test_an_error_in_the_middle_ends_the_line_first(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError):
-        print_reply(scripted([*tokens(b"Hel"), RuntimeError("x")]), as_json=False, explain=False, stats=False)
+        print_reply(scripted([*tokens(b"Hel"), RuntimeError("x")]), Display())
     assert capsys.readouterr().out == "Hel\n"

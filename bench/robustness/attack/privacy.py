@@ -71,7 +71,7 @@ def _chat(home: Path, words: Sequence[str]) -> str:
         wait_for("type /help", 1)
         for number, line in enumerate((f"{PHRASE}\r", f"Say\\\r{PHRASE}\r", f"/{PHRASE}\r"), 1):
             os.write(own, line.encode())
-            wait_for("first after", number)
+            wait_for(" · ", number)
         while process.poll() is None and time.monotonic() < until:
             os.write(own, b"\x04")  # is lost if the prompt is not back yet
             if select.select([own], [], [], 0.5)[0]:
@@ -104,7 +104,7 @@ def typed_text(quick: bool) -> Found:
                     _edge(home, "history", "off")
                 shown = _chat(home, [*words, *([switch] if switch.startswith("--") else [])])
                 case = f"{' '.join(words) or 'chat'}, {switch}"
-                if "first after" not in shown:
+                if " · " not in shown:
                     wrong.append(f"{case}: no reply came: {shown[-200:]!r}")
                 if switch.startswith("history clear"):
                     before += len(_leftovers(home))

@@ -26,7 +26,7 @@ from edgellm.cli.model_options import (
 )
 from edgellm.cli.settings import renamed
 from edgellm.cli.views.console import Loading, announce, decode, is_terminal, say
-from edgellm.cli.views.reply_printer import print_reply
+from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.errors import InvalidOption
 
 
@@ -166,6 +166,12 @@ def chat(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per token, then a summary.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say why each chunk was verified or not.")] = False,
+    colors: Annotated[
+        bool,
+        typer.Option("--colors/--no-colors", help="On a terminal, show by colours which model wrote what, in place of "
+                     "rendered Markdown."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the reply without a line of figures.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print all figures of each reply.")] = False,
     *,
     hardware: HardwareOptions,
@@ -189,6 +195,7 @@ def chat(
         context_lookup=renamed(ctx, "precedents", precedents, "context_lookup", context_lookup), retrieval=retrieval,
         learn_profile=learn_profile, **thinking(think, reasoning_effort, template_arg),
     )  # fmt: skip
+    display = Display(as_json=as_json, explain=explain, stats=stats, quiet=quiet, colours=colors)
     texts = [(name, _read(Path(name))) for name in context or ()]
     question = " ".join(prompt) if prompt else None
     if not is_terminal(sys.stdin):
@@ -230,8 +237,8 @@ def chat(
         if question is None:
             from edgellm.cli.interactive import converse
 
-            return converse(session, explain=explain, stats=stats, history=history)
-        summary = print_reply(session.ask(question), as_json=as_json, explain=explain, stats=stats)
+            return converse(session, display, history=history)
+        summary = print_reply(session.ask(question), display)
         session.add_reply(summary)
         return INTERRUPTED if summary.finish_reason == "cancelled" else 0
 

@@ -112,6 +112,12 @@ def coloured(stream: TextIO) -> bool:
     return console.is_terminal and console.color_system is not None and not console.no_color
 
 
+def redrawable(stream: TextIO) -> bool:
+    """Return whether `stream` is a terminal on which the cursor can be moved."""
+    console = Console(file=stream)
+    return console.is_terminal and not console.is_dumb_terminal and not console.legacy_windows
+
+
 class _ErrorConsole(Console):
     """A console for stderr. It may be used from any thread, and a broken pipe does not stop the work."""
 
@@ -164,13 +170,15 @@ def emit(line: str) -> None:
 
 
 class TokenWriter:
-    """Writes tokens to stdout, coloured by source, and keeps track of whether the cursor is within a line.
+    """Writes tokens to stdout as they are, and keeps track of whether the cursor is within a line.
 
     Thoughts, whose source is THOUGHT, are dim, and written on a terminal only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_source: bool = False) -> None:
+        """`by_source`: on a terminal each token has the colour of its source."""
         self._stream = sys.stdout
+        self._by_source = by_source
         self._colour = coloured(self._stream)
         self.in_line = False
 
@@ -179,7 +187,7 @@ class TokenWriter:
             return
         text = harmless(text)
         self.in_line = not text.endswith("\n")
-        if self._colour:
+        if self._colour and (self._by_source or source == THOUGHT):
             style = _STYLES[source]
             text = "\n".join(style.render(line, color_system=ColorSystem.STANDARD) for line in text.split("\n"))
         self._stream.write(text)

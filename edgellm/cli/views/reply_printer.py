@@ -11,14 +11,15 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.views.console import MEANINGS, STYLES, THOUGHT, TokenWriter, emit, err, say, size
+from edgellm.cli.views.console import MEANINGS, STYLES, THOUGHT, TokenWriter, emit, err, redrawable, say, size
 from edgellm.cli.views.prompt_bar import PromptBar
 
 if TYPE_CHECKING:
@@ -26,35 +27,66 @@ if TYPE_CHECKING:
     from edgellm.spec.types import Explanation, Notice, Summary, Token
 
 
-def print_reply(reply: Reply, *, as_json: bool, explain: bool, stats: bool) -> Summary:
+@dataclass(frozen=True, slots=True)
+class Display:
+    """Settings of what is shown of a reply: JSON in place of text; why each chunk was verified or not; all figures, one
+    line of them, or with `quiet` none; `colours` that show who wrote each token, in place of rendered Markdown."""
+
+    as_json: bool = False
+    explain: bool = False
+    stats: bool = False
+    quiet: bool = False
+    colours: bool = False
+
+
+class Writer(Protocol):
+    """Writes a reply to stdout."""
+
+    def write(self, text: str, source: str) -> None:
+        """Write a token's text; `source`: THOUGHT, or the name of its source."""
+
+    def end_line(self) -> None:
+        """Write what is held back, and end the line if one is begun."""
+
+
+def print_reply(reply: Reply, display: Display) -> Summary:
     """Print a reply on stdout as it is generated, then its figures on stderr, and return its summary.
+
+    A terminal gets rendered Markdown; anything else gets the text as the model wrote it.
 
     Ctrl-C stops the reply; the summary's `finish_reason` then is `cancelled`. Raises what the reply raises.
     """
-    print_tokens = _print_json if as_json else _print_text
     reasons: list[Explanation] = []
-    if explain:
+    if display.explain:
         reply.listen(on_explain=reasons.append)
     with stoppable(reply):
-        sources = print_tokens(reply)
+        sources = _print_json(reply) if display.as_json else _print_text(reply, _writer(display.colours))
     summary = reply.summary
     for reason in reasons:
         about = "reply" if reason.round is None else f"round {reason.round}"
         say(f"{about}: {reason.text}", style="dim")
-    if as_json:
+    if display.as_json:
         emit(summary_json(summary))
-    else:
-        print_summary(summary, sources)
-    if stats:
+    elif not display.quiet:
+        print_summary(summary, sources if display.colours else Counter())
+    if display.stats:
         print_stats(summary)
     return summary
 
 
-def _print_text(reply: Reply) -> Counter[str]:
+def _writer(colours: bool) -> Writer:
+    if colours or not redrawable(sys.stdout):
+        return TokenWriter(by_source=colours)
+    from edgellm.cli.views.markdown_stream import MarkdownWriter
+
+    return MarkdownWriter()
+
+
+def _print_text(reply: Reply, writer: Writer) -> Counter[str]:
     from edgellm.spec.stream import Utf8
     from edgellm.spec.types import Channel
 
-    writer, texts, sources = TokenWriter(), {channel: Utf8() for channel in Channel}, Counter[str]()
+    texts, sources = {channel: Utf8() for channel in Channel}, Counter[str]()
     last, thought = "", _Thought()
 
     def notice(news: Notice) -> None:
@@ -96,7 +128,7 @@ class _Thought:
         if text and self._began is None:
             self._began = perf_counter()
 
-    def end(self, writer: TokenWriter) -> None:
+    def end(self, writer: Writer) -> None:
         """Print how long the thought was, once."""
         if self._began is not None:
             writer.end_line()
@@ -199,7 +231,7 @@ def summary_json(summary: Summary) -> str:
 
 
 def print_summary(summary: Summary, sources: Counter[str]) -> None:
-    """Print the legend with the counts of this reply, and its figures, on stderr."""
+    """Print a line of figures on stderr; before it, if there are `sources`, the legend with their counts."""
     console = err()
     if sources:
         legend = [Text(f"■ {source} {sources[source]}", style=STYLES[source]) for source in STYLES if sources[source]]
@@ -207,40 +239,20 @@ def print_summary(summary: Summary, sources: Counter[str]) -> None:
     console.print(Text(" · ".join(_headline(summary)), style="dim"))
 
 
-def _headline(summary: Summary) -> list[str]:
-    parts = [f"{summary.tokens} {'token' if summary.tokens == 1 else 'tokens'}"]
+_ENDS = {"length": "stopped at the length limit, see --max-tokens", "cancelled": "stopped by you"}
+
+
+def _headline(summary: Summary) -> Iterator[str]:
+    """Yield the figures that say the most."""
+    yield f"{summary.tokens} {'token' if summary.tokens == 1 else 'tokens'}"
     if summary.thinking_tokens:
-        parts.append(f"{summary.thinking_tokens} of them thought")
+        yield f"{summary.thinking_tokens} of them thought"
     if summary.tokens_per_second is not None:
-        parts.append(f"{summary.tokens_per_second:.1f} tokens/s")
-    if summary.ttft_ms is not None:
-        parts.append(f"first after {summary.ttft_ms:.0f} ms")
+        yield f"{summary.tokens_per_second:.{0 if summary.tokens_per_second >= 100 else 1}f} tokens/s"
     if summary.share_verified is not None:
-        parts.append(f"{summary.share_verified:.0%} verified")
-    if summary.acceptance_rate is not None:
-        parts.append(f"{summary.acceptance_rate:.0%} of drafts accepted")
-    if summary.mean_acceptance_length is not None:
-        parts.append(f"{summary.mean_acceptance_length:.2f} tokens per check")
-    if summary.retrieved:
-        parts.append(f"{summary.retrieved} copied")
-    if summary.verifier_passes_per_token:
-        parts.append(f"{summary.verifier_passes_per_token:.2f} verifier passes per token")
-    if summary.share_offloaded is not None and summary.share_offloaded < 1.0:
-        parts.append(f"{summary.share_offloaded:.0%} offloaded so far")
-    if summary.guesses_tried:
-        parts.append(f"{summary.guesses_hit} of {summary.guesses_tried} verdicts predicted")
-    return [*parts, *_bytes_and_end(summary)]
-
-
-def _bytes_and_end(summary: Summary) -> list[str]:
-    parts = []
-    if summary.bytes_up or summary.bytes_down:
-        parts.append(f"{size(summary.bytes_up)} up, {size(summary.bytes_down)} down")
-    elif summary.share_verified is not None:
-        parts.append("0 B up, 0 B down")
-    if summary.finish_reason != "stop":
-        parts.append({"length": "stopped at the length limit", "cancelled": "stopped by you"}[summary.finish_reason])
-    return parts
+        yield "all verified" if summary.share_verified == 1.0 else f"{summary.share_verified:.0%} verified"
+    if summary.finish_reason in _ENDS:
+        yield _ENDS[summary.finish_reason]
 
 
 def print_stats(summary: Summary) -> None:

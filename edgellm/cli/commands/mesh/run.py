@@ -114,7 +114,7 @@ def run(
     *,
     hardware: HardwareOptions,
 ) -> int:  # fmt: skip
-    from edgellm.cli.views.reply_printer import print_reply
+    from edgellm.cli.views.reply_printer import Display, print_reply
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.engine import ModelFile
     from edgellm.llm import compose
@@ -150,7 +150,7 @@ def run(
             say(opened.reason, style="dim")
         reports = Reports(opened, as_json=as_json)
         reply = opened.pair.reply(compose(question, system=system), reply_options)
-        summary = print_reply(reply, as_json=as_json, explain=explain, stats=False)
+        summary = print_reply(reply, Display(as_json=as_json, explain=explain))
         reports.reply_finished(summary)
         return INTERRUPTED if summary.finish_reason == "cancelled" else 0
 

@@ -1,0 +1,157 @@
+"""Markdown while it is written: the screen at the end is the same however the text came, and no word is lost."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgellm.cli.views.console import THOUGHT
+from edgellm.cli.views.markdown_stream import MarkdownWriter
+
+_STEP = re.compile(r"\x1b\[(\d*)([AJm])|\x1b\[[\d;]*m|.", re.DOTALL)
+
+
+class Screen(io.StringIO):
+    """A terminal that knows what it shows, and how often a row was written again."""
+
+    def __init__(self, width: int, height: int) -> None:
+        super().__init__()
+        self.width, self.height = width, height
+        self.rows, self.row, self.column = [""], 0, 0
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        super().write(text)
+        for step in _STEP.finditer(text):
+            if step[2] == "A":
+                self.row = max(self.row - int(step[1] or 1), len(self.rows) - self.height, 0)
+            elif step[2] == "J":
+                self.rows[self.row :] = [self.rows[self.row][: self.column]]
+            elif step[0] == "\r":
+                self.column = 0
+            elif step[0] == "\n" or (not step[0].startswith("\x1b") and self.column == self.width):
+                self.row, self.column = self.row + 1, 0
+                self.rows.extend([""] * (self.row + 1 - len(self.rows)))
+            if not step[0].startswith("\x1b") and step[0] not in "\r\n":
+                self.rows[self.row] = self.rows[self.row][: self.column].ljust(self.column) + step[0]
+                self.column += 1
+        return len(text)
+
+    @property
+    def shown(self) -> str:
+        return "\n".join(row.rstrip() for row in self.rows).rstrip()
+
+
+def shown(pieces: list[str], monkeypatch: pytest.MonkeyPatch, width: int = 60, height: int = 12) -> Screen:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("LINES", str(height))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", screen := Screen(width, height))
+    writer = MarkdownWriter()
+    for piece in pieces:
+        writer.write(piece, "accepted")
+        writer.draw()
+    writer.end_line()
+    return screen
+
+
+WORDS = st.lists(
+    st.sampled_from(["mug", "shelf", "**ladder**", "`drill`", "*the", "Friday", "~~film", "List<int>", "http://x.y/z"])
+)
+LINES = WORDS.map(" ".join).filter(bool)
+CODE = st.lists(
+    st.sampled_from(["x = 1", '    """text', "# note", "", "for mug in shelf:" + " pass" * 20]), max_size=40
+)
+BLOCKS = st.one_of(
+    LINES,
+    st.lists(LINES, min_size=1, max_size=3).map("\n".join),
+    LINES.map("## {}".format),
+    st.lists(LINES, min_size=1).map(lambda lines: "\n".join(f"- {line}" for line in lines)),
+    st.lists(LINES, min_size=1).map(lambda lines: "\n\n".join(f"{at}. {line}" for at, line in enumerate(lines, 1))),
+    LINES.map("> {}\n> quoted".format),
+    LINES.map("- item\n  - {}".format),
+    CODE.map(lambda lines: "\n".join(["```python", *lines, "```"])),
+    CODE.map(lambda lines: "\n".join(["```", *lines])),  # never closed
+    st.just("| mug | shelf |\n|---|--:|\n| red | 1 |\n| " + "long" * 20 + " | 2 |"),
+    st.just("[mug]: http://shelf.example/ladder\n![drill](friday.png) <http://film.example>\n<b>Friday</b>"),
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(BLOCKS, max_size=6).map("\n\n".join), st.data(), st.integers(20, 60), st.integers(4, 30))
+def test_the_screen_is_the_same_however_the_text_came(
+    monkeypatch: pytest.MonkeyPatch, text: str, data: st.DataObject, width: int, height: int
+) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=60)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = shown([text], monkeypatch, width, height).shown
+    assert letters(text) == letters(whole)
+    if height >= text.count("\n") + len(text) // 10:  # else rows that have left the screen cannot be mended
+        assert shown(pieces, monkeypatch, width, height).shown == whole
+
+
+def letters(text: str) -> str:
+    return re.sub(r"[^a-z]", "", text)
+
+
+def test_finished_blocks_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [f"Paragraph {number} is **here**.\n\n- one\n- two\n\n" for number in range(60)]
+    pieces = [word + " " for word in "".join(blocks).split(" ")]
+    screen = shown(pieces, monkeypatch)
+    assert screen.getvalue().count("Paragraph 7 is") <= 2
+    assert len(screen.getvalue()) < 8 * len("".join(blocks))
+
+
+def test_long_code_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"value_{number} = {number}\n" for number in range(300)]
+    screen = shown(["```python\n", *lines, "```\n"], monkeypatch)
+    assert screen.shown.count("value_") == 300
+    assert len(screen.getvalue()) < 12 * len("".join(lines))
+
+
+def test_code_that_a_notice_interrupts_goes_on_as_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", screen := Screen(60, 12))
+    writer = MarkdownWriter()
+    writer.write("```python\n# one **two**\n", "accepted")
+    writer.end_line()
+    writer.write("# three **four**\n```\nEnd **here**.", "accepted")
+    writer.end_line()
+    assert screen.shown == "```python\n# one **two**\n# three **four**\n```\n\nEnd here."
+
+
+def test_a_thought_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", screen := Screen(60, 12))
+    writer = MarkdownWriter()
+    writer.write("a **thought**", THOUGHT)
+    writer.end_line()
+    writer.write("an **answer**", "accepted")
+    writer.end_line()
+    assert screen.shown == "a **thought**\nan answer"
+
+
+def test_what_is_written_is_drawn_without_another_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", screen := Screen(60, 12))
+    writer = MarkdownWriter()
+    writer.write("an **ans", "accepted")
+    writer.write("wer**", "accepted")
+    until = time.monotonic() + 60
+    while screen.shown != "an answer":
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    writer.end_line()
+
+
+def test_a_control_character_does_not_reach_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = shown(["a \x1b]52;c;aGk=\x07 `\x9b2J`\n```\x1b[2J\n\x1b[2J\n```"], monkeypatch)
+    assert not re.search(r"\x1b[^\[]|\x1b\[2J|\x07|\x9b", screen.getvalue())
