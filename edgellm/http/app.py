@@ -201,6 +201,8 @@ def _advice(error: Mapping[str, Any]) -> str:
         kind = _KINDS["datetime"]
     if kind is not None:
         return f"Give {kind}."
+    if name == "none_required":
+        return "It is not supported here; leave it out."
     if name == "string_unicode":
         return "Give a text in valid Unicode."
     bound, figure = _BOUNDS.get(name, ("", ""))

@@ -30,7 +30,7 @@ KEY = "k" * 43
 ONE = "/conversations/{conversation_id}"
 REPLIES = (
     "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/api/chat",
-    "/api/generate",
+    "/api/generate", "/v1/responses",
 )  # fmt: skip
 OLLAMA = ("/api/tags", "/api/ps", "/api/version")
 PATHS = {

@@ -12,9 +12,10 @@ from pydantic import BaseModel, Field, JsonValue, model_validator
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
+from edgellm.http.dialects.blocks import BlockResponseBuilder
 from edgellm.http.dialects.dialect import Dialect, DialectRequest, arguments_of, chat_request
 from edgellm.http.handlers import RequestHandler
-from edgellm.http.schemas.builder import ResponseBuilder, TextDelta, WrittenReply, named_events
+from edgellm.http.schemas.builder import WrittenReply, named_events
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
 from edgellm.http.schemas.requests import MAX_TEXT, MAX_TOKENS, TOOL_NAME, ChatRequest, RequestModel, StopText
 from edgellm.http.schemas.responses import ChunkExtension, summary_extension
@@ -254,15 +255,13 @@ def _error(info: ErrorInfo) -> BaseModel:
     return AnthropicError(type="error", error=AnthropicErrorInfo(type=kind, message=info.message))
 
 
-class AnthropicResponseBuilder(ResponseBuilder):
-    """Builds a message, whole or as events: blocks of thoughts, text and calls, one after the other."""
+class AnthropicResponseBuilder(BlockResponseBuilder):
+    """Builds a message, whole or as events."""
 
     def __init__(self, model: str, _piece: Callable[[int], bytes]) -> None:
+        super().__init__()
         self._id, self._model = f"msg_{secrets.token_hex(12)}", model
         self._index = -1  # of the block being written
-        self._open = ""  # its type
-        self._space = ""  # held back until a text follows it
-        self._called = False
         self._prompt_tokens = 0
 
     def opening(self, prompt_tokens: int) -> list[bytes]:
@@ -271,35 +270,40 @@ class AnthropicResponseBuilder(ResponseBuilder):
         message = self._reply([], None, None, 0)
         return named_events({"type": "message_start", "message": message.model_dump(exclude_unset=True)})
 
-    def delta(self, delta: TextDelta) -> list[bytes]:
-        """See `ResponseBuilder.delta`."""
-        thought = delta.channel is Channel.THINKING
-        kind, text = ("thinking", delta.text) if thought else ("text", self._space + delta.text)
-        if self._open != kind and not text.strip():  # the line break before a call is no block
-            self._space = "" if thought else text
-            return []
-        self._space = ""
-        began = [] if self._open == kind else self._begin(kind, **{kind: ""}, **({"signature": ""} if thought else {}))
-        return [*began, *self._delta(f"{kind}_delta", **{kind: text})] if text else began
+    def begin_block(self, channel: Channel) -> list[bytes]:
+        """See `BlockResponseBuilder.begin_block`."""
+        if channel is Channel.THINKING:
+            return self._start({"type": "thinking", "thinking": "", "signature": ""})
+        return self._start({"type": "text", "text": ""})
 
-    def call(self, call: ToolCall) -> list[bytes]:
-        """See `ResponseBuilder.call`."""
-        self._called = True
-        began = self._begin("tool_use", id=call.id, name=call.name, input={})
-        return [*began, *self._delta("input_json_delta", partial_json=json.dumps(arguments_of(call))), *self._end()]
+    def block_text(self, channel: Channel, text: str) -> list[bytes]:
+        """See `BlockResponseBuilder.block_text`."""
+        if channel is Channel.THINKING:
+            return self._delta({"type": "thinking_delta", "thinking": text})
+        return self._delta({"type": "text_delta", "text": text})
 
-    def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
-        """See `ResponseBuilder.closing`."""
-        ended = self._end()
-        if not last:
-            return ended
-        reason, sequence = _stop_reason(summary, self._called)
-        usage = self._usage(summary.tokens).model_dump()
+    def end_block(self, channel: Channel, text: str) -> list[bytes]:  # noqa: ARG002
+        """See `BlockResponseBuilder.end_block`."""
+        signed = self._delta({"type": "signature_delta", "signature": ""}) if channel is Channel.THINKING else []
+        return [*signed, *named_events({"type": "content_block_stop", "index": self._index})]
+
+    def call_block(self, call: ToolCall) -> list[bytes]:
+        """See `BlockResponseBuilder.call_block`."""
+        return [
+            *self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}}),
+            *self._delta({"type": "input_json_delta", "partial_json": json.dumps(arguments_of(call))}),
+            *named_events({"type": "content_block_stop", "index": self._index}),
+        ]
+
+    def end(self, summary: Summary, called: bool) -> list[bytes]:
+        """See `BlockResponseBuilder.end`."""
+        reason, sequence = _stop_reason(summary, called)
         event = {
-            "type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": usage,
+            "type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": sequence},
+            "usage": self._usage(summary.tokens).model_dump(),
             "edgellm": summary_extension(summary).model_dump(exclude_unset=True),
         }  # fmt: skip
-        return [*ended, *named_events(event, {"type": "message_stop"})]
+        return named_events(event, {"type": "message_stop"})
 
     def failure(self, info: ErrorInfo) -> list[bytes]:
         """See `ResponseBuilder.failure`."""
@@ -335,21 +339,12 @@ class AnthropicResponseBuilder(ResponseBuilder):
             output_tokens=tokens,
         )  # fmt: skip
 
-    def _begin(self, kind: str, **fields: Any) -> list[bytes]:
-        ended = self._end()
-        self._index, self._open, self._space = self._index + 1, kind, ""
-        block = {"type": kind, **fields}
-        return [*ended, *named_events({"type": "content_block_start", "index": self._index, "content_block": block})]
+    def _start(self, block: dict[str, Any]) -> list[bytes]:
+        self._index += 1
+        return named_events({"type": "content_block_start", "index": self._index, "content_block": block})
 
-    def _delta(self, kind: str, **fields: Any) -> list[bytes]:
-        return named_events({"type": "content_block_delta", "index": self._index, "delta": {"type": kind, **fields}})
-
-    def _end(self) -> list[bytes]:
-        if not self._open:
-            return []
-        signed = self._delta("signature_delta", signature="") if self._open == "thinking" else []
-        self._open = ""
-        return [*signed, *named_events({"type": "content_block_stop", "index": self._index})]
+    def _delta(self, delta: dict[str, Any]) -> list[bytes]:
+        return named_events({"type": "content_block_delta", "index": self._index, "delta": delta})
 
 
 def _stop_reason(summary: Summary, called: bool) -> tuple[StopReason, str | None]:

@@ -26,6 +26,13 @@ PATHS: dict[str, dict[str, Any]] = {
         "messages": [SAID], "system": [{"type": "text", "text": "Be short."}], "tools": [TOOL],
         "tool_choice": {"type": "none"}, "thinking": {"type": "disabled"}, "model": "edgellm-verifier",
     },
+    "/v1/responses": {
+        "model": "edgellm-verifier", "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello."}]}],
+        "instructions": "Be short.", "store": False, "stream": False, "max_output_tokens": 1, "temperature": 0.5,
+        "top_p": 0.5, "tools": [{"type": "function", "name": "clock"}], "tool_choice": "none", "metadata": {"a": "b"},
+        "parallel_tool_calls": False, "text": {"format": {"type": "text"}}, "reasoning": {"effort": "none"},
+        "truncation": "auto", "user": "me", "background": False, "previous_response_id": None,
+    },
     "/api/chat": {
         "model": "edgellm-verifier", "messages": [SAID | {"tool_calls": [], "images": [], "thinking": ""}],
         "stream": False, "options": {"num_predict": 1, "temperature": 0.5, "top_k": 3, "stop": ["."], "seed": 1},
@@ -54,6 +61,9 @@ def message(path: str, answer: Any) -> str:
     if path.startswith("/api/"):
         assert set(answer) == {"error"}
         return answer["error"]
+    if path.startswith("/v1/responses"):
+        assert set(answer["error"]) == {"message", "type", "param", "code"}
+        return answer["error"]["message"]
     assert set(answer) == {"type", "error"}
     assert answer["type"] == "error"
     assert set(answer["error"]) == {"type", "message"}

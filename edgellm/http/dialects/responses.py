@@ -1,0 +1,475 @@
+"""OpenAI's Responses API: `/v1/responses`, stateless, or continued from an earlier response that this server keeps."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, Field, JsonValue, model_validator
+from starlette.responses import Response
+
+from edgellm.engine import ToolCall
+from edgellm.http.dialects.blocks import BlockResponseBuilder
+from edgellm.http.dialects.dialect import Dialect, DialectRequest, chat_request
+from edgellm.http.handlers import RequestHandler
+from edgellm.http.schemas.builder import WrittenReply, named_events
+from edgellm.http.schemas.errors import ApiError, ErrorInfo, ErrorResponse, error_responses, invalid_request
+from edgellm.http.schemas.requests import MAX_TEXT, MAX_TOKENS, TOOL_NAME, ChatRequest, RequestModel
+from edgellm.http.schemas.responses import ChunkExtension, summary_extension
+from edgellm.spec.types import Channel, Summary
+
+Turn: TypeAlias = dict[str, Any]
+"""A message of a chat completion."""
+_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+_MOST_KEPT = 256  # responses that can be continued
+_MOST_CHARACTERS = 2**24  # of all conversations that are kept
+
+
+class ResponsesPart(RequestModel):
+    type: str = Field(max_length=100, description=f"One of {', '.join(_PARTS)}: only text is understood.")
+    text: str = Field("", max_length=MAX_TEXT)
+    annotations: list[JsonValue] = Field([], description="Accepted as they came.")
+    logprobs: list[JsonValue] = Field([], description="Accepted as they came.")
+
+    @model_validator(mode="after")
+    def _is_text(self) -> Self:
+        if self.type not in _PARTS:
+            raise invalid_request(
+                f"The input has a part of type {self.type!r}, and the models here read only text. Leave that part out.",
+                "input",
+            )
+        return self
+
+
+Parts = Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[ResponsesPart], Field(max_length=1000)]
+
+
+class ResponsesItem(RequestModel):
+    """An item of the input, as clients write it or as it came in an output."""
+
+    type: str = Field("message", max_length=100, description=f"One of {', '.join(_ITEMS)}.")
+    role: Literal["system", "developer", "user", "assistant"] = "user"
+    content: Parts = ""
+    id: str = Field("", max_length=200)
+    status: str = Field("", max_length=40)
+    call_id: str = Field("", max_length=200)
+    name: str = Field("", max_length=200)
+    arguments: str = Field("{}", max_length=MAX_TEXT, description="A JSON object, as text.")
+    output: Parts = Field("", description="The result of a call.")
+    summary: list[ResponsesPart] = Field([], max_length=1000)
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        if self.type not in _ITEMS:
+            raise invalid_request(
+                f"The input has an item of type {self.type!r}, which is not supported here. Leave it out.", "input"
+            )
+        return self
+
+
+class ResponsesTool(RequestModel):
+    type: Literal["function"]
+    name: str = Field(pattern=TOOL_NAME)
+    description: str = Field("", max_length=MAX_TEXT)
+    parameters: dict[str, JsonValue] = Field({}, description="The JSON schema of the arguments.")
+    strict: bool = Field(False, description="Accepted; arguments are not forced to fit the schema.")
+
+
+class ResponsesToolChoice(RequestModel):
+    type: Literal["function"]
+    name: str = Field(max_length=200)
+
+
+class ResponsesFormat(RequestModel):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str = Field("", max_length=200)
+    description: str = Field("", max_length=MAX_TEXT)
+    strict: bool = Field(True, description="The schema is always kept.")
+    schema_: dict[str, JsonValue] | None = Field(None, alias="schema")
+
+
+class ResponsesText(RequestModel):
+    format: ResponsesFormat | None = None
+
+
+class ResponsesReasoning(RequestModel):
+    effort: str | None = Field(None, max_length=40, description="Level of thinking; none: no thought.")
+
+
+class ResponsesRequest(DialectRequest):
+    input: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[ResponsesItem], Field(max_length=4096)]
+    instructions: str = Field("", max_length=MAX_TEXT, description="The system prompt; not kept for later requests.")
+    previous_response_id: str | None = Field(None, max_length=200, description="Continue that conversation.")
+    store: bool = Field(True, description="Keep the conversation in this process, to be continued.")
+    stream: bool = False
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The longest reply, with its thought.")
+    temperature: float = Field(0.0, ge=0.0, le=2.0, description="0 is greedy, and the default here.")
+    top_p: float = Field(0.95, gt=0.0, le=1.0)
+    tools: list[ResponsesTool] = Field([], max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    text: ResponsesText | None = None
+    reasoning: ResponsesReasoning | None = None
+    truncation: Literal["auto", "disabled"] = Field("disabled", description="Accepted; what is too long is refused.")
+    metadata: dict[str, str] = Field({}, max_length=64, description="Sent back.")
+    user: str | None = Field(None, max_length=1000, description="Accepted, but neither used nor passed on.")
+    background: Literal[False] = False
+    conversation: None = Field(None, description="Not supported: use previous_response_id.")
+    prompt: None = Field(None, description="Not supported: send the text itself.")
+
+    def turns(self) -> list[Turn]:
+        """Return the input as messages of a chat completion."""
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        turns: list[Turn] = []
+        for item in self.input:
+            _add_item(turns, item)
+        return turns
+
+    def chat(self, turns: Sequence[Turn]) -> ChatRequest:
+        """Return the request for a chat completion of the conversation `turns`."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        choice: JsonValue = self.tool_choice if isinstance(self.tool_choice, str) else None
+        if isinstance(self.tool_choice, ResponsesToolChoice):
+            choice = {"type": "function", "function": {"name": self.tool_choice.name}}
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        tools = [
+            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_unset=True)}
+            for tool in self.tools
+        ]
+        return chat_request(
+            model=self.model, require_verified=self.require_verified, messages=[*system, *turns], stream=self.stream,
+            max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p, tools=tools,
+            tool_choice=choice, parallel_tool_calls=self.parallel_tool_calls, reasoning_effort=effort,
+            response_format=self._response_format(),
+        )  # fmt: skip
+
+    def _response_format(self) -> dict[str, Any] | None:
+        form = None if self.text is None else self.text.format
+        if form is None or form.type != "json_schema":
+            return None if form is None else {"type": form.type}
+        if form.schema_ is None:
+            raise invalid_request("text.format has no schema. Give it.", "text.format.schema")
+        return {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+
+
+def _plain(parts: str | list[ResponsesPart]) -> str:
+    return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+
+
+def _add_item(turns: list[Turn], item: ResponsesItem) -> None:
+    """Add an item of the input to `turns`: thoughts, texts and calls that follow each other are one turn."""
+    if item.type == "function_call_output":
+        turns.append({"role": "tool", "tool_call_id": item.call_id, "content": _plain(item.output)})
+        return
+    if item.type == "message" and item.role != "assistant":
+        turns.append({"role": item.role, "content": _plain(item.content)})
+        return
+    last = turns[-1] if turns and turns[-1]["role"] == "assistant" else None
+    if last is None or (item.type != "function_call" and (last["content"] or last["tool_calls"])):
+        last = {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": []}
+        turns.append(last)
+    if item.type == "reasoning":
+        last["reasoning_content"] += _plain(item.content) or _plain(item.summary)
+    elif item.type == "message":
+        last["content"] += _plain(item.content)
+    else:
+        last["tool_calls"].append({"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}})
+
+
+class ConversationStore:
+    """The conversations of past responses, in memory; the ones used longest ago are forgotten first."""
+
+    def __init__(self, most: int = _MOST_KEPT, most_characters: int = _MOST_CHARACTERS) -> None:
+        self._most, self._most_characters = most, most_characters
+        self._kept: OrderedDict[str, tuple[list[Turn], int]] = OrderedDict()
+        self._characters = 0
+        self._lock = threading.Lock()
+
+    def turns(self, response: str | None) -> list[Turn]:
+        """Return the conversation up to a response, none for None. Raises ApiError (400) where it is not kept."""
+        if response is None:
+            return []
+        with self._lock:
+            if response not in self._kept:
+                message = f"The response {response!r} is not kept here. Send the conversation itself, in input."
+                raise ApiError(
+                    ErrorInfo(400, message, param="previous_response_id", code="previous_response_not_found")
+                )
+            self._kept.move_to_end(response)
+            return list(self._kept[response][0])
+
+    def keep(self, response: str, turns: list[Turn]) -> None:
+        """Keep a conversation, which ends with the response of that id."""
+        size = sum(len(str(turn)) for turn in turns)
+        with self._lock:
+            self._kept[response] = (turns, size)
+            self._characters += size
+            while len(self._kept) > self._most or (self._characters > self._most_characters and self._kept):
+                _, (_, freed) = self._kept.popitem(last=False)
+                self._characters -= freed
+
+
+class ResponsesOutputText(BaseModel):
+    type: Literal["output_text", "reasoning_text"]
+    text: str
+    annotations: list[JsonValue] | None = None
+    logprobs: list[JsonValue] | None = None
+
+
+class ResponsesOutput(BaseModel):
+    """An item of an output; the fields are those of its type."""
+
+    id: str
+    type: Literal["message", "reasoning", "function_call"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"] | None = None
+    content: list[ResponsesOutputText] | None = None
+    summary: list[JsonValue] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ResponsesInputDetails(BaseModel):
+    cached_tokens: Literal[0] = 0
+
+
+class ResponsesOutputDetails(BaseModel):
+    reasoning_tokens: int
+
+
+class ResponsesUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: ResponsesInputDetails
+    output_tokens: int
+    output_tokens_details: ResponsesOutputDetails
+    total_tokens: int
+
+
+class ResponsesReply(BaseModel):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: dict[str, JsonValue] | None
+    incomplete_details: dict[str, JsonValue] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[ResponsesOutput]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: dict[str, JsonValue]
+    store: bool
+    temperature: float
+    text: dict[str, JsonValue]
+    tool_choice: JsonValue
+    tools: list[JsonValue]
+    top_p: float
+    truncation: str
+    usage: ResponsesUsage | None
+    edgellm: ChunkExtension | None = None
+
+
+class ResponsesBuilder(BlockResponseBuilder):
+    """Builds a response, whole or as events, and keeps the conversation that it ends."""
+
+    def __init__(
+        self, model: str, _piece: Callable[[int], bytes], *, request: ResponsesRequest,
+        keep: Callable[[str, Turn], None],
+    ) -> None:  # fmt: skip
+        """`keep` is called with the response's id and its message once it is written."""
+        super().__init__()
+        self._id, self._created, self._model = f"resp_{secrets.token_hex(12)}", int(time.time()), model
+        self._request, self._keep = request, keep
+        self._number = 0  # of the next event
+        self._output: list[ResponsesOutput] = []
+        self._item = ""  # the id of the item being written
+
+    def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
+        """See `ResponseBuilder.opening`."""
+        reply = self._reply("in_progress")
+        return [*self._event("response.created", response=reply), *self._event("response.in_progress", response=reply)]
+
+    def begin_block(self, channel: Channel) -> list[bytes]:
+        """See `BlockResponseBuilder.begin_block`."""
+        item = _text_item(channel, None)
+        self._item = item.id
+        return [
+            *self._event("response.output_item.added", output_index=len(self._output), item=item),
+            *self._part_event("added", part=_text_part(channel, "")),
+        ]
+
+    def block_text(self, channel: Channel, text: str) -> list[bytes]:
+        """See `BlockResponseBuilder.block_text`."""
+        more: dict[str, Any] = {} if channel is Channel.THINKING else {"logprobs": []}
+        return self._text_event(channel, "delta", delta=text, **more)
+
+    def end_block(self, channel: Channel, text: str) -> list[bytes]:
+        """See `BlockResponseBuilder.end_block`."""
+        more: dict[str, Any] = {} if channel is Channel.THINKING else {"logprobs": []}
+        item = _text_item(channel, text, self._item)
+        done = [
+            *self._text_event(channel, "done", text=text, **more),
+            *self._part_event("done", part=_text_part(channel, text)),
+            *self._event("response.output_item.done", output_index=len(self._output), item=item),
+        ]
+        self._output.append(item)
+        return done
+
+    def call_block(self, call: ToolCall) -> list[bytes]:
+        """See `BlockResponseBuilder.call_block`."""
+        item, index = _call_item(call), len(self._output)
+        begun = item.model_copy(update={"status": "in_progress", "arguments": ""})
+        self._output.append(item)
+        where: dict[str, Any] = {"item_id": item.id, "output_index": index}
+        name = "response.function_call_arguments"
+        return [
+            *self._event("response.output_item.added", output_index=index, item=begun),
+            *self._event(f"{name}.delta", delta=call.arguments, **where),
+            *self._event(f"{name}.done", arguments=call.arguments, name=call.name, **where),
+            *self._event("response.output_item.done", output_index=index, item=item),
+        ]
+
+    def end(self, summary: Summary, called: bool) -> list[bytes]:  # noqa: ARG002
+        """See `BlockResponseBuilder.end`."""
+        reply = self._ended(summary)
+        return self._event(f"response.{reply.status}", response=reply)
+
+    def failure(self, info: ErrorInfo) -> list[bytes]:
+        """See `ResponseBuilder.failure`."""
+        error: dict[str, JsonValue] = {"code": info.code or "server_error", "message": info.message}
+        return self._event("response.failed", response=self._reply("failed", error=error))
+
+    def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
+        """See `ResponseBuilder.whole`."""
+        (one,) = written
+        thought, text = one.text(Channel.THINKING).rstrip(), one.text()
+        text = text.strip() if one.calls else text
+        texts = ((Channel.THINKING, thought), (Channel.ANSWER, text))
+        self._output = [_text_item(channel, found) for channel, found in texts if found.strip()]
+        self._output += [_call_item(call) for call in one.calls]
+        return self._ended(one.summary)
+
+    def _ended(self, summary: Summary) -> ResponsesReply:
+        """Return the whole response, and keep it for later requests."""
+        texts = {item.type: "".join(part.text for part in item.content or ()) for item in self._output if item.content}
+        calls = [
+            {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+            for item in self._output
+            if item.type == "function_call"
+        ]
+        self._keep(
+            self._id,
+            {"role": "assistant", "content": texts.get("message", ""), "tool_calls": calls,
+             "reasoning_content": texts.get("reasoning", "")},
+        )  # fmt: skip
+        usage = ResponsesUsage(
+            input_tokens=summary.prompt_tokens, input_tokens_details=ResponsesInputDetails(cached_tokens=0),
+            output_tokens=summary.tokens,
+            output_tokens_details=ResponsesOutputDetails(reasoning_tokens=summary.thinking_tokens),
+            total_tokens=summary.prompt_tokens + summary.tokens,
+        )  # fmt: skip
+        cut: dict[str, JsonValue] | None = (
+            {"reason": "max_output_tokens"} if summary.finish_reason == "length" else None
+        )
+        status: Literal["incomplete", "completed"] = "completed" if cut is None else "incomplete"
+        return self._reply(status, incomplete_details=cut, usage=usage, edgellm=summary_extension(summary))
+
+    def _reply(
+        self, status: Literal["in_progress", "completed", "incomplete", "failed"], *,
+        error: dict[str, JsonValue] | None = None, incomplete_details: dict[str, JsonValue] | None = None,
+        usage: ResponsesUsage | None = None, **more: Any,
+    ) -> ResponsesReply:  # fmt: skip
+        asked = self._request
+        form = None if asked.text is None else asked.text.format
+        shown: dict[str, Any] = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)
+        effort = None if asked.reasoning is None else asked.reasoning.effort
+        choice = asked.tool_choice
+        return ResponsesReply(
+            id=self._id, object="response", created_at=self._created, status=status, error=error,
+            incomplete_details=incomplete_details, instructions=asked.instructions or None,
+            max_output_tokens=asked.max_output_tokens, metadata=asked.metadata, model=self._model,
+            output=list(self._output), parallel_tool_calls=asked.parallel_tool_calls,
+            previous_response_id=asked.previous_response_id, reasoning={"effort": effort, "summary": None},
+            store=asked.store, temperature=asked.temperature, text={"format": shown},
+            tool_choice=choice if isinstance(choice, str) else choice.model_dump(),
+            tools=[tool.model_dump(exclude_unset=True) for tool in asked.tools], top_p=asked.top_p,
+            truncation=asked.truncation, usage=usage, **more,
+        )  # fmt: skip
+
+    def _event(self, name: str, /, **fields: Any) -> list[bytes]:
+        data = {
+            key: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
+            for key, value in fields.items()
+        }
+        self._number += 1
+        return named_events({"type": name, "sequence_number": self._number - 1, **data})
+
+    def _part_event(self, name: str, **fields: Any) -> list[bytes]:
+        where: dict[str, Any] = {"item_id": self._item, "output_index": len(self._output), "content_index": 0}
+        return self._event(f"response.content_part.{name}", **where, **fields)
+
+    def _text_event(self, channel: Channel, name: str, **fields: Any) -> list[bytes]:
+        kind = "reasoning_text" if channel is Channel.THINKING else "output_text"
+        where: dict[str, Any] = {"item_id": self._item, "output_index": len(self._output), "content_index": 0}
+        return self._event(f"response.{kind}.{name}", **where, **fields)
+
+
+def _text_part(channel: Channel, text: str) -> ResponsesOutputText:
+    if channel is Channel.THINKING:
+        return ResponsesOutputText(type="reasoning_text", text=text)
+    return ResponsesOutputText(type="output_text", text=text, annotations=[], logprobs=[])
+
+
+def _text_item(channel: Channel, text: str | None, name: str | None = None) -> ResponsesOutput:
+    """Return the item of a thought or an answer, of the id `name`; None as `text`: it is being written."""
+    content = [] if text is None else [_text_part(channel, text)]
+    status: Literal["in_progress", "completed"] = "in_progress" if text is None else "completed"
+    if channel is Channel.THINKING:
+        name = name or f"rs_{secrets.token_hex(12)}"
+        return ResponsesOutput(id=name, type="reasoning", status=status, content=content, summary=[])
+    name = name or f"msg_{secrets.token_hex(12)}"
+    return ResponsesOutput(id=name, type="message", status=status, role="assistant", content=content)
+
+
+def _call_item(call: ToolCall) -> ResponsesOutput:
+    return ResponsesOutput(
+        id=f"fc_{secrets.token_hex(12)}", type="function_call", status="completed", call_id=call.id, name=call.name,
+        arguments=call.arguments or "{}",
+    )  # fmt: skip
+
+
+def _add(app: FastAPI, handler: RequestHandler) -> None:
+    store = ConversationStore()
+    stream: Mapping[int | str, dict[str, Any]] = {
+        200: {"description": "The response, whole or as events", "content": {"text/event-stream": {"schema": {}}}}
+    }
+
+    @app.post("/v1/responses", tags=["OpenAI"], summary="Reply to a conversation, perhaps a kept one",
+              response_model=ResponsesReply, responses={**stream, **error_responses()})  # fmt: skip
+    async def respond(body: ResponsesRequest, request: Request) -> Response:
+        turns = [*store.turns(body.previous_response_id), *body.turns()]
+
+        def keep(response: str, message: Turn) -> None:
+            if body.store:
+                store.keep(response, [*turns, message])
+
+        make_builder = partial(ResponsesBuilder, request=body, keep=keep)
+        return await handler.chat(body.chat(turns), request, make_builder, body.unknown())
+
+
+def _error(info: ErrorInfo) -> BaseModel:
+    return ErrorResponse(error=info)
+
+
+DIALECT = Dialect(("/v1/responses",), _error, _add)

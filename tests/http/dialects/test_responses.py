@@ -1,0 +1,207 @@
+"""OpenAI's Responses API, by its own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import openai
+import pydantic
+import pytest
+
+from edgellm.engine import Model
+from edgellm.http.dialects.responses import ConversationStore
+from edgellm.http.handlers import ServedModel
+from edgellm.http.schemas.errors import ApiError
+from edgellm.http.server import HttpServer
+from edgellm.llm import LLM
+from testkit.thinking_templates import ALWAYS, with_template
+from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
+from tests.http.test_tools import CALLS, TEMPLATE, Writer
+
+ASKED: Any = {"model": "edgellm-verifier", "input": QUESTION}
+TOOLS: Any = [
+    {"type": "function", "name": "get_weather", "description": "The weather", "strict": True, "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+        "additionalProperties": False}},
+    {"type": "function", "name": "clock", "description": "The time", "parameters": {"type": "object"}},
+]  # fmt: skip
+WEATHER: Any = [{"role": "user", "content": "How is the weather in Zürich?"}]
+
+
+def client_of(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none is needed", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def client(server: HttpServer) -> Iterator[openai.OpenAI]:
+    with client_of(server.url) as opened:
+        yield opened
+
+
+def test_a_response_is_the_text_of_a_chat_completion(client: openai.OpenAI, ask: Ask) -> None:
+    wanted = ask("POST", "/v1/chat/completions", conversation(max_tokens=40)).json
+    done = client.responses.create(**ASKED, max_output_tokens=40)
+    assert done.output_text == wanted["choices"][0]["message"]["content"]
+    assert (done.status, done.model, done.error) == ("completed", "edgellm-verifier", None)
+    assert done.usage is not None
+    assert (done.usage.input_tokens, done.usage.output_tokens) == (
+        wanted["usage"]["prompt_tokens"],
+        wanted["usage"]["completion_tokens"],
+    )
+    cut = client.responses.create(**ASKED, max_output_tokens=3)
+    assert cut.status == "incomplete"
+    assert cut.incomplete_details is not None
+    assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+def test_streams_add_up_to_the_whole_response(client: openai.OpenAI) -> None:
+    whole = client.responses.create(**ASKED, max_output_tokens=5)
+    with client.responses.stream(**ASKED, max_output_tokens=5) as stream:
+        events = list(stream)
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    assert text == last.response.output_text == whole.output_text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events if "delta" not in event.type] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+        "response.output_text.done", "response.content_part.done", "response.output_item.done", "response.incomplete",
+    ]  # fmt: skip
+    assert last.response.to_dict()["edgellm"]["summary"]["share_verified"] == 1.0  # type: ignore[index]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_can_be_continued(client: openai.OpenAI, ask: Ask, stream: bool) -> None:
+    first = {"role": "user", "content": QUESTION}
+    if stream:
+        with client.responses.stream(**ASKED, instructions="Be short.") as streamed:
+            done: Any = streamed.get_final_response()
+    else:
+        done = client.responses.create(**ASKED, instructions="Be short.")
+    more = client.responses.create(model="edgellm-verifier", input="And where?", previous_response_id=done.id)
+    turns = [first, {"role": "assistant", "content": done.output_text}, {"role": "user", "content": "And where?"}]
+    wanted = ask("POST", "/v1/chat/completions", {"messages": turns}).json
+    assert more.output_text == wanted["choices"][0]["message"]["content"]
+    assert more.usage is not None
+    assert more.usage.input_tokens == wanted["usage"]["prompt_tokens"]  # without the instructions
+    assert more.previous_response_id == done.id
+    by_hand: Any = [first, *done.output, {"role": "user", "content": "And where?"}]
+    again = client.responses.create(model="edgellm-verifier", input=by_hand)
+    assert again.output_text == more.output_text
+
+
+def test_a_response_that_is_not_kept_cannot_be_continued(client: openai.OpenAI) -> None:
+    done = client.responses.create(**ASKED, max_output_tokens=1, store=False)
+    with pytest.raises(openai.BadRequestError, match="is not kept here") as raised:
+        client.responses.create(**ASKED, previous_response_id=done.id)
+    assert raised.value.code == "previous_response_not_found"
+
+
+def test_few_conversations_are_kept() -> None:
+    store = ConversationStore(most=2, most_characters=1000)
+    turn = {"role": "user", "content": "x"}
+    for name in "abc":
+        store.keep(name, [turn])
+        store.turns("a" if name == "b" else None)  # used later than b
+    assert store.turns("a") == store.turns("c") == [turn]
+    with pytest.raises(ApiError):
+        store.turns("b")
+    store.keep("long", [{"role": "user", "content": "x" * 1001}])
+    for name in ("a", "c", "long"):
+        with pytest.raises(ApiError):
+            store.turns(name)
+
+
+class Plan(pydantic.BaseModel):
+    day: Literal["Monday", "Friday"]
+    hours: list[int] = pydantic.Field(min_length=1, max_length=3)
+
+
+def test_the_client_parses_a_reply_by_its_model(client: openai.OpenAI) -> None:
+    done = client.responses.parse(**ASKED, text_format=Plan, max_output_tokens=400)
+    assert isinstance(done.output_parsed, Plan)
+
+
+def test_what_is_refused(client: openai.OpenAI, ask: Ask) -> None:
+    image: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]
+    for more, said in (
+        ({"input": image}, "read only text"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "an item of type 'item_reference'"),
+        ({"background": True}, "background is True"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type is 'web_search'. Give one of 'function'"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format has no schema"),
+        ({"model": "gpt-5"}, "is not served here"),
+    ):
+        with pytest.raises(openai.APIStatusError, match=said):
+            client.responses.create(**{**ASKED, **more})
+    assert ask("POST", "/v1/responses", {**ASKED, "prompt": {"id": "x"}}).status == 400
+    answer = ask("POST", "/v1/responses", {**ASKED, "max_output_tokens": 1, "include": [], "service_tier": "auto"})
+    assert answer.headers["x-edgellm-ignored"] == "include, service_tier"
+    assert answer.headers["x-edgellm-verified"] == "1.0000"
+
+
+@pytest.fixture(scope="module")
+def writing(
+    f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Writer, openai.OpenAI]]:
+    """A server over a model whose template knows tools, and which writes what it is told."""
+    path = with_template(f32_pair[1], tmp_path_factory.mktemp("tools") / "tools.gguf", TEMPLATE)
+    with Model.load(path) as model:
+        writer = Writer(model)
+        with LLM(model, draft=None, verifier=writer) as pair, HttpServer(HOME) as server:
+            server.open(ServedModel(pair, "writer"))
+            with client_of(server.url) as opened:
+                yield writer, opened
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_tools_are_called_and_their_results_returned(writing: tuple[Writer, openai.OpenAI], kept: bool) -> None:
+    writer, client = writing
+    writer.says(CALLS)
+    done = client.responses.create(model="writer", input=WEATHER, tools=TOOLS)
+    assert [item.type for item in done.output] == ["message", "function_call", "function_call"]
+    assert done.output_text == "Wait."
+    call: Any = done.output[1]
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Zürich"})
+    with client.responses.stream(model="writer", input=WEATHER, tools=TOOLS) as stream:
+        streamed = stream.get_final_response()
+    assert [item.type for item in streamed.output] == [item.type for item in done.output]
+    second: Any = streamed.output[1]
+    assert json.loads(second.arguments) == {"city": "Zürich"}
+    writer.says("It rains.")
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    more: Any = {"input": [result], "previous_response_id": done.id}
+    asked: Any = more if kept else {"input": [*WEATHER, *done.output, result]}
+    again = client.responses.create(model="writer", tools=TOOLS, **asked)
+    assert again.output_text == "It rains."
+    order = [writer.prompt.index(part) for part in ("Zürich?", "Wait.", "<tool_call>get_weather", "rain<|end|>")]
+    assert order == sorted(order)
+
+
+def test_a_tool_is_forced(writing: tuple[Writer, openai.OpenAI]) -> None:
+    writer, client = writing
+    writer.says('{"city": "Bern"}}</tool_call>')
+    choice: Any = {"type": "function", "name": "get_weather"}
+    forced = client.responses.create(model="writer", input=WEATHER, tools=TOOLS, tool_choice=choice)
+    call: Any = forced.output[0]
+    assert (len(forced.output), json.loads(call.arguments)) == (1, {"city": "Bern"})
+
+
+def test_thoughts_are_items_of_their_own(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    path = with_template(f32_pair[1], tmp_path / "always.gguf", ALWAYS)
+    with LLM.open("none", path, threads=1) as pair, HttpServer(HOME) as server:
+        server.open(ServedModel(pair, "thinker"))
+        said = asker(server)("POST", "/v1/chat/completions", conversation(max_tokens=40)).json["choices"][0]["message"]
+        with client_of(server.url) as client:
+            done = client.responses.create(model="thinker", input=QUESTION, max_output_tokens=40)
+            thought: Any = done.output[0]
+            assert (thought.type, thought.content[0].text) == ("reasoning", said["reasoning_content"])
+            with client.responses.stream(model="thinker", input=QUESTION, max_output_tokens=40) as stream:
+                events = list(stream)
+            text = "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
+            assert text.rstrip() == said["reasoning_content"]
+            turns: Any = [{"role": "user", "content": QUESTION}, *done.output, {"role": "user", "content": "And now?"}]
+            assert client.responses.create(model="thinker", input=turns, max_output_tokens=4).usage is not None
