@@ -151,9 +151,19 @@ def limit(name: str, value: int, *, soft: bool = False) -> None:
 
 def address_space() -> int | None:
     """Return the bytes of address space that this process has; None where the system does not tell."""
+    return _pages(0)
+
+
+def mapped_memory() -> int | None:
+    """Return the bytes of files that this process has in memory; None where the system does not tell."""
+    return _pages(2)
+
+
+def _pages(column: int) -> int | None:
+    """Return the bytes in a column of this process's memory; None where the system does not tell."""
     if sys.platform == "linux":
         with suppress(OSError), open("/proc/self/statm", "rb") as pages:  # noqa: PTH123
-            return int(pages.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            return int(pages.read().split()[column]) * os.sysconf("SC_PAGE_SIZE")
     return None
 
 

@@ -57,6 +57,11 @@ Strict = Annotated[
     bool,
     typer.Option("--strict", help="Refuse HTTP requests with unknown parameters, which otherwise have no effect."),
 ]  # fmt: skip
+KeepAlive = Annotated[
+    str,
+    typer.Option(metavar="TIME", help="Role pair: time such as 5m, 1h or -1 (no end) for which a model that a request "
+                 "named stays in memory unused. The pair itself stays until another model needs its memory."),
+]  # fmt: skip
 Waiting = Annotated[int, typer.Option(metavar="N", help="Requests that may wait; more are refused.")]
 
 
@@ -73,6 +78,7 @@ class HTTPOptions:
     replies: int
     waiting: int
     strict: bool = False
+    keep_alive: str = "5m"
     paired_only: bool = False  # other programs on this machine are not trusted either: they need a key on loopback
 
 
@@ -86,6 +92,7 @@ def start_server(options: HTTPOptions) -> HttpServer | None:
     if not options.on:
         return None
     from edgellm.http.middleware import page_key
+    from edgellm.http.model_host import keep_alive_seconds
     from edgellm.http.server import HttpServer
     from edgellm.rpc.address import Address
 
@@ -102,7 +109,8 @@ def start_server(options: HTTPOptions) -> HttpServer | None:
     def start(at: Address) -> HttpServer:
         server = HttpServer(
             at, credentials=credentials, key=key, page_key=opener, names=names, replies=options.replies,
-            waiting=options.waiting, on_event=_print_event, strict=options.strict,
+            waiting=options.waiting, on_event=print_event, strict=options.strict,
+            keep_alive=keep_alive_seconds(options.keep_alive),
         )  # fmt: skip
         server.start()
         return server
@@ -169,11 +177,6 @@ def until_stopped(servers: Sequence[Server | None], hint: str = STOP_HINT) -> No
             signal.signal(number, handler)
 
 
-def served_name(model: str) -> str:
-    """Return the name under which a model is served: the name that the user gave, or the stem of a file."""
-    return Path(model).stem if model.endswith(".gguf") or ("/" in model and Path(model).exists()) else model
-
-
 def print_urls(server: HttpServer) -> None:
     """Print the addresses of the server."""
     say(f"Web page: {server.page_url}", style="bold")
@@ -216,5 +219,5 @@ def _host_names(host: str) -> list[str]:
     return [*hosts, *([node, f"{node}.local"] if node.replace("-", "").isalnum() and node.isascii() else [])]
 
 
-def _print_event(text: str) -> None:
+def print_event(text: str) -> None:
     say(f"{time.strftime('%H:%M:%S')}  {text}", style="yellow")

@@ -156,7 +156,8 @@ class Placed:
 
 
 def place(file: ModelFile, hardware: Hardware, taken: Counter[str], *, verifies: bool, sessions: int = 1) -> Placed:
-    """Return where a model goes beside what is `taken` of each device, to which its own bytes are added.
+    """Return where a model goes beside what is `taken` of each device, to which its own bytes are added. Less than
+    nothing is taken where memory will be given back.
 
     `verifies`: it has the context of a verifier, with `sessions` sequences. Raises what `fit` raises.
     """
@@ -177,7 +178,8 @@ def place(file: ModelFile, hardware: Hardware, taken: Counter[str], *, verifies:
         return [Context(model, n_ctx=n_ctx, n_seq=sessions, unified=sessions == 1, rolls_back=True, mtp=True)]
 
     fitted = fit(file, hardware, contexts, taken)
-    taken.update(fitted.taken - taken)
+    taken.clear()
+    taken.update(fitted.taken)
     return Placed(file, fitted.hardware, (fitted.reason, *reasons))
 
 
@@ -260,7 +262,7 @@ def _on_cards(
         if not short:
             _check_memory(file, chosen, use, taken)
             where = ", ".join(f"{use.on(card.name) / 1e9:.1f} GB of {card.name}" for card in cards if use.on(card.name))
-            return Fitted(chosen, f"{_layers(layers)} on graphics cards: {where}", taken + use.by_device)
+            return Fitted(chosen, f"{_layers(layers)} on graphics cards: {where}", _added(taken, use.by_device))
         if hardware.gpu_layers is not None:
             raise MemoryShort(
                 f"{file.path.name} with {_layers(layers)} on graphics cards takes {short}.",
@@ -278,11 +280,19 @@ def _on_processor(file: ModelFile, hardware: Hardware, contexts: Contexts, taken
     chosen = replace(hardware, gpu_layers=0)
     weights = sum(tensor.nbytes for tensor in file.header.tensors)
     length = hardware.n_ctx or _CONTEXTS[0]
-    if weights + length * cache_bytes_per_token(file.header) < _PLENTY * (free_memory() - taken["CPU"]):
-        return Fitted(chosen, reason, taken + Counter(CPU=weights))
+    estimate = weights + length * cache_bytes_per_token(file.header)
+    if estimate < _PLENTY * (free_memory() - taken["CPU"]):
+        return Fitted(chosen, reason, _added(taken, Counter(CPU=estimate)))
     use = reckon(file, chosen, contexts)
     _check_memory(file, chosen, use, taken)
-    return Fitted(chosen, reason, taken + use.by_device)
+    return Fitted(chosen, reason, _added(taken, use.by_device))
+
+
+def _added(taken: Counter[str], more: Counter[str]) -> Counter[str]:
+    """Return the sum, also where it is negative, which the operator leaves out."""
+    total = Counter(taken)
+    total.update(more)
+    return total
 
 
 def _check_memory(file: ModelFile, hardware: Hardware, use: MemoryUse, taken: Counter[str]) -> None:

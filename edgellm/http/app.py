@@ -21,8 +21,8 @@ from edgellm.http.handlers import IGNORED, RequestHandler
 from edgellm.http.metrics import CONTENT_TYPE
 from edgellm.http.middleware import redact
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info, error_responses
-from edgellm.http.schemas.requests import ChatRequest, CompletionRequest
-from edgellm.http.schemas.responses import ChatCompletion, Completion, Health, ModelInfo, ModelList
+from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, UnloadRequest
+from edgellm.http.schemas.responses import ChatCompletion, Completion, Health, ModelInfo, ModelList, Unloaded
 from edgellm.http.status import ServerStatus, server_status
 
 _MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
@@ -57,11 +57,12 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
         f" header {IGNORED} of the response names them. A strict server refuses them.",
     )  # fmt: skip
     _add_error_handlers(app, handler)
+    _add_models(app, handler)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["server"], summary="Whether requests are accepted", responses=error_responses(503))
     def health() -> Health:
-        handler.check_ready()
+        _ = handler.models.default_name
         return Health()
 
     @app.get("/status", tags=["server"], summary="The page's data: models, devices, links",
@@ -83,17 +84,6 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
     def metrics() -> Response:
         return Response(handler.metrics.text(), media_type=CONTENT_TYPE)
 
-    @app.get("/v1/models", tags=["OpenAI"], summary="The served model", responses=error_responses(503))
-    def models() -> ModelList:
-        served = handler.check_ready()
-        return ModelList(data=[] if served is None else [served.info()])
-
-    @app.get("/v1/models/{model:path}", tags=["OpenAI"], summary="One model", responses=error_responses(404, 503))
-    def model(model: str) -> ModelInfo:
-        served = handler.served_model()
-        served.check_name(model)
-        return served.info()
-
     @app.post("/v1/chat/completions", tags=["OpenAI"], summary="Reply to a conversation",
               response_model=ChatCompletion, responses=_STREAM | error_responses())  # fmt: skip
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -110,6 +100,23 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
         for method in methods.values():
             method["responses"].pop("422", None)  # FastAPI's own error, which ours replaces
     return app
+
+
+def _add_models(app: FastAPI, handler: RequestHandler) -> None:
+    """Add the paths that list and unload models."""
+
+    @app.get("/v1/models", tags=["OpenAI"], summary="The models that requests can name", responses=error_responses(503))
+    async def models() -> ModelList:
+        return ModelList(data=await handler.models.infos())
+
+    @app.get("/v1/models/{model:path}", tags=["OpenAI"], summary="One model", responses=error_responses(404, 503))
+    async def model(model: str) -> ModelInfo:
+        return await handler.models.info(model)
+
+    @app.post("/models/unload", tags=["server"], summary="Remove a model from memory once no request uses it",
+              responses=error_responses())  # fmt: skip
+    async def unload(body: UnloadRequest) -> Unloaded:
+        return Unloaded(model=body.model, unloaded=await handler.models.unload(body.model))
 
 
 def _add_error_handlers(app: FastAPI, handler: RequestHandler) -> None:

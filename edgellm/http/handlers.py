@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter, time
-from typing import TypeVar
+from time import perf_counter
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -22,10 +22,11 @@ from edgellm.http.admission import STOPPING, Admission, FairLock
 from edgellm.http.mesh_status import MeshRecorder, PlanOut
 from edgellm.http.metrics import Metrics
 from edgellm.http.middleware import redact, unredacted
+from edgellm.http.model_host import KEEP_ALIVE, Lease, ModelCatalog, ModelHost, Opener, ServedModel, keep_alive_seconds
 from edgellm.http.schemas.builder import MakeBuilder, ResponseBuilder, TextDelta, WrittenReply, json_bytes
-from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
+from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, GenerationRequest
-from edgellm.http.schemas.responses import ChatResponseBuilder, CompletionResponseBuilder, ModelInfo
+from edgellm.http.schemas.responses import ChatResponseBuilder, CompletionResponseBuilder
 from edgellm.http.streaming import Event, ReadReply, ReplyTask, StartReply, TokenTimes, stream_pieces
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
@@ -44,40 +45,26 @@ def header_names(names: Iterable[str]) -> list[str]:
     return [re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:_MAX_NAME] for name in sorted(names)[:_MAX_NAMED]]
 
 
-LOADING = ErrorInfo(503, "The model is being loaded. Try again soon.", SERVER, code="loading", retry_after=1.0)
+SIGN_OF_LIFE = 10.0  # seconds between signs of a stream that waits for a model, a slot or its first token
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A pair and the name that it is served by. `in_turns`: replies compute on this device's processor, round by round.
+class PreparedReply:
+    """How a reply is written, with which options, and the builder of its responses."""
 
-    `options` are the choices that requests do not make. `recorder` records what the devices of a mesh do for a reply.
-    """
+    write: Callable[..., Reply]
+    options: ReplyOptions
+    builder: ResponseBuilder
 
-    pair: LLM
-    name: str
-    in_turns: bool = True
-    options: ReplyOptions = field(default_factory=ReplyOptions)
-    recorder: MeshRecorder | None = None
-    created: int = field(default_factory=lambda: int(time()))
 
-    def info(self) -> ModelInfo:
-        return ModelInfo(id=self.name, created=self.created, context_length=self.pair.context_length)
+@dataclass(frozen=True, slots=True)
+class BegunReply:
+    """A reply being written, and the first event of its stream."""
 
-    def check_name(self, name: str | None) -> None:
-        """Raise ApiError (404) where `name` is another model's."""
-        if name not in (None, self.name):
-            message = f"The model {name!r} is not served here. Ask for {self.name!r}, or leave model out."
-            raise ApiError(ErrorInfo(404, message, code="model_not_found", param="model"))
-
-    def options_for(self, request: GenerationRequest) -> ReplyOptions:
-        """Return the options of a reply to `request`.
-
-        Raises:
-            ApiError, InvalidOption: the parameters contradict each other, or are out of range.
-        """
-        self.check_name(request.model)
-        return request.options(self.options, self.pair.context_length)
+    task: ReplyTask
+    first: Event | None
+    events: AsyncIterator[Event]
+    builder: ResponseBuilder
 
 
 class RequestHandler:
@@ -91,44 +78,31 @@ class RequestHandler:
         *,
         anonymous: bool = False,
         strict: bool = False,
+        keep_alive: float = KEEP_ALIVE,
     ) -> None:
         """`replies` are written at once, and up to `waiting` requests wait. `on_error` is called with a sentence for an
         unexpected error. `anonymous`: clients show no key, and so learn nothing about other devices. `strict`: requests
-        with unknown parameters are refused."""
+        with unknown parameters are refused. `keep_alive` as for `ModelHost`."""
         self.anonymous, self._strict = anonymous, strict
         self.admission = Admission(replies, waiting)
+        self.models = ModelHost(keep_alive, waiting)
         self.metrics = Metrics(self.admission)
         self.plan: PlanOut | None = None
         self.rtt_ms: float | None = None  # of the last reply that reported one
-        self._served: ServedModel | None = None
-        self._no_model_reason = ""
         self._fair_lock = FairLock()
         self._executor = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
         self._tasks: set[ReplyTask] = set()
         self._on_error = on_error
 
-    def open(self, served: ServedModel, plan: PlanOut | None = None) -> None:
-        """Answer requests from `served` from now on, and show `plan` on the page."""
+    def open(
+        self, served: ServedModel, plan: PlanOut | None = None, *, opener: Opener | None = None,
+        catalog: ModelCatalog | None = None,
+    ) -> None:  # fmt: skip
+        """Answer requests from now on, and show `plan` on the page; the rest as for `ModelHost.open`."""
         self.plan = plan
         if served.pair.verifier_up is not None:
             self.metrics.watch_verifier(served.pair.verifier_up)
-        self._served = served
-
-    def open_without_model(self, reason: str) -> None:
-        """Answer requests for a reply with `reason`, and all others as usual."""
-        self._no_model_reason = reason
-
-    def check_ready(self) -> ServedModel | None:
-        """Return the served model, None where there is none. Raises ApiError (503) while it is being loaded."""
-        if self._served is None and not self._no_model_reason:
-            raise ApiError(LOADING)
-        return self._served
-
-    def served_model(self) -> ServedModel:
-        """Return the served model. Raises ApiError while it is being loaded (503), or where there is none (404)."""
-        if (served := self.check_ready()) is None:
-            raise ApiError(ErrorInfo(404, self._no_model_reason, code="model_not_found"))
-        return served
+        self.models.open(served, opener=opener, catalog=catalog)
 
     async def chat(
         self, request: ChatRequest, http: Request, make_builder: MakeBuilder | None = None,
@@ -140,36 +114,43 @@ class RequestHandler:
         are `ignored`.
 
         Raises:
-            ApiError: the model is not ready or another one, parameters contradict each other, the queue is full, or the
+            ApiError: the model is not ready or is not here, parameters contradict each other, the queue is full, or the
                 reply failed before its first token.
             InvalidOption: a parameter is out of range.
         """
-        served = self.served_model()
-        options, messages = served.options_for(request), request.turns()
-        make_builder = make_builder or partial(ChatResponseBuilder, include_usage=request.include_usage)
-        builder = make_builder(served.name, served.pair.piece)
-        names = request.unknown() if ignored is None else ignored
-        return await self._respond(request, http, served, partial(served.pair.reply, messages), options, builder, names)
+        messages, names = request.turns(), request.unknown() if ignored is None else ignored
+        make = make_builder or partial(ChatResponseBuilder, include_usage=request.include_usage)
+
+        def prepare(served: ServedModel) -> PreparedReply:
+            builder = make(served.name, served.pair.piece)
+            return PreparedReply(partial(served.pair.reply, messages), served.options_for(request), builder)
+
+        return await self._respond(request, http, prepare, make, names)
 
     async def complete(
         self, request: CompletionRequest, http: Request, make_builder: MakeBuilder | None = None,
         ignored: Iterable[str] | None = None,
     ) -> Response:  # fmt: skip
         """Return the continuation of a text, as `chat` does. Raises what `chat` raises."""
-        served = self.served_model()
-        options, prompt = served.options_for(request), request.text_or_ids()
-        make_builder = make_builder or partial(CompletionResponseBuilder, include_usage=request.include_usage)
-        builder = make_builder(served.name, served.pair.piece)
-        names = request.unknown() if ignored is None else ignored
-        write = partial(served.pair.complete, prompt)
-        return await self._respond(request, http, served, write, options, builder, names)
+        prompt, names = request.text_or_ids(), request.unknown() if ignored is None else ignored
+        make = make_builder or partial(CompletionResponseBuilder, include_usage=request.include_usage)
+
+        def prepare(served: ServedModel) -> PreparedReply:
+            builder = make(served.name, served.pair.piece)
+            return PreparedReply(partial(served.pair.complete, prompt), served.options_for(request), builder)
+
+        return await self._respond(request, http, prepare, make, names)
 
     async def count_tokens(self, request: ChatRequest, http: Request, ignored: Iterable[str]) -> int | Response:
         """Return how many tokens the prompt of a conversation has. Raises what `chat` raises."""
-        served = self.served_model()
-        options, messages = served.options_for(request), request.turns()
+        messages = request.turns()
         self.check_known(header_names(ignored))
-        ids = await self.compute(http, lambda left: served.pair.prompt_ids(messages, options, left))
+        lease = await self.models.lease(request.model)
+        try:
+            pair, options = lease.served.pair, lease.served.options_for(request)
+            ids = await self.compute(http, lambda left: pair.prompt_ids(messages, options, left))
+        finally:
+            lease.release()
         return ids if isinstance(ids, Response) else len(ids)
 
     async def compute(self, http: Request, work: Callable[[Callable[[], bool]], Result]) -> Result | Response:
@@ -193,24 +174,54 @@ class RequestHandler:
             disconnect.cancel()
 
     async def _respond(
-        self, request: GenerationRequest, http: Request, served: ServedModel, write: Callable[..., Reply],
-        options: ReplyOptions, builder: ResponseBuilder, ignored: Iterable[str],
+        self, request: GenerationRequest, http: Request, prepare: Callable[[ServedModel], PreparedReply],
+        make_builder: MakeBuilder, ignored: Iterable[str],
     ) -> Response:  # fmt: skip
+        """Return a reply by the model that `request` names, which `prepare` is called with once it is in memory."""
         names = header_names(ignored)
-        self._check(request, http, served, options, names)
-        starts = [
-            partial(_started, write, replace(options, seed=None if options.seed is None else options.seed + number))
-            for number in range(request.n)
-        ]
-        requested_at = perf_counter()
+        self.check_known(names)
+        headers = {IGNORED: ", ".join(names)} if names else {}
         disconnect = asyncio.create_task(_wait_for_disconnect(http.receive))
-        task: ReplyTask | None = None
+        begin = asyncio.ensure_future(self._begin(request, http, prepare, disconnect))
         stream: StreamingResponse | None = None
         try:
-            if not await self._admit(disconnect):
+            # an error before the first token gets its own status, unless that takes long
+            await asyncio.wait({begin}, timeout=SIGN_OF_LIFE if request.stream else None)
+            begun = begin.result() if begin.done() else None
+            if begin.done() and begun is None:
                 return Response(status_code=499)
+            if begun is not None and not request.stream:
+                return await _collect(begun.task, begun.events, begun.builder, headers)
+            waiting = make_builder(request.model or "", bytes)
+            pieces = self._pieces(begin, disconnect, waiting)
+            stream = StreamingResponse(pieces, media_type=waiting.media_type, headers=headers)
+            return stream
+        finally:
+            if stream is None:
+                disconnect.cancel()
+                _discard(begin)
+
+    async def _begin(
+        self, request: GenerationRequest, http: Request, prepare: Callable[[ServedModel], PreparedReply],
+        disconnect: asyncio.Task[None],
+    ) -> BegunReply | None:  # fmt: skip
+        """Begin a reply, of a stream up to its first event. Return None where the client leaves first."""
+        requested_at = perf_counter()
+        keep_alive = None if request.keep_alive is None else keep_alive_seconds(request.keep_alive)
+        lease = await _unless_left(self.models.lease(request.model, keep_alive), disconnect, Lease.release)
+        if lease is None:
+            return None
+        task: ReplyTask | None = None
+        try:
+            served, prepared = lease.served, prepare(lease.served)
+            options = prepared.options
+            self._check_verified(request, http, served, options)
+            seeds = (None if options.seed is None else options.seed + number for number in range(request.n))
+            starts = [partial(_started, prepared.write, replace(options, seed=seed)) for seed in seeds]
+            if not await self._admit(disconnect):
+                return None
             task = self._start(
-                served,
+                lease,
                 starts,
                 disconnect,
                 requested_at,
@@ -218,26 +229,47 @@ class RequestHandler:
                 read=partial(_read, served.pair, options, _most_calls(request)) if options.tools else iter,
             )
             events = task.events()
-            headers = {IGNORED: ", ".join(names)} if names else {}
-            if not request.stream:
-                return await _collect(task, events, builder, headers)
-            first = await anext(events, None)  # an error before the first token gets its own status
-            pieces = stream_pieces(task, first, events, builder)
-            stream = StreamingResponse(pieces, media_type=builder.media_type, headers=headers)
-            return stream
+            first = await anext(events, None) if request.stream else None
+            begun, task = BegunReply(task, first, events, prepared.builder), None
+            return begun
         finally:
-            if stream is None:
-                disconnect.cancel()
-                if task is not None:
-                    task.cancel()
+            if task is not None:
+                task.cancel()
+            if not lease.used:
+                lease.release()
 
-    def _check(
-        self, request: GenerationRequest, http: Request, served: ServedModel, options: ReplyOptions,
-        ignored: Sequence[str],
-    ) -> None:  # fmt: skip
-        """Raise ApiError where a strict server does not know a parameter, or unverified text would be certain though
-        `require_verified` asks for none."""
-        self.check_known(ignored)
+    async def _pieces(
+        self, begin: asyncio.Future[BegunReply | None], disconnect: asyncio.Task[None], waiting: ResponseBuilder
+    ) -> AsyncIterator[bytes]:
+        """Yield the pieces of a stream. Until it begins, they are those of `waiting`."""
+        try:
+            while not begin.done():
+                for piece in waiting.waiting():
+                    yield piece
+                await asyncio.wait({begin}, timeout=SIGN_OF_LIFE)
+            try:
+                begun = begin.result()
+            except Exception as error:  # noqa: BLE001  the client gets to know any error
+                self.report_unexpected(error)
+                for piece in waiting.failure(self.error_info(error)):
+                    yield piece
+                return
+            if begun is not None:
+                async for piece in stream_pieces(begun.task, begun.first, begun.events, begun.builder):
+                    yield piece
+        finally:
+            disconnect.cancel()
+            _discard(begin)
+
+    def error_info(self, error: BaseException) -> ErrorInfo:
+        """Return what a client gets to know of an error."""
+        info = error_info(error)
+        return replace(info, message=redact(info.message)) if self.anonymous else info
+
+    def _check_verified(
+        self, request: GenerationRequest, http: Request, served: ServedModel, options: ReplyOptions
+    ) -> None:
+        """Raise ApiError where unverified text would be certain though `require_verified` asks for none."""
         if not requires_verified(request, http):
             return
         if served.pair.verifier_name is None:
@@ -261,6 +293,7 @@ class RequestHandler:
     async def shut_down(self, grace: float) -> None:
         """Refuse new requests, give replies `grace` seconds to end, then cancel them."""
         self.admission.close(STOPPING)
+        self.models.stop_loading()
         try:
             async with asyncio.timeout(grace):
                 await self.admission.wait_until_empty()
@@ -270,26 +303,27 @@ class RequestHandler:
             await self.admission.wait_until_empty()
 
     def close(self) -> None:
+        """Close what was opened here. Call it after the event loop has ended."""
         self._executor.shutdown(wait=False)
+        self.models.close()
 
     async def _admit(self, disconnect: asyncio.Task[None]) -> bool:
         """Wait for a slot; return False where the client leaves first."""
-        acquire = asyncio.ensure_future(self.admission.acquire())
         try:
-            await asyncio.wait({acquire, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-            if acquire.done():
-                acquire.result()
-            return acquire.done()
+            return await _unless_left(self._acquire(), disconnect) is not None
         except ApiError:
             self.metrics.count_refused()
             raise
-        finally:
-            acquire.cancel()
+
+    async def _acquire(self) -> bool:
+        await self.admission.acquire()
+        return True
 
     def _start(
-        self, served: ServedModel, starts: Sequence[StartReply], disconnect: asyncio.Task[None], requested_at: float,
+        self, lease: Lease, starts: Sequence[StartReply], disconnect: asyncio.Task[None], requested_at: float,
         *, verified: bool, read: ReadReply,
     ) -> ReplyTask:  # fmt: skip
+        served = lease.use()
         lock = self._fair_lock if served.in_turns else nullcontext()
         redaction = redact if self.anonymous else unredacted
         task = ReplyTask(
@@ -297,7 +331,7 @@ class RequestHandler:
         )
         self._tasks.add(task)
         run = asyncio.get_running_loop().run_in_executor(self._executor, partial(_run, task, served.recorder))
-        run.add_done_callback(partial(self._finished, task, perf_counter()))
+        run.add_done_callback(partial(self._finished, task, lease, perf_counter()))
         disconnect.add_done_callback(lambda _: task.cancel())
         return task
 
@@ -306,8 +340,11 @@ class RequestHandler:
         if summary is not None and summary.rtt_ms is not None:
             self.rtt_ms = summary.rtt_ms
 
-    def _finished(self, task: ReplyTask, started_at: float, run: asyncio.Future[BaseException | None]) -> None:
+    def _finished(
+        self, task: ReplyTask, lease: Lease, started_at: float, run: asyncio.Future[BaseException | None]
+    ) -> None:
         self._tasks.discard(task)
+        lease.release()
         self.admission.release(perf_counter() - started_at)
         if (error := run.result()) is not None:
             self.report_unexpected(error)
@@ -327,6 +364,29 @@ def _run(task: ReplyTask, recorder: MeshRecorder | None) -> BaseException | None
         return task.run()
     finally:
         recorder.reply_finished(task.summary)
+
+
+async def _unless_left(
+    wanted: Coroutine[Any, Any, Result], disconnect: asyncio.Task[None], undo: Callable[[Result], None] | None = None
+) -> Result | None:
+    """Return what `wanted` does, None where the client leaves first; `undo` is called with what nobody gets."""
+    task = asyncio.ensure_future(wanted)
+    taken = False
+    try:
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        taken = task.done()
+        return task.result() if taken else None
+    finally:
+        if not taken and not task.cancel() and undo is not None and task.exception() is None:
+            undo(task.result())
+
+
+def _discard(begin: asyncio.Future[BegunReply | None]) -> None:
+    """Cancel a reply that nobody wants any more."""
+    if not begin.done():
+        begin.cancel()
+    elif not begin.cancelled() and begin.exception() is None and (begun := begin.result()) is not None:
+        begun.task.cancel()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

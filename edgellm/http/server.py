@@ -26,9 +26,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http.app import make_app
 from edgellm.http.dialects import error_body
-from edgellm.http.handlers import RequestHandler, ServedModel
+from edgellm.http.handlers import RequestHandler
 from edgellm.http.mesh_status import PlanOut
 from edgellm.http.middleware import SecurityMiddleware
+from edgellm.http.model_host import KEEP_ALIVE, ModelCatalog, Opener, ServedModel
 from edgellm.rpc.address import Address
 from edgellm.rpc.versions import program_version
 
@@ -205,12 +206,13 @@ class HttpServer:
         waiting: int = 16,
         on_event: Callable[[str], None] | None = None,
         strict: bool = False,
+        keep_alive: float = KEEP_ALIVE,
     ) -> None:
         """`names`: hosts that a Host header may name, besides the address. `replies` are written at once, and up to
         `waiting` requests wait. `key` is an API key for loopback without TLS; clients of a server without any key learn
         nothing about other devices. `page_key` opens the user's conversations, and is accepted in place of `key`;
         without it they stay closed. `on_event` is called with a sentence for an unexpected error. `strict` refuses
-        unknown parameters.
+        unknown parameters. `keep_alive` as for `ModelHost`.
 
         Raises:
             InvalidOption: other machines can reach the address, and there are no credentials; or a number is out of
@@ -228,7 +230,12 @@ class HttpServer:
         self._credentials = credentials
         key = key if credentials is None else credentials.key
         self._handler = RequestHandler(
-            replies, waiting, on_event or (lambda _text: None), anonymous=key is None, strict=strict
+            replies,
+            waiting,
+            on_event or (lambda _text: None),
+            anonymous=key is None,
+            strict=strict,
+            keep_alive=keep_alive,
         )
         hosts = {address.host, *names, *(_LOOPBACK_NAMES if address.loopback else ())}
         app = make_app(self._handler, program_version(), page_key)
@@ -277,14 +284,17 @@ class HttpServer:
         server.started_or_failed.wait()
         return self.address
 
-    def open(self, served: ServedModel, plan: PlanOut | None = None) -> None:
-        """Answer requests from `served` from now on, and show `plan` on the page. Until then every answer is that the
-        model is being loaded."""
-        self._handler.open(served, plan)
+    def open(
+        self, served: ServedModel, plan: PlanOut | None = None, *, opener: Opener | None = None,
+        catalog: ModelCatalog | None = None,
+    ) -> None:  # fmt: skip
+        """Answer requests from now on, and show `plan` on the page; the rest as for `ModelHost.open`. Until then every
+        answer is that the model is being loaded."""
+        self._handler.open(served, plan, opener=opener, catalog=catalog)
 
     def open_without_model(self, reason: str) -> None:
         """Answer requests for a reply with `reason`, and all others as usual."""
-        self._handler.open_without_model(reason)
+        self._handler.models.open_without_model(reason)
 
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
         """Begin to stop, and return at once. May be called in a signal handler, and again with less grace."""
@@ -298,7 +308,7 @@ class HttpServer:
         return self._thread is None or not self._thread.is_alive()
 
     def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Stop, and return when everything of the server is closed. The pair stays open."""
+        """Stop, and return when everything of the server is closed. A pair without an `Opener` stays open."""
         self.request_stop(grace)
         self.wait()
 

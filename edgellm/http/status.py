@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from edgellm.errors import TrustUnusable
-from edgellm.http.handlers import RequestHandler, ServedModel
+from edgellm.http.handlers import RequestHandler
 from edgellm.http.mesh_status import MeshStatus, PlanOut
 from edgellm.http.middleware import HIDDEN, redact_all
+from edgellm.http.model_host import ServedModel
 from edgellm.rpc.trust.peer_store import Peers
 
 
@@ -36,8 +37,21 @@ class PairedDevice(BaseModel):
     may_there: list[str]
 
 
+class ModelInMemory(BaseModel):
+    """A model in memory. `memory` are bytes by device, as estimated; `expires_s` is null where it stays."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str
+    draft: str | None
+    memory: dict[str, int]
+    users: int
+    idle_s: float
+    expires_s: float | None
+
+
 class ServerStatus(BaseModel):
-    """The state of the server. Fields about models are null where it serves no pair."""
+    """The state of the server. Fields about the pair are null where it serves none, or it is not in memory."""
 
     model: str | None = None
     draft: str | None = None
@@ -47,6 +61,8 @@ class ServerStatus(BaseModel):
     requests: RequestCounts
     devices: list[PairedDevice]
     anonymous: bool
+    models: list[ModelInMemory]
+    loading: list[str]
     mesh: MeshStatus | None = None
     plan: PlanOut | None
 
@@ -57,12 +73,15 @@ def server_status(handler: RequestHandler) -> ServerStatus:
     Raises:
         ApiError: the model is being loaded.
     """
-    served, admission = handler.check_ready(), handler.admission
+    models, admission = handler.models, handler.admission
+    served = models.default
     status = ServerStatus(
-        **({} if served is None else _pair_status(handler, served)),
+        **({"model": models.default_name} if served is None else _pair_status(handler, served)),
         requests=RequestCounts(running=admission.running, waiting=admission.waiting, places=admission.max_running),
         devices=[] if handler.anonymous else _paired_devices(),
         anonymous=handler.anonymous,
+        models=[ModelInMemory.model_validate(model) for model in models.loaded()],
+        loading=models.loading,
         plan=handler.plan,
     )
     return redact_all(status) if handler.anonymous else status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from edgellm.llm.model_loading import (
     Named,
     OpenedVerifier,
     PairFit,
+    PairMemory,
     Progress,
     fit,
     is_remote,
@@ -54,6 +55,7 @@ from edgellm.spec.params import BUDGET_CHUNK, RENAMED, ReplyOptions
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Constraint, Ids, Token
+from edgellm.storage import name_of
 
 _AVOIDED = {
     "mtp": "MTP drafts",
@@ -87,6 +89,7 @@ class LLM:
         closing: ExitStack | None = None,
         idle: IdleWork | None = None,
         placements: tuple[str, ...] = (),
+        taken: Counter[str] | None = None,
     ) -> None:
         """Build a pair from loaded parts; `open` is the usual way.
 
@@ -94,7 +97,7 @@ class LLM:
         returns the hash of a verifier's model that is in another process; `remote` describes how a verifier across a
         link was found; `profile` is a file; `history` as for `open`; `fit` compares the vocabularies, which are equal
         by default; `closing` owns the parts and is closed with the pair, and so is `idle`, which works in the
-        background; `placements` say where each model is, and why.
+        background; `placements` say where each model is, and why; `taken` are the bytes of its models by device.
 
         Raises:
             InvalidOption: both models are missing, or `n_ctx` is more than the draft model was trained for.
@@ -144,6 +147,7 @@ class LLM:
             idle,
             placements,
         )
+        self.memory = PairMemory.of(self._models(), taken, self.context_length)
 
     @classmethod
     def open(
@@ -161,6 +165,7 @@ class LLM:
         progress: Progress | None = None,
         peers: Sequence[str] = (),
         history: bool = True,
+        beside: Mapping[str, int] | None = None,
     ) -> Self:
         """Load the models and compare their vocabularies.
 
@@ -177,7 +182,8 @@ class LLM:
         `draft_hardware` says it of the draft model, and is the same by default. Where neither says how many layers go
         on graphics cards, as many do as fit, those of the verifier first. `gpu_layers` is a former way to say that;
         `threads` holds for both. `progress` is called with a model's name and its loaded share. Without `history`, and
-        while `edgellm history` is off, nothing derived from prompts is written to disk.
+        while `edgellm history` is off, nothing derived from prompts is written to disk. `beside` are bytes by device
+        that other models take though the system counts them as free.
 
         Raises:
             InvalidOption: both models are left out, `n_ctx` is more than a model was trained for, or there is no such
@@ -197,7 +203,8 @@ class LLM:
         if gpu_layers is not None:
             warnings.warn("gpu_layers is hardware=Hardware(gpu_layers=...) now.", DeprecationWarning, stacklevel=2)
             hardware = replace(hardware, gpu_layers=gpu_layers)
-        closing, taken, idle = ExitStack(), Counter[str](), IdleWork()
+        before = Counter(beside or {})
+        closing, taken, idle = ExitStack(), Counter(before), IdleWork()
         closing.callback(idle.close)
         loaded = partial(load, progress=progress, closing=closing, idle=idle)
         try:
@@ -232,7 +239,7 @@ class LLM:
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, profile=profile, history=history,
                 remote=remote, extra=_EXTRA_TOKENS if remote else 0, model_hash=remote.model_hash if remote else None,
                 fit=pair, closing=closing, idle=idle,
-                placements=tuple(one.reason for one in (placed, big) if one is not None),
+                placements=tuple(one.reason for one in (placed, big) if one is not None), taken=taken - before,
             )  # fmt: skip
         except BaseException:
             closing.close()
@@ -449,13 +456,18 @@ class LLM:
         """Return what to do for a prompt and its reply that take `tokens`, more than the context holds."""
         if self._parts.linked:
             return "Shorten it, or open the verifier with a longer context."
-        models = {id(model): model for model in (self._parts.draft, self._text) if model is not None}.values()
-        return longer_context({model.name: (model.header, model.n_ctx_train) for model in models}, tokens)
+        return longer_context({model.name: (model.header, model.n_ctx_train) for model in self._models()}, tokens)
+
+    def _models(self) -> list[Model]:
+        """Return the models in this process."""
+        return list({id(model): model for model in (self._parts.draft, self._text) if model is not None}.values())
 
     @property
     def name(self) -> str:
-        """Return the name of the model that decides the text: the verifier, or the draft model without one."""
-        return self._text.name if self._parts.verifier is None else self._parts.verifier.name
+        """Return the name of the model that decides the text, the verifier or the draft model without one: as `edgellm
+        ls` has it on the machine that computes it."""
+        verifier = self._parts.verifier
+        return name_of(self._text.path) if verifier is None or self._remote is None else verifier.name
 
     @property
     def text_model(self) -> Model | None:
@@ -476,10 +488,9 @@ class LLM:
         """What to tell a user about the models, one sentence each: a default that was left out, different tokenizers,
         and what was switched off because llama.cpp computes it wrongly."""
         translation = "" if self._fit.translation is None else f"{self._fit.translation.reason}."
-        models = {id(model): model for model in (self._parts.draft, self._text) if model is not None}.values()
         avoided = (
             f"llama.cpp computes {_AVOIDED[fault]} of {model.name} wrongly; that is avoided, which is slower."
-            for model in models
+            for model in self._models()
             for fault in sorted(model.faults & _AVOIDED.keys())
         )
         return tuple(filter(None, (self._fit.notice, translation, *avoided)))

@@ -9,11 +9,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 from edgellm.engine import Context, Model, ModelFile, head_pays
 from edgellm.engine.hardware import ALL_LAYERS, Hardware, offload_devices
-from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, place
+from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, cache_bytes_per_token, place
 from edgellm.engine.native import Stop
 from edgellm.errors import EdgeError, InvalidOption, MemoryShort
 from edgellm.llm.cost_curves import ModelCurve, token_seconds
@@ -70,6 +70,23 @@ def fit(draft: Model, verifier: Model, draft_name: Named, verifier_name: Named) 
 
 
 _LEFT_OUT = "The bundled {0} has another tokenizer than {1}, which writes alone. Name a {0} for it with {2}."
+
+
+@dataclass(frozen=True, slots=True)
+class PairMemory:
+    """Bytes that a pair takes by device, and those of its weights that are pages of files, which the system counts as
+    free."""
+
+    by_device: Counter[str]
+    mapped: int
+
+    @classmethod
+    def of(cls, models: Sequence[Model], taken: Counter[str] | None, n_ctx: int) -> Self:
+        """Return the memory of `models`: what was `taken` for them, or what their headers say for `n_ctx` tokens."""
+        weights = sum(tensor.nbytes for model in models for tensor in model.header.tensors)
+        if taken is None:
+            taken = Counter(CPU=weights + n_ctx * sum(cache_bytes_per_token(model.header) for model in models))
+        return cls(taken, min(weights, taken["CPU"]))
 
 
 def named(model: Named | None) -> Named | None:

@@ -8,6 +8,7 @@ once all its parts are.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,6 +20,7 @@ from edgellm.storage.catalog import catalog
 from edgellm.storage.model_names import ALIASES, HubName, hub_name, looks_like_path, parse_hub_name, unknown
 from edgellm.storage.quants import choose, labels, variants
 
+_PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -136,6 +138,14 @@ def _announced(name: HubName) -> str:
     if known is None or known[1] != known[0].quant:
         return ""
     return f" ({known[0].size / 1e9:.1f} GB, {known[0].hub_name})"
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a model's file as `list_models` has it, so that it is the same on every machine; of other
+    files their own, without its ending and the number of a part."""
+    real = path.resolve()
+    listed = (model.name for model in list_models() if any(file.resolve() == real for file in model.paths))
+    return next(listed, None) or _PART_NUMBER.sub("", path.stem)
 
 
 def removable(name: str) -> list[StoredModel]:

@@ -101,7 +101,8 @@ def test_a_pair_may_have_its_verifier_elsewhere(start: Start) -> None:
         port = free.getsockname()[1]
     _, _ = start("--role", "verifier", "--port", str(port))
     _, url = start("--verifier", f"127.0.0.1:{port}")
-    reply = ask(f"{url}/chat/completions", messages=QUESTION, max_tokens=8)
+    reply = ask(f"{url}/chat/completions", messages=QUESTION, max_tokens=8, model="edgellm-verifier")
+    assert reply["model"] == "edgellm-verifier"  # as where both models are here
     assert reply["edgellm"]["summary"]["bytes_up"] > 0
     assert reply["edgellm"]["summary"]["rtt_ms_p50"] > 0
     with urlopen(url.replace("/v1", "/metrics"), timeout=60) as answer:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.http.handlers import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
@@ -37,8 +37,12 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """The data of server-sent events, without [DONE]."""
-        lines = [line.removeprefix("data: ") for line in self.body.decode().split("\n\n") if line]
+        """The data of server-sent events, without [DONE] and comments."""
+        lines = [
+            line.removeprefix("data: ")
+            for line in self.body.decode().split("\n\n")
+            if line and not line.startswith(":")
+        ]
         return [json.loads(line) for line in lines if line != "[DONE]"]
 
 

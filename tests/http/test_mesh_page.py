@@ -13,8 +13,8 @@ from playwright.sync_api import Page, expect
 
 from edgellm.coldstart.plan import PlanOption
 from edgellm.engine import ModelFile
-from edgellm.http.handlers import ServedModel
 from edgellm.http.mesh_status import MeshRecorder
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm.mesh_llm import MeshOptions, OpenedMesh, open_mesh
 from edgellm.llm.mesh_timeline import Measured, Replies

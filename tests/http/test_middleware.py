@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http import middleware
-from edgellm.http.handlers import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from edgellm.http.handlers import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from tests.http.conftest import HOME, Ask
@@ -35,7 +35,7 @@ REPLIES = (
 OLLAMA = ("/api/tags", "/api/ps", "/api/version")
 PATHS = {
     "GET": ("/health", "/status", "/metrics", "/v1/models", "/v1/models/{model}", "/conversations", ONE, *OLLAMA),
-    "POST": (*REPLIES, "/api/show", "/conversations"),
+    "POST": (*REPLIES, "/api/show", "/models/unload", "/conversations"),
     "PUT": (ONE,),
     "PATCH": (ONE,),
     "DELETE": (ONE,),

@@ -19,8 +19,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from edgellm.engine import Message, Model
 from edgellm.errors import InvalidOption
-from edgellm.http.handlers import ServedModel
 from edgellm.http.mesh_status import PlanOut, read_plan
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edgellm.errors import VerifierLost
-from edgellm.http.handlers import ServedModel
 from edgellm.http.middleware import redact
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address

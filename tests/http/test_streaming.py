@@ -9,6 +9,7 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
@@ -18,11 +19,12 @@ import pytest
 
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.http.admission import FairLock
-from edgellm.http.handlers import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.schemas.builder import TextDelta
 from edgellm.http.server import HttpServer
 from edgellm.http.streaming import ReplyTask
 from edgellm.llm import LLM
+from edgellm.llm.model_loading import PairMemory
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
@@ -53,6 +55,7 @@ class Scripted:
     context_length = 64
     verifier_up = None
     draft_name, verifier_name = None, "made-up"
+    memory = PairMemory(Counter(CPU=1), 0)
 
     def __init__(self, script: Script) -> None:
         self._script = script

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from edgellm.engine import Model
-from edgellm.http.handlers import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.spec.protocols import BlockingSession, Verifier

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from edgellm.http.handlers import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.trust.peer_store import Peer
@@ -51,7 +51,8 @@ CHAT_LOGPROBS = {"content": [TOP | {"top_logprobs": [TOP]}], "refusal": "null"}
 TEXT_LOGPROBS = {
     "tokens": ["str"], "token_logprobs": ["float"], "top_logprobs": ["a float for each token"], "text_offset": ["int"],
 }  # fmt: skip
-MODEL = {"id": "str", "object": "str", "created": "int", "owned_by": "str", "context_length": "int"}
+MODEL = {"id": "str", "object": "str", "created": "int", "owned_by": "str", "context_length": "int",
+         "loaded": "bool"}  # fmt: skip
 
 Shape = Any
 
@@ -177,11 +178,15 @@ def test_models_and_health(ask: Ask) -> None:
 def test_the_status(ask: Ask, troubled: Ask) -> None:
     names = {"model": "str", "draft": "str", "verifier": "str", "context_length": "int", "link": "null"}
     counts = {"running": "int", "waiting": "int", "places": "int"}
-    status = names | {"requests": counts, "devices": [], "anonymous": "bool", "mesh": "null", "plan": "null"}
+    model = {"name": "str", "draft": "str", "memory": {"CPU": "int"}, "users": "int", "idle_s": "float"}
+    model |= {"expires_s": "null"}
+    status = names | {"requests": counts, "devices": [], "anonymous": "bool", "models": [model], "loading": []}
+    status |= {"mesh": "null", "plan": "null"}
     same(ask("GET", "/status").json, status)
     device = {"name": "str", "short": "str", "addresses": ["str"], "may_here": ["str"], "may_there": []}
     times = dict.fromkeys(("load_s", "wait_s", "network_s", "compute_s", "finish_s"), "float")
     stage = {"device": "str", "first_layer": "int", "last_layer": "int"} | times
     plan = {"ttft_s": "float", "advice": "str", "stages": [stage]}
     found = troubled("GET", "/status", headers=SIGNED).json
-    same(found, status | {"draft": "null", "devices": [device], "plan": plan})
+    models = [model | {"draft": "null"}]
+    same(found, status | {"draft": "null", "devices": [device], "models": models, "plan": plan})

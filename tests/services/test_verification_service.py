@@ -16,6 +16,7 @@ from edgellm.services.server.servers import VerifierServer
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.storage import name_of
 from tests.services.conftest import Alone
 
 
@@ -83,7 +84,7 @@ def test_hello(channel: grpc.Channel, server: VerifierServer) -> None:
     reply = greet(pb.HelloRequest())
     assert reply.protocol == PROTOCOL
     assert reply.vocabulary.hex() == server.model.vocabulary.fingerprint
-    assert (reply.model, reply.context_length) == (server.model.name, server.context_length)
+    assert (reply.model, reply.context_length) == (name_of(server.model.path), server.context_length)
 
 
 def test_compare_vocabulary_survives_strange_hashes(channel: grpc.Channel) -> None:

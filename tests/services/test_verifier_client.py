@@ -13,6 +13,7 @@ from edgellm.spec.protocols import VerifierSession
 from edgellm.spec.sampling import Purpose, draw, rounded, uniforms
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Distribution, Ids, Sampling, Verdict
+from edgellm.storage import name_of
 from edgellm.verifier.in_process import LocalVerifier
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 
@@ -183,7 +184,8 @@ def test_distributions_that_cannot_be_sent_are_refused_here(remote: RemoteVerifi
 
 
 def test_the_verifiers_name_and_length(remote: RemoteVerifier, server: VerifierServer) -> None:
-    assert remote.name == server.model.name
+    """The name is that of `edgellm ls`, so that a model is called the same wherever it runs."""
+    assert remote.name == name_of(server.model.path)
     assert remote.context_length == server.context_length
 
 

@@ -28,6 +28,7 @@ from edgellm.cli.http_options import (
     HttpHost,
     HTTPOptions,
     HttpPort,
+    KeepAlive,
     KeyFile,
     PlanFile,
     Replies,
@@ -36,8 +37,8 @@ from edgellm.cli.http_options import (
     TlsKey,
     Waiting,
     http_server,
+    print_event,
     print_urls,
-    served_name,
     until_stopped,
 )
 from edgellm.cli.model_options import (
@@ -252,6 +253,7 @@ def serve(
     replies: Replies = None,
     waiting: Waiting = 16,
     strict: Strict = False,
+    keep_alive: KeepAlive = "5m",
     plan: PlanFile = None,
     think: Think = "auto",
     reasoning_effort: ReasoningEffort = None,
@@ -283,7 +285,7 @@ def serve(
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}[role]
     defaults = ReplyOptions(**thinking(think, reasoning_effort, template_arg))
     options = HTTPOptions(
-        http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, strict, paired_only
+        http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, strict, keep_alive, paired_only
     )
     _check_role(role, ctx)
     if role is Role.PAIR and not http:
@@ -304,7 +306,7 @@ def serve(
 _LINK = {"model", "host", "port", "paired_only", "announce", "interface"}
 _TEMPLATE = {"think", "reasoning_effort", "template_arg", "ctx_size", "batch_size"}  # of whoever asks for replies
 _USES = {
-    Role.PAIR: {"draft", "verifier", "peer", "mesh", "plan"} | _TEMPLATE,
+    Role.PAIR: {"draft", "verifier", "peer", "mesh", "plan", "keep_alive"} | _TEMPLATE,
     Role.VERIFIER: _LINK | _TEMPLATE,
     Role.WORKER: _LINK | {"memory", "keep", "store"},
 }
@@ -352,14 +354,17 @@ def _serve_worker(
 
 def _serve_pair(
     http: HttpServer | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None, mesh: str | None,
-    sessions: int, defaults: ReplyOptions, hardware: HardwareOptions,
+    sessions: int, replies: ReplyOptions, hardware: HardwareOptions,
 ) -> None:  # fmt: skip
-    from edgellm.http.handlers import ServedModel
+    from edgellm.http.local_models import LocalModels, ModelDefaults, PairOpener
     from edgellm.http.mesh_status import read_plan
+    from edgellm.http.model_host import ServedModel
     from edgellm.llm import AUTO, LLM
+    from edgellm.llm.model_loading import named
 
     plan_shown = None if plan is None else read_plan(plan.expanduser())
-    local = next((name for name in (verifier, draft) if name != "none"), draft)
+    opener = None
+    defaults = ModelDefaults(hardware.of(VERIFIER), hardware.of(DRAFT), replies, print_event)
     if mesh is not None:
         from edgellm.http.mesh_status import MeshRecorder
 
@@ -374,22 +379,22 @@ def _serve_pair(
             sessions=sessions,
             hardware=hardware,
         )
-        served = ServedModel(
-            opened.pair, served_name(local), in_turns=False, options=defaults, recorder=MeshRecorder(opened)
-        )
+        pair, recorder = opened.pair, MeshRecorder(opened)
+        served = ServedModel(pair, pair.name, in_turns=False, options=replies, recorder=recorder)
     else:
         with Loading() as loading:
             pair = LLM.open(
-                draft, AUTO if peer else verifier, progress=loading, peers=peer or (), hardware=hardware.of(VERIFIER),
-                draft_hardware=hardware.of(DRAFT),
+                draft, AUTO if peer else verifier, progress=loading, peers=peer or (), hardware=defaults.hardware,
+                draft_hardware=defaults.draft_hardware,
             )  # fmt: skip
         announce(pair.verifier_reason, pair.notices)
-        linked = pair.verifier_up is not None
-        served = ServedModel(pair, pair.name if linked else served_name(local), in_turns=not linked, options=defaults)
+        served = ServedModel(pair, pair.name, in_turns=pair.verifier_up is None, options=replies)
+        if served.in_turns:
+            opener = PairOpener(pair.name, named(draft), named(verifier), defaults)
     with served.pair:
-        served.pair.check_options(defaults)
+        served.pair.check_options(replies)
         if http is not None:
-            http.open(served, plan_shown)
+            http.open(served, plan_shown, opener=opener, catalog=LocalModels(defaults))
             print_urls(http)
         until_stopped([http])
 
@@ -405,7 +410,7 @@ def _serve_verifier(
     defaults: ReplyOptions,
     hardware: HardwareOptions,
 ) -> None:
-    from edgellm.http.handlers import ServedModel
+    from edgellm.http.model_host import ServedModel
     from edgellm.llm import LLM
     from edgellm.llm.cost_curves import ModelCurve
     from edgellm.services.server.servers import serve_verifier
@@ -436,7 +441,7 @@ def _serve_verifier(
         if http is not None:
             pair = closing.enter_context(LLM(server.model, draft=None, verifier=server.inside()))
             pair.check_options(defaults)
-            http.open(ServedModel(pair, served_name(model), in_turns=False, options=defaults))
+            http.open(ServedModel(pair, pair.name, in_turns=False, options=defaults))
             print_urls(http)
         if announce:
             closing.enter_context(announcing(server, interface))

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from time import perf_counter_ns
+from time import perf_counter_ns, time
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
@@ -16,9 +16,11 @@ from pydantic import BaseModel, Field, JsonValue
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edgellm.engine import ToolCall
+from edgellm.engine import ModelFile, ToolCall
+from edgellm.engine.thinking import find_markup
 from edgellm.http.dialects.dialect import Dialect, DialectRequest, arguments_of, chat_request
-from edgellm.http.handlers import RequestHandler, ServedModel
+from edgellm.http.handlers import RequestHandler
+from edgellm.http.model_host import LoadedModel, keep_alive_seconds
 from edgellm.http.schemas.builder import ResponseBuilder, TextDelta, WrittenReply, json_lines
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
 from edgellm.http.schemas.requests import (
@@ -30,7 +32,7 @@ from edgellm.http.schemas.requests import (
     StopText,
     ToolSchema,
 )
-from edgellm.http.schemas.responses import ChunkExtension, summary_extension
+from edgellm.http.schemas.responses import ChunkExtension, ModelInfo, summary_extension
 from edgellm.spec.params import MAX_PENALTY, MAX_STOPS, MIN_REPEAT
 from edgellm.spec.types import Channel, Summary
 
@@ -106,7 +108,7 @@ class OllamaRequest(DialectRequest):
         None, description="Switches thoughts on or off, or names a level; if left out, as the server was started."
     )
     keep_alive: float | Annotated[str, Field(max_length=40)] | None = Field(
-        None, description="Accepted; the served model stays in memory."
+        None, description="How long the model stays in memory after the request: 5m, 300, -1 for ever, 0 not at all."
     )
 
     def sampling(self) -> dict[str, Any]:
@@ -121,9 +123,10 @@ class OllamaRequest(DialectRequest):
         """Return the request for a chat completion of `messages` by the model `name`, with `more` parameters."""
         thinks = isinstance(self.think, bool)
         return chat_request(
-            model=name, messages=messages, stream=self.stream, require_verified=self.require_verified,
-            response_format=self._response_format(), think=self.think if thinks else None,
-            reasoning_effort=None if thinks else self.think, **self.sampling(), **more,
+            model=name, messages=messages, stream=self.stream, keep_alive=self.keep_alive,
+            require_verified=self.require_verified, response_format=self._response_format(),
+            think=self.think if thinks else None, reasoning_effort=None if thinks else self.think,
+            **self.sampling(), **more,
         )  # fmt: skip
 
     def _response_format(self) -> dict[str, Any] | None:
@@ -175,7 +178,8 @@ class OllamaGenerateRequest(OllamaRequest):
         if self.format or self.system:
             raise invalid_request("A raw prompt has no format and no system prompt here. Leave them out.", "raw")
         return CompletionRequest(
-            model=name, prompt=self.prompt, stream=self.stream, require_verified=self.require_verified,
+            model=name, prompt=self.prompt, stream=self.stream, keep_alive=self.keep_alive,
+            require_verified=self.require_verified,
             **{"max_tokens": MAX_TOKENS, **self.sampling()},
         )  # fmt: skip
 
@@ -288,6 +292,10 @@ class OllamaResponseBuilder(ResponseBuilder):
         self._began = perf_counter_ns()
         self._calls = 0
 
+    def waiting(self) -> list[bytes]:
+        """See `ResponseBuilder.waiting`."""
+        return json_lines(self._reply("", "", done=False))
+
     def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
         """See `ResponseBuilder.opening`."""
         return []
@@ -365,48 +373,54 @@ def _tagged(name: str) -> str:
     return name if ":" in name else name + _TAG
 
 
-def _plain_name(handler: RequestHandler, name: str | None) -> str | None:
-    """Return the served model's name that Ollama's `name` means."""
-    if not name:
-        return None
-    served = handler.check_ready()
-    return name if served is not None and name == served.name else name.removesuffix(_TAG)
+def _plain_name(name: str | None) -> str | None:
+    """Return the name that Ollama's `name` means here."""
+    return name.removesuffix(_TAG) if name else None
 
 
-def _details(served: ServedModel) -> OllamaDetails:
-    if (model := served.pair.text_model) is None:
+def _details(file: ModelFile | None) -> OllamaDetails:
+    if file is None:
         return OllamaDetails()
-    size = model.n_params
+    size = sum(tensor.n_elements for tensor in file.header.tensors)
     unit, letter = next(
         (unit, letter) for unit, letter in ((10**9, "B"), (10**6, "M"), (1, "")) if size >= unit or unit == 1
     )
-    family = model.architecture
+    family = file.header.architecture
     return OllamaDetails(
         family=family, families=[family], parameter_size=f"{size / unit:.4g}{letter}",
-        quantization_level=model.header.most_used_type or "",
+        quantization_level=file.header.most_used_type or "",
     )  # fmt: skip
 
 
-def _entry(served: ServedModel) -> dict[str, Any]:
-    name, model = _tagged(served.name), served.pair.text_model
-    size = 0 if model is None else model.size_bytes
+def _entry(name: str, created: float, file: ModelFile | None) -> dict[str, Any]:
+    name, size = _tagged(name), 0 if file is None else file.header.file_size
     digest = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
     return {
-        "name": name, "model": name, "modified_at": _time(served.created), "size": size, "digest": digest,
-        "details": _details(served),
+        "name": name, "model": name, "modified_at": _time(created), "size": size, "digest": digest,
+        "details": _details(file),
     }  # fmt: skip
 
 
-def _card(served: ServedModel) -> OllamaModelCard:
-    model = served.pair.text_model
-    thinks = model is not None and model.thinking is not None
-    known: dict[str, Any] = {} if model is None else dict(model.header.metadata)
+async def _running(handler: RequestHandler, loaded: LoadedModel) -> OllamaRunningModel:
+    entry = _entry(loaded.name, time(), await handler.models.file(loaded.name))
+    expires = _NEVER if loaded.expires_s is None else _time(time() + loaded.expires_s)
+    sizes = {
+        "size": sum(loaded.memory.values()),
+        "size_vram": sum(loaded.memory.values()) - loaded.memory.get("CPU", 0),
+    }
+    return OllamaRunningModel(**(entry | sizes), expires_at=expires, context_length=loaded.context_length)
+
+
+def _card(info: ModelInfo, file: ModelFile | None) -> OllamaModelCard:
+    known: dict[str, Any] = {} if file is None else dict(file.header.metadata)
     plain: dict[str, JsonValue] = {name: value for name, value in known.items() if isinstance(value, (str, int, float))}
     template = str(plain.pop("tokenizer.chat_template", ""))
+    thinks = find_markup(template, lambda _: False) is not None
+    if file is not None:
+        plain["general.parameter_count"] = sum(tensor.n_elements for tensor in file.header.tensors)
     return OllamaModelCard(
-        modelfile=f"FROM {served.name}", parameters="", template=template, details=_details(served),
-        model_info=plain if model is None else {**plain, "general.parameter_count": model.n_params},
-        capabilities=["completion", "tools", *(["thinking"] if thinks else [])], modified_at=_time(served.created),
+        modelfile=f"FROM {info.id}", parameters="", template=template, details=_details(file), model_info=plain,
+        capabilities=["completion", "tools", *(["thinking"] if thinks else [])], modified_at=_time(info.created),
     )  # fmt: skip
 
 
@@ -436,16 +450,16 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     async def chat(body: OllamaChatRequest, request: Request) -> Response:
         make_builder = partial(OllamaResponseBuilder, chat=True)
         if body.is_empty():
-            return _loaded(handler, body, make_builder)
-        return await handler.chat(body.chat(_plain_name(handler, body.model)), request, make_builder, body.unknown())
+            return await _load(handler, body, make_builder)
+        return await handler.chat(body.chat(_plain_name(body.model)), request, make_builder, body.unknown())
 
     @app.post("/api/generate", tags=["Ollama"], summary="Reply to a text", response_model=OllamaReply,
               responses=responses)  # fmt: skip
     async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
         make_builder = partial(OllamaResponseBuilder, chat=False)
         if body.is_empty():
-            return _loaded(handler, body, make_builder)
-        asked = body.request(_plain_name(handler, body.model))
+            return await _load(handler, body, make_builder)
+        asked = body.request(_plain_name(body.model))
         if isinstance(asked, CompletionRequest):
             return await handler.complete(asked, request, make_builder, body.unknown())
         return await handler.chat(asked, request, make_builder, body.unknown())
@@ -453,26 +467,18 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     @app.head("/api/tags", include_in_schema=False)
     @app.get("/api/tags", tags=["Ollama"], summary="The models that requests can name", responses=few)
     async def tags() -> OllamaModels:
-        served = handler.check_ready()
-        return OllamaModels(models=[] if served is None else [OllamaModel(**_entry(served))])
+        infos = await handler.models.infos()
+        files = [(info, await handler.models.file(info.id)) for info in infos]
+        return OllamaModels(models=[OllamaModel(**_entry(info.id, info.created, file)) for info, file in files])
 
     @app.get("/api/ps", tags=["Ollama"], summary="The models in memory", responses=few)
     async def running() -> OllamaRunningModels:
-        if (served := handler.check_ready()) is None:
-            return OllamaRunningModels(models=[])
-        entry, model = _entry(served), served.pair.text_model
-        on_card = model is not None and model.offloaded
-        found = OllamaRunningModel(
-            **entry, expires_at=_NEVER, size_vram=entry["size"] if on_card else 0,
-            context_length=served.pair.context_length,
-        )  # fmt: skip
-        return OllamaRunningModels(models=[found])
+        return OllamaRunningModels(models=[await _running(handler, one) for one in handler.models.loaded()])
 
     @app.post("/api/show", tags=["Ollama"], summary="What is known of a model", responses=errors)
     async def show(body: OllamaModelName) -> OllamaModelCard:
-        served = handler.served_model()
-        served.check_name(_plain_name(handler, body.model or body.name))
-        return _card(served)
+        name = _plain_name(body.model or body.name) or handler.models.default_name or ""
+        return _card(await handler.models.info(name), await handler.models.file(name))
 
     @app.head("/api/version", include_in_schema=False)
     @app.get("/api/version", tags=["Ollama"], summary="The version of the API")
@@ -480,13 +486,15 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         return OllamaVersion(version=API_VERSION, edgellm=app.version)
 
 
-def _loaded(
+async def _load(
     handler: RequestHandler, body: OllamaRequest, make_builder: Callable[..., OllamaResponseBuilder]
 ) -> Response:
-    """Return the answer to a request without a prompt, which only has the model loaded."""
-    served = handler.served_model()
-    served.check_name(_plain_name(handler, body.model))
-    builder = make_builder(served.name, served.pair.piece)
+    """Return the answer to a request without a prompt, which only has the model loaded, or unloaded if it shall not
+    stay."""
+    keep_alive = None if body.keep_alive is None else keep_alive_seconds(body.keep_alive)
+    lease = await handler.models.lease(_plain_name(body.model), keep_alive)
+    lease.release()
+    builder = make_builder(lease.served.name, lease.served.pair.piece)
     return Response(
         json_lines(builder.loaded())[0], media_type=builder.media_type if body.stream else "application/json"
     )

@@ -67,6 +67,10 @@ class ResponseBuilder(ABC):
 
     media_type: ClassVar[str] = "text/event-stream"
 
+    def waiting(self) -> list[bytes]:
+        """Return the pieces that say that a stream has not begun yet; none in an API that has no place for them."""
+        return [b": waiting\n\n"] if self.media_type == "text/event-stream" else []
+
     @abstractmethod
     def opening(self, prompt_tokens: int) -> list[bytes]:
         """Return the pieces before a choice's first token."""

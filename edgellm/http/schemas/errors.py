@@ -13,6 +13,7 @@ from edgellm.errors import (
     EdgeError,
     InputNotText,
     InvalidOption,
+    MemoryShort,
     ModelUnsupported,
     ProfileUnusable,
     PromptTooLong,
@@ -61,7 +62,7 @@ _MEANINGS = {
     415: "The request is not JSON",
     429: "The queue is full; see Retry-After",
     500: "The engine failed",
-    503: "The model is being loaded, or the verifier is not available; see Retry-After",
+    503: "The model is being loaded or does not fit the memory, or the verifier is not available; see Retry-After",
 }
 
 
@@ -97,6 +98,8 @@ def error_info(error: BaseException) -> ErrorInfo:
         return ErrorInfo(503, str(error), SERVER, code="verifier_busy", retry_after=error.seconds)
     if isinstance(error, VerifierUnavailable):
         return ErrorInfo(503, str(error), SERVER, code="verifier_lost", retry_after=2.0)
+    if isinstance(error, MemoryShort):
+        return ErrorInfo(503, str(error), SERVER, code="memory_short")
     if isinstance(error, EdgeError):
         return ErrorInfo(500, str(error), SERVER)
     message = "An unexpected error occurred. The server's own output names it."

@@ -72,6 +72,10 @@ class RequestModel(BaseModel):
         return data
 
 
+class UnloadRequest(RequestModel):
+    model: str = Field(max_length=500, description="The name from /v1/models.")
+
+
 class StreamOptions(RequestModel):
     include_usage: bool = Field(False, description="Send the usage in a last chunk, which has no choices.")
 
@@ -100,6 +104,9 @@ class GenerationRequest(RequestModel):
         None, description="The reply ends before the first of these texts."
     )
     user: str | None = Field(None, max_length=1000, description="Accepted, but neither used nor passed on.")
+    keep_alive: float | Annotated[str, Field(max_length=40)] | None = Field(
+        None, description="How long the model stays in memory after it: 5m, 300, -1 for ever. As in Ollama's API."
+    )
     require_verified: bool = Field(
         False, description="End with an error instead of a token that the verifier has not checked. Our extension."
     )

@@ -42,12 +42,18 @@ class ModelInfo(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["edgellm"] = "edgellm"
-    context_length: int
+    context_length: int | None = Field(description="Tokens of a prompt and its reply; null while it is not in memory.")
+    loaded: bool = Field(description="Whether the model is in memory. Others are loaded when a request names them.")
 
 
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelInfo]
+
+
+class Unloaded(BaseModel):
+    model: str
+    unloaded: bool = Field(description="false: requests use it, and it is removed after them.")
 
 
 class CompletionTokensDetails(BaseModel):

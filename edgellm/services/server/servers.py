@@ -40,6 +40,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.verification_service import EventKind, ServerEvent, VerificationService
 from edgellm.spec.draft_length import CostCurve
+from edgellm.storage import name_of
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
@@ -179,6 +180,7 @@ class VerifierServer(Listener):
         self._drafts_extra = engine.mtp is not None
         drafts = None if engine.mtp is None else ExtraDrafts(engine.mtp, model.is_eog)
         self._worker = VerifierWorker(engine, sessions, model.is_eog, limits, drafts)
+        self._name = name_of(model.path)
         self.pieces = ""
         """By how many tokens prefills advance, and why; "" while nothing is measured."""
 
@@ -189,7 +191,7 @@ class VerifierServer(Listener):
 
     def inside(self) -> ColocatedVerifier:
         """Return this verifier for use in this process; its requests share batches with those of devices."""
-        return ColocatedVerifier(self._worker, self.model.name, self.context_length, self.model.grammar)
+        return ColocatedVerifier(self._worker, self._name, self.context_length, self.model.grammar)
 
     def use_curve(self, curve: CostCurve) -> None:
         """Choose by the model's cost curve to how many rows the decodes of a device that is alone are filled up (see
@@ -208,7 +210,7 @@ class VerifierServer(Listener):
         service = VerificationService(
             self._worker,
             vocabulary=self.model.vocabulary,
-            model=self.model.name,
+            model=self._name,
             model_hash=self._model_hash,
             chat_template=self.model.chat_template_source,
             context=self.context_length,
@@ -235,7 +237,7 @@ class VerifierServer(Listener):
             await asyncio.to_thread(self._worker.close)
 
     def _offer(self) -> OfferedModel:
-        return OfferedModel("verifier", self.model.name, self.model.size_bytes, self.model.vocabulary.fingerprint)
+        return OfferedModel("verifier", self._name, self.model.size_bytes, self.model.vocabulary.fingerprint)
 
     def _refused(self, what: str) -> None:
         self._notify(ServerEvent(EventKind.REFUSED, what))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.http.handlers import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from tests.http.conftest import HOME, Ask, asker

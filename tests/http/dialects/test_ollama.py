@@ -11,7 +11,7 @@ import ollama
 import pytest
 
 from edgellm.engine import Model
-from edgellm.http.handlers import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from testkit.thinking_templates import ALWAYS, with_template

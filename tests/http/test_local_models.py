@@ -1,0 +1,221 @@
+"""The models of this machine behind one server, by name: each writes what it writes alone."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from edgellm.engine import ModelFile, memory_fit
+from edgellm.engine.hardware import Hardware
+from edgellm.http import handlers
+from edgellm.http.local_models import LocalModels, ModelDefaults, PairOpener
+from edgellm.http.model_host import ServedModel
+from edgellm.http.server import HttpServer
+from edgellm.llm import LLM
+from edgellm.spec.params import ReplyOptions
+from testkit.random_gguf import SHAPES, write
+from tests.http.conftest import HOME, Answer, Ask, asker, conversation, written
+
+OTHER = "some/tiny:F32"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A hub cache with a model of another vocabulary, and a file beside it."""
+    folder = tmp_path_factory.mktemp("hub")
+    snapshot = folder / "models--some--tiny" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    write(snapshot / "tiny-F32.gguf", replace(SHAPES["tiny-draft"], n_ctx=512), "F32", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_CACHE", str(folder))
+        yield folder
+
+
+EVENTS: list[str] = []
+
+
+@pytest.fixture(scope="module")
+def many(cache: Path) -> Iterator[HttpServer]:
+    """A server with the bundled pair by default, as `edgellm serve` opens it."""
+    hardware = Hardware(n_ctx=1_024, threads=1)  # more than the other model was trained for
+    defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
+    with HttpServer(HOME, on_event=EVENTS.append) as server:
+        opener = PairOpener("edgellm-verifier", "edgellm-draft", "edgellm-verifier", defaults)
+        served = opener.open(Counter(), bool)
+        server.open(served, opener=opener, catalog=LocalModels(defaults))
+        yield server
+
+
+@pytest.fixture
+def ask_many(many: HttpServer) -> Iterator[Ask]:
+    EVENTS.clear()
+    ask = asker(many)
+    yield ask
+    while any(model["users"] for model in ask("GET", "/status").json["models"]):
+        pass  # the thread of a reply ends after the client has all of it
+    for model in ask("GET", "/status").json["models"]:
+        ask("POST", "/models/unload", {"model": model["name"]})
+
+
+def chat(ask: Ask, model: str | None, **more: object) -> Answer:
+    named = {} if model is None else {"model": model}
+    return ask("POST", "/v1/chat/completions", conversation(max_tokens=12, **named, **more))
+
+
+def text_of(answer: Answer) -> str:
+    assert answer.status == 200, answer.json
+    return str(answer.json["choices"][0]["message"]["content"])
+
+
+def test_models_are_listed_and_loaded_when_they_are_named(ask_many: Ask) -> None:
+    listed = ask_many("GET", "/v1/models").json["data"]
+    assert {model["id"] for model in listed} == {"edgellm-draft", "edgellm-verifier", OTHER}
+    reply = ask_many("POST", "/v1/completions", {"model": OTHER, "prompt": "a b", "max_tokens": 4})
+    assert (reply.status, reply.json["model"]) == (200, OTHER)
+    shown = ask_many("GET", f"/v1/models/{OTHER}").json
+    assert (shown["id"], shown["loaded"], shown["context_length"]) == (OTHER, True, 512)
+    reason = "no model here has its tokenizer and at most half of its size"
+    assert [f"{OTHER} is open without a draft model: {reason}."] == EVENTS
+    loaded = ask_many("GET", "/status").json["models"]
+    assert {model["name"] for model in loaded} >= {OTHER}
+    assert all(sum(model["memory"].values()) > 10**6 for model in loaded)
+
+
+@pytest.mark.parametrize("name", ["edgellm-draft", "edgellm-verifier"])
+def test_a_named_model_writes_what_it_writes_alone(ask_many: Ask, name: str) -> None:
+    with LLM.open(None, name, threads=1, n_ctx=1_024) as alone:
+        text = written(alone, max_tokens=12)
+    assert text_of(chat(ask_many, name)) == text
+
+
+def test_a_verifier_gets_the_draft_model_that_fits_it(cache: Path) -> None:
+    opened: list[str] = []
+    hardware = Hardware(n_ctx=512, threads=1)
+    opener = LocalModels(ModelDefaults(hardware, hardware, ReplyOptions(), opened.append)).find("edgellm-verifier")
+    served = opener.open(Counter(), bool)
+    with served.pair as pair:
+        assert pair.draft_name == "edgellm draft"
+        list(reply := pair.reply("Where is my mug?", max_tokens=8))
+        assert reply.summary.drafted > 0
+    reason = "it has the same tokenizer and 21% of the size"
+    assert opened == [f"edgellm-verifier is open with the draft model edgellm-draft: {reason}."]
+
+
+def needed(path: Path, n_ctx: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the bytes that a verifier takes. From now on llama.cpp reckons also where there is plenty of memory."""
+    monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
+    taken = Counter[str]()
+    memory_fit.place(ModelFile.open(path), Hardware(n_ctx=n_ctx, threads=1), taken, verifies=True)
+    return taken["CPU"]
+
+
+def test_a_draft_model_that_does_not_fit_is_left_out(
+    cache: Path, verifier_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    room = needed(verifier_path, 512, monkeypatch) + 10**6
+    monkeypatch.setattr(memory_fit, "free_memory", lambda: room)
+    hardware = Hardware(n_ctx=512, threads=1)
+    opener = LocalModels(ModelDefaults(hardware, hardware, ReplyOptions(), opened.append)).find("edgellm-verifier")
+    served = opener.open(Counter(), bool)
+    served.pair.close()
+    assert served.pair.draft_name is None
+    assert "without a draft model: draft.gguf takes" in opened[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt-4o", "edgellm-verifer", "/etc/passwd", "../models/draft.gguf", "~/x", "some/tiny:Q4_K_M", "a/b/c", "é"],
+)
+def test_other_names_are_refused(ask_many: Ask, name: str) -> None:
+    answer = chat(ask_many, name)
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
+    assert repr(name) in answer.error["message"]
+    if name == "edgellm-verifer":
+        assert "Did you mean edgellm-verifier" in answer.error["message"]
+
+
+def test_a_file_is_not_named_by_its_path(ask_many: Ask, cache: Path, tmp_path: Path) -> None:
+    own = shutil.copy(next(cache.rglob("*.gguf")), tmp_path / "own.gguf")
+    for path in (own, next(cache.rglob("*.gguf"))):
+        assert chat(ask_many, str(path)).status == 404
+
+
+def test_a_model_has_one_name_whatever_it_is_called(ask_many: Ask) -> None:
+    """Also where a request leaves the quantisation out."""
+    for name in ("some/tiny", "hf.co/some/tiny", "some/tiny:f32", OTHER):
+        reply = ask_many("POST", "/v1/completions", {"model": name, "prompt": "a b", "max_tokens": 1})
+        assert (reply.status, reply.json["model"]) == (200, OTHER)
+    assert len(EVENTS) == 1
+
+
+def test_what_does_not_fit_is_refused_with_the_reason(ask_many: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    text_of(chat(ask_many, None))
+    before = ask_many("GET", "/status").json["models"]
+    monkeypatch.setattr(memory_fit, "free_memory", lambda: -(10**9))  # whatever is closed
+    answer = ask_many("POST", "/v1/completions", {"model": OTHER, "prompt": "a b", "max_tokens": 1})
+    assert (answer.status, answer.error["code"]) == (503, "memory_short")
+    assert "tiny-F32.gguf takes" in answer.error["message"]
+    assert [model["name"] for model in ask_many("GET", "/status").json["models"]] == [one["name"] for one in before]
+
+
+def test_the_default_pair_makes_room_and_comes_back(
+    ask_many: Ask, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = text_of(chat(ask_many, None))
+    with monkeypatch.context() as patch:
+        room = needed(next(cache.rglob("*.gguf")), 512, patch) + 10**6
+        patch.setattr(memory_fit, "free_memory", lambda: room)
+        answer = ask_many("POST", "/v1/completions", {"model": OTHER, "prompt": "a b", "max_tokens": 1})
+        assert answer.status == 200, answer.json
+        status = ask_many("GET", "/status").json
+        assert [model["name"] for model in status["models"]] == [OTHER]
+        assert (status["model"], status["verifier"]) == ("edgellm-verifier", None)
+        assert ask_many("GET", "/health").status == 200
+    assert text_of(chat(ask_many, None)) == text
+
+
+class Slow(PairOpener):
+    """Opens the bundled pair when it may."""
+
+    def __init__(self, defaults: ModelDefaults) -> None:
+        super().__init__("slow", None, "edgellm-draft", defaults)
+        self.may_open = threading.Event()
+
+    def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
+        while not self.may_open.wait(0.01) and not is_closing():
+            pass
+        return super().open(Counter(), is_closing)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stream_that_waits_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    monkeypatch.setattr(handlers, "SIGN_OF_LIFE", 0.05)
+    hardware = Hardware(n_ctx=512, threads=1)
+    slow = Slow(ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append))
+    with HttpServer(HOME) as server:
+        server.open(PairOpener.open(slow, Counter(), bool), opener=slow)
+        ask = asker(server)
+        assert ask("POST", "/models/unload", {"model": "slow"}).json == {"model": "slow", "unloaded": True}
+        answers: list[Answer] = []
+        more = {"tool_choice": "none", "think": True} if fails else {}
+        thread = threading.Thread(target=lambda: answers.append(chat(ask, "slow", stream=True, **more)))
+        thread.start()
+        while ask("GET", "/status").json["loading"] != ["slow"]:
+            pass
+        threading.Event().wait(0.2)
+        slow.may_open.set()
+        thread.join()
+    assert answers[0].status == 200
+    assert answers[0].body.startswith(b": waiting\n\n")
+    if fails:
+        assert "not known to think" in answers[0].events[-1]["error"]["message"]
+    else:
+        assert answers[0].body.endswith(b"data: [DONE]\n\n")

@@ -1,0 +1,325 @@
+"""Models are opened on demand, one at a time, and closed when idle or for the memory of others; never while in use."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.engine import ModelFile
+from edgellm.errors import EngineFailed, InvalidOption, MemoryShort, ModelNotFound
+from edgellm.http import model_host
+from edgellm.http.model_host import Lease, ModelHost, ServedModel, beside_memory, keep_alive_seconds
+from edgellm.http.schemas.errors import ApiError
+from edgellm.http.schemas.responses import ModelInfo
+from edgellm.llm import LLM
+from edgellm.llm.model_loading import PairMemory
+
+ROOM = 10
+
+
+class Pair:
+    """What the host knows of a pair."""
+
+    context_length, draft_name = 64, None
+
+    def __init__(self, size: int) -> None:
+        self.memory = PairMemory(Counter(CPU=size), size)
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Opening:
+    """Opens a model of a size, if it fits into `ROOM`."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name, self.size = name, size
+        self.opened: list[Pair] = []
+        self.may_open = threading.Event()
+        self.may_open.set()
+        self.error: Exception | None = None
+
+    def file(self) -> ModelFile:
+        raise ModelNotFound("There is no file.", "Ask for none.")
+
+    def check_fits(self, beside: Counter[str]) -> None:
+        if self.size + beside["CPU"] > ROOM:
+            raise MemoryShort(f"{self.name} takes {self.size}.", "Close others.")
+
+    def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
+        while not self.may_open.wait(0.01):
+            assert not is_closing()
+        if self.error is not None:
+            raise self.error
+        self.check_fits(beside)
+        self.opened.append(Pair(self.size))
+        return ServedModel(cast(LLM, self.opened[-1]), self.name)
+
+    @property
+    def in_memory(self) -> bool:
+        return bool(self.opened) and not self.opened[-1].closed
+
+
+class Shelf:
+    """A catalogue: each model's name begins with its size."""
+
+    def __init__(self) -> None:
+        self.openings: dict[str, Opening] = {}
+
+    def find(self, name: str) -> Opening:
+        size = name.partition("-")[0]
+        if not size.isdigit():
+            raise ModelNotFound(f"No {name}.", "Ask for another.")
+        return self.openings.setdefault(name, Opening(name, int(size)))
+
+    def infos(self) -> Sequence[ModelInfo]:
+        return [ModelInfo(id=name, created=0, context_length=None, loaded=False) for name in self.openings]
+
+
+def run(walk: Callable[[ModelHost, Shelf], Awaitable[None]], **options: Any) -> Shelf:
+    """Run `walk` with a host of the default model 1-default, and close the host. Return the catalogue."""
+
+    async def all_of_it() -> Shelf:
+        host, shelf = ModelHost(**options), Shelf()
+        default = shelf.find("1-default")
+        host.open(default.open(Counter(), bool), opener=default, catalog=shelf)
+        try:
+            await asyncio.wait_for(walk(host, shelf), 60)
+        finally:
+            for opening in shelf.openings.values():
+                opening.may_open.set()
+            await asyncio.to_thread(host.close)
+        return shelf
+
+    shelf = asyncio.run(all_of_it())
+    assert not any(opening.in_memory for opening in shelf.openings.values())
+    return shelf
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.005)
+
+
+def test_a_model_is_opened_once_for_all_who_ask() -> None:
+    async def walk(host: ModelHost, shelf: Shelf) -> None:
+        leases = await asyncio.gather(*(host.lease("2-a") for _ in range(5)))
+        assert len({id(lease.served) for lease in leases}) == 1
+        assert (await host.lease(None)).served.name == "1-default"
+        assert [info.id for info in await host.infos()] == ["1-default", "2-a"]
+        assert all(info.loaded for info in await host.infos())
+        with pytest.raises(ApiError, match="No such"):
+            await host.lease("such")
+
+    assert len(run(walk).openings["2-a"].opened) == 1
+
+
+def test_what_is_unused_for_longest_makes_room() -> None:
+    async def walk(host: ModelHost, shelf: Shelf) -> None:
+        (await host.lease(None)).release()
+        used = await host.lease("4-used")
+        (await host.lease("3-old")).release()
+        (await host.lease("2-new")).release()
+        await host.lease("3-next")
+        assert [model.name for model in host.loaded()] == ["3-next", "4-used", "2-new"]  # 1-default went first
+        assert used.served is (await host.lease("4-used")).served
+
+    run(walk)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_closed() -> None:
+    async def walk(host: ModelHost, shelf: Shelf) -> None:
+        (await host.lease("9-big")).release()
+        with pytest.raises(MemoryShort, match="11-huge takes 11"):
+            await host.lease("11-huge")
+        assert {model.name for model in host.loaded()} == {"1-default", "9-big"}
+
+    run(walk)
+
+
+def test_what_is_in_use_is_waited_for() -> None:
+    async def walk(host: ModelHost, shelf: Shelf) -> None:
+        lease = await host.lease("6-a")
+        wanted = asyncio.ensure_future(host.lease("7-b"))
+        await until(lambda: any(one.closing for one in host._loaded.values()))
+        late = asyncio.ensure_future(host.lease("6-a"))  # behind the one that waits: or that would wait for ever
+        await asyncio.sleep(0.02)
+        assert not wanted.done()
+        assert not late.done()
+        assert shelf.openings["6-a"].in_memory
+        lease.release()
+        (await wanted).release()
+        assert not shelf.openings["6-a"].in_memory
+        await late
+        assert not shelf.openings["7-b"].in_memory
+
+    run(walk)
+
+
+def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_host, "BUSY_SECONDS", 0.05)
+
+    async def walk(host: ModelHost, shelf: Shelf) -> None:
+        lease = await host.lease("6-a")
+        with pytest.raises(ApiError, match="needs the memory of 6-a, which is still in use") as refused:
+            await host.lease("7-b")
+        assert (refused.value.info.status, refused.value.info.code) == (503, "memory_in_use")
+        again = await host.lease("6-a")
+        assert again.served is lease.served
+
+    run(walk)
+
+
+def test_a_model_that_cannot_be_opened_is_no_obstacle_for_others() -> None:
+    async def walk(host: ModelHost, shelf: Shelf) -> None:
+        shelf.find("2-bad").error = EngineFailed("It is damaged.", "Fetch it again.")
+        for _ in range(2):
+            with pytest.raises(EngineFailed, match="damaged"):
+                await host.lease("2-bad")
+        await host.lease("2-good")
+
+    run(walk)
+
+
+def test_only_so_many_wait() -> None:
+    async def walk(host: ModelHost, shelf: Shelf) -> None:
+        shelf.find("2-slow").may_open.clear()
+        waiting = [asyncio.ensure_future(host.lease("2-slow")) for _ in range(3)]
+        await until(lambda: host.loading == ["2-slow"])
+        with pytest.raises(ApiError, match="3 requests wait") as refused:
+            await host.lease("2-other")
+        assert refused.value.info.status == 429
+        assert (await host.lease(None)).served.name == "1-default"  # what is in memory need not be waited for
+        waiting[0].cancel()
+        shelf.openings["2-slow"].may_open.set()
+        await asyncio.gather(*waiting[1:])
+
+    run(walk, waiting=3)
+
+
+def test_a_model_is_closed_after_its_keep_alive() -> None:
+    async def walk(host: ModelHost, shelf: Shelf) -> None:
+        stays, goes = await host.lease("2-stays", math.inf), await host.lease("2-goes")
+        await asyncio.sleep(0.1)
+        assert shelf.openings["2-goes"].in_memory
+        stays.release()
+        goes.release()
+        goes.release()  # has no further effect
+        await until(lambda: not shelf.openings["2-goes"].in_memory)
+        await asyncio.sleep(0.1)
+        assert shelf.openings["2-stays"].in_memory
+        assert shelf.openings["1-default"].in_memory
+        (await host.lease("2-stays", 0.0)).release()
+        (await host.lease(None, 0.0)).release()
+        await until(lambda: not host.loaded())
+        assert host.default is None
+        assert (await host.lease(None)).served.name == "1-default"
+
+    run(walk, keep_alive=0.02)
+
+
+def test_a_model_that_nobody_takes_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_host, "_LEAST_SECONDS", 0.02)
+
+    async def walk(host: ModelHost, shelf: Shelf) -> None:
+        shelf.find("2-a").may_open.clear()
+        waiting = asyncio.ensure_future(host.lease("2-a"))
+        await until(lambda: host.loading == ["2-a"])
+        waiting.cancel()
+        shelf.openings["2-a"].may_open.set()
+        await until(lambda: bool(shelf.openings["2-a"].opened))
+        await until(lambda: not shelf.openings["2-a"].in_memory)
+
+    run(walk, keep_alive=0.0)
+
+
+def test_a_model_is_unloaded_when_it_is_asked_for() -> None:
+    async def walk(host: ModelHost, shelf: Shelf) -> None:
+        lease = await host.lease("2-a")
+        assert not await host.unload("2-a")
+        assert shelf.openings["2-a"].in_memory
+        lease.release()
+        await until(lambda: not shelf.openings["2-a"].in_memory)
+        assert await host.unload("1-default")
+        with pytest.raises(ApiError, match="2-a is not in memory"):
+            await host.unload("2-a")
+
+    run(walk)
+
+
+def test_a_server_that_stops_opens_nothing_more() -> None:
+    async def walk(host: ModelHost, shelf: Shelf) -> None:
+        host.stop_loading()
+        with pytest.raises(ApiError, match="stopping"):
+            await host.lease("2-a")
+
+    run(walk)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["1-default", "3-a", "4-b", "5-c", "9-d", "11-e"]), st.booleans()), max_size=25)
+)
+def test_memory_holds_and_nothing_in_use_is_closed(steps: list[tuple[str, bool]]) -> None:
+    """Whatever is asked for and given back, in any order."""
+
+    async def walk(host: ModelHost, shelf: Shelf) -> None:
+        held: list[Lease] = []
+        waiting: list[asyncio.Task[Lease]] = []
+
+        def check() -> None:
+            assert all(not cast(Pair, lease.served.pair).closed for lease in held)
+            open_now = [one for one in shelf.openings.values() if one.in_memory]
+            assert sum(one.size for one in open_now) <= ROOM
+
+        for name, gives_back in steps:
+            if gives_back and held:
+                held.pop(0).release()
+            waiting.append(asyncio.create_task(host.lease(name)))
+            await asyncio.sleep(0)
+            held.extend(task.result() for task in waiting if task.done() and task.exception() is None)
+            waiting = [task for task in waiting if not task.done()]
+            check()
+        while waiting:
+            done, _ = await asyncio.wait(waiting, timeout=0.02, return_when=asyncio.FIRST_COMPLETED)
+            held.extend(task.result() for task in done if task.exception() is None)
+            assert all(isinstance(task.exception(), MemoryShort | None) for task in done)
+            waiting = [task for task in waiting if not task.done()]
+            check()
+            while held:
+                held.pop().release()
+
+    run(walk, waiting=100)
+
+
+def test_what_others_take_and_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, closed = PairMemory(Counter(CPU=12), 10), PairMemory(Counter(CPU=25, Card0=7), 20)
+    monkeypatch.setattr(model_host, "mapped_memory", lambda: None)
+    assert beside_memory([kept], [closed]) == {"CPU": 10 - 5, "Card0": -7}
+    monkeypatch.setattr(model_host, "mapped_memory", lambda: 0)  # llama.cpp has packed all weights again
+    assert beside_memory([kept], [closed]) == {"CPU": -25, "Card0": -7}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5m", 300), ("1h30m", 5400), ("90", 90), (10, 10), (1.5, 1.5), ("250ms", 0.25), ("0", 0), (-1, math.inf),
+        ("-1m", math.inf),
+    ],
+)  # fmt: skip
+def test_times_are_as_in_ollama(text: str | float, seconds: float) -> None:
+    assert keep_alive_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "5 m", "5x", "m", "nan", "1e3"])
+def test_other_times_are_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="keep-alive"):
+        keep_alive_seconds(text)
