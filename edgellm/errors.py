@@ -94,6 +94,10 @@ class ConfigUnusable(EdgeError):
     exit_code = 2
 
 
+class ServiceFailed(EdgeError):
+    """The system's manager of services is missing, or refuses what it is asked for."""
+
+
 class FleetUnreadable(EdgeError):
     """The devices file is invalid, or has an invalid value."""
 

@@ -21,6 +21,7 @@ from edgellm.cli.commands.pair import pair
 from edgellm.cli.commands.peers import peers
 from edgellm.cli.commands.profile import profile
 from edgellm.cli.commands.serve import serve
+from edgellm.cli.commands.service import service
 from edgellm.cli.help_pages import add_command, command_group
 from edgellm.cli.settings import bind_variables, read_file
 
@@ -96,6 +97,7 @@ for _name, _command, _summary, _more in (
     add_command(app, _name, _command, _summary, _more, passes_on=_command is run)
 
 app.add_typer(mesh, name="mesh")
+app.add_typer(service, name="service")
 app.add_typer(config, name="config")
 for _name in ("list", "models"):
     add_command(app, _name, ls, "Same as ls.", hidden=True)

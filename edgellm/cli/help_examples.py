@@ -70,6 +70,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm serve --role worker --host 192.168.1.20", "compute layers that other devices upload"),
         ("edgellm serve --role worker -m ./big.gguf --port 50152", "compute any layers of a model on this machine"),
     ),
+    "service install": (
+        ("edgellm service install", "serve the pair of your settings from now on"),
+        ("edgellm service install --role verifier --host 192.168.1.20", "verify drafts of paired devices"),
+        ("edgellm service install --dry-run", "say what would be installed"),
+    ),
+    "service logs": (("edgellm service logs -f", "follow the log"),),
     "pair": (
         ("edgellm pair", "show a code, such as 7-lamp-otter, and wait"),
         ("edgellm pair 7-lamp-otter", "on the other device: find the one that shows the code"),

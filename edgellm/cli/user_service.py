@@ -1,0 +1,242 @@
+"""A service of the user's own, which starts `edgellm serve` at login.
+
+On Linux it is a systemd unit, on macOS a launchd agent, which has not been tried on a Mac.
+"""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from edgellm import system
+from edgellm.errors import InvalidOption, ServiceFailed
+from edgellm.places import state_dir
+from edgellm.storage.state import write_state
+
+UNIT = "edgellm.service"
+LABEL = "local.edgellm.serve"
+_SECONDS = 30.0  # for a call of systemctl or launchctl
+_KEPT = ("EDGELLM_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE")
+"""The variables that a service needs to find the same files; no token is written into a unit."""
+_SHOWN = ("ActiveState", "UnitFileState", "MainPID", "ExecMainStartTimestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """Whether the service is installed, starts at login and runs; its process, and since when, as the system says."""
+
+    installed: bool
+    at_login: bool = False
+    running: bool = False
+    pid: int | None = None
+    since: str = ""
+
+
+class ServiceManager(Protocol):
+    """What starts programs at login. All methods raise ServiceFailed where the system's own tool fails."""
+
+    @property
+    def file(self) -> Path:
+        """The file that describes the service."""
+
+    def install(self, command: Sequence[str]) -> None:
+        """Write the file, replacing an earlier one, and start the service, now and at every login."""
+
+    def uninstall(self) -> None:
+        """Stop the service, and remove its file."""
+
+    def status(self) -> ServiceStatus:
+        """Return what is known of the service."""
+
+    def log_command(self, lines: int, *, follow: bool) -> list[str]:
+        """Return the command that prints the last lines of the service's log."""
+
+
+def service_manager() -> ServiceManager:
+    """Return this system's manager of user services.
+
+    Raises:
+        InvalidOption: edgellm installs no services on this system; says what to do instead.
+    """
+    if sys.platform == "linux":
+        return SystemdManager()
+    if sys.platform == "darwin":
+        return LaunchdManager()
+    task = subprocess.list2cmdline(serve_command([]))
+    raise InvalidOption(
+        "edgellm installs no services on this system.",
+        f"On Windows: schtasks /Create /SC ONLOGON /TN edgellm /TR {subprocess.list2cmdline([task])}",
+    )
+
+
+def serve_command(words: Sequence[str]) -> list[str]:
+    """Return the command that a service runs: this Python and this edgellm."""
+    return [sys.executable, "-m", "edgellm", "serve", *words]
+
+
+class SystemdManager:
+    """systemd's manager of the user."""
+
+    @property
+    def file(self) -> Path:
+        """The unit's file."""
+        config = os.environ.get("XDG_CONFIG_HOME")
+        return (Path(config) if config else Path.home() / ".config") / "systemd" / "user" / UNIT
+
+    def install(self, command: Sequence[str]) -> None:
+        """Write the unit, then enable and start it. Raise ServiceFailed where there is no manager of this user."""
+        self._ask("show-environment")  # before anything is written
+        write_state(self.file, unit_text(command, _environment()))
+        self._ask("daemon-reload")
+        self._ask("enable", UNIT)
+        self._ask("restart", UNIT)
+
+    def uninstall(self) -> None:
+        """Stop and disable the unit, and remove its file."""
+        self._ask("disable", "--now", UNIT)
+        self.file.unlink(missing_ok=True)
+        self._ask("daemon-reload")
+
+    def status(self) -> ServiceStatus:
+        """Return what systemd knows of the unit."""
+        if not self.file.exists():
+            return ServiceStatus(installed=False)
+        lines = self._ask("show", UNIT, *(f"--property={name}" for name in _SHOWN)).splitlines()
+        found = dict(line.partition("=")[::2] for line in lines)
+        pid = int(found.get("MainPID") or 0)
+        running = found.get("ActiveState") in ("active", "reloading")
+        return ServiceStatus(
+            True, found.get("UnitFileState") == "enabled", running, pid or None,
+            found.get("ExecMainStartTimestamp", "") if running else "",
+        )  # fmt: skip
+
+    def log_command(self, lines: int, *, follow: bool) -> list[str]:
+        """Return the call of journalctl."""
+        return ["journalctl", "--user", f"--unit={UNIT}", f"--lines={lines}", "--no-pager", *["--follow"] * follow]
+
+    @staticmethod
+    def _ask(*words: str) -> str:
+        return _call(["systemctl", "--user", *words], "there is no systemd for this user")
+
+
+class LaunchdManager:
+    """launchd's domain of the user. Not tried on a Mac."""
+
+    @property
+    def file(self) -> Path:
+        """The agent's property list."""
+        return Path.home() / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+
+    @property
+    def log(self) -> Path:
+        """The file that the agent writes to."""
+        return state_dir() / "logs" / "serve.log"
+
+    def install(self, command: Sequence[str]) -> None:
+        """Write the agent and load it, in place of an earlier one."""
+        with suppress(ServiceFailed):  # there is none yet
+            self._ask("bootout", f"{self._domain()}/{LABEL}")
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        write_state(self.file, agent_plist(command, _environment(), self.log))
+        self._ask("bootstrap", self._domain(), str(self.file))
+
+    def uninstall(self) -> None:
+        """Unload the agent and remove it."""
+        self._ask("bootout", f"{self._domain()}/{LABEL}")
+        self.file.unlink(missing_ok=True)
+
+    def status(self) -> ServiceStatus:
+        """Return what launchd knows of the agent."""
+        if not self.file.exists():
+            return ServiceStatus(installed=False)
+        try:
+            lines = self._ask("print", f"{self._domain()}/{LABEL}").splitlines()
+        except ServiceFailed:
+            return ServiceStatus(installed=True)
+        found = dict(line.strip().partition(" = ")[::2] for line in lines)
+        pid = found.get("pid", "")
+        return ServiceStatus(True, True, found.get("state") == "running", int(pid) if pid.isdigit() else None)
+
+    def log_command(self, lines: int, *, follow: bool) -> list[str]:
+        """Return the call of tail."""
+        return ["tail", "-n", str(lines), *["-f"] * follow, str(self.log)]
+
+    @staticmethod
+    def _domain() -> str:
+        return f"gui/{system.user()}"
+
+    @staticmethod
+    def _ask(*words: str) -> str:
+        return _call(["launchctl", *words], "launchd does not answer")
+
+
+def unit_text(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return a systemd unit that runs `command` at login, and again after a failure, except one of wrong usage."""
+    variables = "".join(f"Environment={_quoted(f'{name}={value}')}\n" for name, value in environment.items())
+    return (
+        "# Written by: edgellm service install\n"
+        "[Unit]\n"
+        "Description=edgellm serve\n"
+        "StartLimitIntervalSec=300\n"
+        "StartLimitBurst=5\n"
+        "\n"
+        "[Service]\n"
+        f"ExecStart={' '.join(_quoted(word, command=True) for word in command)}\n"
+        f"{variables}"
+        "Restart=on-failure\n"
+        "RestartSec=5\n"
+        "RestartPreventExitStatus=2\n"
+        "\n"
+        "[Install]\n"
+        "WantedBy=default.target\n"
+    )
+
+
+def agent_plist(command: Sequence[str], environment: Mapping[str, str], log: Path) -> bytes:
+    """Return a launchd agent that runs `command` at login, and again after a failure."""
+    return plistlib.dumps(
+        {
+            "Label": LABEL, "ProgramArguments": list(command), "EnvironmentVariables": dict(environment),
+            "RunAtLoad": True, "KeepAlive": {"SuccessfulExit": False}, "StandardErrorPath": str(log),
+            "StandardOutPath": str(log),
+        }
+    )  # fmt: skip
+
+
+def _quoted(word: str, *, command: bool = False) -> str:
+    """Return a word as systemd reads it: percent signs are its own, and dollar signs in a `command`."""
+    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t").replace("%", "%%")
+    return f'"{text.replace("$", "$$") if command else text}"'
+
+
+def _environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in _KEPT if os.environ.get(name)}
+
+
+def _call(words: Sequence[str], no_manager: str) -> str:
+    """Run a tool of the system, and return what it prints.
+
+    Raises:
+        ServiceFailed: it is missing, fails or hangs.
+    """
+    instead = "Start it yourself: edgellm serve"
+    if shutil.which(words[0]) is None:
+        raise ServiceFailed(f"{words[0]} is not on this system, so nothing can be started at login.", instead)
+    try:
+        done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServiceFailed(f"{shlex.join(words)} failed: {error}.", instead) from error
+    if done.returncode:
+        said = " ".join(done.stderr.split()).rstrip(".") or f"exit code {done.returncode}"
+        reason = f"{no_manager}: {said}" if "bus" in said.lower() else said
+        raise ServiceFailed(f"{shlex.join(words)} failed: {reason}.", instead)
+    return done.stdout

@@ -1,0 +1,143 @@
+"""What starts at login, and the files that say so. The managers themselves are stand-ins that record what is asked."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.cli.user_service import (
+    LABEL,
+    UNIT,
+    LaunchdManager,
+    ServiceStatus,
+    SystemdManager,
+    agent_plist,
+    serve_command,
+    service_manager,
+    unit_text,
+)
+from edgellm.errors import InvalidOption, ServiceFailed
+
+_WORD = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a systemctl and a launchctl that write their arguments to `asked`, print the file `answer` and
+    fail where there is a file `fails`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("systemctl", "launchctl"):
+        script = folder / name
+        script.write_text(
+            f'#!/bin/sh\nhere={folder}\necho "$*" >> $here/asked\ncat $here/answer 2>/dev/null\n'
+            "[ ! -e $here/fails ] || { cat $here/fails >&2; exit 1; }\n",
+            encoding="utf-8",
+        )
+        script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "a home"))
+    return folder
+
+
+def asked(tools: Path) -> list[str]:
+    return (tools / "asked").read_text(encoding="utf-8").splitlines()
+
+
+def test_a_unit_is_written_enabled_and_started_and_removed_again(tools: Path, tmp_path: Path) -> None:
+    manager = SystemdManager()
+    assert manager.status() == ServiceStatus(installed=False)
+    manager.install(serve_command(["--http-port", "8081"]))
+    text = manager.file.read_text(encoding="utf-8")
+    assert manager.file == tmp_path / "config" / "systemd" / "user" / UNIT
+    assert f'ExecStart="{sys.executable}" "-m" "edgellm" "serve" "--http-port" "8081"\n' in text
+    assert f'Environment="EDGELLM_HOME={tmp_path}/a home"\n' in text
+    start = ["show-environment", "daemon-reload", f"enable {UNIT}", f"restart {UNIT}"]
+    assert asked(tools) == [f"--user {words}" for words in start]
+    (tools / "answer").write_text(
+        "ActiveState=active\nUnitFileState=enabled\nMainPID=42\nExecMainStartTimestamp=Tue 10:00\n", encoding="utf-8"
+    )
+    assert manager.status() == ServiceStatus(True, True, True, 42, "Tue 10:00")
+    (tools / "answer").write_text("ActiveState=failed\nUnitFileState=enabled\nMainPID=0\n", encoding="utf-8")
+    assert manager.status() == ServiceStatus(True, True)
+    manager.uninstall()
+    assert asked(tools)[-2:] == [f"--user disable --now {UNIT}", "--user daemon-reload"]
+    assert not manager.file.exists()
+
+
+def test_nothing_is_written_where_there_is_no_manager(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tools / "fails").write_text("Failed to connect to bus: No medium found\n", encoding="utf-8")
+    with pytest.raises(ServiceFailed, match="there is no systemd for this user: Failed to connect") as raised:
+        SystemdManager().install(serve_command([]))
+    assert "edgellm serve" in raised.value.next_step
+    assert not SystemdManager().file.exists()
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ServiceFailed, match="systemctl is not on this system"):
+        SystemdManager().install(serve_command([]))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
+def test_systemd_itself_accepts_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / UNIT
+    words = [sys.executable, "-m", "edgellm", "serve", "--system", 'a "b" $c %d \\e']
+    unit.write_text(unit_text(words, {"EDGELLM_HOME": '/x/100% "y"'}), encoding="utf-8")
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(
+        ["systemd-analyze", "--user", "verify", "--man=no", str(unit)],
+        check=False, capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert UNIT not in done.stderr, done.stderr
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"])), min_size=1))
+def test_words_come_through_a_units_quoting(words: list[str]) -> None:
+    (line,) = [one for one in unit_text(words, {}).split("\n") if one.startswith("ExecStart=")]
+    escapes = {"\\n": "\n", "\\t": "\t", '\\"': '"', "\\\\": "\\"}
+    read = [
+        re.sub(r"\\.", lambda found: escapes[found[0]], word).replace("%%", "%").replace("$$", "$")
+        for word in _WORD.findall(line.removeprefix("ExecStart="))
+    ]
+    assert read == words
+
+
+def test_an_agent_is_written_and_loaded_and_removed_again(tools: Path, tmp_path: Path) -> None:
+    manager = LaunchdManager()
+    manager.install(serve_command(["--role", "worker"]))
+    agent = plistlib.loads(manager.file.read_bytes())
+    assert manager.file == tmp_path / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+    assert agent["ProgramArguments"][1:] == ["-m", "edgellm", "serve", "--role", "worker"]
+    assert agent["EnvironmentVariables"]["EDGELLM_HOME"] == str(tmp_path / "a home")
+    assert agent["RunAtLoad"]
+    assert [words.split()[0] for words in asked(tools)] == ["bootout", "bootstrap"]
+    (tools / "answer").write_text(f"gui/501/{LABEL} = {{\n\tstate = running\n\tpid = 7\n", encoding="utf-8")
+    assert manager.status() == ServiceStatus(True, True, True, 7)
+    manager.uninstall()
+    assert manager.status() == ServiceStatus(installed=False)
+
+
+def test_an_agents_file_is_a_property_list(tmp_path: Path) -> None:
+    assert plistlib.loads(agent_plist(["a", "b & <c>"], {}, tmp_path / "log"))["ProgramArguments"] == ["a", "b & <c>"]
+
+
+@pytest.mark.parametrize(("platform", "kind"), [("linux", SystemdManager), ("darwin", LaunchdManager)])
+def test_each_system_has_its_manager(platform: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    assert type(service_manager()) is kind
+
+
+def test_windows_is_told_what_to_do_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(InvalidOption, match="schtasks /Create /SC ONLOGON") as raised:
+        service_manager()
+    assert "edgellm serve" in raised.value.next_step
