@@ -17,6 +17,7 @@ from edgellm.cli.commands.mesh.plan import mesh
 from edgellm.cli.commands.models.catalog import catalog
 from edgellm.cli.commands.models.files import ls, pull, rm, show
 from edgellm.cli.commands.models.run import run
+from edgellm.cli.commands.models.setup import setup
 from edgellm.cli.commands.pair import pair
 from edgellm.cli.commands.peers import peers
 from edgellm.cli.commands.profile import profile
@@ -71,6 +72,10 @@ _CATALOG = (
 _DOCTOR = "Changes nothing. Exit code 1 if a problem was found; notes do not count."
 _PEERS = "Revoked rights end at once, even in the middle of a reply."
 _SERVE = "On Ctrl-C it finishes requests in flight; a worker stops at once."
+_SETUP = (
+    "It looks at memory, graphics cards and paired devices, says what it proposes and why, and asks before it "
+    "downloads. The pair is written into the settings of chat, serve and profile; `edgellm config show` prints them."
+)
 _RUN = (
     "A draft model is one that is here, has the same tokenizer and at most half the size; which one, and why, is said. "
     "All options of `edgellm chat` may follow MODEL."
@@ -79,6 +84,7 @@ _CHAT = "With the bundled pair of models nothing leaves this machine."
 
 for _name, _command, _summary, _more in (
     ("chat", chat, "Chat with a pair of models: a small one drafts the reply, a bigger one verifies it.", _CHAT),
+    ("setup", setup, "Choose, download and set up a pair of models that fits this machine.", _SETUP),
     ("run", run, "Talk to one model: as the verifier of a draft model that fits it, or alone.", _RUN),
     ("profile", profile, "Measure a pair of models on your prompts, to verify what matters within a budget.", _PROFILE),
     ("serve", serve, "Serve a pair of models or a verifier, or compute layers for other devices.", _SERVE),

@@ -35,6 +35,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm chat --verifier localhost:50151 --no-parallel", "do not draft while the verifier checks"),
         ('edgellm chat --json "Hello" | jq -r .text', "print one JSON object per token, then a summary"),
     ),
+    "setup": (
+        ("edgellm setup", "propose a pair, and ask before anything is done"),
+        ("edgellm setup --dry-run", "say what would be done, and why"),
+        ("edgellm setup --yes --verifier qwen3:4b --at-login", "take this verifier, and serve the pair at every login"),
+        ("edgellm setup --dry-run --json | jq -r .verifier.name", "for scripts"),
+    ),
     "run": (
         ("edgellm run qwen3:4b", "start a conversation; download the model first if it is not here"),
         ('edgellm run qwen3:4b "Why is the sky blue?"', "ask one question"),

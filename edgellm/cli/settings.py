@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +67,53 @@ def read_file(root: typer.Context) -> dict[str, Any]:
     except StateDamaged as error:
         raise ConfigUnusable(f"{path} cannot be read as TOML: {error.reason}.", "Correct it or move it away.") from None
     return _default_map(root, tables or {}, "")
+
+
+def write_settings(root: typer.Context, tables: Mapping[str, Mapping[str, str]]) -> None:
+    """Set options in the settings file, by command; comments and everything else in it stay as they are.
+
+    Raises:
+        ConfigUnusable: the file has an error, or the options are written in it in a form that only its user can change.
+    """
+    read_file(root)
+    path = config_file()
+    from edgellm.storage.state import read_state, write_state
+
+    before = (read_state(path, _MAX_BYTES, links=True) or b"").decode()
+    wanted = tomllib.loads(before)
+    lines = before.splitlines()
+    for table, values in tables.items():
+        wanted[table] = {**wanted.get(table, {}), **values}
+        for name, value in values.items():
+            _set_line(lines, table, name, json.dumps(value, ensure_ascii=False))
+    after = "\n".join(lines) + "\n"
+    try:
+        same = tomllib.loads(after) == wanted
+    except tomllib.TOMLDecodeError:
+        same = False
+    if not same:
+        shown = "; ".join(
+            f"[{table}] {name} = {value!r}" for table, values in tables.items() for name, value in values.items()
+        )
+        raise ConfigUnusable(f"{path} is written in a form that edgellm cannot change.", f"Write into it: {shown}")
+    write_state(path.resolve() if path.is_symlink() else path, after)
+
+
+def _set_line(lines: list[str], table: str, name: str, value: str) -> None:
+    """Set `name` in a table to a value in TOML: in its line, or in a new one behind the table's last."""
+    header = re.compile(rf"\s*\[\s*{re.escape(table)}\s*\]\s*(#.*)?")
+    start = next((at for at, line in enumerate(lines) if header.fullmatch(line)), None)
+    if start is None:
+        lines += [*[""] * bool(lines and lines[-1].strip()), f"[{table}]"]
+        start = len(lines) - 1
+    end = next((at for at in range(start + 1, len(lines)) if lines[at].lstrip().startswith("[")), len(lines))
+    key = re.compile(rf"\s*\"?{re.escape(name)}\"?\s*=")
+    for at in range(start + 1, end):
+        if key.match(lines[at]):
+            lines[at] = f"{name} = {value}"
+            return
+    last = next((at for at in range(end - 1, start - 1, -1) if lines[at].strip()), start)
+    lines.insert(last + 1, f"{name} = {value}")
 
 
 def settings(root: typer.Context) -> Iterator[Setting]:

@@ -67,6 +67,11 @@ def draft_for(file: ModelFile, others: Mapping[str, ModelFile]) -> str | None:
     return min(_partners(file, drafts), key=lambda name: drafts[name].header.file_size, default=None)
 
 
+def same_tokenizer(file: ModelFile, other: ModelFile) -> bool:
+    """Return whether two models have the same tokens, up to unused ones at the end of one."""
+    return _same(_tokens(file), _tokens(other))
+
+
 def _partners(file: ModelFile, others: Mapping[str, ModelFile]) -> dict[str, ModelFile]:
     """Return those of `others` that have the same tokenizer as a model."""
     tokens = _tokens(file)

@@ -81,6 +81,16 @@ class Catalog:
                         return model, quant.upper()
         return None
 
+    def find_file(self, name: str) -> CatalogModel | None:
+        """Return the model that a file of this name is, or that a short name means, in any quantisation; None if it is
+        none of the catalogue."""
+        if found := self.find(name):
+            return found[0]
+        file = re.split(r"[\\/]", name)[-1].lower()
+        stems = {model.repo_id.partition("/")[2].lower().removesuffix("-gguf"): model for model in self.models.values()}
+        alike = [stem for stem in stems if re.match(rf"{re.escape(stem)}[-.]", file)]
+        return stems[max(alike, key=len)] if alike else None
+
     def short_name(self, repo_id: str, quant: str | None) -> str | None:
         """Return the short name of a model on the hub; None if the catalogue lacks it."""
         for model in self.models.values():

@@ -94,7 +94,7 @@ def test_pull_names_what_is_there(edge: Edge, hub: Hub) -> None:
 
 
 def test_ls_lists_the_pair_and_what_was_pulled(edge: Edge, hub: Hub) -> None:
-    assert "edgellm catalog" in edge("ls").err
+    assert "edgellm setup" in edge("ls").err
     edge("pull", REPO)
     done = edge("ls")
     assert [line.split()[0] for line in done.out.splitlines()] == [

@@ -79,7 +79,7 @@ def ls(as_json: AsJson = False) -> None:
         table.add_row(one_line(model.name), size(model.size), one_line(model.repo_id or model.origin))
     out().print(table)
     if not any(model.origin == "hub" for model in models):
-        say("These two know a small made-up home only. For real ones see: edgellm catalog", style="dim")
+        say("These two know a small made-up home only. For a real pair: edgellm setup", style="dim")
 
 
 def show(name: Name, as_json: AsJson = False) -> None:

@@ -1,0 +1,299 @@
+"""`edgellm setup`: from nothing to a pair of real models that fits this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from edgellm.cli.commands.pair import Interfaces
+from edgellm.cli.help_examples import catalog_names
+from edgellm.cli.settings import config_file, write_settings
+from edgellm.cli.views.console import emit, is_terminal, one_line, out, say, size
+from edgellm.cli.views.download_bar import download
+from edgellm.errors import EdgeError, InvalidOption, PullFailed
+
+if TYPE_CHECKING:
+    from edgellm.rpc.discovery.peer_probe import ProbeResult
+    from edgellm.storage import Catalog, CatalogModel, DownloadPlan
+    from edgellm.storage.pair_choice import ModelRoom, PairProposal
+
+AUTO = "auto"
+NONE = "none"
+_COMMANDS = ("chat", "serve", "profile")  # whose pair this is
+_DRAFT, _VERIFIER = "draft", "verifier"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A model of the pair: its name, which is AUTO for a paired device's verifier and NONE for no draft model, bytes,
+    where it runs, and how it is downloaded, None where it need not or cannot be."""
+
+    role: str
+    name: str
+    size: int = 0
+    runs_on: str = ""
+    plan: DownloadPlan | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether it is on this machine."""
+        return self.plan is not None and self.plan.path is not None
+
+    def row(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        found = None if self.plan is None else self.plan.file
+        return {"name": self.name, "size": self.size, "runs_on": self.runs_on, "file": found, "here": self.here}
+
+
+@dataclass(frozen=True, slots=True)
+class SetupChoice:
+    """What setup would do, and why; `expect` is what to expect of it."""
+
+    machine: str
+    verifier: ModelChoice
+    draft: ModelChoice
+    reasons: tuple[str, ...]
+    expect: str
+
+    @property
+    def missing(self) -> list[ModelChoice]:
+        """The models that are to be downloaded."""
+        return [model for model in (self.draft, self.verifier) if model.name not in (AUTO, NONE) and not model.here]
+
+    @property
+    def download_size(self) -> int:
+        """The bytes that are to be downloaded."""
+        return sum(model.size for model in self.missing)
+
+
+def setup(
+    context: typer.Context,
+    verifier: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|auto", help="Verifier from `edgellm catalog`; 'auto': that of a paired device.",
+                     show_default="the one that suits this machine", autocompletion=catalog_names),
+    ] = None,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing: download, and write the settings.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
+    pair_device: Annotated[
+        bool | None,
+        typer.Option("--pair/--no-pair", help="Pair another device afterwards; see edgellm pair.",
+                     show_default="ask, if none is paired"),
+    ] = None,
+    at_login: Annotated[
+        bool | None,
+        typer.Option("--at-login/--no-at-login", help="Serve the pair at every login; see edgellm service.",
+                     show_default="ask"),
+    ] = None,
+    interface: Interfaces = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; asks nothing.")] = False,
+) -> None:  # fmt: skip
+    asks = not (yes or dry_run or as_json)
+    if asks and not is_terminal(sys.stdin):
+        raise InvalidOption("Nobody can be asked here.", "Add --yes, or --dry-run to see what would be done.")
+    if as_json and not (yes or dry_run):
+        raise InvalidOption("--json asks nothing.", "Add --yes, or --dry-run to see what would be done.")
+    answers = _peers(interface)
+    choice = _choose(verifier, answers, must_ask_hub=not dry_run)
+    if not as_json:
+        _print(choice)
+    wanted = choice.download_size
+    if dry_run:
+        if as_json:
+            emit(json.dumps(_row(choice, dry_run=True), indent=2))
+        return
+    question = f"Download {size(wanted)}, and use this pair from now on?" if wanted else "Use this pair from now on?"
+    if asks and not typer.confirm(question, default=True, err=True):
+        raise typer.Exit(1)
+    pulled = download([model.plan for model in choice.missing if model.plan is not None])
+    draft = _checked(choice)
+    values = {_DRAFT: draft, _VERIFIER: choice.verifier.name}
+    root: Any = context.find_root()
+    write_settings(root, dict.fromkeys(_COMMANDS, values))
+    if not as_json:
+        say(f"chat, serve and profile use this pair now: {config_file()}")
+    if at_login or (at_login is None and asks and typer.confirm("Serve it at every login?", default=False, err=True)):
+        _call(context, "service", "install")
+    if pair_device or (
+        pair_device is None
+        and asks
+        and not answers
+        and typer.confirm("Pair another device now?", default=False, err=True)
+    ):
+        _call(context, "pair")
+    if as_json:
+        row = _row(choice, dry_run=False)
+        row["draft"]["name"] = draft
+        emit(json.dumps({**row, "received": sum(one.sent for one in pulled)}, indent=2))
+    else:
+        say('Ask it something: edgellm chat "Why is the sky blue?"', style="bold")
+
+
+def _peers(interface: list[str] | None) -> list[ProbeResult]:
+    """Return the paired devices, with what they offer now."""
+    from edgellm.rpc.discovery.interfaces import chosen_hosts
+    from edgellm.rpc.discovery.peer_probe import probe_peers
+    from edgellm.rpc.trust.peer_store import Peers
+    from edgellm.rpc.trust.trust import Trust
+
+    known = Peers().all()
+    return probe_peers(Trust.load(), known, chosen_hosts(interface or ())) if known else []
+
+
+def _choose(wanted: str | None, peers: Sequence[ProbeResult], *, must_ask_hub: bool) -> SetupChoice:
+    """Return the pair for this machine and its paired devices. Raise what `propose` and `plan` raise."""
+    from edgellm.storage import catalog
+    from edgellm.storage.pair_choice import ModelRoom, propose
+
+    known, room = catalog(), ModelRoom.look(measure=True)
+    machine = _machine(room, peers)
+    offered = _best_offer(known, room, peers)
+    short = ""
+    try:
+        local = None if wanted == AUTO else propose(known, room, wanted)
+    except EdgeError as error:
+        if wanted is not None or offered is None:
+            raise
+        local, short = None, error.what
+    if local is not None and (offered is None or wanted is not None or offered.size <= local.verifier.size):
+        return _local(machine, local, must_ask_hub)
+    if offered is None:
+        raise InvalidOption(
+            "No paired device serves a verifier of the catalogue.",
+            "There: edgellm serve --role verifier -m NAME --host ADDRESS",
+        )
+    return _with_offer(machine, offered, short, must_ask_hub)
+
+
+def _local(machine: str, local: PairProposal, must_ask_hub: bool) -> SetupChoice:
+    """Return the choice of a pair on this machine. Raise what `_planned` raises."""
+    draft = ModelChoice(_DRAFT, NONE)
+    if local.draft is not None:
+        draft = _planned(_DRAFT, local.draft.name, local.draft.size, local.draft_on, must_ask_hub)
+    expect = f"How fast it is on {local.verifier_on} is not known before it is there."
+    if local.tokens_per_second is not None:
+        expect = f"The verifier alone writes at most {local.tokens_per_second:.0f} tokens a second here"
+        expect += "; a draft model makes it faster where it is right." if local.draft is not None else "."
+    chosen = _planned(_VERIFIER, local.verifier.name, local.verifier.size, local.verifier_on, must_ask_hub)
+    return SetupChoice(machine, chosen, draft, local.reasons, expect)
+
+
+def _with_offer(machine: str, offer: VerifierOffer, short: str, must_ask_hub: bool) -> SetupChoice:
+    """Return the choice of a paired device's verifier and its draft model here. Raise what `_planned` raises."""
+    draft = _planned(_DRAFT, offer.draft.name, offer.draft.size, offer.draft_on, must_ask_hub)
+    reason = short or f"{offer.model} on {offer.device} is larger than what suits this machine"
+    expect = f"{offer.device} reads your prompts; while it is away, the draft model writes alone."
+    return SetupChoice(machine, ModelChoice(_VERIFIER, AUTO, offer.size, offer.device), draft, (reason,), expect)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierOffer:
+    """A verifier of a paired device, its bytes, and the draft model for it here."""
+
+    device: str
+    model: str
+    size: int
+    draft: CatalogModel
+    draft_on: str
+
+
+def _best_offer(known: Catalog, room: ModelRoom, peers: Sequence[ProbeResult]) -> VerifierOffer | None:
+    """Return the largest verifier of the paired devices that this one may use, and has room for a draft model of."""
+    found = []
+    for answer in peers:
+        offers = answer.info.offers if answer.info is not None and "verify" in answer.info.rights else ()
+        for offer in offers:
+            model = known.find_file(offer.model)
+            if offer.role == _VERIFIER and model is not None and model.draft is not None:
+                draft = known.models[model.draft]
+                if (place := room.place(draft.size)) is not None:
+                    found.append(VerifierOffer(answer.peer.name, offer.model, offer.size, draft, place.on))
+    return max(found, key=lambda offer: offer.size, default=None)
+
+
+def _planned(role: str, name: str, listed: int, runs_on: str, must_ask_hub: bool) -> ModelChoice:
+    """Return a model with its size on the hub, or in the catalogue where the hub cannot and need not be asked. Raise
+    what `plan` raises."""
+    from edgellm import storage
+
+    try:
+        plan = storage.plan(name)
+    except PullFailed as error:
+        if must_ask_hub:
+            raise
+        say(f"{error.what} The size of {name} is that of the catalogue.", style="yellow")
+        return ModelChoice(role, name, listed, runs_on)
+    return ModelChoice(role, name, plan.size, runs_on, plan)
+
+
+def _machine(room: ModelRoom, peers: Sequence[ProbeResult]) -> str:
+    cards = f"{' and '.join(room.cards)} with {size(room.card_memory)}" if room.cards else "no graphics card"
+    there = [answer for answer in peers if answer.info is not None]
+    offers = [
+        f"{answer.peer.name} ({', '.join(offer.model for offer in answer.info.offers) or 'offers nothing'})"
+        for answer in there
+        if answer.info is not None
+    ]
+    devices = ", ".join(offers) if offers else f"{len(peers)} paired, none answers" if peers else "none paired"
+    return f"{size(room.memory)} of memory for models ({room.reason}); {cards}; other devices: {devices}"
+
+
+def _print(choice: SetupChoice) -> None:
+    say(f"This machine: {one_line(choice.machine)}")
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "MODEL", "SIZE", "RUNS ON", "HERE"):
+        table.add_column(column, justify="right" if column == "SIZE" else "left", no_wrap=True)
+    for model, role in ((choice.verifier, "verifier"), (choice.draft, "draft model")):
+        here = "yes" if model.plan is not None and model.plan.path is not None else "-"
+        table.add_row(
+            role, one_line(model.name), size(model.size) if model.size else "-", one_line(model.runs_on), here
+        )
+    out().print(table)
+    for reason in choice.reasons:
+        say(f"- {one_line(reason)}", style="dim")
+    say(one_line(choice.expect), style="dim")
+    for model in (choice.verifier, choice.draft):
+        if model.plan is not None and model.plan.warning:
+            say(f"{model.plan.warning}.", style="yellow")
+
+
+def _checked(choice: SetupChoice) -> str:
+    """Return the name of the draft model; NONE if its file has another tokenizer than the verifier's, with a notice."""
+    from edgellm.engine import ModelFile
+    from edgellm.llm.abilities import same_tokenizer
+    from edgellm.storage import resolve
+
+    if NONE in (choice.draft.name, choice.verifier.name) or choice.verifier.name == AUTO:
+        return choice.draft.name
+    files = [ModelFile.open(resolve(name)) for name in (choice.draft.name, choice.verifier.name)]
+    if same_tokenizer(*files):
+        return choice.draft.name
+    say(f"{choice.draft.name} has another tokenizer than {choice.verifier.name}, which writes alone.", style="yellow")
+    return NONE
+
+
+def _call(context: typer.Context, *words: str) -> None:
+    """Run another command of edgellm; report an error of it, and go on."""
+    command: Any = context.find_root().command
+    parent: Any = context.find_root()
+    for word in words:
+        command = command.get_command(parent, word)
+        parent = command.make_context(word, [], parent=parent) if word == words[-1] else parent
+    try:
+        command.invoke(parent)
+    except EdgeError as error:
+        say(f"{error}", style="yellow")
+
+
+def _row(choice: SetupChoice, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "machine": choice.machine, "verifier": choice.verifier.row(), "draft": choice.draft.row(),
+        "reasons": list(choice.reasons), "expect": choice.expect, "settings": str(config_file()),
+        "download": choice.download_size, "dry_run": dry_run,
+    }  # fmt: skip
