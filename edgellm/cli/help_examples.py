@@ -81,7 +81,18 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm service install --role verifier --host 192.168.1.20", "verify drafts of paired devices"),
         ("edgellm service install --dry-run", "say what would be installed"),
     ),
-    "service logs": (("edgellm service logs -f", "follow the log"),),
+    "service uninstall": (
+        ("edgellm service uninstall", "stop it, and start it no more at login"),
+        ("edgellm service uninstall --json", "for scripts"),
+    ),
+    "service status": (
+        ("edgellm service status", "say whether it runs"),
+        ("edgellm service status --json | jq -r .pid", "for scripts"),
+    ),
+    "service logs": (
+        ("edgellm service logs", "print the last 50 lines"),
+        ("edgellm service logs -f", "follow the log"),
+    ),
     "pair": (
         ("edgellm pair", "show a code, such as 7-lamp-otter, and wait"),
         ("edgellm pair 7-lamp-otter", "on the other device: find the one that shows the code"),
