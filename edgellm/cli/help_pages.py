@@ -35,7 +35,10 @@ PANELS: dict[str, tuple[str, ...]] = {
         "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty", "seed",
     ),
     "Thinking": ("reasoning_effort", "template_arg"),
-    "HTTP": ("http", "tls_cert", "tls_key", "replies", "waiting", "strict", "plan"),
+    "HTTP": (
+        "http", "tls_cert", "tls_key", "replies", "waiting", "strict", "plan", "keep_alive", "allow_origin",
+        "allow_host",
+    ),
     "Worker": ("memory", "keep", "store"),
     "Hardware": (
         "gpu_layers", "device", "tensor_split", "threads", "ctx_size", "batch_size", "cache_type", "flash_attn",

@@ -53,6 +53,16 @@ Replies = Annotated[
     typer.Option(metavar="N", help="Replies generated at once over HTTP; each needs memory.",
                  show_default="2; for a verifier 8"),
 ]  # fmt: skip
+AllowOrigin = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ORIGIN", help="Origin of web pages elsewhere that may use HTTP here, such as "
+                 "https://chat.example.org; can be given several times.", show_default="none"),
+]  # fmt: skip
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(metavar="HOST", help="Further name by which HTTP clients may call this machine, such as "
+                 "host.docker.internal; can be given several times.", show_default="its own names"),
+]  # fmt: skip
 Strict = Annotated[
     bool,
     typer.Option("--strict", help="Refuse HTTP requests with unknown parameters, which otherwise have no effect."),
@@ -79,6 +89,8 @@ class HTTPOptions:
     waiting: int
     strict: bool = False
     keep_alive: str = "5m"
+    origins: Sequence[str] = ()
+    hosts: Sequence[str] = ()
     paired_only: bool = False  # other programs on this machine are not trusted either: they need a key on loopback
 
 
@@ -91,6 +103,7 @@ def start_server(options: HTTPOptions) -> HttpServer | None:
     """
     if not options.on:
         return None
+    from edgellm.http.cors import checked_host
     from edgellm.http.middleware import page_key
     from edgellm.http.model_host import keep_alive_seconds
     from edgellm.http.server import HttpServer
@@ -100,6 +113,7 @@ def start_server(options: HTTPOptions) -> HttpServer | None:
         raise InvalidOption("--tls-cert and --tls-key must be given together.", "Give both, or neither.")
     address = Address.of(options.host, PORT if options.port is None else options.port)
     names = [] if address.loopback else _host_names(address.host)
+    allowed = [checked_host(host) for host in options.hosts]
     credentials = None if address.loopback else _credentials(options, names)
     needs_key = options.key_file is not None or options.paired_only
     key = _api_key(options.key_file) if credentials is None and needs_key else None
@@ -108,9 +122,9 @@ def start_server(options: HTTPOptions) -> HttpServer | None:
 
     def start(at: Address) -> HttpServer:
         server = HttpServer(
-            at, credentials=credentials, key=key, page_key=opener, names=names, replies=options.replies,
+            at, credentials=credentials, key=key, page_key=opener, names=[*names, *allowed], replies=options.replies,
             waiting=options.waiting, on_event=print_event, strict=options.strict,
-            keep_alive=keep_alive_seconds(options.keep_alive),
+            keep_alive=keep_alive_seconds(options.keep_alive), origins=options.origins,
         )  # fmt: skip
         server.start()
         return server

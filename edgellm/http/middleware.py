@@ -2,6 +2,7 @@
 
 A page of another site in the user's browser can reach a port on loopback. It cannot choose the Host header when its
 own name resolves to that address (DNS rebinding), and it cannot hide its origin: both are checked on every request.
+`cors.py` has what the user allows besides.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -24,6 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgellm.errors import InvalidOption, TrustUnusable
+from edgellm.http.cors import AllowedOrigins, Headers, is_preflight, preflight_headers, response_headers
 from edgellm.http.schemas.errors import ErrorInfo
 from edgellm.places import data_dir
 from edgellm.rpc.trust.peer_store import Peer, Peers
@@ -139,12 +141,12 @@ PUBLIC_PREFIX = "/page/"
 
 ErrorBody: TypeAlias = Callable[[str, ErrorInfo], bytes]
 """Returns the JSON of an error at a path, in the form of its API."""
-_Headers: TypeAlias = Mapping[bytes, list[bytes]]
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
+_OF_ANSWERS = (*_HEADERS, (b"cache-control", b"no-store"))
 
 
 def openai_error(_path: str, info: ErrorInfo) -> bytes:
@@ -162,10 +164,12 @@ class SecurityMiddleware:
         key: str | None,
         page_key: str | None = None,
         body: ErrorBody = openai_error,
+        origins: Iterable[str] = (),
     ) -> None:
         """`names`: hosts, without ports, that a Host header may name. `key`: the API key, None if none is needed.
-        `page_key` is accepted in its place. `body` returns the body of an error at a path."""
-        self._app, self._body = app, body
+        `page_key` is accepted in its place. `body` returns the body of an error at a path. Pages of `origins` may read
+        from the server, too. Raise InvalidOption where one of them is none."""
+        self._app, self._body, self._origins = app, body, AllowedOrigins(origins)
         self._names = frozenset(name.lower() for name in names)
         self._keys = [one.encode("latin-1") for one in (key, page_key) if one is not None] if key is not None else []
 
@@ -176,7 +180,16 @@ class SecurityMiddleware:
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
         started_at = perf_counter()
-        refusal = self._refusal(scope, headers)
+        origin = self._origins.of(headers)
+        refusal = self._refusal(scope, headers, origin)
+        if origin is not None:
+            send = _replace_headers(send, response_headers(origin))
+            if refusal is None and is_preflight(scope["method"], headers):
+                await send(
+                    {"type": "http.response.start", "status": 204, "headers": preflight_headers(origin, headers)}
+                )
+                await send({"type": "http.response.body"})
+                return
         if refusal is not None:
             _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], refusal.status, refusal.code)
             await _send_error(refusal, self._body(scope["path"], refusal), send)
@@ -188,21 +201,24 @@ class SecurityMiddleware:
         milliseconds = 1e3 * (perf_counter() - started_at)
         _log.info("%s %.100r %d in %.0f ms", scope["method"], scope["path"], status[0], milliseconds)
 
-    def _refusal(self, scope: Scope, headers: _Headers) -> ErrorInfo | None:
+    def _refusal(self, scope: Scope, headers: Headers, origin: bytes | None) -> ErrorInfo | None:
+        """Return why a request is refused, None if it is not. `origin`: that of an allowed page."""
         hosts = [value.decode("latin-1") for value in headers.get(b"host", [])]
         if len(hosts) != 1 or _host_name(hosts[0]) not in self._names:
             host = hosts[0][:100] if hosts else ""
             # a page whose name was rebound to this address can read this
             return ErrorInfo(
                 403,
-                f"The Host header is {host!r}, which is not a name of this server. Use the address that it printed.",
-                "permission_error", code="wrong_host",
+                f"The Host header is {host!r}, which is not a name of this server. Use the address that it printed,"
+                " or allow the name with --allow-host.", "permission_error", code="wrong_host",
             )  # fmt: skip
-        if _is_cross_origin(scope, headers, hosts[0]):
+        if origin is None and _is_cross_origin(scope, headers, hosts[0]):
             return ErrorInfo(
-                403, "Requests by pages of other origins are refused. Use the server's own page, or no browser.",
-                "permission_error", code="cross_origin",
+                403, "Requests by pages of other origins are refused. Use the server's own page, or no browser, or"
+                " allow the origin with --allow-origin.", "permission_error", code="cross_origin",
             )  # fmt: skip
+        if origin is not None and is_preflight(scope["method"], headers):  # which has no key
+            return None
         public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_PREFIX)
         if self._keys and not public and not self._has_key(headers):
             return ErrorInfo(
@@ -214,7 +230,7 @@ class SecurityMiddleware:
             return too_large()
         return None
 
-    def _has_key(self, headers: _Headers) -> bool:
+    def _has_key(self, headers: Headers) -> bool:
         tokens = [value.decode("latin-1") for value in headers.get(b"authorization", [])]
         tokens += [f"Bearer {value.decode('latin-1')}" for value in headers.get(b"x-api-key", [])]
         given = bearer_token(tokens).encode("latin-1")
@@ -233,7 +249,7 @@ def _host_name(host: str) -> str:
         return ""
 
 
-def _is_cross_origin(scope: Scope, headers: _Headers, host: str) -> bool:
+def _is_cross_origin(scope: Scope, headers: Headers, host: str) -> bool:
     """Return whether, by a browser's headers, a page of another origin asks. A link to our page is no such request."""
     own = f"{scope['scheme']}://{host}".lower()
     if any(origin.decode("latin-1").lower() != own for origin in headers.get(b"origin", [])):
@@ -276,6 +292,19 @@ def _limit_body(receive: Receive) -> Receive:
     return read
 
 
+def _replace_headers(send: Send, replaced: Sequence[tuple[bytes, bytes]]) -> Send:
+    """Add headers to a response in place of its own of these names."""
+    names = {name for name, _ in replaced}
+
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            others = [(name, value) for name, value in message.get("headers", []) if name.lower() not in names]
+            message["headers"] = [*others, *replaced]
+        await send(message)
+
+    return send_with_headers
+
+
 def _add_headers(send: Send, status: list[int]) -> Send:
     """Add headers by which browsers neither guess types nor cache answers; put the status into `status`."""
 
@@ -284,8 +313,7 @@ def _add_headers(send: Send, status: list[int]) -> Send:
             headers: list[Any] = list(message.get("headers", []))
             status[:] = [message["status"]]
             present = {name.lower() for name, _ in headers}
-            added = (*_HEADERS, (b"cache-control", b"no-store"))
-            message["headers"] = [*headers, *((name, value) for name, value in added if name not in present)]
+            message["headers"] = [*headers, *((name, value) for name, value in _OF_ANSWERS if name not in present)]
         await send(message)
 
     return send_with_headers

@@ -207,16 +207,18 @@ class HttpServer:
         on_event: Callable[[str], None] | None = None,
         strict: bool = False,
         keep_alive: float = KEEP_ALIVE,
+        origins: Sequence[str] = (),
     ) -> None:
-        """`names`: hosts that a Host header may name, besides the address. `replies` are written at once, and up to
+        """`names`: hosts that a Host header may name, besides the address. Pages of `origins` may read from the server,
+        besides its own. `replies` are written at once, and up to
         `waiting` requests wait. `key` is an API key for loopback without TLS; clients of a server without any key learn
         nothing about other devices. `page_key` opens the user's conversations, and is accepted in place of `key`;
         without it they stay closed. `on_event` is called with a sentence for an unexpected error. `strict` refuses
         unknown parameters. `keep_alive` as for `ModelHost`.
 
         Raises:
-            InvalidOption: other machines can reach the address, and there are no credentials; or a number is out of
-                range.
+            InvalidOption: other machines can reach the address, and there are no credentials; a number is out of range;
+                or an origin is none.
         """
         if credentials is None and not address.loopback:
             raise InvalidOption(
@@ -239,7 +241,7 @@ class HttpServer:
         )
         hosts = {address.host, *names, *(_LOOPBACK_NAMES if address.loopback else ())}
         app = make_app(self._handler, program_version(), page_key)
-        self._app = SecurityMiddleware(app, hosts, key, page_key, error_body)
+        self._app = SecurityMiddleware(app, hosts, key, page_key, error_body, origins)
         self._page_key = page_key
         self._server: _UvicornServer | None = None
         self._thread: threading.Thread | None = None

@@ -63,6 +63,70 @@ def test_the_own_origin_is_accepted(ask: Ask, server: HttpServer) -> None:
     assert answer.headers["cache-control"] == "no-store"
 
 
+PAGE = "https://chat.example.org"
+
+
+@pytest.fixture(scope="module")
+def allowing(own: LLM) -> Iterator[Ask]:
+    """A server that lets pages of an origin and a container in, and others not."""
+    options = {"names": ["host.docker.internal"], "origins": [f"{PAGE}:443/", "app://obsidian.md"]}
+    with HttpServer(HOME, key="k" * 43, **options) as server:  # type: ignore[arg-type]
+        server.open(ServedModel(own, "edgellm-verifier"))
+        yield asker(server)
+
+
+ASKED = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-stainless-os"}
+
+
+@pytest.mark.parametrize("origin", [PAGE, "app://obsidian.md"])
+def test_a_page_of_an_allowed_origin_may_ask_and_read(allowing: Ask, origin: str) -> None:
+    sent = {"Origin": origin, "Sec-Fetch-Site": "cross-site"}
+    asked = allowing(
+        "OPTIONS", "/v1/completions", None, sent | ASKED | {"Access-Control-Request-Private-Network": "true"}
+    )
+    assert (asked.status, asked.body) == (204, b"")
+    assert asked.headers["access-control-allow-origin"] == origin
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert asked.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
+    assert asked.headers["access-control-allow-private-network"] == "true"
+    body = {"prompt": "The film", "max_tokens": 1}
+    for key, status in (("k" * 43, 200), ("wrong", 401)):  # a page has to know the key, too
+        answer = allowing("POST", "/v1/completions", body, sent | {"Authorization": f"Bearer {key}"})
+        assert answer.status == status
+        assert answer.headers["access-control-allow-origin"] == origin
+        assert answer.headers["vary"] == "Origin"
+        assert answer.headers["cross-origin-resource-policy"] == "cross-origin"
+        assert "access-control-allow-credentials" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://chat.example.org"},
+        {"Origin": f"{PAGE}.evil.example"}, {"Origin": f"{PAGE}:444"}, {"Origin": f"{PAGE}, {PAGE}"},
+        {"Sec-Fetch-Site": "cross-site"},  # an image or a script: it names no origin
+    ],
+    ids=str,
+)  # fmt: skip
+def test_others_are_refused_as_before(allowing: Ask, headers: dict[str, str]) -> None:
+    for method, more in (("GET", {}), ("OPTIONS", ASKED)):
+        answer = allowing(method, "/v1/models", None, headers | more | {"Authorization": f"Bearer {'k' * 43}"})
+        assert (answer.status, answer.error["code"]) == (403, "cross_origin")
+        assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+def test_a_rebound_name_is_refused_whatever_is_allowed(allowing: Ask) -> None:
+    """Also where a page of an allowed origin asks: its name is not that of this machine."""
+    key = {"Authorization": f"Bearer {'k' * 43}"}
+    for host in ("evil.example", "chat.example.org", "x.host.docker.internal", "docker.internal"):
+        for more in ({}, {"Origin": PAGE}, {"Origin": f"https://{host}"}, {"Origin": PAGE, **ASKED}):
+            method = "OPTIONS" if "Access-Control-Request-Method" in more else "GET"
+            answer = allowing(method, "/v1/models", None, key | more | {"Host": host})
+            assert (answer.status, answer.error["code"]) == (403, "wrong_host")
+    for host in ("host.docker.internal", "host.docker.internal:8080", "HOST.docker.internal"):
+        assert allowing("GET", "/v1/models", None, key | {"Host": host}).status == 200
+
+
 @pytest.fixture(scope="module")
 def locked(own: LLM) -> Iterator[Ask]:
     with HttpServer(HOME, key="k" * 43) as server:

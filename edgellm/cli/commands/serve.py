@@ -24,6 +24,8 @@ from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.commands.peers import peer_names
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.http_options import (
+    AllowHost,
+    AllowOrigin,
     Http,
     HttpHost,
     HTTPOptions,
@@ -252,6 +254,8 @@ def serve(
     tls_key: TlsKey = None,
     replies: Replies = None,
     waiting: Waiting = 16,
+    allow_origin: AllowOrigin = None,
+    allow_host: AllowHost = None,
     strict: Strict = False,
     keep_alive: KeepAlive = "5m",
     plan: PlanFile = None,
@@ -285,8 +289,9 @@ def serve(
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}[role]
     defaults = ReplyOptions(**thinking(think, reasoning_effort, template_arg))
     options = HTTPOptions(
-        http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, strict, keep_alive, paired_only
-    )
+        http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, strict, keep_alive,
+        allow_origin or (), allow_host or (), paired_only,
+    )  # fmt: skip
     _check_role(role, ctx)
     if role is Role.PAIR and not http:
         raise InvalidOption("A pair is served over HTTP only.", "Leave --no-http out, or use --role verifier.")

@@ -13,7 +13,7 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.http.dialects.responses import ConversationStore
-from edgellm.http.handlers import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
