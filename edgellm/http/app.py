@@ -7,6 +7,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -25,8 +26,15 @@ from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, Unload
 from edgellm.http.schemas.responses import ChatCompletion, Completion, Health, ModelInfo, ModelList, Unloaded
 from edgellm.http.status import ServerStatus, server_status
 
-_MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-_FILES = ("index.html", "page.css", "chat.js", "side.js")
+_MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_PAGE = files("edgellm.http") / "page"
+_FOLDERS = ("", "vendor/")
+_FILES = frozenset(
+    folder + file.name
+    for folder in _FOLDERS
+    for file in (_PAGE / folder).iterdir()
+    if Path(file.name).suffix in _MEDIA_TYPES
+)
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
@@ -43,9 +51,8 @@ def page_file(name: str) -> Response:
     """Return one of the page's files. Raises HTTPException (404) for any other name."""
     if name not in _FILES:
         raise HTTPException(404)
-    text = (files("edgellm.http") / "page" / name).read_text(encoding="utf-8")
-    media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
-    return Response(text, media_type=media_type, headers={"Content-Security-Policy": _POLICY})
+    text = (_PAGE / name).read_text(encoding="utf-8")
+    return Response(text, media_type=_MEDIA_TYPES[Path(name).suffix], headers={"Content-Security-Policy": _POLICY})
 
 
 def make_app(handler: RequestHandler, version: str, page_key: str | None = None) -> FastAPI:
@@ -75,7 +82,7 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
     def page() -> Response:
         return page_file("index.html")
 
-    @app.get("/page/{name}", include_in_schema=False)
+    @app.get("/page/{name:path}", include_in_schema=False)
     def file_of_page(name: str) -> Response:
         return page_file(name)
 

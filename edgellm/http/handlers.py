@@ -226,6 +226,7 @@ class RequestHandler:
                 disconnect,
                 requested_at,
                 verified=requires_verified(request, http),
+                progress=request.stream and request.return_progress,
                 read=partial(_read, served.pair, options, _most_calls(request)) if options.tools else iter,
             )
             events = task.events()
@@ -321,14 +322,15 @@ class RequestHandler:
 
     def _start(
         self, lease: Lease, starts: Sequence[StartReply], disconnect: asyncio.Task[None], requested_at: float,
-        *, verified: bool, read: ReadReply,
+        *, verified: bool, progress: bool, read: ReadReply,
     ) -> ReplyTask:  # fmt: skip
         served = lease.use()
         lock = self._fair_lock if served.in_turns else nullcontext()
         redaction = redact if self.anonymous else unredacted
         task = ReplyTask(
-            starts, lock, self._record, requested_at=requested_at, redact=redaction, verified=verified, read=read
-        )
+            starts, lock, self._record, requested_at=requested_at, redact=redaction, verified=verified,
+            progress=progress, read=read,
+        )  # fmt: skip
         self._tasks.add(task)
         run = asyncio.get_running_loop().run_in_executor(self._executor, partial(_run, task, served.recorder))
         run.add_done_callback(partial(self._finished, task, lease, perf_counter()))
@@ -428,7 +430,7 @@ async def _collect(
             deltas.append(event)
         elif isinstance(event, ToolCall):
             calls.append(event)
-        else:
+        elif isinstance(event, Notice):
             notices.append(event)
     if len(written) < task.replies:
         return Response(status_code=499)  # the reply was cancelled, as the client has left

@@ -19,9 +19,9 @@ from edgellm.http.schemas.builder import ResponseBuilder, TextDelta
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, error_info
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply, Utf8
-from edgellm.spec.types import Notice, Source, Summary, Token
+from edgellm.spec.types import Notice, PromptProgress, Source, Summary, Token
 
-Event: TypeAlias = TextDelta | ToolCall | Notice | Summary
+Event: TypeAlias = TextDelta | ToolCall | Notice | PromptProgress | Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,16 @@ class ReplyTask:
         requested_at: float,
         redact: Redact = unredacted,
         verified: bool = False,
+        progress: bool = False,
         read: ReadReply = iter,
     ) -> None:
         """Each of `starts`, called in turn, tokenizes the prompt of a reply, beside other replies; all other computing
         holds `compute_lock`. `on_finished` is called in the thread after each reply, before the client gets its
         summary. `requested_at` is a time of `perf_counter`.
         `redact` is applied to notices and errors. `verified`: a token that the verifier has not checked ends the reply
-        with an error instead. `read` tells calls from tokens."""
-        self._verified, self._read = verified, read
+        with an error instead. `progress`: the reading of a long prompt is an event, too. `read` tells calls from
+        tokens."""
+        self._verified, self._progress, self._read = verified, progress, read
         self._starts, self._compute_lock, self._on_finished, self._redact = starts, compute_lock, on_finished, redact
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
@@ -151,7 +153,7 @@ class ReplyTask:
             return self._cancelled
 
     def _write(self, reply: Reply) -> None:
-        reply.listen(on_notice=self._publish)
+        reply.listen(on_notice=self._publish, on_progress=self._publish if self._progress else None)
         text, tokens = Utf8(), list[Token]()
         for token in self._read(iter(partial(self._next, reply), None)):
             if isinstance(token, ToolCall):
@@ -212,4 +214,6 @@ def _pieces(event: Event, builder: ResponseBuilder, *, last: bool) -> list[bytes
         return builder.delta(event)
     if isinstance(event, ToolCall):
         return builder.call(event)
+    if isinstance(event, PromptProgress):
+        return builder.progress(event)
     return builder.notice(event) if isinstance(event, Notice) else builder.closing(event, last=last)

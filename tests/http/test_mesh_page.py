@@ -24,8 +24,9 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.types import Summary
 from edgellm.storage.layers.store import LayerStore
+from testkit.browser.page_states import SIZES
 from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation
-from tests.http.test_page import PHONE, browser, needs_browser, page, say, shot
+from tests.http.test_page import browser, needs_browser, page, say
 from tests.http.test_wire_format import same
 from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
 from tests.services.conftest import ANYWHERE
@@ -136,7 +137,6 @@ def test_the_page_draws_both(server: HttpServer, page: Page, monkeypatch: pytest
         expect(page.locator(".said").nth(number - 1)).to_contain_text("tokens", timeout=60_000)
         expect(page.locator("#plan-title")).to_have_text("Mesh: the last reply")
         page.locator("#gantt").scroll_into_view_if_needed()
-        shot(page, f"mesh-{number}")
     expect(page.locator("#plan-advice")).to_contain_text("the plan is in brackets")
     lanes = page.locator("#gantt svg text").all_text_contents()
     assert [lanes.count("plan"), lanes.count("run")] == [2, 2]
@@ -145,9 +145,8 @@ def test_the_page_draws_both(server: HttpServer, page: Page, monkeypatch: pytest
     expect(page.locator("#gantt p.small")).to_have_count(2)
     expect(page.locator("#gantt .notice")).to_have_text(wrong)
     expect(page.locator("#devices")).to_contain_text("holds layers")
-    page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    shot(page, "mesh-phone", whole=True)
+    page.set_viewport_size(SIZES["narrow"])
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES["narrow"]["width"]
 
 
 def _until(true: Callable[[], bool]) -> None:

@@ -1,21 +1,23 @@
-"""The page in a real browser, headless. Set EDGELLM_SHOTS to a folder to look at it."""
+"""The page in a real browser, headless. `python -m tools.page_shots` makes pictures of its states."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
+import math
 import re
-import shutil
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
+from html import unescape
+from importlib.resources import files
 from itertools import count
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from edgellm.engine import Message, Model
 from edgellm.errors import InvalidOption
@@ -31,12 +33,21 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Source
+from edgellm.storage.chat_log import Conversations
+from testkit.browser.page_states import (
+    CHROMIUM,
+    KEY,
+    SCHEMES,
+    SIZES,
+    STATES,
+    opened_browser,
+    page_in_state,
+    server_without_model,
+    show_open_panel,
+)  # fmt: skip
 from tests.http.conftest import HOME, QUESTION, Ask, asker
-from tests.http.test_streaming import Scripted, endless, failing, said
+from tests.http.test_streaming import Scripted, endless, failing, said, scripted
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
-PHONE = {"width": 390, "height": 780}
 STAGE = {"first_layer": 1, "last_layer": 5, "load_s": 1.0, "wait_s": 0.1, "network_s": 0.2, "compute_s": 0.5}
 PLAN = PlanOut.model_validate(
     {
@@ -48,6 +59,12 @@ PLAN = PlanOut.model_validate(
         ],
     }
 )
+COLOURS = ["color-contrast"]
+PANELS = {"settings": "right", "mesh": "right", "conversations": "left"}
+PAGE_FILES = (
+    ("/page/page.css", "text/css"), ("/page/chat.js", "text/javascript"), ("/page/vendor/marked.js", "text/javascript"),
+    ("/page/vendor/purify.js", "text/javascript"), ("/page/vendor/highlight.js", "text/javascript"),
+)  # fmt: skip
 expect.set_options(timeout=60_000)
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium is installed here (Debian: chromium; or set CHROMIUM to its path)"
@@ -56,17 +73,20 @@ needs_browser = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        words = ["--no-sandbox"] if os.geteuid() == 0 else []
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=words)
+    with opened_browser() as opened:
         yield opened
-        opened.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Conversations:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    return Conversations()
 
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """A page that asks its own server alone, and reports no errors."""
-    opened = browser.new_page(viewport={"width": 1100, "height": 760})
+    opened = browser.new_page(viewport=SIZES["wide"])
     opened.set_default_timeout(60_000)
     asked: list[str] = []
     complaints: list[str] = []
@@ -86,11 +106,6 @@ def page(browser: Browser) -> Iterator[Page]:
     opened.close()
 
 
-def shot(page: Page, name: str, whole: bool = False) -> None:
-    if folder := os.environ.get("EDGELLM_SHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=whole)
-
-
 def say(page: Page, text: str) -> None:
     page.fill("#question", text)
     page.press("#question", "Enter")
@@ -101,39 +116,74 @@ def test_a_conversation_shows_who_wrote_each_word(page: Page, own: LLM) -> None:
     with HttpServer(HOME) as server:
         server.open(ServedModel(own, "edgellm-verifier"), PLAN)
         page.goto(server.url)
-        expect(page.locator("#state")).to_have_text("ready", timeout=60_000)
-        expect(page.locator("#model")).to_have_text("edgellm-verifier")
+        expect(page.locator("#state")).to_have_text("ready")
+        expect(page.locator("#title-model")).to_have_text("edgellm-verifier")
+        expect(page.locator("#toy")).to_contain_text("toy")
         say(page, QUESTION)
-        expect(page.locator(".said").first).to_contain_text("tokens", timeout=60_000)
+        expect(page.locator(".said").first).to_contain_text("tokens")
         reply = own.reply(QUESTION)
-        tokens = list(reply)
+        tokens = [token for token in reply if token.piece]
         assert page.locator(".words").first.inner_text() == reply.summary.text
-        spans = page.locator(".words span")
-        assert spans.count() == len(tokens)
-        titles = spans.evaluate_all("all => all.map(one => one.title)")
-        assert all(
-            re.match(r"(accepted|corrected|bonus|retrieved|verifier): .+ · round \d+", title) for title in titles
+        words = page.locator(".words .word")
+        assert words.count() == len(tokens)
+        assert "".join(words.all_text_contents()) == reply.summary.text
+        words.nth(2).hover()
+        expect(page.locator("#who")).to_have_text(
+            re.compile(r"(accepted|corrected|bonus|retrieved|verifier) .+round \d+")
         )
-        colours = set(spans.evaluate_all("all => all.map(one => getComputedStyle(one).color)"))
-        assert len(colours) == len({title.split(":")[0] for title in titles})
+        page.mouse.move(5, 5)
+        expect(page.locator("#who")).to_be_hidden()
+        page.locator(".words").first.focus()
+        for _ in range(2):
+            page.keyboard.press("ArrowRight")
+        expect(words.nth(1)).to_be_focused()
+        expect(page.locator("#who")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("#who")).to_be_hidden()
+        words.nth(0).click()
+        expect(page.locator("#who")).to_be_visible()
         counts = page.locator("#legend .count").all_inner_texts()
-        assert sum(int(count or 0) for count in counts) == len(tokens)
+        assert sum(int(count or 0) for count in counts) == len(list(own.reply(QUESTION)))
+        expect(page.locator("#costs-rows tr.now th")).to_have_text("everything")
         expect(page.locator("#devices")).to_contain_text("this device")
         expect(page.locator("#plan-advice")).to_have_text(PLAN.advice)
         assert page.locator("#gantt rect").count() >= 8
         say(page, "And where is it?")
         expect(page.locator(".said")).to_have_count(2)
-        expect(page.locator(".said").nth(1)).to_contain_text("tokens", timeout=60_000)
-        spans.nth(2).hover()
-        shot(page, "conversation")
-        page.emulate_media(color_scheme="dark")
-        shot(page, "conversation-dark")
         page.click("#new")
         expect(page.locator(".words")).to_have_count(0)
 
 
+def luminance(colour: tuple[float, ...]) -> float:
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear(colour), strict=True))
+
+
+def linear(colour: Sequence[float]) -> list[float]:
+    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
+
+
+COLOUR_BLIND = {
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+"""Machado, Oliveira and Fernandes (2009), severity 1.0: what remains of linear red, green and blue."""
+
+
+def lab(rgb: Sequence[float]) -> tuple[float, float, float]:
+    """Return linear red, green and blue in CIELAB (D65)."""
+    weights = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    white = (0.9505, 1.0, 1.089)
+    cubes = []
+    for row, full in zip(weights, white, strict=True):
+        part = max(0.0, sum(weight * value for weight, value in zip(row, rgb, strict=True))) / full
+        cubes.append(part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116)
+    x, y, z = cubes
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
 @needs_browser
-def test_each_source_has_a_colour_and_a_count_of_its_own(page: Page) -> None:
+def test_the_marks_of_sources_are_told_apart_without_colour_and_can_be_read(page: Page) -> None:
     def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
         for number, source in enumerate(Source, 1):
             yield from (replace(token, source=source) for token in said(*[b"word "] * number))
@@ -143,11 +193,37 @@ def test_each_source_has_a_colour_and_a_count_of_its_own(page: Page) -> None:
         page.goto(server.url)
         say(page, "Who wrote it?")
         expect(page.locator(".said").first).to_contain_text("tokens")
-        spans = page.locator(".words span")
-        colours = spans.evaluate_all("all => all.map(one => getComputedStyle(one).color)")
-        by_source = [source for number, source in enumerate(Source, 1) for _ in range(number)]
-        assert len(colours) == len(by_source)
-        assert len(set(zip(by_source, colours, strict=True))) == len(set(colours)) == len(Source)
+        plain = page.locator(".words .word").evaluate_all("all => all.map(one => getComputedStyle(one).color)")
+        assert len(set(plain)) == 1, "most of the time people read"
+        page.locator("button.who").click()
+        expect(page.locator("#colours")).to_be_checked()
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            looks: dict[str, Any] = {
+                source: page.locator(f".words .{source}").first.evaluate(
+                    "one => { const look = getComputedStyle(one); return [look.color, look.textDecorationLine,"
+                    " look.textDecorationStyle, look.textDecorationThickness]; }"
+                )
+                for source in Source
+            }
+            colours = {
+                name: tuple(int(part) / 255 for part in re.findall(r"\d+", look[0])) for name, look in looks.items()
+            }
+            assert len(set(colours.values())) == len(Source)
+            assert len({tuple(look[1:]) for look in looks.values()}) == len(Source), "a line of its own for each"
+            ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            behind = luminance(tuple(int(part) / 255 for part in re.findall(r"\d+", ground)))
+            for name, colour in colours.items():
+                lighter, darker = sorted((luminance(colour), behind), reverse=True)
+                assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (scheme, name)
+            for kind, rows in COLOUR_BLIND.items():
+                seen = {
+                    name: lab([sum(w * part for w, part in zip(row, linear(colour), strict=True)) for row in rows])
+                    for name, colour in colours.items()
+                }
+                for unchecked in (Source.DRAFT, Source.PARALLEL):
+                    for checked in set(Source) - {Source.DRAFT, Source.PARALLEL}:
+                        assert math.dist(seen[unchecked], seen[checked]) > 12, (scheme, kind, unchecked, checked)
         counts = page.locator("#legend .count").all_inner_texts()
         assert sorted(int(count or 0) for count in counts) == list(range(1, len(Source) + 1))
 
@@ -181,7 +257,6 @@ def test_a_thought_is_folded_and_no_part_of_the_conversation(page: Page) -> None
             page.locator(where).evaluate("one => getComputedStyle(one).color") for where in ("body", "details.thought")
         )
         assert answer != dim
-        shot(page, "thought")
         say(page, "And now?")
         expect(page.locator(".said")).to_have_count(2)
         expect(page.locator(".said").nth(1)).to_contain_text("tokens")
@@ -192,35 +267,46 @@ def test_a_thought_is_folded_and_no_part_of_the_conversation(page: Page) -> None
 
 @needs_browser
 def test_on_a_phone_nothing_sticks_out(page: Page, own: LLM) -> None:
+    phone = SIZES["narrow"]
     with HttpServer(HOME) as server:
         server.open(ServedModel(own, "a-model-with-quite-a-long-name-that-has-no-room-on-a-telephone"), PLAN)
-        page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
+        page.set_viewport_size(phone)
         page.goto(server.url)
-        expect(page.locator("#state")).to_have_text("ready", timeout=60_000)
+        expect(page.locator("#state")).to_have_text("ready")
         say(page, QUESTION + " " + "w" * 200)
-        expect(page.locator(".said").first).to_contain_text("tokens", timeout=60_000)
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        expect(page.locator(".said").first).to_contain_text("tokens")
+        assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
         for what in ("#send", ".said"):  # the end of the reply, and the way to go on, are in sight
             box = page.locator(what).bounding_box()
             assert box is not None
-            assert 0 <= box["y"] <= box["y"] + box["height"] <= PHONE["height"]
-        shot(page, "phone")
-        shot(page, "phone-whole", whole=True)
+            assert 0 <= box["y"] <= box["y"] + box["height"] <= phone["height"]
+        for side, panel in (("left", "#library"), ("right", "#panel")):
+            expect(page.locator(panel)).to_be_hidden()
+            page.click(f"#{side}-button")
+            expect(page.locator(panel)).to_be_in_viewport(ratio=0.5)
+            page.keyboard.press("Escape")
+            expect(page.locator(panel)).to_be_hidden()
+            expect(page.locator(f"#{side}-button")).to_be_focused()
 
 
 @needs_browser
-def test_stop_stops_the_work(page: Page) -> None:
-    with HttpServer(HOME) as server:
+def test_stop_stops_the_work_and_leaves_what_was_written(page: Page, store: Conversations) -> None:
+    with HttpServer(HOME, page_key=KEY) as server:
         server.open(ServedModel(cast(LLM, Scripted(endless)), "made-up"))
-        page.goto(server.url)
+        page.goto(server.page_url)
         say(page, "Go on")
-        expect(page.locator(".words span").nth(20)).to_be_attached()
+        expect(page.locator(".words .word").nth(20)).to_be_attached()
         expect(page.locator("#speed")).to_contain_text("tokens/s")
-        shot(page, "writing")
         page.click("#stop")
-        expect(page.locator(".said")).to_have_text("stopped")
+        expect(page.locator(".stopped")).to_have_text("You stopped this reply here.")
         expect(page.locator("#send")).to_be_visible()
         _until(lambda: 'outcome="cancelled"} 1.0' in asker(server)("GET", "/metrics").body.decode())
+        expect(page.locator("#conversations .open")).to_have_count(1)
+        [kept] = store.all()
+        assert [role for role, _ in kept.turns] == ["user", "assistant"]
+        assert kept.turns[1][1].startswith("on on on")
+        page.reload()
+        expect(page.locator(".stopped")).to_have_text("You stopped this reply here.")
 
 
 def _until(true: Callable[[], bool]) -> None:
@@ -250,49 +336,267 @@ def test_a_verifier_that_is_killed_is_reported_and_the_reply_goes_on(
             page.goto(server.url)
             expect(page.locator(".device.up")).to_have_count(2)
             say(page, "Where is my mug?")  # to which the reply takes several questions
-            expect(page.locator(".words span").first).to_be_attached()
+            expect(page.locator(".words .word").first).to_be_attached()
             verifier.stop(0)
             killed.set()
-            expect(page.locator(".notice")).to_contain_text("verifier is gone", timeout=60_000)
-            expect(page.locator(".said").first).to_contain_text("tokens", timeout=60_000)
+            expect(page.locator(".notice")).to_contain_text("verifier is gone")
+            expect(page.locator(".said").first).to_contain_text("tokens")
             assert page.locator(".words .draft, .words .parallel").count() > 0
-            expect(page.locator("#state")).to_have_text("the verifier is gone", timeout=60_000)
+            expect(page.locator("#state")).to_have_text("the verifier is away")
+            expect(page.locator("#away")).to_have_text(re.compile(r"the verifier is away: \d+ words? unchecked\."))
             expect(page.locator(".device.down")).to_have_count(1)
-            shot(page, "verifier-killed")
 
 
 @needs_browser
-def test_errors_and_a_missing_key_are_shown(page: Page) -> None:
+def test_a_missing_key_and_errors_are_shown_and_the_question_is_kept(page: Page) -> None:
+    scripts = [failing, failing]
+
+    def script(stats: Stats, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        if scripts:
+            return scripts.pop()(stats, stopped)
+        return (token for token in said(b"Here."))
+
     with HttpServer(HOME, key="k" * 43) as server:
         page.goto(server.url)
         expect(page.locator("#state")).to_contain_text("being loaded")
-        server.open(ServedModel(cast(LLM, Scripted(failing)), "made-up"))
-        expect(page.locator("#key-form")).to_be_visible(timeout=60_000)
+        server.open(ServedModel(cast(LLM, Scripted(script)), "made-up"))
+        expect(page.locator("#key-form")).to_be_visible()
         say(page, "Hello")
-        expect(page.locator(".trouble").first).to_contain_text("API key is missing")
-        shot(page, "key")
+        expect(page.locator(".trouble")).to_contain_text("API key is missing")
+        expect(page.locator(".asked")).to_have_text("Hello")
         page.fill("#key", "k" * 43)
         page.press("#key", "Enter")
-        expect(page.locator("#state")).to_have_text("ready", timeout=60_000)
-        say(page, "Hello")
+        expect(page.locator("#state")).to_have_text("ready")
+        page.get_by_role("button", name="Try again").click()
         expect(page.locator(".words")).to_have_text("It goes")
         expect(page.locator(".notice")).to_have_text("Something happened.")
-        expect(page.locator(".trouble").nth(1)).to_contain_text("verifier is gone")
+        expect(page.locator(".trouble")).to_contain_text("verifier is gone")
+        expect(page.locator(".asked")).to_have_count(1)
+        page.get_by_role("button", name="Write this reply again").click()
+        expect(page.locator(".versions")).to_have_text("2/2")
+        page.get_by_role("button", name="Write this reply again").click()
+        expect(page.locator(".words")).to_have_text("Here.")
+        expect(page.locator(".versions")).to_have_text("3/3")
         page.fill("#budget", "20")
         expect(page.locator("#budget-value")).to_have_text("20 %")
+        expect(page.locator("#kept")).to_contain_text("stay in this tab")
         server.stop(0)
-        expect(page.locator("#state")).to_have_text("the server is gone", timeout=60_000)
+        expect(page.locator("#state")).to_have_text("the server is gone")
+
+
+@needs_browser
+def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: Conversations) -> None:
+    asked: list[list[Message]] = []
+
+    class Echo(Scripted):
+        def reply(self, *words: object, **options: object) -> Reply:
+            asked.append(cast(list[Message], words[0]))
+            count = str(len(asked)).encode()
+            return scripted(lambda *_: (token for token in said(b"Reply ", count)))
+
+    with HttpServer(HOME, page_key=KEY) as server:
+        server.open(ServedModel(cast(LLM, Echo(failing)), "made-up"))
+        page.goto(server.page_url)
+        assert KEY not in page.url
+        page.locator("summary", has_text="System prompt").click()
+        page.fill("#system", "Be brief.")
+        for number, text in enumerate(("First?", "Second?"), 1):
+            say(page, text)
+            expect(page.locator(".said")).to_have_count(number)
+        expect(page.locator("#conversations .current")).to_contain_text("First?")
+        _until(lambda: bool(store.all()) and len(store.latest().turns) == 5)
+        assert store.latest().turns[0] == ("system", "Be brief.")
+        # editing a question keeps the earlier version
+        page.get_by_role("button", name="Edit the question").nth(1).click()
+        page.locator(".edit textarea").fill("Third?")
+        page.locator(".edit").get_by_role("button", name="Send").click()
+        expect(page.locator(".words").nth(1)).to_have_text("Reply 3")
+        assert [turn.content for turn in asked[-1]] == ["Be brief.", "First?", "Reply 1", "Third?"]
+        page.get_by_role("button", name="Earlier version").click()
+        expect(page.locator(".words").nth(1)).to_have_text("Reply 2")
+        page.reload()
+        expect(page.locator(".words").nth(1)).to_have_text("Reply 2")
+        expect(page.locator(".versions")).to_have_text("1/2")
+        expect(page.locator("#system")).to_have_value("Be brief.")
+        # what the command line adds is shown
+        stored = store.latest()
+        store.save(stored.with_turns([*stored.turns, ("user", "Fourth?"), ("assistant", "From the terminal.")]))
+        page.locator("#conversations .open").click()
+        expect(page.locator(".words").nth(2)).to_have_text("From the terminal.")
+        # and not lost when the page goes on from an older state
+        store.save(store.latest().with_turns([*store.latest().turns, ("user", "Fifth?"), ("assistant", "Later.")]))
+        say(page, "Sixth?")
+        expect(page.locator(".words").nth(3)).to_have_text("Reply 4")
+        _until(lambda: "Later." in store.latest().page and "Reply 4" in store.latest().page)
+        page.get_by_role("button", name="Continue from here in a new conversation").first.click()
+        expect(page.locator("#conversations .open")).to_have_count(2)
+        expect(page.locator(".words")).to_have_count(1)
+        # rename, search, delete, undo
+        page.locator("#conversations li").nth(1).hover()
+        page.get_by_role("button", name="Rename").nth(1).click()
+        page.fill(".rename", "My talk")
+        page.press(".rename", "Enter")
+        expect(page.locator("#conversations")).to_contain_text("My talk")
+        page.fill("#search", "TERMINAL")
+        expect(page.locator("#conversations .open")).to_have_count(1)
+        expect(page.locator("#conversations small")).to_contain_text("From the terminal.")
+        page.locator("#conversations li").hover()
+        page.get_by_role("button", name="Delete").click()
+        expect(page.locator("#conversations .none")).to_be_visible()
+        assert "My talk" not in [one.title for one in store.all()]
+        page.get_by_role("button", name="Undo").click()
+        expect(page.locator("#conversations .open")).to_have_count(1)
+        assert "My talk" in [one.title for one in store.all()]
+        store.turn_off()
+        page.fill("#search", "")
+        expect(page.locator("#kept")).to_contain_text("history is off")
+
+
+HOSTILE = """\
+# Title <script>alert(1)</script>
+
+**bo*ld* &amp;** `co``de` <img src=x onerror=alert(2)> [go](javascript:alert(3)) [out](https://example.org/a*b*c "t")
+
+![picture](https://example.org/x.png)
+- one \\*not\\*
+  continued & more
+  1. nested `x < 1`
+> quoted
+> lines
+
+```python
+def f(x):
+    return "<b>" + x  # &lt;
+```
+<iframe src="https://example.org"></iframe><style>body { display: none }</style>
+
+| a | b |
+|---|:-:|
+| 1 | **2** |
+"""
+
+
+@needs_browser
+def test_markdown_is_shown_and_what_a_model_writes_is_not_trusted(page: Page) -> None:
+    pieces = re.findall(r"\w+|\s+|[^\w\s]", HOSTILE)
+    sources = list(Source)
+
+    def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        for number, token in enumerate(said(*[piece.encode() for piece in pieces])):
+            yield replace(token, source=sources[number % len(sources)])
+
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(cast(LLM, Scripted(script)), "made-up"))
+        page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
+        page.goto(server.url)
+        page.evaluate(
+            "document.addEventListener('securitypolicyviolation', (event) => console.error(event.violatedDirective))"
+        )
+        say(page, "Show it")
+        expect(page.locator(".said").first).to_contain_text("tokens")
+        expect(page.locator(".hljs-keyword").first).to_have_text("def")
+        words = page.locator(".words")
+        assert words.locator("script, iframe, style, img, [onerror]").count() == 0
+        assert words.locator("a").evaluate_all("all => all.map(one => one.href)") == ["https://example.org/a*b*c"]
+        expect(words.locator("h1")).to_have_text("Title <script>alert(1)</script>")
+        expect(words.locator("strong").first).to_have_text("bold &")
+        expect(words).to_contain_text("one *not*")
+        expect(words.locator("table td").nth(1)).to_have_text("2")
+        assert words.locator("pre").inner_text().rstrip() == 'def f(x):\n    return "<b>" + x  # &lt;'
+        # each piece of text that is shown belongs to the token that it came from
+        for text, token in words.locator(".word").evaluate_all(
+            "all => all.map(one => [one.textContent, one.dataset.token])"
+        ):
+            assert text.strip() in pieces[int(token)], (text, pieces[int(token)])
+
+
+@needs_browser
+def test_files_go_before_the_question(page: Page) -> None:
+    asked: list[list[Message]] = []
+
+    class Asked(Scripted):
+        def reply(self, *words: object, **options: object) -> Reply:
+            asked.append(cast(list[Message], words[0]))
+            return super().reply(*words, **options)
+
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(cast(LLM, Asked(lambda *_: (token for token in said(b"Yes.")))), "made-up"))
+        page.goto(server.url)
+        drop = """texts => {
+            const files = new DataTransfer();
+            for (const [name, bytes] of texts) files.items.add(new File([new Uint8Array(bytes)], name));
+            document.querySelector("#ask").dispatchEvent(new DragEvent("drop", { dataTransfer: files, bubbles: true }));
+        }"""
+        page.evaluate(drop, [["notes.txt", list(b"The bus leaves at 8.\n")], ["x.bin", [0, 255, 1]]])
+        expect(page.locator("#files li")).to_have_count(1)
+        expect(page.locator(".toast")).to_contain_text("x.bin is no text")
+        say(page, "When does it leave?")
+        expect(page.locator(".said")).to_have_count(1)
+        assert asked[0][0].content == "The bus leaves at 8.\n\nWhen does it leave?"
+        expect(page.locator(".asked .text")).to_have_text("When does it leave?")
+        expect(page.locator(".asked .files")).to_have_text("notes.txt")
+        expect(page.locator("#files li")).to_have_count(0)
+
+
+@needs_browser
+@pytest.mark.parametrize("name", STATES)
+def test_there_is_no_barrier_in_any_state(browser: Browser, store: Conversations, name: str) -> None:
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+    with server_without_model() as server, page_in_state(browser, server, name, "wide", "light") as page:
+        page.emulate_media(reduced_motion="reduce")
+        page.evaluate(axe)
+        for size, scheme, rules in (("wide", "light", []), ("wide", "dark", COLOURS), ("narrow", "dark", []),
+                                    ("narrow", "light", COLOURS)):  # fmt: skip
+            page.set_viewport_size(SIZES[size])
+            page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+            if size == "narrow" and name in PANELS:
+                show_open_panel(page, PANELS[name])
+            found = page.evaluate("rules => axe.run(rules.length ? { runOnly: rules } : {})", rules)["violations"]
+            shown = [(one["id"], part["html"][:150], part["failureSummary"]) for one in found for part in one["nodes"]]
+            assert shown == [], (size, scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size]["width"]
+
+
+def test_the_examples_are_answered_by_the_bundled_pair(own: LLM) -> None:
+    html = (files("edgellm.http") / "page" / "index.html").read_text(encoding="utf-8")
+    examples = re.findall(r'class="example"(?: data-text="([^"]*)")? data-expects="([^"]+)">(.*?)</button>', html)
+    assert len(examples) == html.count('class="example"') == 3
+    for text, expected, shown in examples:
+        question = unescape(text) or shown
+        reply = own.reply(question)
+        list(reply)
+        assert expected in reply.summary.text
+        assert re.sub(r"\s+", " ", question) == re.sub("</?b>", "", shown)
 
 
 def test_its_files_have_a_content_policy_and_no_other_file_is_served(ask: Ask) -> None:
-    for path, kind in (("/", "text/html"), ("/page/page.css", "text/css"), ("/page/chat.js", "text/javascript")):
+    for path, kind in (("/", "text/html"), *PAGE_FILES):
         answer = ask("GET", path)
         assert answer.status == 200
         assert answer.headers["content-type"].startswith(kind)
         assert "default-src 'none'" in answer.headers["content-security-policy"]
-        assert not re.search(rb"https?://(?!www\.w3\.org/)|//[a-z]+\.[a-z]+/", answer.body)
-    for path in ("/page/..%2fapp.py", "/page/%2e%2e/app.py", "/page/app.py", "/page/"):
+        if "/vendor/" not in path:
+            assert not re.search(rb"https?://(?!www\.w3\.org/)|//[a-z]+\.[a-z]+/", answer.body)
+    for path in (
+        "/page/..%2fapp.py",
+        "/page/%2e%2e/app.py",
+        "/page/vendor/..%2f..%2fapp.py",
+        "/page/app.py",
+        "/page/",
+        "/page/vendor/",
+    ):
         assert ask("GET", path).status == 404
+
+
+def test_the_vendored_libraries_are_those_that_are_named() -> None:
+    folder = Path(str(files("edgellm.http") / "page" / "vendor"))
+    rows = re.findall(
+        r"^\| `(\w+)\.js` .* ([0-9a-f]{64}) \|$", (folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert {f"{name}.js" for name, _ in rows} == {path.name for path in folder.glob("*.js")}
+    for name, digest in rows:
+        assert hashlib.sha256((folder / f"{name}.js").read_bytes()).hexdigest() == digest
+        assert (folder / f"{name}.LICENSE.txt").is_file()
 
 
 def test_a_link_from_another_page_may_lead_to_it(ask: Ask) -> None:

@@ -23,7 +23,7 @@ from tests.http.test_page import PLAN
 from tests.rpc.strangers import befriend
 
 KEY = "k" * 43
-PATHS = ("/", "/health", "/status", "/metrics", "/v1/models", "/openapi.json", "/page/side.js", "/nothing")
+PATHS = ("/", "/health", "/status", "/metrics", "/v1/models", "/openapi.json", "/page/chat.js", "/nothing")
 
 
 @pytest.fixture

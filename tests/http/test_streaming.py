@@ -137,6 +137,25 @@ def _question() -> Any:
     return [{"role": "user", "content": "?"}]
 
 
+def test_the_progress_of_a_long_prompt_is_streamed_to_who_asks(own: LLM) -> None:
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(own, "edgellm-verifier"))
+        for wanted, stream in ((True, True), (False, True), (True, False)):
+            prompt = f"{wanted} {stream} " + "The bus leaves at 8:10. " * 60
+            messages = [{"role": "user", "content": prompt}]
+            body = {"messages": messages, "max_tokens": 2, "stream": stream, "return_progress": wanted}
+            answer = asker(server)("POST", "/v1/chat/completions", body)
+            assert answer.status == 200
+            if not stream:
+                assert b"prompt_progress" not in answer.body
+                continue
+            progress = [event["prompt_progress"] for event in answer.events if "prompt_progress" in event]
+            assert bool(progress) is wanted
+            for one in progress:
+                assert 0 <= one["processed"] <= one["total"]
+            assert {one["model"] for one in progress} == ({own.draft_name, own.verifier_name} if wanted else set())
+
+
 def test_details_of_unexpected_errors_are_reported_by_the_server_alone() -> None:
     events: list[str] = []
     with opened(surprising, on_event=events.append) as server:

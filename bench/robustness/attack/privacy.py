@@ -167,7 +167,8 @@ def _served(home: Path, *words: str) -> Iterator[str]:
         process.stderr.close()
 
 
-PATHS = ("/", "/health", "/status", "/metrics", "/v1/models", "/v1/models/x", "/openapi.json", "/page/side.js",
+PATHS = ("/", "/health", "/status", "/metrics", "/v1/models", "/v1/models/x", "/openapi.json", "/page/chat.js",
+         "/conversations",
          "/page/../status", "//status", "/STATUS", "/status/", "/health/../status", "/page/%2e%2e/status")  # fmt: skip
 POSTS = ("/v1/chat/completions", "/v1/completions", "/status")
 _HEADERS: tuple[dict[str, str], ...] = (

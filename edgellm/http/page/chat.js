@@ -1,231 +1,198 @@
-// The conversation: asks the same API as every program, and shows the stream as it arrives.
+// The conversation on the page: it asks the same API as every program, and shows the stream as it arrives.
 
-import { MEANINGS, showBudget, showFigures, showLegend, watchServer } from "./side.js";
+import { GONE, stream } from "./api.js";
+import { Composer } from "./composer.js";
+import { Conversation } from "./conversation.js";
+import { verifierName, watchServer } from "./devices.js";
+import { announce, byId, storage, toast } from "./dom.js";
+import { Library } from "./library.js";
+import { startPanels } from "./panels.js";
+import { hideDetails, Marks, showLegend } from "./provenance.js";
+import { addCost, parameters, showModels, showSystemPrompt, startSettings, systemPrompt } from "./settings.js";
+import { TurnList } from "./turns.js";
 
-const byId = (id) => document.getElementById(id);
-const turns = []; // {role, content}, as in the API
-let controller = null; // the AbortController of the reply being written
+let conversation = new Conversation();
+let controller = null; // the AbortController of the reply that is being written
+let status = null; // the server's, as it was last heard of
 
-function element(kind, name, text = "") {
-  const node = document.createElement(kind);
-  node.className = name;
-  node.textContent = text;
-  return node;
-}
+const library = new Library(show);
+const turns = new TurnList({ edit, retry, branch, select, toggleColours });
+const composer = new Composer(ask, () => controller?.abort());
 
-// The conversation scrolls; on a phone the page does, up to the question's field.
-function isAtEnd() {
-  const log = byId("messages");
-  if (log.scrollHeight > log.clientHeight) return log.scrollHeight - log.scrollTop - log.clientHeight < 80;
-  return byId("talk").getBoundingClientRect().bottom - innerHeight < 80;
-}
-
-function scrollToEnd() {
-  const log = byId("messages");
-  log.scrollTop = log.scrollHeight;
-  byId("talk").scrollIntoView({ block: "end" });
-}
-
-function add(node) {
-  const follows = isAtEnd();
-  byId("messages").append(node);
-  if (follows) scrollToEnd();
-  return node;
-}
-
-export function headers() {
-  const key = sessionStorage.getItem("edgellm-key");
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-}
-
-export function askForKey(wanted) {
-  byId("key-form").hidden = !wanted;
-}
-
-function hover(token) {
-  const sure = token.confidence === null ? "" : ` · draft confidence ${Math.round(100 * token.confidence)} %`;
-  return `${token.source}: ${MEANINGS[token.source]}${sure} · round ${token.round}`;
-}
-
-// The data of server-sent events, one JSON value each, until [DONE].
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    held += value;
-    const whole = held.split("\n\n");
-    held = whole.pop();
-    for (const event of whole) {
-      const data = event.replace(/^data: /, "");
-      if (data === "[DONE]") return;
-      yield JSON.parse(data);
-    }
-  }
-}
-
-function showError(text) {
-  add(element("p", "trouble", text)).setAttribute("role", "alert");
-}
-
-async function checkResponse(response) {
-  if (response.ok) return true;
-  const text = await response.text();
-  let message = `The server answered with status ${response.status}.`;
-  try {
-    message = JSON.parse(text).error.message;
-  } catch { /* not JSON: show the status */ }
-  if (response.status === 401) askForKey(true);
-  showError(message);
-  return false;
-}
-
-// Draws at most once per frame: a layout per token is too much for a slow machine.
-function oncePerFrame(draw) {
-  let frame = 0;
-  const now = () => {
-    cancelAnimationFrame(frame);
-    frame = 0;
-    draw();
-  };
-  return { now, soon: () => (frame ||= requestAnimationFrame(now)) };
-}
-
-// Shows a thought, folded, before the words of a reply.
-function thoughtBefore(words) {
-  const box = document.createElement("details");
-  box.className = "thought";
-  const title = box.appendChild(element("summary", "", "thinking …"));
-  const text = box.appendChild(element("div", ""));
-  const began = performance.now();
-  let tokens = 0;
-  words.before(box);
-  return {
-    add(token) {
-      tokens += 1;
-      text.append(token.text);
-    },
-    end() {
-      title.textContent = `thought for ${Math.round((performance.now() - began) / 1000)} s, ${tokens} tokens`;
-    },
-  };
-}
-
-// Shows one reply. Returns its answer, or as much of it as arrived.
-async function reply(body, signal) {
-  const response = await fetch("/v1/chat/completions", {
-    method: "POST", headers: headers(), body: JSON.stringify(body), signal,
-  });
-  if (!(await checkResponse(response))) return "";
-  askForKey(false);
-  const box = add(element("div", "reply writing"));
-  const words = box.appendChild(element("div", "words"));
-  const stats = box.appendChild(element("p", "said"));
-  const counts = {}, fresh = document.createDocumentFragment();
-  let text = "", began = 0, tokens = 0, rate = "", thought = null;
-  const view = oncePerFrame(() => {
-    if (!box.isConnected) return; // another conversation has begun
-    const follows = isAtEnd();
-    words.append(fresh);
-    byId("speed").textContent = rate;
-    showLegend(counts);
-    if (follows) scrollToEnd();
-  });
-  try {
-    for await (const event of events(response.body)) {
-      if (event.error) throw new Error(event.error.message);
-      const ours = event.edgellm ?? {};
-      if (ours.notice) add(element("p", "notice", ours.notice));
-      for (const token of ours.tokens ?? []) {
-        began ||= performance.now();
-        tokens += 1;
-        counts[token.source] = (counts[token.source] ?? 0) + 1;
-        if (token.channel === "thinking") {
-          if (token.text) thought ??= thoughtBefore(words);
-          thought?.add(token);
-          continue;
-        }
-        if (!text) thought?.end();
-        const span = element("span", token.source, token.text);
-        span.title = hover(token);
-        fresh.append(span);
-        text += token.text;
-      }
-      const seconds = (performance.now() - began) / 1000;
-      if (tokens > 1 && seconds > 0) rate = `${((tokens - 1) / seconds).toFixed(1)} tokens/s`;
-      if (event.timings) {
-        stats.textContent = showFigures(event.timings, ours.summary);
-        rate = "";
-      }
-      view.soon();
-    }
-  } catch (error) {
-    if (error.name === "AbortError") stats.textContent = "stopped";
-    else if (error.message === "network error") showError("The connection to the server was lost during the reply.");
-    else showError(error.message);
-  } finally {
-    if (!text) thought?.end();
-    view.now();
-    box.classList.remove("writing");
-  }
-  return text;
-}
-
-async function ask(question) {
-  byId("hello")?.remove();
-  add(element("div", "asked", question));
-  scrollToEnd();
-  turns.push({ role: "user", content: question });
-  const share = Number(byId("budget").value) / 100;
-  const body = { messages: turns, stream: true, ...(share < 1 ? { budget: share } : {}) };
-  controller = new AbortController();
-  byId("send").hidden = true;
-  byId("stop").hidden = false;
-  byId("speed").textContent = "";
-  let text = "";
-  try {
-    text = await reply(body, controller.signal);
-  } catch (error) {
-    if (error.name !== "AbortError") showError("The server does not answer. Check that it is still running.");
-  }
-  controller = null;
-  byId("send").hidden = false;
-  byId("stop").hidden = true;
-  if (text) turns.push({ role: "assistant", content: text });
-  else turns.pop();
-  byId("question").focus();
-}
-
-byId("ask").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const question = byId("question").value.trim();
-  if (!question || controller) return;
-  byId("question").value = "";
-  ask(question);
-});
-byId("question").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    byId("ask").requestSubmit();
-  }
-});
-byId("stop").addEventListener("click", () => controller?.abort());
-byId("new").addEventListener("click", () => {
+function show(found) {
   controller?.abort();
-  turns.length = 0;
-  byId("messages").replaceChildren();
-  showLegend({});
-  byId("figures").textContent = byId("speed").textContent = "";
-  byId("question").focus();
-});
+  conversation = found ?? new Conversation();
+  if (found) showSystemPrompt(found.system);
+  library.show(conversation.id);
+  showAll();
+  composer.field.focus();
+}
+
+function showAll() {
+  hideDetails();
+  turns.show(conversation);
+  showWriters();
+  byId("title").textContent = conversation.nodes.size ? conversation.title : "New conversation";
+  document.title = conversation.nodes.size ? `${conversation.title.slice(0, 60)} · edgellm` : "edgellm";
+}
+
+// The counts of the last reply, and how many words of the conversation nobody has checked.
+function showWriters() {
+  const replies = conversation.path().filter((node) => node.role === "assistant" && node.marks);
+  showLegend(replies.length ? new Marks(replies.at(-1).marks).counts() : {});
+  byId("figures").textContent = replies.at(-1)?.figures ?? "";
+  showAway(replies);
+}
+
+function showAway(replies = conversation.path().filter((node) => node.marks)) {
+  const unchecked = replies.reduce((sum, node) => sum + new Marks(node.marks).uncheckedWords(node.text), 0);
+  const away = status?.link && !status.link.up;
+  byId("away").hidden = !away;
+  if (!away) return;
+  const name = verifierName(status);
+  byId("away").textContent = `${name} is away: ` +
+    (unchecked ? `${unchecked} ${unchecked === 1 ? "word" : "words"} unchecked.` : "replies are not checked.");
+}
+
+function ask(text, files) {
+  if (controller) return;
+  const question = conversation.add("user", text, files.length ? { files } : {});
+  write(question);
+}
+
+function edit(node, text) {
+  if (controller) return false;
+  const { files } = node;
+  write(conversation.add("user", text, files ? { files } : {}, node.parent));
+  return true;
+}
+
+function retry(node) {
+  if (controller) return;
+  const question = conversation.nodes.get(node.parent);
+  if (!node.text && !conversation.children(node.id).length) conversation.nodes.delete(node.id); // nothing to come back to
+  conversation.leaf = question.id;
+  write(question);
+}
+
+function select(node) {
+  if (controller) return;
+  conversation.select(node);
+  showAll();
+  library.save(conversation);
+}
+
+function branch(node) {
+  show(conversation.branch(node.id));
+  library.save(conversation).then(() => library.show(conversation.id));
+  toast("This is a new conversation, with the turns up to there.");
+}
+
+function toggleColours() {
+  const on = document.body.classList.toggle("coloured");
+  storage.set("coloured", on);
+  byId("colours").checked = on;
+  for (const button of document.querySelectorAll("button.who")) button.setAttribute("aria-pressed", String(on));
+}
+
+// Has the reply to a question written.
+async function write(question) {
+  const talk = conversation; // another one may be opened meanwhile
+  talk.system = systemPrompt();
+  const body = { ...parameters(), messages: talk.messages(question.id), stream: true, return_progress: true };
+  const node = talk.add("assistant", "", {}, question.id);
+  showAll();
+  byId("turns").lastElementChild.remove(); // the place of the reply
+  const view = turns.open(node);
+  const own = controller = new AbortController();
+  composer.busy = true;
+  view.wait(() => status?.loading?.includes(body.model) ? `${body.model} is being loaded`
+    : status?.requests.waiting > 0 ? "waiting for a free reply slot" : "waiting for the first word");
+  try {
+    await read(stream("/v1/chat/completions", body, own.signal), view, body.budget ?? 1);
+  } catch (error) {
+    if (error.name === "AbortError") node.stopped = true;
+    else node.error = error.message ?? GONE;
+  }
+  view.end();
+  if (controller === own) controller = null;
+  if (talk === conversation) {
+    composer.busy = controller !== null;
+    byId("speed").textContent = "";
+    turns.close(view);
+    showWriters();
+  }
+  announce(node.error ? `The reply failed: ${node.error}` : node.stopped ? "The reply was stopped." : "The reply has ended.");
+  await library.save(talk);
+  if (talk === conversation) library.show(talk.id);
+}
+
+async function read(events, view, share) {
+  let began = 0, tokens = 0;
+  for await (const event of events) {
+    const ours = event.edgellm ?? {};
+    if (event.prompt_progress) view.progress(event.prompt_progress);
+    if (ours.notice) view.note(ours.notice);
+    for (const token of ours.tokens ?? []) {
+      began ||= performance.now();
+      tokens += 1;
+      view.add(token);
+    }
+    const seconds = (performance.now() - began) / 1000;
+    if (tokens > 1 && seconds > 0.2) byId("speed").textContent = `${((tokens - 1) / seconds).toFixed(1)} tokens/s`;
+    if (event.timings) finish(view, event.timings, ours.summary, share);
+  }
+}
+
+// Notes the figures of a reply that has ended.
+function finish(view, timings, summary, share) {
+  const percent = (part) => `${Math.round(100 * part)} %`;
+  const { node, marks } = view, counts = marks.counts();
+  const line = [`${timings.predicted_n} tokens`];
+  if (timings.predicted_per_second) line.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
+  if (timings.prompt_ms) line.push(`first after ${Math.round(timings.prompt_ms)} ms`);
+  if (summary.share_verified !== null) line.push(`${percent(summary.share_verified)} verified`);
+  if (summary.finish_reason === "length") line.push("stopped at the length limit");
+  node.said = line.join(" · ");
+  const rows = [];
+  if (summary.acceptance_rate !== null) rows.push(`${percent(summary.acceptance_rate)} of drafts accepted`);
+  if (summary.retrieved) rows.push(`${summary.retrieved} tokens copied`);
+  if (summary.verifier_passes_per_token) rows.push(`${summary.verifier_passes_per_token.toFixed(2)} verifier passes per token`);
+  if (summary.share_offloaded !== null && summary.share_offloaded < 1) rows.push(`${percent(summary.share_offloaded)} offloaded so far`);
+  if (summary.rtt_ms_p50 !== null) rows.push(`${summary.rtt_ms_p50.toFixed(1)} ms round trip to the verifier`);
+  if (summary.bytes_up) rows.push(`${summary.bytes_up} B up, ${summary.bytes_down} B down`);
+  node.figures = rows.join(" · ");
+  addCost({
+    share, tokens: timings.predicted_n, seconds: timings.predicted_ms / 1000,
+    passes: (summary.verifier_passes_per_token ?? 0) * timings.predicted_n,
+    unchecked: (counts.draft ?? 0) + (counts.parallel ?? 0), bytes: summary.bytes_up + summary.bytes_down,
+  });
+}
+
+library.onRenamed = (id, name, when) => {
+  if (conversation.id !== id) return;
+  Object.assign(conversation, { name, when });
+  byId("title").textContent = conversation.title;
+};
+byId("new").addEventListener("click", () => show(null));
+byId("colours").addEventListener("change", toggleColours);
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("edgellm-key", byId("key").value.trim());
-  askForKey(false);
+  byId("key-form").hidden = true;
 });
-byId("budget").addEventListener("input", showBudget);
-showBudget();
-showLegend({});
-watchServer(headers, askForKey);
-byId("question").focus();
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && controller && !document.body.matches(".left, .right")) controller.abort();
+});
+if (storage.get("coloured", false)) toggleColours();
+startPanels();
+startSettings();
+showAll();
+library.start();
+watchServer((found) => {
+  status = found;
+  byId("toy").hidden = byId("examples").hidden = !(found.draft === "edgellm-draft" || found.verifier === "edgellm-verifier");
+  showModels(found);
+  showAway();
+});
+composer.field.focus();

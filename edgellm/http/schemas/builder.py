@@ -12,7 +12,7 @@ from pydantic_core import to_json
 
 from edgellm.engine import ToolCall
 from edgellm.http.schemas.errors import ErrorInfo
-from edgellm.spec.types import Channel, Notice, Summary, Token
+from edgellm.spec.types import Channel, Notice, PromptProgress, Summary, Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,10 @@ class ResponseBuilder(ABC):
 
     def notice(self, notice: Notice) -> list[bytes]:  # noqa: ARG002
         """Return the pieces for a notice; none in an API that has no place for it."""
+        return []
+
+    def progress(self, progress: PromptProgress) -> list[bytes]:  # noqa: ARG002
+        """Return the pieces for a part of the prompt that was read; none in an API that has no place for it."""
         return []
 
     @abstractmethod

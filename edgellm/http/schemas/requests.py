@@ -103,6 +103,9 @@ class GenerationRequest(RequestModel):
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = Field(
         None, description="The reply ends before the first of these texts."
     )
+    return_progress: bool = Field(
+        False, description="As in llama.cpp: a stream has prompt_progress while a long prompt is read."
+    )
     user: str | None = Field(None, max_length=1000, description="Accepted, but neither used nor passed on.")
     keep_alive: float | Annotated[str, Field(max_length=40)] | None = Field(
         None, description="How long the model stays in memory after it: 5m, 300, -1 for ever. As in Ollama's API."

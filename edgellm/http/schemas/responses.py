@@ -24,7 +24,7 @@ from pydantic import (
 from edgellm.engine import ToolCall
 from edgellm.http.schemas.builder import ResponseBuilder, TextDelta, WrittenReply, events
 from edgellm.http.schemas.errors import ErrorInfo, ErrorResponse
-from edgellm.spec.types import Channel, Logprobs, Notice, Source, Summary, Token
+from edgellm.spec.types import Channel, Logprobs, Notice, PromptProgress, Source, Summary, Token
 
 Rounded: TypeAlias = Annotated[float, AfterValidator(lambda value: round(value, 4))]
 Logprob: TypeAlias = Annotated[float, AfterValidator(lambda value: max(value, -9999.0))]  # OpenAI's value for log 0
@@ -238,7 +238,16 @@ class _Whole(_Response):
     edgellm: Extension
 
 
+class PromptProgressOut(BaseModel):
+    """llama.cpp's name: `model` has processed so many of the prompt's tokens, of those that it had not read before."""
+
+    model: str
+    total: int
+    processed: int
+
+
 class _Chunk(_Response):
+    prompt_progress: PromptProgressOut | None = None
     timings: Timings | None = None
     edgellm: ChunkExtension | None = None
     usage: Usage | None = None
@@ -301,6 +310,11 @@ class OpenAIResponseBuilder(ResponseBuilder):
     def notice(self, notice: Notice) -> list[bytes]:
         """See `ResponseBuilder.notice`."""
         return events(self._make_chunk(self._chunk_choice(), edgellm=ChunkExtension(notice=notice.text)))
+
+    def progress(self, progress: PromptProgress) -> list[bytes]:
+        """See `ResponseBuilder.progress`."""
+        out = PromptProgressOut(model=progress.model, total=progress.total, processed=progress.done)
+        return events(self._make_chunk(self._chunk_choice(), prompt_progress=out))
 
     def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
         """See `ResponseBuilder.closing`. After the last choice comes the usage of all of them."""

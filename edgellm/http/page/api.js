@@ -1,0 +1,98 @@
+// The server: requests with the key, its errors, and its streams.
+
+import { byId, storage } from "./dom.js";
+
+export class ServerError extends Error {
+  constructor(message, status = 0, code = "") {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+export const GONE = "The server does not answer. Check that it is still running.";
+
+// The link that `edgellm serve` prints ends in the page's key, which also opens the conversations. It stays in this
+// browser; an API key that was typed stays in the tab.
+function takeKeyFromLink() {
+  const found = /^#key=([!-~]+)$/.exec(location.hash);
+  if (!found) return;
+  storage.set("page-key", found[1]);
+  history.replaceState(null, "", location.pathname);
+}
+takeKeyFromLink();
+
+export const hasPageKey = () => storage.get("page-key", null) !== null;
+export const forgetPageKey = () => storage.set("page-key", null);
+
+function headers() {
+  const key = sessionStorage.getItem("edgellm-key") ?? storage.get("page-key", null);
+  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+}
+
+export function askForKey(wanted) {
+  byId("key-form").hidden = !wanted;
+}
+
+async function errorOf(response) {
+  let error = {};
+  try {
+    error = JSON.parse(await response.text()).error ?? {};
+  } catch { /* not JSON: the status says what there is to say */ }
+  if (response.status === 401 && error.code !== "page_key_required") askForKey(true);
+  return new ServerError(error.message ?? `The server answered with status ${response.status}.`, response.status,
+    error.code ?? "");
+}
+
+async function request(method, path, body, signal, more = {}) {
+  let response;
+  try {
+    const data = body === undefined ? undefined : JSON.stringify(body);
+    response = await fetch(path, { method, headers: { ...headers(), ...more }, body: data, signal });
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new ServerError(GONE);
+  }
+  if (!response.ok) throw await errorOf(response);
+  return response;
+}
+
+// Returns the JSON of an answer, null where it has none. Throws a ServerError.
+export async function call(method, path, body) {
+  const response = await request(method, path, body);
+  return response.status === 204 ? null : response.json();
+}
+
+// Conversations need the page's key, whatever key was typed for the rest.
+export async function callWithPageKey(method, path, body) {
+  const key = storage.get("page-key", "");
+  const response = await request(method, path, body, undefined, { Authorization: `Bearer ${key}` });
+  return response.status === 204 ? null : response.json();
+}
+
+// Yields the data of the answer's server-sent events until [DONE]. Throws a ServerError, also for an error on the way.
+export async function* stream(path, body, signal) {
+  const response = await request("POST", path, body, signal);
+  askForKey(false);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    let part;
+    try {
+      part = await reader.read();
+    } catch (error) {
+      throw error.name === "AbortError" ? error : new ServerError("The connection to the server was lost during the reply.");
+    }
+    if (part.done) throw new ServerError("The connection to the server was lost during the reply.");
+    held += part.value;
+    const whole = held.split("\n\n");
+    held = whole.pop();
+    for (const event of whole) {
+      if (!event.startsWith("data: ")) continue; // a comment, which only shows that the server is there
+      const data = event.slice("data: ".length);
+      if (data === "[DONE]") return;
+      const parsed = JSON.parse(data);
+      if (parsed.error) throw new ServerError(parsed.error.message, response.status, parsed.error.code ?? "");
+      yield parsed;
+    }
+  }
+}

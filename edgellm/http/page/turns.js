@@ -1,0 +1,280 @@
+// The turns of a conversation as elements.
+
+import { byId, copyText, element, iconButton, oncePerFrame } from "./dom.js";
+import { blocksOf, highlight } from "./markdown.js";
+import { fillStrip, mark, Marks, showDetailsIn } from "./provenance.js";
+
+const seconds = (ms) => `${Math.max(0, Math.round(ms / 1000))} s`;
+
+// A reply, which can grow. `node` is its turn in the conversation.
+export class ReplyView {
+  #blocks = []; // the source and the place of each block that is shown, and its element
+  #marks;
+  #began = 0;
+  #timer = 0;
+  #progress = null;
+  #draw = oncePerFrame(() => this.#update());
+
+  constructor(node, keepsEnd) {
+    this.node = node;
+    this.keepsEnd = keepsEnd; // wraps a change of the height, so that the end of the conversation stays in sight
+    this.#marks = new Marks(node.marks ?? []);
+    this.box = element("article", "reply");
+    this.box.setAttribute("aria-label", "Reply");
+    this.life = element("p", "life");
+    this.thought = element("details", "thought", element("summary"), element("div"));
+    this.words = element("div", "words");
+    this.words.tabIndex = 0;
+    this.words.setAttribute("role", "group");
+    this.words.setAttribute("aria-label", "Text of the reply. The arrow keys tell who wrote each word.");
+    this.notes = element("div", "notes");
+    this.strip = element("div", "strip");
+    this.strip.setAttribute("aria-hidden", "true");
+    this.foot = element("div", "foot");
+    this.box.append(this.thought, this.words, this.life, this.notes, this.strip, this.foot);
+    showDetailsIn(this.words, () => this.#marks);
+    this.thought.hidden = this.life.hidden = true;
+  }
+
+  get marks() {
+    return this.#marks;
+  }
+
+  // Shows that the reply is being waited for, and for what, until its first token.
+  wait(reason) {
+    this.box.classList.add("writing");
+    this.box.setAttribute("aria-busy", "true");
+    this.#began = performance.now();
+    this.life.hidden = false;
+    const show = () => {
+      const passed = performance.now() - this.#began;
+      const [what, share] = this.#progress ?? [reason(), null];
+      const bar = element("progress");
+      if (share !== null) bar.value = share;
+      bar.setAttribute("aria-label", what);
+      this.life.replaceChildren(bar, element("span", "", `${what} · ${seconds(passed)}`));
+    };
+    show();
+    this.#timer = setInterval(show, 500);
+  }
+
+  progress({ model, processed, total }) {
+    const [done, all] = [processed, total].map((count) => count.toLocaleString("en"));
+    this.#progress = [`${model} reads the prompt: ${done} of ${all} tokens`, total ? processed / total : null];
+  }
+
+  add(token) {
+    this.#stopWaiting();
+    const { node } = this;
+    if (token.channel === "thinking") {
+      if (!node.thought && !token.text) return;
+      node.thought = (node.thought ?? "") + token.text;
+      node.thoughtTokens = (node.thoughtTokens ?? 0) + 1;
+      node.thoughtMs = performance.now() - this.#began;
+    } else {
+      node.text += token.text;
+      this.#marks.add(token);
+    }
+    this.#draw.soon();
+  }
+
+  note(text) {
+    this.node.notices = [...(this.node.notices ?? []), text];
+    this.#draw.soon();
+  }
+
+  // Shows the reply as it is from now on.
+  end() {
+    this.#stopWaiting();
+    this.node.marks = this.#marks.numbers;
+    this.box.classList.remove("writing");
+    this.box.removeAttribute("aria-busy");
+    this.#draw.now();
+  }
+
+  #stopWaiting() {
+    clearInterval(this.#timer);
+    this.life.hidden = true;
+  }
+
+  #update() {
+    this.keepsEnd(() => {
+      this.#showThought();
+      this.#showWords();
+      this.#showNotes();
+      fillStrip(this.strip, this.#marks.counts());
+    });
+  }
+
+  #showThought() {
+    const { thought, thoughtMs, thoughtTokens, text } = this.node;
+    this.thought.hidden = !thought;
+    if (!thought) return;
+    const [title, body] = this.thought.children;
+    const thinking = !text && this.box.classList.contains("writing");
+    title.textContent = thinking ? `thinking … ${thoughtTokens} tokens` : `thought for ${seconds(thoughtMs)}, ${thoughtTokens} tokens`;
+    body.textContent = thought;
+  }
+
+  #showWords() {
+    const { text } = this.node, writing = this.box.classList.contains("writing");
+    const blocks = blocksOf(text);
+    let same = 0;
+    while (same < blocks.length && blocks[same].source === this.#blocks[same]?.source && blocks[same].at === this.#blocks[same].at) same += 1;
+    for (const gone of this.#blocks.splice(same)) gone.box.remove();
+    for (const block of blocks.slice(same)) {
+      const box = element("div", "block", block.render());
+      mark(box, this.#marks, text);
+      this.#blocks.push({ ...block, box });
+      this.words.append(box);
+    }
+    const whole = writing ? this.#blocks.slice(0, -1) : this.#blocks;
+    for (const { box } of whole) this.#colour(box);
+    this.words.hidden = !text;
+  }
+
+  async #colour(box) {
+    if (await highlight(box)) mark(box, this.#marks, this.node.text);
+  }
+
+  #showNotes() {
+    const { notices = [], error, stopped } = this.node;
+    const lines = notices.map((text) => element("p", "notice", text));
+    if (stopped) lines.push(element("p", "stopped", this.node.text ? "You stopped this reply here." : "You stopped this reply before its first word."));
+    if (error) {
+      const line = element("p", "trouble", error);
+      line.setAttribute("role", "alert");
+      lines.push(line);
+    }
+    this.notes.replaceChildren(...lines);
+  }
+}
+
+// The turns on the page. `actions`: what the buttons do, each with the turn's node.
+export class TurnList {
+  #log = byId("messages");
+  #conversation = null;
+
+  constructor(actions) {
+    this.actions = actions;
+    byId("to-end").addEventListener("click", () => this.scrollToEnd());
+    this.#log.addEventListener("scroll", () => this.#showWayToEnd(), { passive: true });
+    new ResizeObserver(() => this.#showWayToEnd()).observe(this.#log);
+  }
+
+  show(conversation) {
+    this.#conversation = conversation;
+    const path = conversation.path();
+    byId("hello").hidden = path.length > 0;
+    this.#log.classList.toggle("empty", !path.length);
+    byId("turns").replaceChildren(...path.map((node) => node.role === "user" ? this.#question(node) : this.#reply(node)));
+    this.scrollToEnd();
+  }
+
+  // Adds a question and the view of a reply to it that is about to be written.
+  open(node) {
+    const view = new ReplyView(node, (change) => this.#keepingEnd(change));
+    byId("turns").append(view.box);
+    this.scrollToEnd();
+    return view;
+  }
+
+  // Shows the buttons of a reply that has ended.
+  close(view) {
+    this.#keepingEnd(() => this.#fillFoot(view));
+  }
+
+  scrollToEnd() {
+    this.#log.scrollTop = this.#log.scrollHeight;
+    this.#showWayToEnd();
+  }
+
+  #isAtEnd() {
+    return this.#log.scrollHeight - this.#log.scrollTop - this.#log.clientHeight < 60;
+  }
+
+  #keepingEnd(change) {
+    const follows = this.#isAtEnd();
+    change();
+    if (follows) this.scrollToEnd();
+  }
+
+  #showWayToEnd() {
+    byId("to-end").hidden = this.#isAtEnd();
+  }
+
+  #question(node) {
+    const text = element("div", "text", node.text);
+    const files = (node.files ?? []).map((file) => element("li", "", file.name));
+    const bubble = element("div", "asked", ...(files.length ? [element("ul", "files", ...files)] : []), text);
+    const copy = iconButton("copy", "Copy the question", () => copyText(node.text, copy));
+    const buttons = element("div", "buttons", copy, iconButton("edit", "Edit the question", () => this.#edit(box, node)));
+    const box = element("article", "question", bubble, element("div", "foot", this.#versions(node), buttons));
+    box.setAttribute("aria-label", "Question");
+    return box;
+  }
+
+  #edit(box, node) {
+    const field = element("textarea");
+    field.value = node.text;
+    field.rows = Math.min(12, node.text.split("\n").length + 1);
+    field.setAttribute("aria-label", "Question");
+    const send = element("button", "", "Send");
+    const cancel = element("button", "quiet", "Cancel");
+    cancel.type = "button";
+    const form = element("form", "edit", field, element("div", "buttons", send, cancel));
+    const back = () => form.replaceWith(box);
+    cancel.addEventListener("click", back);
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") back();
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        form.requestSubmit();
+      }
+    });
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const text = field.value.trim();
+      if (text && this.actions.edit(node, text) === false) back();
+    });
+    box.replaceWith(form);
+    field.focus();
+  }
+
+  #reply(node) {
+    const view = new ReplyView(node, (change) => change());
+    view.end();
+    this.#fillFoot(view);
+    return view.box;
+  }
+
+  #fillFoot(view) {
+    const { node } = view;
+    const copy = iconButton("copy", "Copy the reply", () => copyText(node.text, copy));
+    const retry = iconButton("retry", "Write this reply again", () => this.actions.retry(node));
+    const branch = iconButton("branch", "Continue from here in a new conversation", () => this.actions.branch(node));
+    const who = iconButton("words", "Who wrote what", () => this.actions.toggleColours(), "icon who");
+    who.setAttribute("aria-pressed", String(document.body.classList.contains("coloured")));
+    const buttons = element("div", "buttons", ...(node.text ? [copy, retry, branch, ...(view.marks.size ? [who] : [])] : []));
+    if (!node.text) {
+      const again = element("button", "quiet", "Try again");
+      again.type = "button";
+      again.addEventListener("click", () => this.actions.retry(node));
+      buttons.append(again);
+    }
+    const said = element("p", "said", node.said ?? "");
+    view.foot.replaceChildren(buttons, this.#versions(node), said);
+  }
+
+  #versions(node) {
+    const all = this.#conversation.versions(node), at = all.indexOf(node);
+    if (all.length < 2) return "";
+    const step = (by, icon, label) => {
+      const button = iconButton(icon, label, () => this.actions.select(all[at + by]));
+      button.disabled = !all[at + by];
+      return button;
+    };
+    return element("div", "versions", step(-1, "previous", "Earlier version"), element("span", "", `${at + 1}/${all.length}`),
+      step(1, "next", "Later version"));
+  }
+}
