@@ -116,21 +116,28 @@ def set_up(kind: str) -> None:
 @dataclass(frozen=True)
 class Backend:
     """How llama.cpp is compiled for graphics cards of a kind: CMake's option, a program that needs to be there for it,
-    the packages of Debian and Ubuntu that bring it, and programs that exist where there is such a card."""
+    the packages of Debian and Ubuntu that bring it, commands that succeed where there is such a card and print what
+    `shows` matches, and a header of ours that every C++ file includes first."""
 
     option: str
     compiler: str
     packages: str
     signs: tuple[str, ...]
+    shows: str = ""
+    header: str = ""
 
 
 CPU, AUTO = "cpu", "auto"
 BACKENDS = {
     "cuda": Backend("GGML_CUDA", "nvcc", "nvidia-cuda-toolkit", ("nvidia-smi",)),
     "hip": Backend("GGML_HIP", "hipcc", "hipcc libhipblas-dev librocblas-dev", ("rocminfo",)),
-    "vulkan": Backend("GGML_VULKAN", "glslc", "glslc libvulkan-dev spirv-headers", ("vulkaninfo",)),
+    "vulkan": Backend(
+        "GGML_VULKAN", "glslc", "glslc libvulkan-dev spirv-headers", ("vulkaninfo --summary",),
+        r"deviceType\s*= PHYSICAL_DEVICE_TYPE_\w+_GPU",  # not that of a driver for the processor
+        "vulkan_layer_settings.hpp",
+    ),
     "metal": Backend("GGML_METAL", "xcrun", "", ()),
-}
+}  # fmt: skip
 
 
 def detect() -> tuple[str, str]:
@@ -138,9 +145,10 @@ def detect() -> tuple[str, str]:
     if sys.platform == "darwin":
         return "metal", "a Mac's graphics card is used by Metal"
     for name, backend in BACKENDS.items():
-        sign = next((sign for sign in backend.signs if shutil.which(sign)), None)
-        if sign is not None and works([sign]):
-            return name, f"{sign} shows a card"
+        for sign in backend.signs:
+            shown = output_of(sign.split())
+            if shown is not None and re.search(backend.shows, shown):
+                return name, f"{sign} shows a card"
     return CPU, f"none of {', '.join(sign for one in BACKENDS.values() for sign in one.signs)} shows a graphics card"
 
 
@@ -164,7 +172,7 @@ def build_for(wanted: str) -> str:
         return before
     say("This takes 10 to 40 min, once.")
     try:
-        install_llama(f"-D{backend.option}=on")
+        install_llama(f"-D{backend.option}=on", backend.header)
         if not works([str(program("python")), "-c", _OFFLOADS]):
             raise SetupFailed(f"It finds no way to use a card. See {LOG}.")
     except SetupFailed as error:
@@ -212,13 +220,18 @@ def forget_wheels_without_rpc() -> None:
                 path.unlink()
 
 
-def compiler_environment(option: str = "") -> dict[str, str]:
-    """Return the environment in which llama.cpp is compiled: with its RPC backend, and one more of CMake's options."""
+def compiler_environment(option: str = "", header: str = "") -> dict[str, str]:
+    """Return the environment in which llama.cpp is compiled: with its RPC backend, one more of CMake's options, and a
+    `header` of this folder that every C++ file includes first, if it is named."""
     arguments = f"{os.environ.get('CMAKE_ARGS', '')} {WITH_RPC} {option}".strip()
-    return {**os.environ, **compiler_flags(), "CMAKE_ARGS": arguments}
+    environment = {**os.environ, **compiler_flags(), "CMAKE_ARGS": arguments}
+    if header and os.name != "nt":  # the SDK for Windows has newer headers
+        flags = environment.get("CXXFLAGS", "")
+        environment["CXXFLAGS"] = f'{flags} -include "{ROOT / "tools" / header}"'.strip()
+    return environment
 
 
-def install_llama(option: str = "") -> None:
+def install_llama(option: str = "", header: str = "") -> None:
     """Install llama-cpp-python again; with one of CMake's options it is compiled, and pip does not keep the wheel."""
     locked_lines = re.findall(
         r"^llama-cpp-python==.*?(?=^\S|\Z)", (LOCKS / "run.txt").read_text(), re.MULTILINE | re.DOTALL
@@ -227,7 +240,7 @@ def install_llama(option: str = "") -> None:
     requirement.write_text("".join(locked_lines), encoding="utf-8")
     pip = [str(program("python")), "-m", "pip", "install", "-v", "--no-input", "--no-deps", "--force-reinstall"]
     cache = ["--no-cache-dir"] if option else []
-    watch([*pip, *cache, *BY_HASH, "-r", str(requirement)], compiler_environment(option))
+    watch([*pip, *cache, *BY_HASH, "-r", str(requirement)], compiler_environment(option, header))
 
 
 def packages_hint(backend: Backend) -> str:
@@ -309,6 +322,15 @@ def works(command: Sequence[str]) -> bool:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except OSError:
         return False
+
+
+def output_of(command: Sequence[str]) -> str | None:
+    """Return what a command prints on standard output; None if it is missing or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def watch(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -187,21 +188,33 @@ def test_a_graphics_card_is_named_once(checkout: Path) -> None:
     assert (checkout / "cards").read_text().split() == ["vulkan", "cpu"]
 
 
+SHOWN = {
+    "nvidia-smi": "NVIDIA-SMI 570.1",
+    "vulkaninfo": "Devices:\nGPU0:\n\tdeviceType         = PHYSICAL_DEVICE_TYPE_DISCRETE_GPU\n",
+}
+SOFTWARE = "Devices:\nGPU0:\n\tdeviceType         = PHYSICAL_DEVICE_TYPE_CPU\n\tdeviceName = llvmpipe\n"
+
+
 class Build:
     """Stands in for pip and the compilers; `fails` and `useless` builds for a card."""
 
     def __init__(self, venv: Path, monkeypatch: pytest.MonkeyPatch, programs: tuple[str, ...]) -> None:
         self.options: list[str] = []
+        self.flags = ""  # of the last C++ compiler
         self.fails = self.useless = False
         venv.mkdir()
         monkeypatch.setattr(bootstrap, "set_up", lambda _kind: None)
         monkeypatch.setattr(bootstrap, "watch", self.watch)
         monkeypatch.setattr(bootstrap, "works", lambda command: not (self.useless and bootstrap._OFFLOADS in command))
+        monkeypatch.setattr(
+            bootstrap, "output_of", lambda command: SHOWN.get(command[0]) if command[0] in programs else None
+        )
         monkeypatch.setattr(shutil, "which", lambda name: name if name in programs else None)
         monkeypatch.setattr(sys, "platform", "linux")
         monkeypatch.delenv("CMAKE_ARGS", raising=False)
 
     def watch(self, command: list[str], environment: dict[str, str] | None = None) -> None:
+        self.flags = (environment or {}).get("CXXFLAGS", "")
         rpc, _, option = (environment or {}).get("CMAKE_ARGS", "").partition(" ")
         assert rpc == bootstrap.WITH_RPC
         self.options.append(option)
@@ -229,6 +242,29 @@ def test_llama_cpp_is_compiled_for_the_card(
     assert build.options == options
     built = (venv / "gpu").read_text()
     assert (venv / "ready-run").read_text() == f"gpu={built} here"
+
+
+def test_a_driver_that_computes_on_the_processor_is_no_card(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = Build(venv, monkeypatch, ("vulkaninfo", "glslc"))
+    monkeypatch.setitem(SHOWN, "vulkaninfo", SOFTWARE)
+    assert bootstrap.main(["run", "gpu=auto here", "auto"]) == 0
+    assert build.options == []
+    assert (venv / "gpu").read_text() == "cpu"
+
+
+def test_vulkan_is_compiled_with_what_the_headers_of_debian_12_lack(
+    venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = Build(venv, monkeypatch, ("glslc", "nvcc"))
+    bootstrap.build_for("cuda")
+    assert "-include" not in build.flags
+    monkeypatch.setattr(bootstrap, "ROOT", ROOT)
+    bootstrap.build_for("vulkan")
+    included = shlex.split(build.flags)[-2:]
+    assert included == ["-include", str(ROOT / "tools" / "vulkan_layer_settings.hpp")]
+    assert Path(included[1]).is_file()
 
 
 @pytest.mark.parametrize("fault", ["fails", "useless", "missing"])
