@@ -121,7 +121,7 @@ def _rounds(
                 chunk = drafter.unverified(state, chunk, gamma)
             new_tokens = merge(chunk, verdict)
             turn = Round(number, chunk, decision, verdict, began, asked, perf_counter())
-            stats.observe(turn)
+            stats.observe(turn, state.channel)
             drafter.observe(state, turn)
             gate.observe(state, turn)
             if not new_tokens:

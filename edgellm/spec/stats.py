@@ -26,6 +26,7 @@ class Stats:
         self.ttft: float | None = None
         self.seconds = 0.0
         self.tokens = self.thinking_tokens = self.first_burst = self.rounds = self.drafted = self.from_verifier = 0
+        self.chunks = self.chunks_thinking = self.verified_thinking = self.thinking_from_verifier = 0
         self.verified = self.tested = self.accepted = self.accepted_whole = self.acceptance_length = 0
         self.passes = self.bytes_up = self.bytes_down = self.exits = self.from_context = 0
         self.waited = self.waited_drafted = 0.0  # for verdicts on all chunks, and on the draft model's
@@ -53,9 +54,9 @@ class Stats:
         """Return the mean seconds from asking for the verdict on a drafted chunk to having it; None without any."""
         return self.waited_drafted / self.verified_drafted if self.verified_drafted else None
 
-    def observe(self, turn: Round) -> None:
-        """Observe a finished round, whose tokens are about to be yielded."""
-        chunk, verdict = turn.chunk, turn.verdict
+    def observe(self, turn: Round, channel: Channel) -> None:
+        """Observe a finished round, whose tokens are about to be yielded; it began in `channel`."""
+        chunk, verdict, thinks = turn.chunk, turn.verdict, channel is Channel.THINKING
         self.rounds += 1
         if self.ttft is None:
             self.ttft = turn.answered - self.started
@@ -63,6 +64,8 @@ class Stats:
             self.seconds += turn.seconds
         n = len(chunk)
         self.drafted += n
+        self.chunks += n > 0
+        self.chunks_thinking += n > 0 and thinks
         self.exits += sum(layer is not None for layer in chunk.exit_layers or ())
         self.from_context += chunk.from_context
         if verdict is None:
@@ -78,6 +81,7 @@ class Stats:
                 self.waited_drafted += turn.waiting
                 self.verified_drafted += 1
             self.verified += 1
+            self.verified_thinking += thinks
             self.tested += min(verdict.accepted + 1, n)
             self.accepted += verdict.accepted
             self.accepted_whole += verdict.accepted == n
@@ -99,6 +103,7 @@ class Stats:
         if token.channel is Channel.THINKING:
             self.thoughts.append(token.piece)
             self.thinking_tokens += 1
+            self.thinking_from_verifier += token.source in _VERIFIED_SOURCES
         else:
             self.pieces.append(token.piece)
 
@@ -123,10 +128,19 @@ class Stats:
         self.pieces = [text[: len(text) - count]]
         self.finish_reason, self.stopped_by = "stop", by
 
+    def _shares_verified(self) -> tuple[float | None, float | None]:
+        """Return the verified shares of the thought and of the answer; None as in `Summary`."""
+        answered = self.tokens - self.thinking_tokens
+        if not (self.thinking_tokens and self.passes):
+            return None, None
+        in_answer = self.from_verifier - self.thinking_from_verifier
+        return self.thinking_from_verifier / self.thinking_tokens, in_answer / answered if answered else None
+
     def summary(self, prompt_tokens: int, seed: int = 0) -> Summary:
         """Return the figures so far; definitions in `Summary`."""
         n = self.tokens
         guessed = self.guessed or PredictionStats()
+        in_thought, in_answer = self._shares_verified()
         later = n - self.first_burst  # the first round's tokens belong to the time to the first token
         return Summary(
             text=b"".join(self.pieces).decode("utf-8", errors="replace"),
@@ -166,4 +180,9 @@ class Stats:
             first_at=self.started + self.ttft if self.ttft is not None and n else None,
             thinking=b"".join(self.thoughts).decode("utf-8", errors="replace").rstrip(),
             thinking_tokens=self.thinking_tokens,
+            chunks=self.chunks,
+            chunks_thinking=self.chunks_thinking,
+            chunks_verified_thinking=self.verified_thinking,
+            share_verified_thinking=in_thought,
+            share_verified_answer=in_answer,
         )

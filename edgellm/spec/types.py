@@ -285,6 +285,11 @@ class Summary:
     the request to the token; `tokens_per_second` is decoding alone, without the time to the first token.
     `finish_reason` is `stop` (the model ended its turn), `length` (max_tokens or the context), or `cancelled`.
 
+    Of the `chunks` that were drafted, `chunks_verified` were verified; `chunks_thinking` and `chunks_verified_thinking`
+    of these began in the thought. `share_verified_thinking` is the share of the thought's tokens that the verifier
+    accepted or wrote, `share_verified_answer` that of the others; both are None without a thought, and if nothing was
+    verified.
+
     `share_offloaded` is the share of chunks offloaded so far under this budget, over all replies of the pair; None if
     nothing is counted. `bytes_per_chunk` are bytes both ways per verified chunk, including the prompt's; None without a
     link. Of `guesses_tried` predicted verdicts, `guesses_hit` were right; `stall_hidden` is the share of the waiting
@@ -333,6 +338,11 @@ class Summary:
     first_at: float | None = None
     thinking: str = ""
     thinking_tokens: int = 0
+    chunks: int = 0
+    chunks_thinking: int = 0
+    chunks_verified_thinking: int = 0
+    share_verified_thinking: float | None = None
+    share_verified_answer: float | None = None
 
     @property
     def tokens_per_round(self) -> float | None:

@@ -166,6 +166,34 @@ def test_stats_tell_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in shown
 
 
+@pytest.mark.parametrize(
+    ("sources", "shown"),
+    [
+        (
+            (Source.DRAFT, Source.ACCEPTED, Source.ACCEPTED, Source.ACCEPTED),
+            "75% verified (50% of the thought, 100% of",
+        ),
+        ((Source.ACCEPTED,) * 4, "all verified"),
+    ],
+)
+def test_verified_shares_of_thought_and_answer_are_told_where_they_may_differ(
+    capsys: pytest.CaptureFixture[str], sources: tuple[Source, ...], shown: str
+) -> None:
+    def write(stats: Stats, *_: object) -> Generator[Event, None, None]:
+        stats.passes = 2
+        for number, source in enumerate(sources):
+            token = Token(number, b"a", source, channel=Channel.THINKING if number < 2 else Channel.ANSWER)
+            stats.token(token)
+            stats.show(token)
+            yield token
+        stats.finish("stop")
+
+    print_reply(Reply(write, prompt_tokens=3, seed=0), as_json=False, explain=False, stats=True)
+    said = capsys.readouterr().err
+    assert shown in said
+    assert "of the thought verified" in said
+
+
 def at_terminal(monkeypatch: pytest.MonkeyPatch) -> tuple[Terminal, Terminal]:
     """stdout and stderr, which are terminals now."""
     out, err = Terminal(), Terminal()

@@ -34,7 +34,8 @@ TIMINGS = {
 }  # fmt: skip
 SUMMARY = {
     "finish_reason": "str", "stopped_by": "null", "seed": "int", "rounds": "int", "tokens_per_round": MAYBE,
-    "drafted": "int", "share_verified": MAYBE, "acceptance_rate": MAYBE, "mean_acceptance_length": MAYBE,
+    "drafted": "int", "share_verified": MAYBE, "share_verified_thinking": "null", "acceptance_rate": MAYBE,
+    "mean_acceptance_length": MAYBE,
     "verifier_passes_per_token": MAYBE, "share_offloaded": MAYBE, "retrieved": "int", "rtt_ms_p50": MAYBE,
     "bytes_up": "int", "bytes_down": "int",
 }  # fmt: skip

@@ -15,7 +15,7 @@ from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Channel, Token
+from edgellm.spec.types import Channel, Source, Token
 from testkit import random_gguf
 from testkit.forced_verifier import ForcedVerifier
 from testkit.thinking_templates import ALWAYS, CHANNELS, LITERAL, OPENED, with_template
@@ -106,6 +106,37 @@ def test_a_thought_is_no_part_of_the_answer(script: Script, name: str, text: str
     summary = reply.summary
     assert (summary.thinking, summary.text, summary.finish_reason) == (thought, answer, "stop")
     assert (summary.thinking_tokens > 0) is bool(thought)
+
+
+@pytest.mark.parametrize("budget", [None, 0.3])
+def test_thoughts_are_counted_apart(open_pair: OpenPair, budget: float | None) -> None:
+    pair = open_pair("always")
+    reply = pair.reply(
+        case(3), think=6, max_tokens=24, gamma=1, retrieval="off", budget=budget,
+        gate="auto" if budget is None else "random",
+    )  # fmt: skip
+    tokens, summary = written(reply), reply.summary
+    drafted = {Source.DRAFT, Source.ACCEPTED, Source.CORRECTED, Source.BONUS}
+    channels = {token.round: token.channel for token in reversed(tokens) if token.source in drafted}
+    verified = {token.round for token in tokens if token.source not in (Source.DRAFT, Source.PARALLEL)}
+    thoughts = {number for number, channel in channels.items() if channel is Channel.THINKING}
+    assert 0 <= summary.chunks - len(channels) <= 1, "the last one may end the turn at once"
+    assert summary.chunks_thinking == len(thoughts) < len(channels)
+    assert summary.chunks_verified_thinking == len(verified & thoughts)
+    for channel, share in (
+        (Channel.THINKING, summary.share_verified_thinking), (Channel.ANSWER, summary.share_verified_answer),
+    ):  # fmt: skip
+        own = [token for token in tokens if token.channel is channel]
+        assert share == sum(token.source is not Source.DRAFT for token in own) / len(own)
+        assert budget is not None or share == 1.0
+    assert (summary.share_verified == 1.0) is (budget is None)
+
+
+def test_without_a_thought_nothing_is_counted_apart(open_pair: OpenPair) -> None:
+    reply = open_pair("always").reply(case(3), think=0, max_tokens=8, retrieval="off")
+    summary = written(reply) and reply.summary
+    assert (summary.share_verified_thinking, summary.share_verified_answer) == (None, None)
+    assert (summary.chunks_thinking, summary.chunks_verified_thinking) == (0, 0)
 
 
 def test_markup_may_be_control_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

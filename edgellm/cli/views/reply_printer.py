@@ -250,9 +250,18 @@ def _headline(summary: Summary) -> Iterator[str]:
     if summary.tokens_per_second is not None:
         yield f"{summary.tokens_per_second:.{0 if summary.tokens_per_second >= 100 else 1}f} tokens/s"
     if summary.share_verified is not None:
-        yield "all verified" if summary.share_verified == 1.0 else f"{summary.share_verified:.0%} verified"
+        share = "all" if summary.share_verified == 1.0 else f"{summary.share_verified:.0%}"
+        yield f"{share} verified{_by_channel(summary)}"
     if summary.finish_reason in _ENDS:
         yield _ENDS[summary.finish_reason]
+
+
+def _by_channel(summary: Summary) -> str:
+    """Return the verified shares of the thought and of the answer, if the whole reply's is not 1."""
+    thought, answer = summary.share_verified_thinking, summary.share_verified_answer
+    if thought is None or answer is None or summary.share_verified == 1.0:
+        return ""
+    return f" ({thought:.0%} of the thought, {answer:.0%} of the answer)"
 
 
 def print_stats(summary: Summary) -> None:
@@ -277,6 +286,7 @@ def _rows(summary: Summary) -> list[tuple[str, str, str]]:
         (number(summary.ttft_ms, ".1f"), "ms to the first", "from the request to the first token"),
         (number(summary.tokens_per_second, ".1f"), "tokens/s", "after the first round"),
         (number(summary.share_verified, ".1%"), "verified", "tokens accepted or written by the verifier"),
+        (number(summary.share_verified_thinking, ".1%"), "of the thought verified", _chunks_of_thought(summary)),
         (
             number(summary.acceptance_rate, ".1%"),
             "of drafts accepted",
@@ -302,6 +312,10 @@ def _rows(summary: Summary) -> list[tuple[str, str, str]]:
         (str(summary.seed), "seed", "repeats a sampled reply with --seed"),
         (summary.finish_reason, "ended by", "stop: the model; length: the limit; cancelled: you"),
     ]
+
+
+def _chunks_of_thought(summary: Summary) -> str:
+    return f"{summary.chunks_verified_thinking} of its {summary.chunks_thinking} chunks"
 
 
 def _copied(summary: Summary) -> str:

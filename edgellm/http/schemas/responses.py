@@ -107,6 +107,7 @@ class ReplySummary(BaseModel):
     tokens_per_round: Rounded | None
     drafted: int
     share_verified: Rounded | None
+    share_verified_thinking: Rounded | None
     acceptance_rate: Rounded | None
     mean_acceptance_length: Rounded | None
     verifier_passes_per_token: Rounded | None
