@@ -1,9 +1,15 @@
-"""The memory of this process."""
+"""The memory of this process, and of an index."""
 
 from __future__ import annotations
 
 import resource
+import tracemalloc
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.spec.ngram.suffix_automaton import SuffixAutomaton
 
 
 def most_memory(pid: int | None = None) -> int:
@@ -16,3 +22,14 @@ def most_memory(pid: int | None = None) -> int:
         lines = dict(line.split(":", 1) for line in status.read_text(encoding="ascii").splitlines())
         return int(lines["VmHWM"].split()[0]) * 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
+
+
+def index_bytes(text: npt.NDArray[np.int64]) -> int:
+    """Return the bytes of the index of a text."""
+    tokens = text.tolist()
+    tracemalloc.start()
+    index = SuffixAutomaton()
+    index.extend(tokens)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return taken

@@ -6,7 +6,8 @@ The model has the shape of Qwen2.5 0.5B and random weights; nothing is loaded, l
 text whose tokens are distributed as words are (Zipf, exponent 1.3), and of one of random tokens, the most there can be.
 
 Columns: tokens of the context, and MB of keys and values, of computing, of computing while attention is captured for an
-importance gate or a profile, and of the index of either text.
+importance gate or a profile, of the index of either text, and of the contexts that a profile opens besides the pair's
+own to compare an early exit with the whole model.
 """
 
 from __future__ import annotations
@@ -14,34 +15,22 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.harness.report import write
 from edgellm.engine import Capture, Context, Model, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import reckon
-from edgellm.spec.ngram.suffix_automaton import SuffixAutomaton
+from edgellm.llm.profiling import MOST_READ
 from testkit import random_gguf
+from testkit.memory import index_bytes
 
 WORDS = 50_000
 LAYER = 1
-
-
-def index_bytes(text: npt.NDArray[np.int64]) -> int:
-    """Return the bytes of the index of a text."""
-    tokens = text.tolist()
-    tracemalloc.start()
-    index = SuffixAutomaton()
-    index.extend(tokens)
-    taken, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return taken
 
 
 def measured(file: ModelFile, length: int) -> dict[str, Any]:
@@ -53,16 +42,19 @@ def measured(file: ModelFile, length: int) -> dict[str, Any]:
 
     plain = reckon(file, Hardware(n_ctx=length), context)
     captured = reckon(file, Hardware(n_ctx=length), lambda model: context(model, Capture(attention=(LAYER,))))
+    read = min(length, MOST_READ)
+    exits = reckon(file, Hardware(n_ctx=read), lambda model: [Context(model, n_ctx=read) for _ in range(2)])
     return {
         "tokens": length, "cache": plain.caches["CPU"], "compute": plain.compute["CPU"],
         "captured": captured.compute["CPU"], "text": index_bytes(np.minimum(rng.zipf(1.3, length), WORDS)),
         "random": index_bytes(rng.integers(0, WORDS, length)),
+        "profile": exits.caches["CPU"] + exits.compute["CPU"],
     }  # fmt: skip
 
 
 def table(results: Mapping[str, Any]) -> str:
     """Return a line for each length."""
-    columns = ("cache", "compute", "captured", "text", "random")
+    columns = ("cache", "compute", "captured", "text", "random", "profile")
     lines = ["".join(f"{name:>10}" for name in ("tokens", *columns))]
     lines += [
         f"{row['tokens']:10}" + "".join(f"{row[name] / 1e6:10.1f}" for name in columns) for row in results["lengths"]

@@ -10,11 +10,14 @@ from types import MappingProxyType
 from edgellm.engine import ModelFile, check_cuttable, mtp_support
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader, attention_layers, recurrent_state_bytes, text_layers
+from edgellm.engine.graph_hooks import attention_bytes
+from edgellm.engine.hardware import N_BATCH
 from edgellm.engine.memory_fit import cache_bytes_per_token, default_context, free_memory
 from edgellm.engine.mtp.support import drafter_file
 from edgellm.errors import EdgeError
 from edgellm.layer_range import ranges
 from edgellm.llm.drafter_pool import exit_layers
+from edgellm.spec.ngram.suffix_automaton import BYTES_A_TOKEN
 
 _PADDING = 256  # entries that one vocabulary may have more than another: they mean nothing
 _TOKENS = "tokenizer.ggml.tokens"
@@ -30,6 +33,40 @@ class Ability:
     name: str
     able: bool
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContextMemory:
+    """Bytes that a context of so many `tokens` takes beside the weights: `cache`, at most, of keys and values in 16
+    bits; `index`, about, for copies; `attention` while an importance gate or a profile captures it."""
+
+    tokens: int
+    cache: int
+    index: int
+    attention: int
+
+
+def context_memory(header: GgufHeader) -> list[ContextMemory]:
+    """Return what the default context takes, and the longest one that fits; none where the header does not say how long
+    a context may be, or the weights do not fit."""
+    trained = header.metadata.get(f"{header.architecture}.context_length")
+    if not isinstance(trained, int) or trained < 1 or (longest := _longest(header, trained)) < 1:
+        return []
+    heads = bool(attention_layers(header))
+    return [
+        ContextMemory(
+            tokens, tokens * cache_bytes_per_token(header), tokens * BYTES_A_TOKEN,
+            attention_bytes(header, tokens, N_BATCH) if heads else 0,
+        )
+        for tokens in sorted({min(longest, default_context(header, trained)[0]), longest})
+    ]  # fmt: skip
+
+
+def _longest(header: GgufHeader, trained: int) -> int:
+    """Return how many tokens of a context fit into the free memory beside the weights, up to `trained`; 0 where not
+    even the weights fit."""
+    free = free_memory() - sum(tensor.nbytes for tensor in header.tensors)
+    return max(0, min(trained, free // (cache_bytes_per_token(header) + BYTES_A_TOKEN)))
 
 
 def abilities(file: ModelFile, others: Mapping[str, ModelFile] = MappingProxyType({})) -> list[Ability]:
@@ -138,12 +175,12 @@ def _context(header: GgufHeader) -> Ability:
     if not isinstance(trained, int) or trained < 1:
         return Ability("context", False, "the file does not say for how many tokens it was trained")
     weights = sum(tensor.nbytes for tensor in header.tensors)
-    fits = min(trained, max(0, free - weights) // per_token) if per_token else trained
     if weights > free:
         reason = f"its weights take {weights / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
         return Ability("context", False, reason)
     chosen = default_context(header, trained)[0]
     cost = f"{per_token / 1e3:.1f} kB a token" if per_token else "the same memory for any length"
+    fits = _longest(header, trained)
     return Ability("context", True, f"{chosen} tokens by default; trained for {trained}, {fits} fit here, at {cost}")
 
 

@@ -28,10 +28,14 @@ from edgellm.spec.state import GenerationLimits, GenerationState
 
 _REPEATS = 4
 _PROMPTS = 12  # of those given, for the early exit
+MOST_READ = 4_096
+"""Tokens of a prompt that are read, at most, in contexts besides the pair's own: for times, and for early exits."""
 
 
 def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float, ...]:
-    """Return the median seconds of a batch with one token of each of 1, 2, ... branches after `prompt`."""
+    """Return the median seconds of a batch with one token of each of 1, 2, ... branches after `prompt`, of which the
+    first 4,096 tokens are read."""
+    prompt = prompt[:MOST_READ]
     n_ctx = len(prompt) + 2 * _REPEATS
     seconds = []
     with Context(
@@ -62,14 +66,17 @@ def exit_points(
     threads: int | None,
 ) -> tuple[ExitPoint, ...]:
     """Measure an early exit after each layer of the last quarter, on replies of the draft model; return () where the
-    model cannot be cut.
+    model cannot be cut, or all prompts are longer than 4,096 tokens.
     """
+    prompts = [prompt for prompt in prompts if len(prompt) <= MOST_READ][:_PROMPTS]
+    if not prompts:
+        return ()
     try:
         layers = exit_layers(model.header)
     except (ModelUnsupported, ModelCorrupt):
         return ()
     whole = drafters.take(DrafterKind())
-    texts = [(prompt, _written(whole, model, prompt, gamma, most)) for prompt in prompts[:_PROMPTS]]
+    texts = [(prompt, _written(whole, model, prompt, gamma, most)) for prompt in prompts]
     full = [_seconds(whole, prompt, reply, gamma) for prompt, reply in texts]
     drafters.give(DrafterKind(), whole)
     found: list[ExitPoint] = []

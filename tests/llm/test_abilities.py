@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgellm import LLM
-from edgellm.engine import ModelFile
+from edgellm.engine import Capture, Context, GgufHeader, ModelFile
+from edgellm.engine.graph_hooks import SCORES, attention_bytes
+from edgellm.engine.hardware import Hardware
+from edgellm.engine.memory_fit import MemoryUse, reckon
 from edgellm.errors import EdgeError, InvalidOption
-from edgellm.llm.abilities import Ability, abilities
+from edgellm.llm.abilities import Ability, abilities, context_memory
 from testkit.architectures import ARCHITECTURES
+from testkit.memory import index_bytes
 from testkit.random_gguf import SHAPES, write
 from tests.conftest import Architectures
 
@@ -69,7 +75,7 @@ def test_stages_and_exits_may_differ(architectures: Architectures) -> None:
 def test_a_header_that_says_little_is_no_error(architectures: Architectures, damage: str) -> None:
     file = ModelFile.open(architectures("llama"))
     metadata = {key: value for key, value in file.header.metadata.items() if damage not in key}
-    object.__setattr__(file.header, "metadata", metadata)
+    file = replace(file, header=replace(file.header, metadata=metadata))
     able = {ability.name: ability.able for ability in abilities(file)}
     assert not able["chat" if damage == "tokens" else "context"]
 
@@ -78,6 +84,45 @@ def test_a_model_that_does_not_fit_says_so(verifier_path: Path, monkeypatch: pyt
     monkeypatch.setattr("edgellm.llm.abilities.free_memory", lambda: 10**6)
     context = found(verifier_path)["context"]
     assert (context.able, context.reason) == (False, "its weights take 0.0 GB, and 0.0 GB are free")
+
+
+def test_the_memory_of_a_context_is_what_it_takes(tmp_path: Path) -> None:
+    write(tmp_path / "half.gguf", SHAPES["qwen2.5-0.5b"], "Q4_0")
+    file = ModelFile.open(tmp_path / "half.gguf")
+    rows = context_memory(file.header)
+    assert [row.tokens for row in rows] == sorted({row.tokens for row in rows})
+
+    def taken(tokens: int, capture: Capture | None = None) -> MemoryUse:
+        return reckon(file, Hardware(n_ctx=tokens), lambda model: [Context(model, n_ctx=tokens, capture=capture)])
+
+    for row in rows:
+        plain, captured = taken(row.tokens), taken(row.tokens, Capture(attention=(1,)))
+        assert row.cache == plain.caches["CPU"] == captured.caches["CPU"]
+        assert 0.9 * SCORES < row.attention <= SCORES
+        assert captured.compute["CPU"] < row.attention + 0.5 * plain.compute["CPU"]
+        rng = np.random.default_rng(0)
+        for text in (np.minimum(rng.zipf(1.3, 20_000), 50_000), rng.integers(0, 50_000, 20_000)):
+            assert 0.6 < index_bytes(text) / (20_000 * row.index / row.tokens) <= 1.05
+
+
+def test_a_context_that_is_too_long_for_short_batches_says_so() -> None:
+    """At least 32 rows are computed together, whatever their scores take."""
+    metadata = {"general.architecture": "x", "x.attention.head_count": 64}
+    header = GgufHeader(0, metadata, (), 0, {}, 0, 0, 0)
+    assert attention_bytes(header, 2**17, 512) == 4 * 64 * 2**17 * 32 > SCORES
+    assert attention_bytes(header, 256, 512) == 4 * 64 * 256 * 512
+
+
+@pytest.mark.parametrize("damage", ["context_length", "memory"])
+def test_without_numbers_no_memory_is_told(
+    architectures: Architectures, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ModelFile.open(architectures("llama"))
+    assert context_memory(file.header)
+    if damage == "memory":
+        monkeypatch.setattr("edgellm.llm.abilities.free_memory", lambda: 1_000)
+    metadata = {key: value for key, value in file.header.metadata.items() if damage not in key}
+    assert context_memory(replace(file.header, metadata=metadata)) == []
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edgellm.engine import Context, Message, Model
 from edgellm.errors import ProfileStopped
 from edgellm.llm import LLM
 from edgellm.llm.pair_stats import forget, kept
@@ -49,7 +50,7 @@ def test_an_interrupted_profile_continues_and_is_the_same(
     pair: LLM, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = pair.profile(prompts(PROFILED, 2), max_tokens=MOST)
-    assert not (home / "data" / "profiles").exists()
+    assert not list((home / "data" / "profiles").glob("*"))  # while it was slow, its progress was saved
     stopped = interrupt(pair, 3)
     assert (stopped.done, stopped.kept) == (3, True)
     (file,) = (home / "data" / "profiles").iterdir()
@@ -112,6 +113,35 @@ def test_early_exit_is_measured_only_where_it_is_asked_for(pair: LLM, home: Path
     found = pair.profile(prompts(PROFILED, 1), max_tokens=MOST)
     assert found.exits == ()
     assert not (home / "cache" / "shards").exists()
+
+
+def test_a_profile_of_long_prompts_has_few_positions_besides_those_of_a_chat(
+    f32_pair: tuple[Path, Path], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in positions times layers of all contexts that are open at once: so many keys and values are kept."""
+    opened: dict[int, int] = {}
+    most = [0]
+    init, close = Context.__init__, Context.close
+
+    def noted(self: Context, model: Model, **options: Any) -> None:
+        init(self, model, **options)
+        opened[id(self)] = self.n_ctx * model.n_layer
+        most[0] = max(most[0], sum(opened.values()))
+
+    def closed(self: Context) -> None:
+        close(self)
+        opened.pop(id(self), None)
+
+    monkeypatch.setattr(Context, "__init__", noted)
+    monkeypatch.setattr(Context, "close", closed)
+    monkeypatch.setattr("edgellm.llm.profiling.MOST_READ", 96)
+    long = "- The mug is on the shelf in the hall.\n" * 60 + "\nWhere is the mug?"
+    with LLM.open(*f32_pair, threads=1, n_ctx=1024) as pair:
+        list(pair.reply(long, max_tokens=2, retrieval="off"))
+        chat, most[0] = most[0], 0
+        found = pair.profile([[Message("user", long)], *prompts(PROFILED, 1)], max_tokens=MOST, early_exit=True)
+    assert found.exits
+    assert most[0] <= 1.2 * chat
 
 
 def test_a_prompt_is_verified_as_often_as_its_own_reply_and_the_drafted_one(

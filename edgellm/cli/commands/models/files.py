@@ -98,6 +98,10 @@ def show(name: Name, as_json: AsJson = False) -> None:
                 able = "[green]yes[/]" if ability["able"] else "[yellow]no[/]"
                 table.add_row(ability["name"], Text.from_markup(f"{able}  ") + Text(harmless(ability["reason"])))
             continue
+        if key == "context_memory":
+            for row in value:
+                table.add_row("memory", _memory(row))
+            continue
         if key == "parts":
             for part in value:
                 table.add_row("part", harmless(f"{part['sha256']}  {size(part['size'])}  {Path(part['path']).name}"))
@@ -105,6 +109,12 @@ def show(name: Name, as_json: AsJson = False) -> None:
         text = size(value) if key == "size" and isinstance(value, int) else _format(value)
         table.add_row(key.replace("_", " "), text)
     out().print(table)
+
+
+def _memory(row: dict[str, int]) -> str:
+    """Return what a context takes, in words."""
+    text = f"{row['tokens']:,} tokens: {size(row['cache'])} of keys and values, about {size(row['index'])} for copies"
+    return f"{text}, {size(row['attention'])} for importance gates and profiles" if row["attention"] else text
 
 
 def _format(value: object) -> str:
@@ -142,7 +152,7 @@ def model_facts(path: Path) -> dict[str, Any]:
     """
     from edgellm.engine import ModelFile
     from edgellm.engine.gguf.reader import GgufArray
-    from edgellm.llm.abilities import abilities
+    from edgellm.llm.abilities import abilities, context_memory
     from edgellm.storage.fingerprint import fingerprint_of
     from edgellm.storage.quants import quant_of
 
@@ -170,6 +180,7 @@ def model_facts(path: Path) -> dict[str, Any]:
         "chat_template": "tokenizer.chat_template" in meta,
         "license": meta.get("general.license"),
         "gguf_version": header.version,
+        "context_memory": [asdict(row) for row in context_memory(header)],
         "abilities": [asdict(ability) for ability in abilities(model, other_models(path))],
     }
 
