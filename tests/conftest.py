@@ -16,7 +16,7 @@ from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, Hardware
 from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
 from testkit.architectures import Mtp, write
-from testkit.processes.rpc_device import add_rpc_device
+from testkit.processes.rpc_device import DEVICES, require_device
 from tests.decodes import Watched, watch_decodes
 from tests.once import once
 from tests.spec.real import case
@@ -33,7 +33,7 @@ settings.load_profile("edgellm")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--device",
-        choices=("host", "rpc", "card"),
+        choices=DEVICES,
         default="host",
         help="where models are: in this process, on a device of another process (llama.cpp's RPC backend on loopback),"
         " or on this machine's graphics cards",
@@ -72,8 +72,7 @@ def _device(request: pytest.FixtureRequest) -> Iterator[None]:
     if device == "host":
         yield
         return
-    if device == "rpc":
-        add_rpc_device()
+    require_device(device)
     load, offloaded = Model.load, []
 
     def loaded(source: Path, *, hardware: Hardware = ON_PROCESSOR, **given: Any) -> Model:

@@ -1,7 +1,7 @@
 """Check that the text is the verifier's own, token by token, with every combination of sources.
 
     python -m bench.coordgen.lossless [--rounds 17] [--max-tokens 64] [--threads N] [--name ...]
-        [--device host|rpc]
+        [--device host|rpc|card]
 
 On f32 copies of the bundled pair. Each round writes one held-out case with every combination of sources, greedy and
 sampled: by the verifier alone, by the draft model alone, and greedily by both together. These models' LM heads are too
@@ -10,7 +10,8 @@ much is drafted. All of this runs in one process, so that there are past replies
 
 Columns: replies; how many equal those without retrieval from the same seed; `ties`, greedy differences between nearly
 equal logits; `bugs`, all other differences; tokens, and how many of them were copied. Exit code 1 if there is a bug.
-With `--device rpc` the models are on a device whose memory is not the host's; what they are compared with is not.
+With `--device rpc` or `card` the models are on a device whose memory is not the host's; what they are compared with is
+not.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.params import SOURCES
 from edgellm.storage import resolve
 from models.corpus import HELD_OUT_SEED
-from testkit.processes.rpc_device import DEVICES, add_rpc_device
+from testkit.processes.rpc_device import DEVICES, require_device
 
 LATE = "the verifier alone, late heads"
 CHEAP = CostCurve((1, 64), (1.0, 1.3), heads=(0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.2))
@@ -82,8 +83,7 @@ def main() -> None:
     parser.add_argument("--device", choices=DEVICES, default=DEVICES[0], help="on which the models are")
     parser.add_argument("--name", default="lossless", help="of the result file")
     arguments = parser.parse_args()
-    if arguments.device == "rpc":
-        add_rpc_device()
+    require_device(arguments.device)
     counts: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         small, big = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"

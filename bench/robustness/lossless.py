@@ -1,13 +1,13 @@
 """Check that a reply with every chunk verified is the verifier's own, token by token.
 
     python -m bench.robustness.lossless [PROMPTS] [--max-tokens 64] [--threads N] [--draft PATH] [--verifier PATH]
-        [--retrieval auto|off] [--device host|rpc]
+        [--retrieval auto|off] [--device host|rpc|card]
 
 Greedy, on f32 copies of the pair, which are made first, and held-out cases of every family in turn. At the first
 difference the verifier's logits after the common text are computed again, in one pass. If the two tokens are nearly
 equal there, the difference is a numerical tie, because a batch of five adds up in another order than a batch of one;
-else it is a bug, and the exit code is 1. With `--device rpc` draft model and verifier are on a device whose memory is
-not the host's; the verifier that they are compared with stays on the host.
+else it is a bug, and the exit code is 1. With `--device rpc` or `card` draft model and verifier are on a device whose
+memory is not the host's; the verifier that they are compared with stays on the host.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import numpy as np
 import edgellm
 from bench.harness.report import write
 from edgellm.engine import Context, Message, Model, to_f32
-from edgellm.engine.hardware import Hardware
+from edgellm.engine.hardware import Hardware, offload_devices
 from edgellm.spec.types import Ids
 from edgellm.storage import resolve
 from models.case import Case
 from models.corpus import HELD_OUT_SEED, held_out
 from models.families import FAMILIES
-from testkit.processes.rpc_device import DEVICES, add_rpc_device
+from testkit.processes.rpc_device import DEVICES, require_device
 
 ON_HOST = Hardware(gpu_layers=0)
 TIE = 1e-3
@@ -76,8 +76,7 @@ def main() -> None:
     parser.add_argument("--device", choices=DEVICES, default=DEVICES[0], help="on which the models are")
     parser.add_argument("--name", default="lossless", help="of the result file")
     arguments = parser.parse_args()
-    if arguments.device == "rpc":
-        add_rpc_device()
+    require_device(arguments.device)
     counts: Counter[str] = Counter()
     lengths: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -105,6 +104,8 @@ def main() -> None:
                 sys.stdout.write(f"prompt {number}, token {at}: logits {apart:.2e} apart: {kind}\n")
     n = arguments.prompts
     figures: dict[str, Any] = {"device": arguments.device, "prompts": n, "tie_below": TIE}
+    if arguments.device == "card":
+        figures["cards"] = [card.description for card in offload_devices()]
     figures["mean_acceptance_length"] = float(np.mean(lengths))
     figures |= {key: counts[key] for key in ("equal", "tie", "bug", "tokens")}
     sys.stdout.write(table(figures))
@@ -115,7 +116,8 @@ def main() -> None:
 def table(found: dict[str, Any]) -> str:
     """Return a summary of the replies, in a line."""
     return (
-        f"{found['equal']} of {found['prompts']} replies equal ({found['tokens']} tokens), {found['tie']} ties,"
+        "".join(f"on {card}: " for card in found.get("cards", ()))
+        + f"{found['equal']} of {found['prompts']} replies equal ({found['tokens']} tokens), {found['tie']} ties,"
         f" {found['bug']} bugs; mean acceptance length {found['mean_acceptance_length']:.2f}"
         " (bonus or correction included)\n"
     )

@@ -1,7 +1,7 @@
 """Check that a reply at budget 1.0 is the verifier's own on every path that it can take.
 
     python -m bench.robustness.paths [--prompts 304] [--max-tokens 48] [--draft PATH] [--verifier PATH]
-        [--device host|rpc]
+        [--device host|rpc|card]
 
 Greedy, f32 copies of the pair, held-out cases of every family in turn; the verifier in a process of its own.
 
@@ -38,7 +38,7 @@ from edgellm.spec.stream import Reply
 from edgellm.storage import resolve
 from models.corpus import HELD_OUT_SEED
 from testkit.network.relay import Network, Relay
-from testkit.processes.rpc_device import DEVICES, add_rpc_device
+from testkit.processes.rpc_device import DEVICES, require_device
 from testkit.processes.verifier import VerifierProcess
 
 NEAR = Network(megabits=1000.0, round_trip=0.002)
@@ -170,8 +170,7 @@ def main() -> None:
     parser.add_argument("--name", default="paths", help="of the result file")
     arguments = parser.parse_args()
     cases = [[Message(turn.role, turn.text) for turn in case.prompt] for case in prompts(arguments.prompts)]
-    if arguments.device == "rpc":
-        add_rpc_device()
+    require_device(arguments.device)
     with tempfile.TemporaryDirectory() as folder:
         draft, verifier = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
         to_f32(resolve(arguments.draft), draft)

@@ -18,12 +18,12 @@ import time
 from typing import Any
 
 from edgellm.engine import native
-from edgellm.engine.hardware import ComputeDevice, compute_devices
+from edgellm.engine.hardware import ComputeDevice, compute_devices, offload_devices
 from testkit import ROOT
 
 HOST = "127.0.0.1"
-DEVICES = ("host", "rpc")
-"""Where a benchmark can have its models: in this process's memory, or on a device of `add_rpc_device`."""
+DEVICES = ("host", "rpc", "card")
+"""Where models can be: in this process's memory, on a device of `add_rpc_device`, or on this machine's own cards."""
 _STARTING_SECONDS = 60.0
 
 
@@ -57,6 +57,19 @@ def add_rpc_device(threads: int = 1) -> ComputeDevice:
     register.argtypes, register.restype = [ctypes.c_void_p], None
     register(add(f"{HOST}:{port}".encode()))
     return next(device for device in compute_devices() if f":{port}" in device.description)
+
+
+def require_device(device: str) -> None:
+    """Make sure that models can be on a device of `DEVICES`; they are put there as `Hardware` says.
+
+    Raises:
+        RuntimeError: llama.cpp finds no graphics card. Its Vulkan backend leaves out a driver that computes on the
+            processor, such as llvmpipe, unless GGML_VK_VISIBLE_DEVICES names it.
+    """
+    if device == "rpc":
+        add_rpc_device()
+    if device == "card" and not offload_devices():
+        raise RuntimeError("llama.cpp finds no graphics card; ./start --gpu auto compiles it for one.")
 
 
 _running: list[subprocess.Popen[bytes]] = []  # their input closes when this process ends, however it does

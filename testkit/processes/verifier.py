@@ -38,10 +38,9 @@ _SERVE = """
 import sys
 from pathlib import Path
 from edgellm.services.server.servers import serve_verifier
-from testkit.processes.rpc_device import add_rpc_device
+from testkit.processes.rpc_device import require_device
 model, port, sessions, threads, device = sys.argv[1:]
-if device == "rpc":
-    add_rpc_device()
+require_device(device)
 serve_verifier(Path(model), port=int(port), sessions=int(sessions), context=1024, threads=int(threads) or None).wait()
 """
 
