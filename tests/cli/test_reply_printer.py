@@ -188,7 +188,7 @@ def test_verified_shares_of_thought_and_answer_are_told_where_they_may_differ(
             yield token
         stats.finish("stop")
 
-    print_reply(Reply(write, prompt_tokens=3, seed=0), as_json=False, explain=False, stats=True)
+    print_reply(Reply(write, prompt_tokens=3, seed=0), Display(stats=True))
     said = capsys.readouterr().err
     assert shown in said
     assert "of the thought verified" in said

@@ -134,7 +134,8 @@ def test_thoughts_are_counted_apart(open_pair: OpenPair, budget: float | None) -
 
 def test_without_a_thought_nothing_is_counted_apart(open_pair: OpenPair) -> None:
     reply = open_pair("always").reply(case(3), think=0, max_tokens=8, retrieval="off")
-    summary = written(reply) and reply.summary
+    assert written(reply)
+    summary = reply.summary
     assert (summary.share_verified_thinking, summary.share_verified_answer) == (None, None)
     assert (summary.chunks_thinking, summary.chunks_verified_thinking) == (0, 0)
 
