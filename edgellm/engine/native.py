@@ -190,8 +190,8 @@ log = NativeLog()
 @functools.cache
 def start() -> None:
     """Initialise llama.cpp once per process, and take over its log."""
+    lib.llama_log_set(log.callback, ctypes.c_void_p(0))  # first: backends log which cards they find
     lib.llama_backend_init()
-    lib.llama_log_set(log.callback, ctypes.c_void_p(0))
     atexit.register(_detach_log)
     weakref.finalize(
         process_exit, process_exit.begin

@@ -28,6 +28,19 @@ def run(code: str, *args: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_what_backends_log_while_they_start_goes_to_our_log() -> None:
+    """A backend for cards tells which it finds, on stderr if nobody listens yet."""
+    done = run("""
+        from edgellm.engine import native
+        order, init, log_set = [], native.lib.llama_backend_init, native.lib.llama_log_set
+        native.lib.llama_backend_init = lambda: (order.append("start"), init())
+        native.lib.llama_log_set = lambda *given: (order.append("listen"), log_set(*given))
+        native.start()
+        print(*order[:2])
+    """)
+    assert done.stdout == "listen start\n", done.stderr
+
+
 LOAD = """
     import sys, threading, time
     from pathlib import Path
