@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
-from edgellm.cli.views.console import say
-from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, PromptTooLong
+from edgellm.cli.views.console import decode, say
+from edgellm.errors import EdgeError, InvalidOption, PromptTooLong
 
 if TYPE_CHECKING:
+    from edgellm.cli.pair_opener import Remember
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.engine import Message
     from edgellm.llm import LLM
@@ -19,37 +21,23 @@ if TYPE_CHECKING:
     from edgellm.storage.chat_log import Conversation, Conversations
 
 
-Remember = Callable[[str, str], None]
-RECALLED = 2**16
-"""Bytes of past conversations that are drafted from: more would delay the first token of a reply noticeably."""
 _COUNTED = 2**20
 """Tokens up to which a text that is too long is counted."""
 _MARKUP = 64
 """Tokens that the chat template adds, at most, when a longer context is proposed."""
 
 
-def recall(pair: LLM) -> Remember | None:
-    """Give `pair` the past conversations to draft from, and return a function that adds a question and its reply to
-    the history; None if that is off, or cannot be used, which is printed.
+def read_text(path: Path) -> str:
+    """Return the text of a file to answer from.
+
+    Raises:
+        InvalidOption: it cannot be read.
+        InputNotText: it is not UTF-8.
     """
-    from edgellm.storage import History
-
-    history = History()
     try:
-        if not history.on:
-            return None
-        pair.remember([(past.question, past.reply) for past in history.recent(RECALLED)])
-    except HistoryUnusable as error:
-        say(f"Past conversations are not used: {error}", style="yellow")
-        return None
-
-    def remember(question: str, reply: str) -> None:
-        try:
-            history.add(question, reply)
-        except HistoryUnusable as error:
-            say(f"This conversation is not added to the history: {error}", style="yellow")
-
-    return remember
+        return decode(path.expanduser().read_bytes(), str(path))
+    except OSError as error:
+        raise InvalidOption(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
 
 
 @dataclass(slots=True)
@@ -83,18 +71,40 @@ class StoredConversation:
 
         return [Message(role, text) for role, text in self.conversation.turns]
 
+    def begin(self) -> None:
+        """Leave the conversation as it is stored, and begin a new one."""
+        self.conversation = type(self.conversation).new()
+
     def save(self, messages: Sequence[Message]) -> None:
-        """Store all messages. An error is printed once, and ends the storing."""
+        """Store these messages as the conversation; without any, remove it. An error is printed once, and ends the
+        storing."""
         if not self.on:
             return
-        if list(messages[: len(self.conversation.turns)]) != self.messages():  # cleared: a new one begins
-            self.conversation = type(self.conversation).new()
         self.conversation = self.conversation.with_turns([(message.role, message.content) for message in messages])
         try:
-            self.store.save(self.conversation)
+            if messages:
+                self.store.save(self.conversation)
+            else:
+                self.store.remove(self.conversation)
         except EdgeError as error:
             say(f"This conversation cannot be continued later: {error}", style="yellow")
             self.on = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """A question and its reply, as they are sent, the question without the texts before it, and the names of these."""
+
+    asked: Message
+    reply: Message
+    question: str
+    texts: tuple[str, ...]
+
+
+def _compose(prompt: str, **parts: Any) -> list[Message]:
+    from edgellm.llm import compose  # slow to import
+
+    return compose(prompt, **parts)
 
 
 class ChatSession:
@@ -111,51 +121,106 @@ class ChatSession:
         *,
         context: Sequence[tuple[str, str]],
         system: str | None,
-        remember: Callable[[str, str], None] | None = None,
+        remember: Remember | None = None,
         history: Sequence[Message] = (),
-        keep: Callable[[Sequence[Message]], None] | None = None,
+        stored: StoredConversation | None = None,
         reports: Reports | None = None,
     ) -> None:
         """Args:
         context: names and texts.
+        system: the system prompt, in place of that of `history`.
         history: earlier messages.
         remember: called with each question, without the context, and its complete reply.
-        keep: called with all messages after each reply.
+        stored: gets all messages after each change.
         reports: prints a report after each reply, if several devices hold the model.
         """
-        self.pair = pair
-        self.options = options
-        self.summary: Summary | None = None
-        self._context = context
-        self._system = system
-        self._history: list[Message] = list(history)
-        self._context_at = -1  # place in the history of the message with the context texts
+        opening = [message for message in history[:1] if message.role == "system"]
+        self._pair = pair
+        self._options = options
+        self._summary: Summary | None = None
+        self._context = dict(context)
+        self._sent: dict[str, int] = {}  # places in the history of the questions that have them
+        self._system = system or next((message.content for message in opening), None)
+        self._history: list[Message] = list(history[len(opening) :])
+        self._questions: dict[int, str] = {}  # without context texts, by their places in the history
         self._left_out = 0  # messages at the beginning of the history that are no longer sent
-        self._keep = keep
+        self._stored = stored
         self._asked: list[Message] = []
         self._question = ""
         self._remember, self._reports = remember, reports
 
-    def ask(self, prompt: str) -> Reply:
-        """Return the reply to `prompt`. Raises what `LLM.reply` raises, and then does not keep `prompt`; PromptTooLong
-        with the tokens of each text, and what would help."""
+    @property
+    def pair(self) -> LLM:
+        """The models that answer."""
+        return self._pair
+
+    @property
+    def summary(self) -> Summary | None:
+        """The last reply's; None before the first one of a conversation."""
+        return self._summary
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt."""
+        return self._system
+
+    @property
+    def context(self) -> Mapping[str, str]:
+        """The texts that questions are answered from, by name."""
+        return self._context
+
+    @property
+    def turns(self) -> list[tuple[str, str]]:
+        """The roles and the texts of all messages but the system prompt; questions without the context texts."""
+        return [
+            (message.role, self._questions.get(place, message.content)) for place, message in enumerate(self._history)
+        ]
+
+    def use(self, pair: LLM, remember: Remember | None) -> None:
+        """Have other models answer from now on."""
+        self._pair, self._remember, self._left_out = pair, remember, 0
+
+    def set_system(self, text: str | None) -> None:
+        """Set the system prompt, from the beginning of the conversation on."""
+        self._system = text
+        self._save()
+
+    def add_context(self, name: str, text: str) -> None:
+        """Add a text, or another version of one; the next question is asked with it."""
+        self.drop_context(name)
+        self._context[name] = text
+
+    def drop_context(self, name: str) -> bool:
+        """Remove a text, also from the question with which it was sent; return False if there is none of that name."""
+        if self._context.pop(name, None) is None:
+            return False
+        if (place := self._sent.pop(name, None)) is not None:
+            texts = [text for other, text in self._context.items() if self._sent.get(other) == place]
+            (self._history[place],) = _compose(self._questions[place], context=texts)
+            self._save()
+        return True
+
+    def ask(self, prompt: str, temperature: float | None = None) -> Reply:
+        """Return the reply to `prompt`, by default with the temperature of all replies. Raises what `LLM.reply` raises,
+        and then does not keep `prompt`; PromptTooLong with the tokens of each text, and what would help."""
+        options = self._options if temperature is None else replace(self._options, temperature=temperature)
         self._question = prompt
         if self._reports is not None:
             self._reports.reply_started()
         before, step = self._left_out, 1
         while True:
             try:
-                reply = self._request(prompt)
+                reply = self._request(prompt, options)
             except PromptTooLong:
                 if not self._leave_out(step):
                     self._left_out = before
                     raise self._too_long(prompt) from None
             else:
-                if reply.prompt_tokens + self._room() <= self.pair.context_length or not self._leave_out(step):
+                if reply.prompt_tokens + self._room() <= self._pair.context_length or not self._leave_out(step):
                     break
             step *= 2
         if self._left_out and not before:
-            length = self.pair.context_length
+            length = self._pair.context_length
             say(
                 f"The conversation is longer than the context of {length} tokens. Its oldest turns are no longer sent"
                 " to the model; for a longer context: --ctx-size",
@@ -165,40 +230,38 @@ class ChatSession:
 
     def _too_long(self, prompt: str) -> PromptTooLong:
         """Return the error for texts and a question that are longer than the context."""
-        texts = [*self._context, ("The question", prompt)]
+        texts = [*self._context.items(), ("The question", prompt)]
         if self._system:
             texts.insert(0, ("The system prompt", self._system))
         counts: list[tuple[int, str]] = []
         for name, text in texts:
             try:
-                counts.append((self.pair.count_tokens(text, _COUNTED), name))
+                counts.append((self._pair.count_tokens(text, _COUNTED), name))
             except PromptTooLong:
                 counts.append((_COUNTED, name))
         longest, name = max(counts)
-        length, total = self.pair.context_length, sum(count for count, _ in counts)
+        length, total = self._pair.context_length, sum(count for count, _ in counts)
         other = f", {total} with the rest of the prompt" if total > longest else ""
         more = "more than " if longest == _COUNTED else ""
         return PromptTooLong(
             f"{name} has {more}{longest} tokens{other}, and the context holds {length} with the reply.",
-            self.pair.longer_context(total + _MARKUP + self._room()),
+            self._pair.longer_context(total + _MARKUP + self._room()),
         )
 
-    def _request(self, prompt: str) -> Reply:
-        from edgellm.llm import compose
-
-        opening = [message for message in self._history[: min(1, self._left_out)] if message.role == "system"]
-        self._asked = compose(
-            prompt, context=() if self._context_is_sent() else [text for _, text in self._context],
-            history=[*opening, *self._history[self._left_out :]], system=self._system,
+    def _request(self, prompt: str, options: ReplyOptions) -> Reply:
+        self._asked = _compose(
+            prompt, context=[self._context[name] for name in self._unsent()], history=self._history[self._left_out :],
+            system=self._system,
         )  # fmt: skip
-        return self.pair.reply(self._asked, self.options)
+        return self._pair.reply(self._asked, options)
 
-    def _context_is_sent(self) -> bool:
-        return self._context_at >= self._left_out >= 0
+    def _unsent(self) -> list[str]:
+        """Return the names of the context texts that no question has that is still sent."""
+        return [name for name in self._context if self._sent.get(name, -1) < self._left_out]
 
     def _room(self) -> int:
         """Return how many tokens of the context the reply should have."""
-        return min(self.options.max_tokens, self.pair.context_length // 4)
+        return min(self._options.max_tokens, self._pair.context_length // 4)
 
     def _leave_out(self, turns: int) -> bool:
         """Leave out more of the oldest turns; return False if there are none. A turn begins with a user's message."""
@@ -212,20 +275,51 @@ class ChatSession:
         """Add the finished reply to the conversation: a stopped one as far as it got, an empty one not at all."""
         from edgellm.engine import Message
 
-        self.summary = summary
+        self._summary = summary
         if self._reports is not None:
             self._reports.reply_finished(summary)
         if summary.text:
-            opening = self._asked[:1] if not self._history and self._asked[0].role == "system" else []
-            if not self._context_is_sent():
-                self._context_at = len(self._history) + len(opening)
-            self._history += [*opening, self._asked[-1], Message("assistant", summary.text)]
-            if self._keep is not None:
-                self._keep(self._history)
+            reply = Message("assistant", summary.text)
+            self.put_back(ChatTurn(self._asked[-1], reply, self._question, tuple(self._unsent())))
             if self._remember is not None and summary.finish_reason == "stop":
                 self._remember(self._question, summary.text)
 
+    def undo(self) -> ChatTurn | None:
+        """Take back the last question and its reply, and return them; None if there are none."""
+        if len(self._history) < 2:
+            return None
+        *self._history, asked, reply = self._history
+        place = len(self._history)
+        self._left_out = min(self._left_out, place)
+        texts = tuple(name for name, at in self._sent.items() if at == place)
+        for name in texts:
+            del self._sent[name]
+        self._save()
+        return ChatTurn(asked, reply, self._questions.pop(place, asked.content), texts)
+
+    def put_back(self, turn: ChatTurn) -> None:
+        """Add a question and its reply behind the last ones."""
+        place = len(self._history)
+        self._sent |= dict.fromkeys(turn.texts, place)
+        self._questions[place] = turn.question
+        self._history += [turn.asked, turn.reply]
+        self._save()
+
     def clear(self) -> None:
-        """Forget all messages."""
-        self._history, self._context_at, self._left_out = [], -1, 0
-        self.summary = None
+        """Forget all messages; the stored copy stays as it is, and a new one begins."""
+        self._history, self._questions, self._sent, self._left_out = [], {}, {}, 0
+        self._summary = None
+        if self._stored is not None:
+            self._stored.begin()
+
+    def close(self) -> None:
+        """Close the models."""
+        self._pair.close()
+
+    def _save(self) -> None:
+        if self._stored is None or not (self._history or self._stored.conversation.turns):
+            return
+        from edgellm.engine import Message
+
+        opening = [Message("system", self._system)] if self._system and self._history else []
+        self._stored.save([*opening, *self._history])

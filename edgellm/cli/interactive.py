@@ -1,82 +1,83 @@
-"""The conversation at a terminal: a prompt with history, and a few commands that begin with a slash."""
+"""The conversation at a terminal: a prompt with history and completion, until the user leaves."""
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import typer
 from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
 
+from edgellm.cli.slash_commands import QUOTES, Conversing, completions
 from edgellm.cli.views.console import coloured, fail, say
-from edgellm.cli.views.reply_printer import Display, print_legend, print_reply, print_stats
 from edgellm.errors import EdgeError, HistoryUnusable
 
 if TYPE_CHECKING:
     from edgellm.cli.chat_session import ChatSession
+    from edgellm.cli.pair_opener import ChatPairOpener
+    from edgellm.cli.views.reply_printer import Display
     from edgellm.storage import History as Lines
 
-HELP = """\
-/help    print this page
-/stats   print all figures of the last reply
-/clear   start a new conversation; context files stay
-/exit    leave, as with Ctrl-D
-Enter sends. Alt-Enter, or a backslash at the end of a line, starts a new line.
-Ctrl-C stops a reply. Arrow up recalls earlier input."""
-
-_COMMAND = re.compile(r"/[a-z?]*")
+_MENU_ROWS = 6  # for completions below the prompt
 
 
-def converse(session: ChatSession, display: Display, *, history: bool = True) -> int:
-    """Converse until the user leaves, and return the exit code. Without `history` no typed line is kept."""
-    terminal = _prompt_session(_typed_history() if history else InMemoryHistory())
+def converse(
+    session: ChatSession,
+    display: Display,
+    opener: ChatPairOpener,
+    models: tuple[str, str] | None,
+    *,
+    history: bool = True,
+) -> int:
+    """Converse until the user leaves, and return the exit code. `models` are the names of the draft model and the
+    verifier, None if the verifier is on other devices. Without `history` no typed line is kept."""
+    conversing = Conversing(session, display, opener, models)
+    terminal = _prompt_session(_typed_history() if history else InMemoryHistory(), conversing)
     say("Ask something, or type /help.", style="dim")
-    while True:
+    while not conversing.left:
         try:
-            line = terminal.prompt(FormattedText([("bold", "> ")])).strip()
+            line = terminal.prompt(FormattedText([("bold", "> ")]))
         except KeyboardInterrupt:
             continue
         except EOFError:
-            return 0
-        if _COMMAND.fullmatch(line):
-            if line in ("/exit", "/quit"):
-                return 0
-            _run_command(line, session)
-        elif line:
-            try:
-                session.add_reply(print_reply(session.ask(line), display))
-            except EdgeError as error:
-                fail(str(error))
+            break
+        try:
+            conversing.enter(line)
+        except EdgeError as error:
+            fail(str(error))
+        except (KeyboardInterrupt, typer.Abort, typer.Exit):  # a download that is stopped, or not wanted
+            say("stopped", style="dim")
+    return 0
 
 
-def _run_command(line: str, session: ChatSession) -> None:
-    if line in ("/help", "/?"):
-        say(HELP)
-        print_legend()
-    elif line == "/clear":
-        session.clear()
-        say("The next question starts a new conversation.", style="dim")
-    elif line == "/stats":
-        if session.summary is None:
-            say("There is no reply yet.", style="dim")
-        else:
-            used = session.summary.prompt_tokens + session.summary.tokens
-            print_stats(session.summary)
-            say(f"{used} of {session.pair.context_length} tokens of context are used.")
-    else:
-        say(f"There is no command {line}; /help lists them.", style="yellow")
+class _Completer(Completer):
+    """Completes commands, and what follows them."""
+
+    def __init__(self, conversing: Conversing) -> None:
+        self._conversing = conversing
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:  # noqa: ARG002
+        """Yield completions of a line that begins with a slash."""
+        line = document.text_before_cursor
+        if line.startswith("/") and "\n" not in line:
+            for text, replaced, about in completions(self._conversing, line):
+                yield Completion(text, start_position=-replaced, display_meta=about)
 
 
-def _prompt_session(history: History) -> PromptSession[str]:
+def _prompt_session(history: History, conversing: Conversing) -> PromptSession[str]:
     colours = None if coloured(sys.stderr) else ColorDepth.DEPTH_1_BIT
     return PromptSession(
         history=history,
+        completer=_Completer(conversing),
+        reserve_space_for_menu=_MENU_ROWS,
         key_bindings=_keys(),
         multiline=True,
         prompt_continuation=". ",
@@ -93,6 +94,8 @@ def _keys() -> KeyBindings:
         buffer = event.current_buffer
         if buffer.document.current_line_before_cursor.endswith("\\"):
             buffer.delete_before_cursor()
+            buffer.newline(copy_margin=False)
+        elif buffer.text.lstrip().startswith(QUOTES) and buffer.text.count(QUOTES) == 1:
             buffer.newline(copy_margin=False)
         else:
             buffer.validate_and_handle()

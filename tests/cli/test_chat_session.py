@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from edgellm.cli.chat_session import ChatSession
+from edgellm.cli.chat_session import ChatSession, StoredConversation
 from edgellm.engine import Message
 from edgellm.errors import PromptTooLong
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
+from edgellm.storage.chat_log import Conversation
 
 
 class Listener:
@@ -36,6 +37,17 @@ class Listener:
 
     def longer_context(self, tokens: int) -> str:
         return f"Give {tokens}."
+
+
+class Kept(StoredConversation):
+    """A stored conversation, in a list instead of a database."""
+
+    def __init__(self) -> None:
+        self.saved: list[tuple[str, Sequence[tuple[str, str]]]] = []
+        store = SimpleNamespace(
+            save=lambda one: self.saved.append((one.id, one.turns)), remove=lambda one: self.saved.append((one.id, ()))
+        )
+        super().__init__(store, Conversation.new(), True)  # type: ignore[arg-type]
 
 
 def heard(text: str) -> Any:
@@ -96,9 +108,9 @@ def test_a_question_that_could_not_be_asked_is_forgotten(talk: ChatSession, list
 def test_a_long_conversation_loses_its_oldest_turns_and_neither_system_nor_context(
     listener: Listener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept: list[Sequence[Message]] = []
+    kept = Kept()
     options = ReplyOptions(max_tokens=40)
-    talk = ChatSession(listener, options, context=[("red.txt", "Red.")], system="Be kind.", keep=kept.append)  # type: ignore[arg-type]
+    talk = ChatSession(listener, options, context=[("red.txt", "Red.")], system="Be kind.", stored=kept)  # type: ignore[arg-type]
     listener.context_length = 200
     for number in range(30):
         talk.ask(f"Question {number:02}?")
@@ -109,7 +121,7 @@ def test_a_long_conversation_loses_its_oldest_turns_and_neither_system_nor_conte
         assert [role for role, _ in sent[1:]] == ["user", "assistant"] * (len(sent) // 2 - 1) + ["user"]
         assert sum(len(content) for _, content in sent) <= 160, "a reply has room"
     assert len(listener.asked[-1]) > 6
-    assert len(kept[-1]) == 1 + 2 * 30, "all of it is stored"
+    assert len(kept.conversation.turns) == 1 + 2 * 30, "all of it is stored"
     assert capsys.readouterr().err.count("oldest turns") == 1
     talk.clear()
     talk.ask("Which?")
@@ -122,3 +134,86 @@ def test_a_stored_conversation_keeps_its_own_system_prompt(listener: Listener) -
     listener.context_length = 300
     talk.ask("And now?")
     assert [role for role, _ in listener.asked[-1]] == ["system", "user", "assistant", "user"]
+
+
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+@pytest.fixture
+def stored(listener: Listener, kept: Kept) -> ChatSession:
+    return ChatSession(
+        listener,  # type: ignore[arg-type]
+        ReplyOptions(), context=[("mug.txt", "The mug is red.")], system="Be kind.", stored=kept,
+    )  # fmt: skip
+
+
+def said(talk: ChatSession, question: str, answer: str) -> None:
+    talk.ask(question)
+    talk.add_reply(heard(answer))
+
+
+def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(
+    stored: ChatSession, listener: Listener, kept: Kept
+) -> None:
+    said(stored, "Which colour?", "Red.")
+    said(stored, "Sure?", "Yes.")
+    turn = stored.undo()
+    assert turn is not None
+    assert (turn.question, turn.reply.content) == ("Sure?", "Yes.")
+    assert [text for _, text in kept.saved[-1][1]] == ["Be kind.", FIRST[1][1], "Red."]
+    stored.put_back(turn)
+    assert stored.turns == [("user", "Which colour?"), ("assistant", "Red."), ("user", "Sure?"), ("assistant", "Yes.")]
+    stored.undo()
+    stored.undo()
+    assert kept.saved[-1][1] == (), "nothing of it is left in the store"
+    assert stored.undo() is None
+    stored.ask("Which colour?")
+    assert listener.asked[-1] == FIRST, "with the context again"
+    assert len({conversation for conversation, _ in kept.saved}) == 1
+
+
+def test_clear_begins_another_stored_conversation(stored: ChatSession, kept: Kept) -> None:
+    said(stored, "Which colour?", "Red.")
+    stored.clear()
+    said(stored, "Sure?", "Yes.")
+    assert len({conversation for conversation, _ in kept.saved}) == 2
+
+
+def test_a_system_prompt_holds_from_the_beginning_on(stored: ChatSession, listener: Listener, kept: Kept) -> None:
+    said(stored, "Which colour?", "Red.")
+    stored.set_system("Be brief.")
+    stored.ask("Sure?")
+    assert listener.asked[-1][0] == kept.saved[-1][1][0] == ("system", "Be brief.")
+    stored.set_system(None)
+    stored.ask("Sure?")
+    assert listener.asked[-1][0] == FIRST[1]
+    past = [Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Hello")]
+    talk = ChatSession(listener, ReplyOptions(), context=(), system="Be kind.", history=past)  # type: ignore[arg-type]
+    talk.ask("And now?")
+    assert [text for _, text in listener.asked[-1]] == ["Be kind.", "Hi", "Hello", "And now?"]
+
+
+def test_context_comes_with_the_next_question_and_goes_from_where_it_was(
+    stored: ChatSession, listener: Listener, kept: Kept
+) -> None:
+    said(stored, "Which colour?", "Red.")
+    stored.add_context("cup.txt", "The cup is blue.")
+    said(stored, "And the cup?", "Blue.")
+    stored.ask("Sure?")
+    assert listener.asked[-1][3] == ("user", "The cup is blue.\n\nAnd the cup?")
+    assert stored.drop_context("mug.txt")
+    assert not stored.drop_context("mug.txt")
+    stored.ask("Sure?")
+    assert [text for _, text in listener.asked[-1]] == [
+        "Be kind.", "Which colour?", "Red.", "The cup is blue.\n\nAnd the cup?", "Blue.", "Sure?",
+    ]  # fmt: skip
+    assert kept.saved[-1][1] == tuple(listener.asked[-1][:-1])
+    stored.add_context("cup.txt", "The cup is green.")
+    stored.ask("And the cup?")
+    assert [text for _, text in listener.asked[-1]][3:] == [
+        "And the cup?",
+        "Blue.",
+        "The cup is green.\n\nAnd the cup?",
+    ]

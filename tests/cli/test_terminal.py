@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.cli.pair_opener import TOY
 from edgellm.storage import pull
 from tests.cli.conftest import Done
 from tests.storage.hub import REPO, Hub
@@ -88,6 +89,13 @@ def test_a_conversation(screens: list[Screen], tmp_path: Path) -> None:
     screen.wait_for(">")
     screen.type("/help\r")
     screen.wait_for("Ctrl-C stops a reply")
+    screen.wait_for(">")
+    screen.type("/und")
+    screen.wait_for("take back the last question")
+    screen.type("\t\r")
+    screen.wait_for("There is nothing to undo.")
+    screen.wait_for(">")
+    screen.type("/colors\r")
     screen.wait_for("written by the verifier alone")
     screen.wait_for(">")
     screen.type("/stats\r")
@@ -96,6 +104,7 @@ def test_a_conversation(screens: list[Screen], tmp_path: Path) -> None:
     screen.type("Where is\\\rmy mug?\r")
     screen.wait_for(". my mug?")
     screen.wait_for("all verified")
+    assert re.search(r"\x1b\[[0-9;]*m■ ", screen.shown)  # the legend is coloured
     screen.wait_for(">")
     screen.type("/stats\r")
     screen.wait_for("tokens of context are used")
@@ -106,7 +115,10 @@ def test_a_conversation(screens: list[Screen], tmp_path: Path) -> None:
     screen.type("/nonsense\r")
     screen.wait_for("There is no command /nonsense")
     screen.wait_for(">")
-    screen.type("\x04")
+    screen.type('"""one\rtwo"""\r')
+    screen.wait_for("tokens")
+    screen.wait_for(">")
+    screen.type("exit\r")
     assert screen.end() == 0
     typed = tmp_path / "home" / "data" / "history" / "chats.sqlite3"
     assert b"my mug?" in typed.read_bytes()
@@ -132,6 +144,26 @@ def test_nothing_that_is_typed_is_kept_without_the_history(
     files = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if b"quokka" in path.read_bytes()]
+
+
+def test_the_bundled_pair_says_what_it_is_and_knows_what_it_is_told(screens: list[Screen]) -> None:
+    (told,) = re.findall(r'"(.+?)"', TOY)
+    screens.append(screen := Screen("edgellm", "chat"))
+    screen.wait_for("This toy pair")
+    screen.wait_for(">")
+    screen.type(f"{told}\r")
+    screen.wait_for("all verified")
+    screen.wait_for(">")
+    screen.type("When is the film night?\r")
+    screen.wait_for("The film night is Friday at 20:00.")
+    screen.wait_for("all verified")
+    screen.wait_for(">")
+    screen.type("\x04")
+    assert screen.end() == 0
+    for words in (("-c", "Who has the drill?"), ("-q", "Hello"), ("--json", "Hello")):
+        screens.append(screen := Screen("edgellm", "chat", *words))
+        assert screen.end() == 0
+        assert "toy" not in screen.shown
 
 
 def test_ctrl_c_stops_the_reply_and_not_the_program(screens: list[Screen]) -> None:

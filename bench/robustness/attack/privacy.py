@@ -69,7 +69,7 @@ def _chat(home: Path, words: Sequence[str]) -> str:
 
     with suppress(OSError):  # the other end is closed
         wait_for("type /help", 1)
-        for number, line in enumerate((f"{PHRASE}\r", f"Say\\\r{PHRASE}\r", f"/{PHRASE}\r"), 1):
+        for number, line in enumerate((f"{PHRASE}\r", f"Say\\\r{PHRASE}\r", f" /{PHRASE}\r"), 1):
             os.write(own, line.encode())
             wait_for(" · ", number)
         while process.poll() is None and time.monotonic() < until:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import enum
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from edgellm.cli.chat_session import ChatSession, StoredConversation, recall
+from edgellm.cli.chat_session import ChatSession, StoredConversation, read_text
 from edgellm.cli.commands.conversations import conversation_ids
 from edgellm.cli.commands.mesh.run import INTERRUPTED, OverDevices, over_devices
 from edgellm.cli.commands.peers import peer_names
 from edgellm.cli.help_examples import GATES, SOURCES, gate_names, model_names, source_names
 from edgellm.cli.model_options import (
-    DRAFT,
-    VERIFIER,
     HardwareOptions,
     ReasoningEffort,
     TemplateArgs,
@@ -24,8 +23,9 @@ from edgellm.cli.model_options import (
     thinking,
     with_hardware,
 )
+from edgellm.cli.pair_opener import ChatPairOpener
 from edgellm.cli.settings import renamed
-from edgellm.cli.views.console import Loading, announce, decode, is_terminal, say
+from edgellm.cli.views.console import decode, is_terminal, say
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.errors import InvalidOption
 
@@ -176,9 +176,7 @@ def chat(
     *,
     hardware: HardwareOptions,
 ) -> int:  # fmt: skip
-    from edgellm.llm import AUTO, LLM
     from edgellm.llm.pair_stats import tidy
-    from edgellm.spec.gates.factory import needs_profile
     from edgellm.spec.params import FORMER_GATES, REMOVED, ReplyOptions
 
     for name, value in (("tree", tree), ("economy", economy)):
@@ -196,7 +194,7 @@ def chat(
         learn_profile=learn_profile, **thinking(think, reasoning_effort, template_arg),
     )  # fmt: skip
     display = Display(as_json=as_json, explain=explain, stats=stats, quiet=quiet, colours=colors)
-    texts = [(name, _read(Path(name))) for name in context or ()]
+    texts = [(name, read_text(Path(name))) for name in context or ()]
     question = " ".join(prompt) if prompt else None
     if not is_terminal(sys.stdin):
         piped = decode(sys.stdin.buffer.read(), "The piped input") if sys.stdin is not None else ""
@@ -209,44 +207,29 @@ def chat(
     if question is not None and not question.strip():
         raise InvalidOption("The question is empty.", 'Ask something: edgellm chat "Hello"')
     tidy()
+
     stored = StoredConversation.open(again, conversation, history)
-    reports = None
-    if mesh is not None:
-        opened, reports = over_devices(
+    watched = is_terminal(sys.stdout) and is_terminal(sys.stderr)
+    introduce = watched and not (as_json or quiet or stored.conversation.turns)
+    opener, reports = ChatPairOpener(options, hardware, history, introduce), None
+    if mesh is None:
+        pair = opener.open(draft, verifier, peer or (), profile)
+    else:
+        over, reports = over_devices(
             mesh, verifier, peer or (), draft, max_tokens, as_json=as_json, explain=explain, history=history,
             hardware=hardware,
         )  # fmt: skip
-        pair = opened.pair
-    else:
-        with Loading() as loading:
-            pair = LLM.open(
-                draft, AUTO if peer else verifier, profile=profile, progress=loading, peers=peer or (), history=history,
-                hardware=hardware.of(VERIFIER), draft_hardware=hardware.of(DRAFT),
-            )  # fmt: skip
-    announce(pair.verifier_reason, pair.notices)
-    with pair:
-        pair.check_options(options)
-        if needs_profile(options):
-            with Loading("hashing") as hashing:
-                pair.hash_models(hashing)
-        remember = recall(pair) if history and options.sources() else None
-        session = ChatSession(
-            pair, options, context=texts, system=system, remember=remember, history=stored.messages(),
-            keep=stored.save, reports=reports,
-        )  # fmt: skip
+        pair = opener.prepare(over.pair)
+    session = ChatSession(
+        pair, options, context=texts, system=system, remember=opener.recall(pair), history=stored.messages(),
+        stored=stored, reports=reports,
+    )  # fmt: skip
+    with closing(session):
         if question is None:
             from edgellm.cli.interactive import converse
 
-            return converse(session, display, history=history)
+            names = None if mesh is not None or peer else (draft, verifier)
+            return converse(session, display, opener, names, history=history)
         summary = print_reply(session.ask(question), display)
         session.add_reply(summary)
         return INTERRUPTED if summary.finish_reason == "cancelled" else 0
-
-
-def _read(path: Path) -> str:
-    try:
-        return decode(path.expanduser().read_bytes(), str(path))
-    except OSError as error:
-        raise InvalidOption(
-            f"{path} cannot be read: {error.strerror}.", "Check the path given to --context."
-        ) from error

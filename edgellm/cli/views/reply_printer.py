@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from rich.table import Table
 from rich.text import Text
@@ -49,8 +49,37 @@ class Writer(Protocol):
         """Write what is held back, and end the line if one is begun."""
 
 
-def print_reply(reply: Reply, display: Display) -> Summary:
-    """Print a reply on stdout as it is generated, then its figures on stderr, and return its summary.
+class ReplyRecorder:
+    """A writer that passes everything on to another one, and keeps it."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._written: list[tuple[str, str]] = []
+
+    @classmethod
+    def of(cls, display: Display) -> Self:
+        """Return one for a reply that is shown in this way."""
+        return cls(_writer(display.colours))
+
+    def write(self, text: str, source: str) -> None:
+        """Write a token's text, and keep it with its source."""
+        self._written.append((text, source))
+        self._writer.write(text, source)
+
+    def end_line(self) -> None:
+        """End the line."""
+        self._writer.end_line()
+
+    def replay(self, writer: Writer) -> None:
+        """Write everything once more, with another writer."""
+        for text, source in self._written:
+            writer.write(text, source)
+        writer.end_line()
+
+
+def print_reply(reply: Reply, display: Display, writer: Writer | None = None) -> Summary:
+    """Print a reply on stdout as it is generated, then its figures on stderr, and return its summary. `writer` writes
+    it in place of the one for `display`.
 
     A terminal gets rendered Markdown; anything else gets the text as the model wrote it.
 
@@ -60,7 +89,7 @@ def print_reply(reply: Reply, display: Display) -> Summary:
     if display.explain:
         reply.listen(on_explain=reasons.append)
     with stoppable(reply):
-        sources = _print_json(reply) if display.as_json else _print_text(reply, _writer(display.colours))
+        sources = _print_json(reply) if display.as_json else _print_text(reply, writer or _writer(display.colours))
     summary = reply.summary
     for reason in reasons:
         about = "reply" if reason.round is None else f"round {reason.round}"

@@ -46,7 +46,7 @@ def run(
         raise InvalidOption(f"{model} is before the model.", "Name the model first: edgellm run MODEL PROMPT")
     path = here_or_pulled(model, yes=yes)
     if draft is None:
-        draft, reason = _fitting_draft(model, path)
+        draft, reason = fitting_draft(model, path)
         say(reason, style="dim")
     root = context.find_root()
     given = ["--draft", draft, "--verifier", model, *(words or [])]
@@ -93,7 +93,7 @@ def here_or_pulled(name: str, *, yes: bool) -> Path:
     return download([plan])[0].path
 
 
-def _fitting_draft(name: str, path: Path) -> tuple[str, str]:
+def fitting_draft(name: str, path: Path) -> tuple[str, str]:
     """Return the draft model for a verifier among those here, or "none", and the reason."""
     from edgellm.engine import ModelFile
     from edgellm.llm.abilities import draft_for

@@ -1,0 +1,367 @@
+"""The commands of a conversation, which begin with a slash: a table, and a function for each."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prompt_toolkit.completion import CompleteEvent, PathCompleter
+from prompt_toolkit.document import Document
+
+from edgellm.cli.chat_session import read_text
+from edgellm.cli.views.console import TokenWriter, err, one_line, say, size
+from edgellm.cli.views.reply_printer import Display, ReplyRecorder, print_legend, print_reply, print_stats
+from edgellm.errors import EdgeError, InvalidOption
+
+if TYPE_CHECKING:
+    from edgellm.cli.chat_session import ChatSession, ChatTurn
+    from edgellm.cli.pair_opener import ChatPairOpener
+
+KEYS = """\
+Enter sends. A new line: Alt-Enter, a backslash at the end of the line, or
+three quotes before and after a text. Arrow up recalls earlier input.
+Ctrl-C stops a reply. A blank before a slash sends the line to the model."""
+QUOTES = '"""'
+"""Stand around a text of several lines."""
+_ALIASES = {"/exit": "/bye", "/quit": "/bye", "/?": "/help", "/load": "/model", "/colours": "/colors"}
+_LEAVE = ("exit", "quit", "bye")
+_NAME = re.compile(r"/[a-z?]*")
+_NEAR = 0.7  # share of the characters that a mistyped name has in common with the right one
+_MOST_TITLE = 40  # characters of a file's name
+
+Completions = Iterable[tuple[str, str]]
+
+
+class Conversing:
+    """A conversation at a terminal: what commands see and change.
+
+    `models` are the names of the draft model and the verifier, None if the verifier is on other devices.
+    """
+
+    def __init__(
+        self, session: ChatSession, display: Display, opener: ChatPairOpener, models: tuple[str, str] | None
+    ) -> None:
+        self.session = session
+        self._display, self._opener, self._models = display, opener, models
+        self._left = False
+        self._written: ReplyRecorder | None = None
+        self._saved: Path | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether the user has left."""
+        return self._left
+
+    @property
+    def models(self) -> tuple[str, str] | None:
+        """The names of the draft model and the verifier, None if the verifier is on other devices."""
+        return self._models
+
+    @property
+    def colours(self) -> bool:
+        """Whether each word has the colour of its source."""
+        return self._display.colours
+
+    def enter(self, line: str) -> None:
+        """Run a line as a command, or answer it. Errors are raised."""
+        first, _, rest = line.partition(" ")
+        if line.strip() in _LEAVE:
+            self.leave()
+        elif _NAME.fullmatch(first):
+            find(first).run(self, rest.strip())
+        elif question := line.strip().removeprefix(QUOTES).removesuffix(QUOTES).strip():
+            self.answer(question)
+
+    def answer(self, question: str, temperature: float | None = None) -> bool:
+        """Print the reply to a question; return whether it is part of the conversation now."""
+        reply = self.session.ask(question, temperature)
+        self._written = ReplyRecorder.of(self._display)
+        summary = print_reply(reply, self._display, self._written)
+        self.session.add_reply(summary)
+        return bool(summary.text)
+
+    def leave(self) -> None:
+        """End the conversation behind this command."""
+        self._left = True
+
+    def show_colours(self, on: bool) -> None:
+        """Show by colours who wrote what, or no longer; the last reply, too."""
+        self._display = replace(self._display, colours=on)
+        if on and self._written is not None:
+            self._written.replay(TokenWriter(by_source=True))
+
+    def switch(self, draft: str, verifier: str) -> None:
+        """Have other models answer. Raise what opening them raises, and then use the former ones again."""
+        former = self._models
+        if former is None:
+            raise InvalidOption("The verifier is on other devices.", "Start again: edgellm run MODEL")
+        self.session.close()
+        try:
+            self._use(draft, verifier)
+        except (EdgeError, KeyboardInterrupt):
+            self._use(*former)
+            say(f"{former[1]} answers as before.", style="dim")
+            raise
+
+    def _use(self, draft: str, verifier: str) -> None:
+        pair = self._opener.open(draft, verifier)
+        self.session.use(pair, self._opener.recall(pair))
+        self._models = (draft, verifier)
+
+    def save(self, path: Path | None, text: str) -> Path:
+        """Write a text to a file that is not there yet, or was written by this conversation. Return its path.
+
+        Raises:
+            InvalidOption: there is such a file, or it cannot be written.
+        """
+        target = path or self._saved or _free_name(self.session)
+        try:
+            with target.open("w" if target == self._saved else "x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            raise InvalidOption(f"{target} exists.", "Give another name: /save FILE") from None
+        except OSError as error:
+            raise InvalidOption(f"{target} cannot be written: {error.strerror}.", "Give another: /save FILE") from error
+        self._saved = target
+        return target
+
+    def begin(self) -> None:
+        """Begin a new conversation."""
+        self.session.clear()
+        self._written = self._saved = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlashCommand:
+    """A command: its name, what may follow it, a line about it, and what it does with that. `complete` yields what
+    may be typed next, each with a line about it."""
+
+    name: str
+    arguments: str
+    about: str
+    run: Callable[[Conversing, str], None]
+    complete: Callable[[Conversing, str], Completions] = lambda _, __: ()
+
+
+def find(name: str) -> SlashCommand:
+    """Return the command of a name or of another program's name for it.
+
+    Raises:
+        InvalidOption: there is none.
+    """
+    found = next((one for one in COMMANDS if one.name == _ALIASES.get(name, name)), None)
+    if found is None:
+        near = difflib.get_close_matches(name, [*_ALIASES, *(one.name for one in COMMANDS)], 1, _NEAR)
+        meant = f"Did you mean {near[0]}?" if near else "/help lists them; a blank before the slash sends the line."
+        raise InvalidOption(f"There is no command {name}.", meant)
+    return found
+
+
+def completions(conversing: Conversing, line: str) -> Iterator[tuple[str, int, str]]:
+    """Yield what may follow in a line that begins with a slash: a text, how much of the line's end it replaces, and a
+    line about it."""
+    first, space, rest = line.partition(" ")
+    if not space:
+        yield from ((one.name, len(first), one.about) for one in COMMANDS if one.name.startswith(first))
+        return
+    command = next((one for one in COMMANDS if one.name == _ALIASES.get(first, first)), None)
+    if command is not None:
+        yield from ((text, len(rest), about) for text, about in command.complete(conversing, rest))
+
+
+def _help(conversing: Conversing, _: str) -> None:
+    width = max(len(f"{one.name} {one.arguments}") for one in COMMANDS)
+    for one in COMMANDS:
+        say(f"{f'{one.name} {one.arguments}':<{width}}  {one.about}")
+    say(KEYS, style="dim")
+    if conversing.colours:
+        print_legend()
+
+
+def _bye(conversing: Conversing, _: str) -> None:
+    conversing.leave()
+
+
+def _clear(conversing: Conversing, _: str) -> None:
+    conversing.begin()
+    say("The next question starts a new conversation.", style="dim")
+
+
+def _stats(conversing: Conversing, _: str) -> None:
+    session = conversing.session
+    if session.summary is None:
+        say("There is no reply yet.", style="dim")
+        return
+    print_stats(session.summary)
+    used = session.summary.prompt_tokens + session.summary.tokens
+    say(f"{used} of {session.pair.context_length} tokens of context are used.")
+
+
+def _colors(conversing: Conversing, words: str) -> None:
+    if words not in ("", "on", "off"):
+        raise InvalidOption(f"/colors {words} is not known.", "Type /colors, /colors on or /colors off.")
+    on = words == "on" or (not words and not conversing.colours)
+    conversing.show_colours(on)
+    if on:
+        print_legend()
+    else:
+        say("Replies are shown as text with rendered Markdown.", style="dim")
+
+
+def _retry(conversing: Conversing, words: str) -> None:
+    try:
+        temperature = float(words) if words else None
+    except ValueError:
+        raise InvalidOption(f"{words} is not a temperature.", "Type /retry, or /retry 0.8") from None
+    turn = conversing.session.undo()
+    if turn is None:
+        say("There is no question to ask again.", style="dim")
+        return
+    say(f"> {one_line(turn.question)}", style="dim")
+    added = False
+    try:
+        added = conversing.answer(turn.question, temperature)
+    finally:
+        if not added:
+            conversing.session.put_back(turn)
+    if not words and conversing.session.turns[-1][1] == turn.reply.content:
+        say("The same reply again. For another one: /retry 0.8", style="dim")
+
+
+def _undo(conversing: Conversing, _: str) -> None:
+    turn: ChatTurn | None = conversing.session.undo()
+    if turn is None:
+        say("There is nothing to undo.", style="dim")
+    else:
+        say(f"Taken back: {one_line(turn.question)}", style="dim")
+
+
+def _system(conversing: Conversing, words: str) -> None:
+    session = conversing.session
+    if words:
+        session.set_system(None if words == "off" else words)
+        say("The system prompt is changed." if words != "off" else "There is no system prompt now.", style="dim")
+    elif session.system is None:
+        say("There is no system prompt. Set one: /system TEXT", style="dim")
+    else:
+        say(session.system)
+
+
+def _context(conversing: Conversing, words: str) -> None:
+    session = conversing.session
+    action, _, name = words.partition(" ")
+    if not words:
+        for known, text in session.context.items():
+            say(f"{one_line(known)}  {session.pair.count_tokens(text)} tokens")
+        if not session.context:
+            say("There is no file to answer from. Add one: /context FILE", style="dim")
+    elif action == "drop" and name.strip():
+        if not session.drop_context(name.strip()):
+            raise InvalidOption(f"{name.strip()} is not in the context.", "Type /context to see what is.")
+        say(f"{one_line(name)} is no longer in the context.", style="dim")
+    else:
+        path = words.strip("'\"")
+        session.add_context(path, text := read_text(Path(path)))
+        say(f"{one_line(path)} ({session.pair.count_tokens(text)} tokens) comes with the next question.", style="dim")
+
+
+def _context_names(conversing: Conversing, words: str) -> Completions:
+    if words.startswith("drop "):
+        return [(f"drop {name}", "") for name in conversing.session.context if f"drop {name}".startswith(words)]
+    action = [("drop ", "remove a file")] if conversing.session.context and "drop ".startswith(words) else []
+    return [*action, *_files(conversing, words)]
+
+
+def _files(_: Conversing, words: str) -> Completions:
+    found = PathCompleter(expanduser=True).get_completions(Document(words), CompleteEvent())
+    return [(words[: len(words) + one.start_position] + one.text, "") for one in found]
+
+
+def _model(conversing: Conversing, words: str) -> None:
+    from edgellm.cli.commands.models.run import fitting_draft, here_or_pulled
+
+    if not words:
+        _list_models(conversing)
+        return
+    name, _, draft = words.partition(" ")
+    if conversing.models is not None:
+        path = here_or_pulled(name, yes=False)
+        if not draft:
+            draft, reason = fitting_draft(name, path)
+            say(reason, style="dim")
+        elif draft.strip() != "none":
+            here_or_pulled(draft.strip(), yes=False)
+    conversing.switch(draft.strip(), name)
+    say(f"{name} answers from now on; the conversation goes on.", style="dim")
+
+
+def _list_models(conversing: Conversing) -> None:
+    from rich.table import Table
+
+    from edgellm.storage import list_models
+
+    draft, verifier = conversing.models or (None, None)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for model in list_models():
+        role = "verifies" if model.name == verifier else "drafts" if model.name == draft else ""
+        table.add_row("*" if role else " ", one_line(model.name), size(model.size), role)
+    err().print(table)
+    say("Switch: /model NAME, or /model NAME DRAFT. Others: edgellm catalog", style="dim")
+
+
+def _model_names(_: Conversing, words: str) -> Completions:
+    from edgellm.cli.help_examples import catalog_names, model_names
+
+    before, space, last = words.rpartition(" ")
+    known = dict([*catalog_names(last), *model_names(last)])
+    return [(f"{before}{space}{name}", about) for name, about in known.items()]
+
+
+def _save(conversing: Conversing, words: str) -> None:
+    session = conversing.session
+    if not session.turns:
+        say("There is nothing to save yet.", style="dim")
+        return
+    path = Path(words.strip("'\"")).expanduser() if words else None
+    say(f"saved to {conversing.save(path, transcript(session))}", style="dim")
+
+
+def transcript(session: ChatSession) -> str:
+    """Return a conversation as Markdown."""
+    parts = [f"# {one_line(session.turns[0][1])}"]
+    if session.system:
+        parts += ["## System", session.system]
+    names = {"user": "You", "assistant": session.pair.name}
+    for role, text in session.turns:
+        parts += [f"## {names.get(role, role)}", text.strip()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _free_name(session: ChatSession) -> Path:
+    """Return a file that is not there, named after the first question."""
+    title = re.sub(r"\W+", "-", session.turns[0][1].lower())[:_MOST_TITLE].strip("-") or "conversation"
+    number, path = 1, Path(f"{title}.md")
+    while path.exists():
+        number += 1
+        path = Path(f"{title}-{number}.md")
+    return path
+
+
+COMMANDS = (
+    SlashCommand("/help", "", "list the commands", _help),
+    SlashCommand("/model", "[NAME [DRAFT]]", "have another model answer, or list them", _model, _model_names),
+    SlashCommand("/context", "[FILE | drop FILE]", "answer from a file, or list the files", _context, _context_names),
+    SlashCommand("/system", "[TEXT | off]", "set or print the system prompt", _system),
+    SlashCommand("/retry", "[TEMPERATURE]", "ask the last question again", _retry),
+    SlashCommand("/undo", "", "take back the last question and its reply", _undo),
+    SlashCommand("/clear", "", "start a new conversation; context files stay", _clear),
+    SlashCommand("/save", "[FILE]", "write the conversation to a Markdown file", _save, _files),
+    SlashCommand("/colors", "[on | off]", "show by colours which model wrote what", _colors),
+    SlashCommand("/stats", "", "print all figures of the last reply", _stats),
+    SlashCommand("/bye", "", "leave, as with exit, quit or Ctrl-D", _bye),
+)  # fmt: skip
+"""All commands, in the order in which they are listed."""
