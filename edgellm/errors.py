@@ -131,6 +131,10 @@ class PortTaken(EdgeError):
     """Another program listens on the port."""
 
 
+class ServerUnreachable(EdgeError):
+    """A server that this user runs does not answer, or does not end."""
+
+
 class PairingRequired(EdgeError):
     """The address is not loopback, and no device is paired."""
 

@@ -185,6 +185,25 @@ def thread_times() -> dict[str, tuple[int, int]]:
     return found
 
 
+def started_at(process: int) -> float | None:
+    """Return when a process was started, in seconds since the epoch; None if there is none of that number, or if it has
+    ended."""
+    import psutil
+
+    with suppress(psutil.Error):
+        found = psutil.Process(process)
+        return None if found.status() == psutil.STATUS_ZOMBIE else float(found.create_time())
+    return None
+
+
+def end_process(process: int) -> None:
+    """Ask a process to end, as SIGTERM does; on Windows end it."""
+    import psutil
+
+    with suppress(psutil.Error):
+        psutil.Process(process).terminate()
+
+
 def is_stopped(process: int) -> bool:
     """Return whether a process was stopped by a signal or a debugger; False where that is unknown."""
     try:

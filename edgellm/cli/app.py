@@ -21,6 +21,7 @@ from edgellm.cli.commands.models.setup import setup
 from edgellm.cli.commands.pair import pair
 from edgellm.cli.commands.peers import peers
 from edgellm.cli.commands.profile import profile
+from edgellm.cli.commands.running import ps, stop
 from edgellm.cli.commands.serve import serve
 from edgellm.cli.commands.service import service
 from edgellm.cli.help_pages import add_command, command_group
@@ -72,6 +73,7 @@ _CATALOG = (
 _DOCTOR = "Changes nothing. Exit code 1 if a problem was found; notes do not count."
 _PEERS = "Revoked rights end at once, even in the middle of a reply."
 _SERVE = "On Ctrl-C it finishes requests in flight; a worker stops at once."
+_STOP = "Only servers of your own are found. One that ends finishes requests in flight first, as on Ctrl-C."
 _SETUP = (
     "It looks at memory, graphics cards and paired devices, says what it proposes and why, and asks before it "
     "downloads. The pair is written into the settings of chat, serve and profile; `edgellm config show` prints them."
@@ -88,6 +90,8 @@ for _name, _command, _summary, _more in (
     ("run", run, "Talk to one model: as the verifier of a draft model that fits it, or alone.", _RUN),
     ("profile", profile, "Measure a pair of models on your prompts, to verify what matters within a budget.", _PROFILE),
     ("serve", serve, "Serve a pair of models or a verifier, or compute layers for other devices.", _SERVE),
+    ("ps", ps, "List your running servers and the models in their memory.", ""),
+    ("stop", stop, "Remove a model from memory, or end a server.", _STOP),
     ("pair", pair, "Pair two devices with a code: one shows it, you type it on the other.", _PAIR),
     ("peers", peers, "List paired devices, and change what they may do here.", _PEERS),
     ("doctor", doctor, "Check this device and its network, and say how to fix problems.", _DOCTOR),

@@ -58,6 +58,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "profile with a verifier that is served",
         ),
     ),
+    "ps": (
+        ("edgellm ps", "what runs, and what is in memory"),
+        ("edgellm ps --json", "the same for a program"),
+    ),
+    "stop": (
+        ("edgellm stop qwen3:4b", "free the memory of a model; it is loaded again when it is asked for"),
+        ("edgellm stop 8080", "end the server at this port"),
+    ),
     "serve": (
         ("edgellm serve", "serve the bundled pair over OpenAI's API, to this machine only"),
         (

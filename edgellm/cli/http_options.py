@@ -143,11 +143,16 @@ def start_server(options: HTTPOptions) -> HttpServer | None:
 def http_server(options: HTTPOptions) -> Iterator[HttpServer | None]:
     """Start the server as `start_server` does, and stop it after the `with`."""
     server = start_server(options)
+    if server is None:
+        yield None
+        return
+    from edgellm.http.running_servers import recorded
+
     try:
-        yield server
+        with recorded(server.reached_at, server.address.port, server.certificate):
+            yield server
     finally:
-        if server is not None:
-            server.stop(0)
+        server.stop(0)
 
 
 class Server(Protocol):

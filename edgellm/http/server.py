@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Self, cast
 
@@ -229,7 +230,7 @@ class HttpServer:
             if not least <= value <= 1000:
                 raise InvalidOption(f"{name} is {value}.", f"Give a whole number from {least} to 1000.")
         self.address, self.scheme = address, "http" if credentials is None else "https"
-        self._credentials = credentials
+        self._credentials, self._names = credentials, tuple(names)
         key = key if credentials is None else credentials.key
         self._handler = RequestHandler(
             replies,
@@ -249,6 +250,19 @@ class HttpServer:
     @property
     def url(self) -> str:
         return f"{self.scheme}://{self.address}"
+
+    @property
+    def reached_at(self) -> str:
+        """Return a host at which this machine reaches the server, and which its Host header may name."""
+        with suppress(ValueError):
+            if ip_address(self.address.host).is_unspecified:
+                return next((name for name in self._names if name != self.address.host), self.address.host)
+        return self.address.host
+
+    @property
+    def certificate(self) -> Path | None:
+        """Return the file of the certificate; None without TLS."""
+        return None if self._credentials is None else self._credentials.certificate
 
     @property
     def page_url(self) -> str:

@@ -1,0 +1,111 @@
+"""`edgellm ps` and `stop`: the servers that this user runs, and the models in their memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from edgellm.cli.views.console import emit, harmless, out, say, size
+from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreachable
+
+if TYPE_CHECKING:
+    from edgellm.http.running_servers import RunningServer
+
+_GRACE_SECONDS = 20.0  # for replies in flight, and for the rest
+_START = "Start one with: edgellm serve"
+
+
+def ps(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    from edgellm.http.running_servers import running_servers
+
+    found = [(server, _status(server)) for server in running_servers()]
+    if as_json:
+        emit(json.dumps([asdict(server) | {"url": server.url, **status} for server, status in found]))
+        return
+    if not found:
+        say(f"No server of yours is running. {_START}")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("PORT", "PROCESS", "MODEL", "DRAFT", "MEMORY", "USED", "STAYS"):
+        table.add_column(heading, no_wrap=heading != "MODEL")
+    for server, status in found:
+        rows = [_row(model) for model in status.get("models", ())]
+        rows += [(harmless(name), "", "", "being loaded", "") for name in status.get("loading", ())]
+        for row in rows or [(harmless(status.get("state", "no model in memory")), "", "", "", "")]:
+            table.add_row(str(server.port), str(server.process), *row)
+    out().print(table)
+
+
+def stop(
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL|PORT]", help="Model to remove from memory, or port of the server to end; may be "
+                       "left out if one server runs.", show_default=False),
+    ] = None,
+) -> None:  # fmt: skip
+    from edgellm.http.running_servers import running_servers
+
+    servers = running_servers()
+    if what is not None and not what.isdigit():
+        _unload(what, servers)
+        return
+    named = [server for server in servers if what is None or server.port == int(what)]
+    if not named:
+        where = "" if what is None else f" at port {what}"
+        raise InvalidOption(f"No server of yours is running{where}.", f"edgellm ps lists them. {_START}")
+    if len(named) > 1 and what is None:
+        ports = ", ".join(str(server.port) for server in named)
+        raise InvalidOption(f"{len(named)} servers are running, at the ports {ports}.", "Name one of them.")
+    for server in named:
+        if not server.stop(_GRACE_SECONDS):
+            raise ServerUnreachable(
+                f"Process {server.process} has been asked to end, and still runs.", "Its replies may take long; wait."
+            )
+        say(f"The server at port {server.port} has ended.")
+
+
+def _unload(model: str, servers: list[RunningServer]) -> None:
+    """Remove a model from the memory of all servers that have it. Raise ModelNotFound where none has."""
+    reasons = []
+    for server in servers:
+        try:
+            status, answer = server.ask("POST", "/models/unload", {"model": model})
+        except ServerUnreachable as error:
+            reasons.append(str(error))
+            continue
+        if status == 200:
+            after = "" if answer["unloaded"] else " once its replies have ended"
+            say(f"{model} is removed from the memory of the server at port {server.port}{after}.")
+            return
+        reasons.append(answer.get("error", {}).get("message", f"The server answered with the status {status}."))
+    what = reasons[0] if reasons else f"No server of yours is running, so {model} is not in memory."
+    raise ModelNotFound(harmless(what), "edgellm ps lists what is.")
+
+
+def _status(server: RunningServer) -> dict[str, Any]:
+    """Return the models of a server, or its state where it has none to tell."""
+    try:
+        status, answer = server.ask("GET", "/status")
+    except EdgeError as error:
+        return {"state": "does not answer", "reason": str(error), "models": [], "loading": []}
+    if status != 200:
+        return {"state": "its first model is being loaded", "models": [], "loading": []}
+    return {"models": answer.get("models", []), "loading": answer.get("loading", [])}
+
+
+def _row(model: dict[str, Any]) -> tuple[str, str, str, str, str]:
+    used = f"by {model['users']}" if model["users"] else f"{_time(model['idle_s'])} ago"
+    stays = "until it is stopped" if model["expires_s"] is None else _time(max(0.0, model["expires_s"]))
+    draft = harmless(model["draft"] or "-")
+    return harmless(model["name"]), draft, size(sum(model["memory"].values())), used, stays
+
+
+def _time(seconds: float) -> str:
+    """Format a time: 42 s, 5 min, 3 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.0f} h"

@@ -1,0 +1,132 @@
+"""The servers that this user runs on this machine: each leaves a private file, by which `edgellm ps` finds it.
+
+A file counts as long as its process is the one that wrote it: a number of a process is given to others later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from edgellm.errors import ServerUnreachable, StateDamaged
+from edgellm.http.middleware import page_key
+from edgellm.places import state_dir
+from edgellm.storage.state import read_json, write_state
+from edgellm.system import end_process, started_at
+
+_ANSWER_SECONDS = 10.0
+_STARTED_WITHIN = 1.0  # seconds by which the system's times of one start may differ
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server: its process and when that was started, in seconds since the epoch; the host and port at which it is
+    asked; and the file of its certificate, "" where it speaks HTTP without TLS."""
+
+    process: int
+    started: float
+    host: str
+    port: int
+    certificate: str = ""
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.certificate else 'http'}://{host}:{self.port}"
+
+    def is_running(self) -> bool:
+        """Return whether the process is still the one that wrote the file."""
+        started = started_at(self.process)
+        return started is not None and abs(started - self.started) < _STARTED_WITHIN
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """Return the status and the JSON of an answer to the server's user. Raise ServerUnreachable without one."""
+        connection = self._connect()
+        try:
+            headers = {"Authorization": f"Bearer {page_key()}", "Content-Type": "application/json"}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        except (OSError, HTTPException, ValueError) as error:
+            raise ServerUnreachable(
+                f"The server of process {self.process} does not answer at {self.url}: {error or type(error).__name__}.",
+                f"End it with: edgellm stop {self.port}",
+            ) from error
+        finally:
+            connection.close()
+
+    def stop(self, seconds: float) -> bool:
+        """Ask the process to end, which lets replies in flight end first, as Ctrl-C does; on Windows it ends at once.
+        Wait for it for up to `seconds`, and return whether it has ended."""
+        if self.is_running():
+            end_process(self.process)
+        until = monotonic() + seconds
+        while self.is_running() and monotonic() < until:
+            sleep(0.05)
+        return not self.is_running()
+
+    def _connect(self) -> HTTPConnection:
+        if not self.certificate:
+            return HTTPConnection(self.host, self.port, timeout=_ANSWER_SECONDS)
+        try:
+            context = ssl.create_default_context(cafile=self.certificate)
+        except OSError as error:
+            raise ServerUnreachable(
+                f"The certificate {self.certificate} of the server cannot be read: {error}.",
+                f"End the server with: edgellm stop {self.port}",
+            ) from error
+        context.check_hostname = False  # this very certificate is asked for, whatever names it has
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return HTTPSConnection(self.host, self.port, timeout=_ANSWER_SECONDS, context=context)
+
+
+def _folder() -> Path:
+    return state_dir() / "servers"
+
+
+@contextmanager
+def recorded(host: str, port: int, certificate: Path | None) -> Iterator[None]:
+    """Let this process's server be found until the `with` ends. Where the file cannot be written, it is not found."""
+    process = os.getpid()
+    server = RunningServer(process, started_at(process) or 0.0, host, port, str(certificate or ""))
+    path = _folder() / f"{process}-{port}.json"
+    with suppress(OSError):
+        write_state(path, json.dumps(asdict(server)))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def running_servers() -> list[RunningServer]:
+    """Return the servers of this user, by port. Files of processes that have ended are removed."""
+    found = []
+    for path in _folder().glob("*.json"):
+        server: RunningServer | None = None
+        with suppress(StateDamaged):
+            server = read_json(path, _parsed)
+        if server is not None and server.is_running():
+            found.append(server)
+            continue
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+    return sorted(found, key=lambda server: server.port)
+
+
+def _parsed(data: Any) -> RunningServer:
+    process, started, port = data["process"], data["started"], data["port"]
+    host, certificate = data["host"], data["certificate"]
+    if not (type(process) is int and process > 0 and type(port) is int and 0 < port < 65536):
+        raise ValueError("these are no numbers of a process and a port")
+    if not (isinstance(started, float) and isinstance(host, str) and isinstance(certificate, str)):
+        raise TypeError("it has other types")
+    return RunningServer(process, started, host, port, certificate)
