@@ -39,6 +39,10 @@ class InvalidOption(EdgeError):
     exit_code = 2
 
 
+class LlamaCppMissing(EdgeError, ImportError):
+    """llama-cpp-python is not installed, or its library cannot be loaded."""
+
+
 class InputNotText(EdgeError):
     """A prompt, a context file or piped input is not UTF-8."""
 

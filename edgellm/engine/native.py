@@ -18,17 +18,21 @@ import ctypes
 import functools
 import os
 import re
+import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from edgellm import system
+from edgellm.errors import LlamaCppMissing
 
 WAITING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
 
@@ -45,9 +49,38 @@ def _waiting() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+def _missing(error: Exception) -> LlamaCppMissing:
+    """Return the error that says how to get llama-cpp-python into this environment."""
+    requirement = _required()
+    if not isinstance(error, ModuleNotFoundError) or error.name != "llama_cpp":
+        what = f"llama-cpp-python is installed, but cannot be loaded: {' '.join(str(error).split()).rstrip('.')}."
+        options = f"--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python {requirement}"
+        which = "This compiles it for this machine"
+    else:
+        what = f"llama-cpp-python, which edgellm computes with, is not installed: {error}."
+        options, which = requirement, "It is compiled if your package index has no wheel for this system"
+    pip = find_spec("pip") is not None  # an environment that uv made has none
+    command = f"{sys.executable} -m pip install" if pip else f"uv pip install --python {sys.executable}"
+    return LlamaCppMissing(
+        what, f"Run: {command} {options}\n{which}, which takes a C++ compiler and some minutes on all cores."
+    )
+
+
+def _required() -> str:
+    """Return the requirement with the version that edgellm was made for, as its metadata has it."""
+    with suppress(PackageNotFoundError):
+        for requirement in requires("edgellm") or ():
+            if requirement.startswith("llama-cpp-python"):
+                return requirement
+    return "llama-cpp-python"
+
+
 with _waiting():
-    import llama_cpp
-    from llama_cpp import llama_cpp as binding
+    try:
+        import llama_cpp
+        from llama_cpp import llama_cpp as binding
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # or it is made for another system
+        raise _missing(error) from error
 
 # Any, because its declarations are functions without bodies, from which a type checker infers wrong types
 lib: Any = binding

@@ -167,3 +167,36 @@ def test_the_engine_is_the_only_importer_of_llama_cpp() -> None:
         if "llama_cpp" in path.read_text(encoding="utf-8") and "import llama_cpp" in path.read_text(encoding="utf-8")
     }
     assert importers == {"engine"}
+
+
+MAIN = "import sys; sys.argv = ['edgellm', 'doctor']; {first}; from edgellm.cli import main; main()"
+
+
+def test_a_missing_llama_cpp_is_one_line_that_says_how_to_get_it() -> None:
+    done = run(MAIN.format(first="sys.modules['llama_cpp'] = None"))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: llama-cpp-python, which edgellm computes with, is not installed")
+    assert f"{sys.executable} -m pip install llama-cpp-python==" in done.stderr.replace("\n", "")
+    assert "some minutes" in done.stderr
+
+
+def test_a_llama_cpp_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    (tmp_path / "llama_cpp.py").write_text("raise RuntimeError('Failed to load shared library: wrong ELF class')")
+    done = run(MAIN.format(first=f"sys.path.insert(0, {str(tmp_path)!r})"))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "cannot be loaded: Failed to load shared library: wrong ELF class." in " ".join(done.stderr.split())
+    assert "--no-binary llama-cpp-python" in " ".join(done.stderr.split())
+
+
+def test_code_that_tries_an_import_can_catch_it() -> None:
+    code = """
+    import sys
+    sys.modules["llama_cpp"] = None
+    try:
+        from edgellm import LLM
+    except ImportError as error:
+        print(type(error).__name__)
+    """
+    assert run(code).stdout == "LlamaCppMissing\n"

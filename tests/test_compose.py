@@ -1,0 +1,96 @@
+"""The services of compose.yaml do together what its comment says. Docker is not needed: their commands run as processes
+here, on other ports, and the Dockerfile copies what the wheel needs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES = COMPOSE["services"]
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+    """The services as processes, each with a home of its own, in the order that `depends_on` asks for: yields the port
+    of HTTP and the folder of the homes."""
+    ports = {"50151": str(free_port()), "8080": str(free_port())}
+    with ExitStack() as closing:
+        for name in ("verifier", "pair"):
+            words = [str(word) for word in SERVICES[name]["command"]]
+            if name == "verifier":
+                words += ["--port", "50151"]  # the default, which the pair's command names
+            for port, free in ports.items():
+                words = [word.replace(port, free) for word in words]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "edgellm", *words], env={**os.environ, "EDGELLM_HOME": str(tmp_path / name)},
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            )  # fmt: skip
+            closing.enter_context(process)
+            closing.callback(process.terminate)
+            assert process.stderr is not None
+            printed = []
+            for line in process.stderr:
+                printed.append(line)
+                if line.startswith("Ctrl-C"):
+                    break
+            else:
+                pytest.fail("".join(printed))
+        yield int(ports["8080"]), tmp_path
+
+
+def test_the_pair_answers_over_https_and_the_verifier_checks(services: tuple[int, Path]) -> None:
+    port, homes = services
+    trusted = ssl.create_default_context(cafile=homes / "pair/data/http/certificate.pem")
+    key = (homes / "pair/data/http/api-key").read_text(encoding="utf-8").strip()
+    body = {
+        "messages": [{"role": "user", "content": "Notes: The mug is on the shelf.\n\nWhere is the mug?"}],
+        "require_verified": True,
+    }
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=trusted, timeout=60)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    reply = json.load(connection.getresponse())
+    connection.close()
+    assert "choices" in reply, reply
+    assert reply["choices"][0]["message"]["content"] == "The mug is on the shelf."
+
+
+def test_the_pair_shares_the_network_of_the_service_that_publishes_its_port() -> None:
+    assert list(SERVICES) == ["verifier", "pair"]
+    assert SERVICES["pair"]["network_mode"] == "service:verifier"
+    port = SERVICES["pair"]["command"][-1]
+    assert SERVICES["verifier"]["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert {name.partition(":")[0] for one in SERVICES.values() for name in one["volumes"]} == set(COMPOSE["volumes"])
+
+
+def test_the_dockerfile_copies_what_is_there_and_nothing_that_is_ignored() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = [
+        source
+        for line in (ROOT / "Dockerfile").read_text().splitlines()
+        if line.startswith("COPY ") and "--from" not in line
+        for source in line.split()[1:-1]
+    ]
+    assert sorted(copied) == sorted(allowed)
+    assert all((ROOT / source).exists() for source in copied)

@@ -1,0 +1,75 @@
+"""The wheel has all that edgellm needs: installed alone, outside the checkout, it answers with its own bundled pair.
+
+It goes into a new environment, which finds its dependencies in this one; `python -m bench.robustness.wheel` installs
+those too.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+import edgellm
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "EDGELLM"))}
+    return subprocess.run(
+        [*map(str, command)], cwd=cwd, env={**inherited, **environment}, capture_output=True, text=True, timeout=240,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with the wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check"]
+    offline = ["--no-deps", "--no-index"]
+    built = run(*pip, "wheel", *offline, "--no-build-isolation", "-w", folder, ROOT, cwd=folder)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = folder.glob("edgellm-*.whl")
+    home = folder / "venv"
+    venv.create(home, with_pip=False)
+    programs, packages = (
+        Path(sysconfig.get_path(name, "venv", {"base": str(home)})) for name in ("scripts", "purelib")
+    )
+    done = run(*pip, "--python", programs / "python", "install", *offline, wheel, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    # a path alone: the checkout, which this environment has by a file of the same kind, is not followed
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return programs
+
+
+def test_the_wheel_answers_with_its_own_pair(installed: Path, tmp_path: Path) -> None:
+    home = {"EDGELLM_HOME": str(tmp_path / "home")}
+    where = run(installed / "python", "-c", "import edgellm; print(edgellm.__file__)", cwd=tmp_path)
+    assert Path(where.stdout).is_relative_to(installed.parent)
+    told = run(installed / "edgellm", "--version", cwd=tmp_path, **home)
+    assert told.stdout == f"edgellm {edgellm.__version__}\n"
+    notes = tmp_path / "notes.txt"
+    notes.write_text("- The film night is on Friday at 20:00.\n")
+    words = ("chat", "--context", notes, "When is the film night?")
+    answer = run(installed / "edgellm", *words, cwd=tmp_path, **home)
+    assert answer.stdout == "The film night is Friday at 20:00.\n", answer.stderr
+
+
+def test_the_wheel_has_the_page_the_profile_and_the_contracts(installed: Path, tmp_path: Path) -> None:
+    (package,) = installed.parent.rglob("site-packages/edgellm")
+    for name in ("bundled/profile.json", "bundled/draft.gguf", "http/page/index.html", "rpc/protos/mesh_pb2.py"):
+        assert (package / name).is_file(), name
+    assert not list(installed.parent.rglob("site-packages/models"))
+
+
+def test_a_benchmark_is_not_in_the_wheel_and_says_so(installed: Path, tmp_path: Path) -> None:
+    done = run(installed / "edgellm", "bench", "synera", "--list", cwd=tmp_path, EDGELLM_HOME=str(tmp_path / "home"))
+    assert done.returncode == 2
+    assert "is not a checkout" in done.stderr
