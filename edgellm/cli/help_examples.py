@@ -12,8 +12,9 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ('echo "My mug is on the shelf." | edgellm chat "Where is my mug?"', "ask about a note"),
         ('edgellm chat --context notes.txt "When is the film night?"', "ask about a file"),
         ("edgellm chat", "start a conversation; /help lists its commands"),
+        ("edgellm setup", "get real models that fit this machine"),
+        ("edgellm run qwen3:4b", "talk to a model; download it first if it is not here"),
         ("edgellm serve", "serve OpenAI's API and a web page, to this machine only"),
-        ("edgellm chat --help", "show the options of a command"),
     ),
     "chat": (
         ('echo "My mug is on the shelf." | edgellm chat "Where is my mug?"', "ask about a note"),

@@ -20,8 +20,8 @@ Remember = Callable[[str, str], None]
 RECALLED = 2**16
 """Bytes of past conversations that are drafted from: more would delay the first token of a reply noticeably."""
 TOY = (
-    'This toy pair knows a small made-up home. Tell it "The film night is on Friday at 20:00.", then ask when that is. '
-    "Real models: edgellm setup"
+    "This toy pair knows a small made-up home. For real models: edgellm setup\n"
+    'Try: "The film night is on Friday at 20:00.", then: "When is the film night?"'
 )
 """What to know about the bundled models."""
 

@@ -147,14 +147,15 @@ def test_nothing_that_is_typed_is_kept_without_the_history(
 
 
 def test_the_bundled_pair_says_what_it_is_and_knows_what_it_is_told(screens: list[Screen]) -> None:
-    (told,) = re.findall(r'"(.+?)"', TOY)
+    told, asked = re.findall(r'"(.+?)"', TOY)
+    assert max(map(len, TOY.splitlines())) <= 80
     screens.append(screen := Screen("edgellm", "chat"))
     screen.wait_for("This toy pair")
     screen.wait_for(">")
     screen.type(f"{told}\r")
     screen.wait_for("all verified")
     screen.wait_for(">")
-    screen.type("When is the film night?\r")
+    screen.type(f"{asked}\r")
     screen.wait_for("The film night is Friday at 20:00.")
     screen.wait_for("all verified")
     screen.wait_for(">")
