@@ -307,6 +307,15 @@ def test_stop_stops_the_work_and_leaves_what_was_written(page: Page, store: Conv
         assert kept.turns[1][1].startswith("on on on")
         page.reload()
         expect(page.locator(".stopped")).to_have_text("You stopped this reply here.")
+        page.click("#new")  # which stops a reply, too
+        say(page, "On and on")
+        expect(page.locator(".words .word").nth(2)).to_be_attached()
+        page.click("#new")
+        expect(page.locator("#send")).to_be_visible()
+        expect(page.locator(".words")).to_have_count(0)
+        expect(page.locator("#conversations .open")).to_have_count(2)
+        page.goto(f"{server.url}/#key={'x' * 43}")  # a link that is too old
+        expect(page.locator("#kept")).to_contain_text("stay in this tab")
 
 
 def _until(true: Callable[[], bool]) -> None:

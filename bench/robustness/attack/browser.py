@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ from edgellm.http.mesh_status import read_plan
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
+from edgellm.llm.model_loading import PairMemory
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.peer_store import Peer, Peers
@@ -84,7 +86,8 @@ _LOOK = """() => {
   return {
     harmed: window.harmed ?? Object.prototype.harmed ?? null,
     broken: window.broken ?? [],
-    odd: html([...document.querySelectorAll(kinds)]).filter((one) => !/\\/page\\/|rel="icon"/.test(one)),
+    odd: html([...document.querySelectorAll(kinds)]).filter((one) =>
+      !/\\/page\\/|rel="icon"|^<a href="https?:[^"]*" target="_blank" rel="noopener noreferrer nofollow">/.test(one)),
     handlers: html(all.filter((node) => [...node.attributes].some((one) => one.name.startsWith('on')))),
     title: document.title,
     wide: document.documentElement.scrollWidth > innerWidth,
@@ -98,6 +101,7 @@ class Made:
     context_length = 64
     verifier_up = None
     draft_name: str | None = None
+    memory = PairMemory(Counter(CPU=1), 0)
 
     def __init__(self, text: str) -> None:
         self.verifier_name = text
@@ -185,13 +189,14 @@ def _shown(page: Page, text: str, folder: Path) -> list[str]:
         page.fill("#question", f"{text} ?")
         page.press("#question", "Enter")
         page.wait_for_selector(".trouble", state="attached")
-        page.locator(".words span").first.dispatch_event("mouseover")  # even where it is hidden
+        if page.locator(".words .word").count():
+            page.locator(".words .word").first.dispatch_event("pointerover")  # even where it is hidden
         found = page.evaluate(_LOOK)
         own = door.url
     wrong = [f"requested {url}" for url in requested if not url.startswith((own + "/", "data:"))]
     wrong += [f"an error: {error}" for error in errors]
     wrong += [f"{what}: {found[what]}" for what in ("harmed", "broken", "odd", "handlers") if found[what]]
-    wrong += ["the title changed"] if found["title"] != "edgellm" else []
+    wrong += ["the title changed"] if not found["title"].endswith("· edgellm") else []
     wrong += ["it sticks out"] if found["wide"] else []
     return [f"{text[:40]!r}: {sentence}" for sentence in wrong]
 

@@ -211,7 +211,7 @@ def paired_only(quick: bool) -> Found:
             with _served(home, "--role", role, "--port", "0", "--paired-only", "--no-announce") as url:
                 for what, status, answered in _requested(url, quick):
                     tried += 1
-                    open_ = re.match(r"GET /(?:page/side.js|health|) ", what)
+                    open_ = re.match(r"GET /(?:page/chat.js|health|) ", what)
                     if status == 200 and not open_:
                         wrong.append(f"{role}, {what}: {status}, {answered[:100]!r}")
                     if any(secret.casefold() in answered.casefold() for secret in secrets):

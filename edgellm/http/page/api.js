@@ -21,6 +21,7 @@ function takeKeyFromLink() {
   history.replaceState(null, "", location.pathname);
 }
 takeKeyFromLink();
+addEventListener("hashchange", () => location.hash.startsWith("#key=") && location.reload());
 
 export const hasPageKey = () => storage.get("page-key", null) !== null;
 export const forgetPageKey = () => storage.set("page-key", null);

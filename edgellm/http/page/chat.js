@@ -116,9 +116,9 @@ async function write(question) {
   }
   view.end();
   if (controller === own) controller = null;
+  composer.busy = controller !== null;
+  byId("speed").textContent = "";
   if (talk === conversation) {
-    composer.busy = controller !== null;
-    byId("speed").textContent = "";
     turns.close(view);
     showWriters();
   }
@@ -191,8 +191,9 @@ showAll();
 library.start();
 watchServer((found) => {
   status = found;
-  byId("toy").hidden = byId("examples").hidden = !(found.draft === "edgellm-draft" || found.verifier === "edgellm-verifier");
-  showModels(found);
+  showModels(found).then(() => {
+    byId("toy").hidden = byId("examples").hidden = !/^edgellm-(draft|verifier)$/.test(byId("model").value);
+  });
   showAway();
 });
 composer.field.focus();

@@ -37,7 +37,7 @@ export function showBudget() {
   byId("budget-meaning").textContent = meaning(share);
   byId("costs").hidden = !rows.length;
   const links = rows.some(([, sum]) => sum.bytes);
-  byId("costs-head").replaceChildren(...["budget", "unchecked", "passes", "tokens/s", ...(links ? ["bytes"] : [])]
+  byId("costs-head").replaceChildren(...["budget", "unchecked", "passes", "tok/s", ...(links ? ["bytes"] : [])]
     .map((title) => {
       const cell = element("th", "", title);
       cell.scope = "col";
