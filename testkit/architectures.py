@@ -457,6 +457,14 @@ SHAPES_TO_CUT: dict[str, Architecture] = {
 """Further models, for layers that are cut apart. Those of `ARCHITECTURES` chat, too."""
 
 
+EMBEDDING = {
+    "bert": Architecture(
+        "dense", transformer(heads_kv=4, attention__causal=False, pooling_type=1, context_length=64)
+    ),
+}  # fmt: skip
+"""Models that only embed. Others embed with a `pooling_type` among their `sizes`."""
+
+
 def write(
     name: str, path: Path, *, seed: int = 0, noise: float = 0.0, mtp: Mtp = "none",
     sizes: Mapping[str, Value] = MappingProxyType({}), branch: float = 1.0,
@@ -469,7 +477,7 @@ def write(
     and `branch` is a factor of what each layer adds to the residual stream: the less that is, the more often a useful
     MTP layer is right. `tokenizer` are all entries of a vocabulary and chat template other than the bundled pair's.
     """
-    architecture = (ARCHITECTURES | SHAPES_TO_CUT)[name]
+    architecture = (ARCHITECTURES | SHAPES_TO_CUT | EMBEDDING)[name]
     name = architecture.name or name
     architecture = replace(architecture, metadata={**architecture.metadata, **sizes}, tokenizer=tokenizer)
     architecture = architecture if mtp == "none" else _with_mtp(architecture)
@@ -481,6 +489,15 @@ def write(
         kind = USEFUL if mtp == "useful" and tensor.endswith(PROJECTION) else tensor
         writer.add_tensor(tensor, _weights(kind, shape, scale, seed, noise))
     _finish(writer)
+
+
+def write_bert(path: Path) -> None:
+    """Write a model of BERT's architecture, which embeds texts, with the bundled pair's vocabulary."""
+    more = (
+        TokenizerEntry("tokenizer.ggml.token_type_count", 2, gguf.GGUFValueType.UINT32),
+        TokenizerEntry("tokenizer.ggml.add_eos_token", True, gguf.GGUFValueType.BOOL),
+    )
+    write("bert", path, tokenizer=[*_bundled_tokenizer(), *more])
 
 
 def _with_mtp(architecture: Architecture) -> Architecture:

@@ -37,7 +37,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Thinking": ("reasoning_effort", "template_arg"),
     "HTTP": (
         "http", "tls_cert", "tls_key", "replies", "waiting", "strict", "plan", "keep_alive", "allow_origin",
-        "allow_host",
+        "allow_host", "embeddings",
     ),
     "Worker": ("memory", "keep", "store"),
     "Hardware": (

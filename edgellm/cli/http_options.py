@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from edgellm.cli.help_examples import model_names
 from edgellm.cli.views.console import say
 from edgellm.errors import InvalidOption, PortTaken
 
 if TYPE_CHECKING:
+    from edgellm.engine.hardware import Hardware
     from edgellm.http.server import Credentials, HttpServer
     from edgellm.rpc.address import Address
 
 PORT = 8080
 
-Http = Annotated[bool, typer.Option("--http/--no-http", help="Serve HTTP: OpenAI's API and a web page.")]
+Http = Annotated[bool, typer.Option("--http/--no-http", help="Serve HTTP: OpenAI's API and others, and a web page.")]
 HttpHost = Annotated[
     str,
     typer.Option(metavar="HOST", help="Address for HTTP. By default only this machine is served; others need the API "
@@ -71,6 +73,11 @@ KeepAlive = Annotated[
     str,
     typer.Option(metavar="TIME", help="Role pair: time such as 5m, 1h or -1 (no end) for which a model that a request "
                  "named stays in memory unused. The pair itself stays until another model needs its memory."),
+]  # fmt: skip
+Embeddings = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL", help="Embedding model for /v1/embeddings, beside the model that replies.",
+                 show_default="none", autocompletion=model_names),
 ]  # fmt: skip
 Waiting = Annotated[int, typer.Option(metavar="N", help="Requests that may wait; more are refused.")]
 
@@ -194,6 +201,28 @@ def until_stopped(servers: Sequence[Server | None], hint: str = STOP_HINT) -> No
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def embedding(server: HttpServer | None, model: str | None, hardware: Hardware) -> Iterator[None]:
+    """Load an embedding model, if one is named, and have `server` embed with it. Raises what `Model.load` and
+    `Embedder` raise."""
+    if model is None:
+        yield
+        return
+    if server is None:
+        raise InvalidOption("--embeddings is for HTTP, and --no-http is given.", "Leave one of them out.")
+    from edgellm.engine import Model
+    from edgellm.engine.embedding.embedder import Embedder
+    from edgellm.http.embedding import ServedEmbedder
+    from edgellm.storage import name_of, resolve
+
+    path = resolve(model)
+    name = name_of(path)
+    with Model.load(path, hardware=hardware, embeds=True) as loaded, Embedder(loaded) as embedder:
+        server.open_embedder(ServedEmbedder(embedder, name))
+        say(f"Embeddings: {server.url}/v1/embeddings, {embedder.width} numbers of {name}", style="dim")
+        yield
 
 
 def print_urls(server: HttpServer) -> None:

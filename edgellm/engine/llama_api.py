@@ -133,9 +133,11 @@ def open_context(
     snapshots: int = 0,
     mtp: bool = False,
     whole_window: bool = False,
+    embeddings: bool = False,
 ) -> native.Owned:
     """Return a native context of `positions` in all that decodes up to `rows` at once; with `mtp`, one of the model's
-    MTP layer, which must have been loaded: llama.cpp ends the process without it.
+    MTP layer, which must have been loaded: llama.cpp ends the process without it. With `embeddings` it pools states as
+    the model says.
 
     Raises:
         EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
@@ -149,6 +151,7 @@ def open_context(
     params.swa_full = whole_window or (unified and sequences > 1)
     params.n_rs_seq = snapshots
     params.no_perf = True
+    params.embeddings = embeddings
     if mtp:
         params.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
     if callback is not None:

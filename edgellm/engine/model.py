@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -126,6 +126,7 @@ class Model:
         chat: bool = False,
         dry: bool = False,
         mtp: bool = False,
+        embeds: bool = False,
     ) -> Model:
         """Load a model, whose header is checked first if only its path is given; of a split one, its first part's.
 
@@ -136,6 +137,8 @@ class Model:
         the process that renders its chat template starts meanwhile, so that the first `chat_prompt` need not wait. With
         `mtp` the layer that predicts further tokens is loaded, too, if it can be used: see `engine.mtp.support`. With
         `dry` nothing is allocated, neither here nor by contexts: llama.cpp only logs what it would take.
+
+        `embeds`: the trial embeds a text instead.
 
         Raises:
             ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`.
@@ -151,7 +154,7 @@ class Model:
                 "Name a whole model; MTP layers inside a model's own file are used. edgellm show tells.",
             )
         usable = not text_only and support(file.header).usable
-        trial = Probe(file.paths, file.parts, hardware.gpu_layers or 0, text_only, usable)
+        trial = Probe(file.paths, file.parts, hardware.gpu_layers or 0, text_only, usable, embeds)
         verdict = require_loadable(trial, _first_half(progress)) if probe else None
         if verdict is not None and verdict.new:
             progress = _second_half(progress)
@@ -169,6 +172,12 @@ class Model:
             raise
         model.text_only = text_only
         return model
+
+    @property
+    def vocab_pointer(self) -> Any:
+        """The native vocabulary, for llama.cpp's own functions."""
+        self._check_vocabulary()
+        return self._vocab
 
     @property
     def owned(self) -> native.Owned:

@@ -19,6 +19,7 @@ from starlette.types import Receive
 from edgellm.engine import ToolCall
 from edgellm.errors import EdgeError, Stopped
 from edgellm.http.admission import STOPPING, Admission, FairLock
+from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.mesh_status import MeshRecorder, PlanOut
 from edgellm.http.metrics import Metrics
 from edgellm.http.middleware import redact, unredacted
@@ -89,6 +90,7 @@ class RequestHandler:
         self.metrics = Metrics(self.admission)
         self.plan: PlanOut | None = None
         self.rtt_ms: float | None = None  # of the last reply that reported one
+        self._embedder: ServedEmbedder | None = None
         self._fair_lock = FairLock()
         self._executor = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
         self._tasks: set[ReplyTask] = set()
@@ -103,6 +105,20 @@ class RequestHandler:
         if served.pair.verifier_up is not None:
             self.metrics.watch_verifier(served.pair.verifier_up)
         self.models.open(served, opener=opener, catalog=catalog)
+
+    def open_embedder(self, embedder: ServedEmbedder) -> None:
+        """Embed texts with `embedder` from now on."""
+        self._embedder = embedder
+
+    def embedder(self, name: str | None) -> ServedEmbedder:
+        """Return the embedding model. Raises ApiError (404) where there is none, or none of that `name`."""
+        if (served := self._embedder) is None:
+            message = "This server embeds no texts. Start it with --embeddings MODEL."
+            raise ApiError(ErrorInfo(404, message, code="model_not_found"))
+        if name not in (None, served.name):
+            message = f"The model {name!r} embeds no texts here. Ask for {served.name!r}, or leave model out."
+            raise ApiError(ErrorInfo(404, message, code="model_not_found", param="model"))
+        return served
 
     async def chat(
         self, request: ChatRequest, http: Request, make_builder: MakeBuilder | None = None,

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http.app import make_app
 from edgellm.http.dialects import error_body
+from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.mesh_status import PlanOut
 from edgellm.http.middleware import SecurityMiddleware
@@ -311,6 +312,10 @@ class HttpServer:
     def open_without_model(self, reason: str) -> None:
         """Answer requests for a reply with `reason`, and all others as usual."""
         self._handler.models.open_without_model(reason)
+
+    def open_embedder(self, embedder: ServedEmbedder) -> None:
+        """Embed texts with `embedder` from now on."""
+        self._handler.open_embedder(embedder)
 
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
         """Begin to stop, and return at once. May be called in a signal handler, and again with less grace."""

@@ -26,6 +26,7 @@ from edgellm.cli.help_examples import model_names
 from edgellm.cli.http_options import (
     AllowHost,
     AllowOrigin,
+    Embeddings,
     Http,
     HttpHost,
     HTTPOptions,
@@ -38,6 +39,7 @@ from edgellm.cli.http_options import (
     TlsCert,
     TlsKey,
     Waiting,
+    embedding,
     http_server,
     print_event,
     print_urls,
@@ -258,6 +260,7 @@ def serve(
     allow_host: AllowHost = None,
     strict: Strict = False,
     keep_alive: KeepAlive = "5m",
+    embeddings: Embeddings = None,
     plan: PlanFile = None,
     think: Think = "auto",
     reasoning_effort: ReasoningEffort = None,
@@ -295,7 +298,7 @@ def serve(
     _check_role(role, ctx)
     if role is Role.PAIR and not http:
         raise InvalidOption("A pair is served over HTTP only.", "Leave --no-http out, or use --role verifier.")
-    with http_server(options) as server:
+    with http_server(options) as server, embedding(server, embeddings, hardware.of(VERIFIER)):
         if role is Role.PAIR:
             _serve_pair(server, draft, verifier, peer, plan, mesh, at_once, defaults, hardware)
         elif role is Role.VERIFIER:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from edgellm.engine.context import Context
+from edgellm.engine.embedding.embedder import Embedder
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.layer_block import Block
 from edgellm.engine.model import Model
@@ -33,14 +34,14 @@ _MEMORY = 4 * _GIGABYTE  # besides twice the file, which llama.cpp may lay out a
 
 
 def main(arguments: list[str]) -> None:
-    """Try a model; `arguments` are its path, the bytes of all its parts, GPU layers, 1 for the vocabulary alone, and 1
-    for its MTP layer, too."""
-    path, size, gpu_layers, text_only, mtp = Path(arguments[0]), *map(int, arguments[1:])
+    """Try a model; `arguments` are its path, the bytes of all its parts, GPU layers, 1 for the vocabulary alone, 1
+    for its MTP layer, too, and 1 for embeddings."""
+    path, size, gpu_layers, text_only, mtp, embeds = Path(arguments[0]), *map(int, arguments[1:])
     _limit(size)
     _say(0.0)
     outcome: dict[str, object] = {}
     try:
-        outcome = {"faults": _load(path, gpu_layers, bool(text_only), bool(mtp))}
+        outcome = {"faults": _load(path, gpu_layers, bool(text_only), bool(mtp), bool(embeds))}
     except EdgeError as error:
         outcome = {"error": type(error).__name__, "what": error.what, "next_step": error.next_step}
     except MemoryError:  # it takes more than it is granted
@@ -51,8 +52,8 @@ def main(arguments: list[str]) -> None:
     _say(outcome)
 
 
-def _load(path: Path, gpu_layers: int, text_only: bool, mtp: bool) -> list[str]:
-    """Load, decode and test the model; return what `self_test` does."""
+def _load(path: Path, gpu_layers: int, text_only: bool, mtp: bool, embeds: bool) -> list[str]:
+    """Load, decode and test the model; return what `self_test` does, nothing for one that embeds."""
     reported = 0.0
 
     def report(share: float) -> None:
@@ -73,6 +74,10 @@ def _load(path: Path, gpu_layers: int, text_only: bool, mtp: bool) -> list[str]:
             _ = model.vocabulary
             model.tokenize("A word,\n2 words.", special=True)
         if text_only:
+            return []
+        if embeds:
+            with Embedder(model, positions=_POSITIONS) as embedder:
+                embedder.embed(np.arange(_ROWS, dtype=np.int32) % max(1, model.n_vocab))
             return []
         _decode(model)
         return self_test(model) if model.has_vocabulary else []

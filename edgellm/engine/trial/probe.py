@@ -94,13 +94,15 @@ _BUNDLED = ("draft.gguf", "verifier.gguf")
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A model to try: a file with its other parts, and how to load it; with `mtp` its MTP layer is tried, too."""
+    """A model to try: a file with its other parts, and how to load it; with `mtp` its MTP layer is tried, too. With
+    `embeds` it embeds a text instead of generating one."""
 
     paths: Sequence[Path]
     headers: Sequence[GgufHeader]
     gpu_layers: int = 0
     text_only: bool = False
     mtp: bool = False
+    embeds: bool = False
 
     def key(self) -> str:
         """Return the SHA-256 of everything that decides whether the loading ends the process, in hex.
@@ -109,6 +111,7 @@ class Probe:
         """
         digest = hashlib.sha256(f"{_FORMAT} {VERSION} {self.gpu_layers != 0} {self.text_only}".encode())
         digest.update(b" mtp" if self.mtp else b"")
+        digest.update(b" embeds" if self.embeds else b"")
         for path, header in zip(self.paths, self.headers, strict=True):
             digest.update(f" {header.file_size}".encode())
             with path.open("rb", buffering=0) as file:
@@ -189,7 +192,8 @@ def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, 
         EdgeError: loading raised this error in the child, or as for `require_loadable`.
     """
     size = sum(header.file_size for header in probe.headers)
-    arguments = str(probe.paths[0]), str(size), str(probe.gpu_layers), str(int(probe.text_only)), str(int(probe.mtp))
+    numbers = (size, probe.gpu_layers, *map(int, (probe.text_only, probe.mtp, probe.embeds)))
+    arguments = (str(probe.paths[0]), *map(str, numbers))
     variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **environment}
     with tempfile.TemporaryFile() as output:
         child = start_child(

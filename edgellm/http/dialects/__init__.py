@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from edgellm.http.dialects import anthropic, ollama, responses
+from edgellm.http.dialects import anthropic, embeddings, ollama, responses
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.schemas.builder import json_bytes
 from edgellm.http.schemas.errors import ErrorInfo, ErrorResponse
 
-DIALECTS = (anthropic.DIALECT, ollama.DIALECT, responses.DIALECT)
+DIALECTS = (anthropic.DIALECT, ollama.DIALECT, responses.DIALECT, embeddings.DIALECT)
 
 
 def add_dialects(app: FastAPI, handler: RequestHandler) -> None:

@@ -373,7 +373,7 @@ def _tagged(name: str) -> str:
     return name if ":" in name else name + _TAG
 
 
-def _plain_name(name: str | None) -> str | None:
+def plain_name(name: str | None) -> str | None:
     """Return the name that Ollama's `name` means here."""
     return name.removesuffix(_TAG) if name else None
 
@@ -451,7 +451,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         make_builder = partial(OllamaResponseBuilder, chat=True)
         if body.is_empty():
             return await _load(handler, body, make_builder)
-        return await handler.chat(body.chat(_plain_name(body.model)), request, make_builder, body.unknown())
+        return await handler.chat(body.chat(plain_name(body.model)), request, make_builder, body.unknown())
 
     @app.post("/api/generate", tags=["Ollama"], summary="Reply to a text", response_model=OllamaReply,
               responses=responses)  # fmt: skip
@@ -459,7 +459,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         make_builder = partial(OllamaResponseBuilder, chat=False)
         if body.is_empty():
             return await _load(handler, body, make_builder)
-        asked = body.request(_plain_name(body.model))
+        asked = body.request(plain_name(body.model))
         if isinstance(asked, CompletionRequest):
             return await handler.complete(asked, request, make_builder, body.unknown())
         return await handler.chat(asked, request, make_builder, body.unknown())
@@ -477,7 +477,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
 
     @app.post("/api/show", tags=["Ollama"], summary="What is known of a model", responses=errors)
     async def show(body: OllamaModelName) -> OllamaModelCard:
-        name = _plain_name(body.model or body.name) or handler.models.default_name or ""
+        name = plain_name(body.model or body.name) or handler.models.default_name or ""
         return _card(await handler.models.info(name), await handler.models.file(name))
 
     @app.head("/api/version", include_in_schema=False)
@@ -492,7 +492,7 @@ async def _load(
     """Return the answer to a request without a prompt, which only has the model loaded, or unloaded if it shall not
     stay."""
     keep_alive = None if body.keep_alive is None else keep_alive_seconds(body.keep_alive)
-    lease = await handler.models.lease(_plain_name(body.model), keep_alive)
+    lease = await handler.models.lease(plain_name(body.model), keep_alive)
     lease.release()
     builder = make_builder(lease.served.name, lease.served.pair.piece)
     return Response(

@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
+from edgellm.engine import Model
+from edgellm.engine.embedding.embedder import Embedder
+from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
+from testkit.architectures import write_bert
 from tests.http.conftest import HOME, Ask, asker
 
 SAID: Any = {"role": "user", "content": "Where is my mug?"}
@@ -33,6 +37,13 @@ PATHS: dict[str, dict[str, Any]] = {
         "parallel_tool_calls": False, "text": {"format": {"type": "text"}}, "reasoning": {"effort": "none"},
         "truncation": "auto", "user": "me", "background": False, "previous_response_id": None,
     },
+    "/v1/embeddings": {
+        "model": "bert", "input": ["Hello."], "encoding_format": "float", "dimensions": 64, "user": "me",
+    },
+    "/api/embed": {
+        "model": "bert", "input": "Hello.", "truncate": True, "dimensions": 64, "keep_alive": "5m",
+    },
+    "/api/embeddings": {"model": "bert", "prompt": "Hello.", "keep_alive": 5},
     "/api/chat": {
         "model": "edgellm-verifier", "messages": [SAID | {"tool_calls": [], "images": [], "thinking": ""}],
         "stream": False, "options": {"num_predict": 1, "temperature": 0.5, "top_k": 3, "stop": ["."], "seed": 1},
@@ -61,7 +72,7 @@ def message(path: str, answer: Any) -> str:
     if path.startswith("/api/"):
         assert set(answer) == {"error"}
         return answer["error"]
-    if path.startswith("/v1/responses"):
+    if path.startswith(("/v1/responses", "/v1/embeddings")):
         assert set(answer["error"]) == {"message", "type", "param", "code"}
         return answer["error"]["message"]
     assert set(answer) == {"type", "error"}
@@ -71,14 +82,19 @@ def message(path: str, answer: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def short(f32_pair: tuple[Path, Path]) -> Iterator[Ask]:
+def short(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     """A server with little context, whose replies are therefore short, and which nothing may surprise."""
     surprises: list[str] = []
+    path = tmp_path_factory.mktemp("embedding") / "bert.gguf"
+    write_bert(path)
     with (
+        Model.load(path, embeds=True) as model,
+        Embedder(model) as embedder,
         LLM.open(*f32_pair, threads=1, n_ctx=200) as pair,
         HttpServer(HOME, on_event=surprises.append) as server,
     ):
         server.open(ServedModel(pair, "edgellm-verifier"))
+        server.open_embedder(ServedEmbedder(embedder, "bert"))
         yield asker(server)
     assert surprises == []
 
@@ -116,7 +132,7 @@ def test_each_parameter_with_values_that_are_not_meant(path: str, short: Ask) ->
             changed = [nested | {inner: wrong} for wrong in (5, "", [7], {"b": 1}, None)]
             requests += [whole | {name: [one] if isinstance(value, list) else one} for one in changed]
     statuses = [check(path, short, json.dumps(request).encode()) for request in requests]
-    assert len(statuses) >= (79 if len(whole) > 2 else 22)
+    assert len(statuses) >= (79 if len(whole) > 5 else 22)
     assert sum(status in (400, 404) for status in statuses) > 0.5 * len(statuses)
 
 

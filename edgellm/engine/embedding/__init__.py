@@ -1,0 +1,1 @@
+"""Embeddings: one vector for a text."""

@@ -1,0 +1,56 @@
+"""The model that embeds texts for HTTP clients, beside the one that writes replies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm.engine import Floats
+from edgellm.engine.embedding.embedder import Embedder
+from edgellm.errors import InvalidOption, Stopped
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedTexts:
+    """The vectors of texts, in their order, and the tokens that were read for them."""
+
+    vectors: Sequence[Floats]
+    tokens: int
+
+
+class ServedEmbedder:
+    """An embedder and the name that it is served by. Requests embed in turn."""
+
+    def __init__(self, embedder: Embedder, name: str) -> None:
+        self._embedder, self.name, self.width = embedder, name, embedder.width
+        self._lock = threading.Lock()
+
+    def embed(
+        self, texts: Sequence[str | Sequence[int]], has_left: Callable[[], bool], *, cut: bool = False
+    ) -> EmbeddedTexts:
+        """Return the vectors of `texts`, each a text or the ids of its tokens. `has_left` is polled, and tells whether
+        the client has gone; with `cut`, texts that are too long lose their end.
+
+        Raises:
+            InvalidOption: an id is no token of the model.
+            Stopped: the client has gone.
+            PromptTooLong, TextRefused: as for `Embedder`.
+        """
+        vectors, tokens = [], 0
+        for text in texts:
+            if has_left():
+                raise Stopped
+            if isinstance(text, str):
+                ids = self._embedder.ids(text, cut=cut, should_stop=has_left)
+            else:
+                n_vocab = self._embedder.model.n_vocab
+                if (bad := next((one for one in text if not 0 <= one < n_vocab), None)) is not None:
+                    raise InvalidOption(f"{bad} is not a token of {self.name}.", f"Ids are 0 to {n_vocab - 1}.")
+                ids = np.array(text, dtype=np.int32)
+            with self._lock:
+                vectors.append(self._embedder.embed(ids))
+            tokens += len(ids)
+        return EmbeddedTexts(vectors, tokens)

@@ -1,0 +1,91 @@
+"""Embeddings over HTTP, by OpenAI's client and by Ollama's."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+
+import numpy as np
+import ollama
+import openai
+import pytest
+
+from edgellm.engine import Model
+from edgellm.engine.embedding.embedder import Embedder
+from edgellm.http.embedding import ServedEmbedder
+from edgellm.http.model_host import ServedModel
+from edgellm.http.server import HttpServer
+from edgellm.llm import LLM
+from testkit.architectures import write_bert
+from tests.http.conftest import HOME, Ask, asker
+
+TEXTS = ["The mug is on the shelf.", "Where is my mug?"]
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedder]:
+    path = tmp_path_factory.mktemp("embedding") / "bert.gguf"
+    write_bert(path)
+    with Model.load(path, embeds=True) as model, Embedder(model) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def embedding(own: LLM, embedder: Embedder) -> Iterator[HttpServer]:
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(own, "edgellm-verifier"))
+        server.open_embedder(ServedEmbedder(embedder, "bert"))
+        yield server
+
+
+def test_the_openai_client_gets_the_models_vectors(embedding: HttpServer, embedder: Embedder) -> None:
+    wanted = [embedder.embed(embedder.ids(text)) for text in TEXTS]
+    with openai.OpenAI(base_url=f"{embedding.url}/v1", api_key="-", max_retries=0) as client:
+        by_client = client.embeddings.create(model="bert", input=TEXTS)  # it asks for base64
+        plain = client.embeddings.create(model="bert", input=TEXTS[0], encoding_format="float")
+        ids = client.embeddings.create(model="bert", input=[embedder.ids(text).tolist() for text in TEXTS])
+    for found in (by_client, ids):
+        for entry, vector in zip(found.data, wanted, strict=True):
+            np.testing.assert_array_equal(np.array(entry.embedding, np.float32), vector)
+    np.testing.assert_array_equal(np.array(plain.data[0].embedding, np.float32), wanted[0])
+    assert [entry.index for entry in by_client.data] == [0, 1]
+    assert by_client.model == "bert"
+    assert by_client.usage.prompt_tokens == sum(len(embedder.ids(text)) for text in TEXTS)
+
+
+def test_base64_is_float32_in_the_order_of_every_client(embedding: HttpServer) -> None:
+    ask = asker(embedding)
+    plain = ask("POST", "/v1/embeddings", {"input": TEXTS[0]}).json["data"][0]["embedding"]
+    coded = ask("POST", "/v1/embeddings", {"input": TEXTS[0], "encoding_format": "base64"}).json["data"][0]["embedding"]
+    np.testing.assert_array_equal(np.frombuffer(base64.b64decode(coded), "<f4"), np.array(plain, np.float32))
+
+
+def test_ollamas_client_gets_them_too(embedding: HttpServer, embedder: Embedder) -> None:
+    wanted = [embedder.embed(embedder.ids(text)) for text in TEXTS]
+    with ollama.Client(host=embedding.url) as client:
+        found = client.embed("bert:latest", TEXTS)
+        np.testing.assert_array_equal(np.array(found.embeddings, np.float32), wanted)
+        long = "word " * embedder.positions
+        assert client.embed("bert", long).prompt_eval_count == embedder.positions
+        with pytest.raises(ollama.ResponseError, match="tokens"):
+            client.embed("bert", long, truncate=False)
+        np.testing.assert_array_equal(np.array(client.embeddings("bert", TEXTS[0]).embedding, np.float32), wanted[0])
+
+
+def test_what_is_refused(embedding: HttpServer, ask: Ask) -> None:
+    asked = asker(embedding)
+    for body, status, said in (
+        ({"input": "a", "model": "other"}, 404, "'other' embeds no texts here"),
+        ({"input": "a", "dimensions": 3}, 400, "dimensions is 3, and bert gives 64"),
+        ({"input": ""}, 400, "input"),
+        ({"input": []}, 400, "input"),
+        ({"input": ["a", 5]}, 400, "input"),
+        ({"input": [10**6]}, 400, "1000000 is not a token"),
+        ({"input": "word " * 100}, 400, "tokens"),
+    ):
+        answer = asked("POST", "/v1/embeddings", body)
+        assert (answer.status, said in answer.error["message"]) == (status, True), answer.body
+    none = ask("POST", "/v1/embeddings", {"input": "a"})
+    assert (none.status, none.error["code"]) == (404, "model_not_found")
+    assert "--embeddings MODEL" in none.error["message"]
+    assert "--embeddings" in ask("POST", "/api/embed", {"model": "bert", "input": "a"}).json["error"]
