@@ -1,0 +1,73 @@
+"""Ollama's client for Python."""
+
+import json
+
+import ollama
+from common import ANSWER, CALLER, CALLER_URL, EMBEDDER, MODEL, QUESTION, RAIN, URL, WEATHER, check, run
+
+client, caller = ollama.Client(host=URL), ollama.Client(host=CALLER_URL)
+ASKED = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}]}
+
+
+def get_weather(city: str) -> str:
+    """Return the weather.
+
+    Args:
+        city: The name of a city.
+    """
+    return f"rain in {city}"
+
+
+def chat():
+    """chat"""
+    check(ANSWER in client.chat(**ASKED).message.content)
+
+
+def stream():
+    """chat, in a stream"""
+    check(ANSWER in "".join(part.message.content for part in client.chat(**ASKED, stream=True)))
+
+
+def generate():
+    """generate"""
+    check(ANSWER in client.generate(MODEL, QUESTION).response)
+
+
+def schema():
+    """structured output (format)"""
+    plan = {"type": "object", "properties": {"day": {"enum": ["Monday", "Friday"]}}, "required": ["day"]}
+    check("day" in json.loads(client.chat(**ASKED, format=plan, options={"num_predict": 300}).message.content))
+
+
+def tools():
+    """tools from Python functions, with the result sent back"""
+    turns = [{"role": "user", "content": WEATHER}]
+    first = caller.chat(CALLER, turns, tools=[get_weather]).message
+    call = first.tool_calls[0].function
+    turns += [first, {"role": "tool", "tool_name": call.name, "content": get_weather(**call.arguments)}]
+    check(caller.chat(CALLER, turns, tools=[get_weather]).message.content == RAIN)
+
+
+def embed():
+    """embed"""
+    check(len(client.embed(EMBEDDER, ["The mug is on the shelf.", "Where is my mug?"]).embeddings) == 2)
+
+
+def models():
+    """list, show and ps"""
+    (listed,) = client.list().models
+    check(client.show(listed.model).capabilities)
+    check(client.ps().models[0].model == listed.model)
+
+
+def pull():
+    """pull"""
+    client.pull("llama3.2")
+
+
+def image():
+    """an image in a message"""
+    client.chat(MODEL, [{"role": "user", "content": "What is it?", "images": ["AAAA"]}])
+
+
+run(chat, stream, generate, schema, tools, embed, models, pull, image)

@@ -1,0 +1,161 @@
+"""What works with which client: real packages of other projects, each in a few of its features, against edgellm.
+
+    python -m bench.clients.table [--folder FOLDER] [--clients NAME ...]
+
+The packages of `requirements.txt`, and openai from npm where there is Node, are installed in an environment of their
+own in `--folder`, which a later run uses again; by default it is a temporary one. Each program of `programs/` tries the
+features of one client. `works`: what came back was checked. `refused`: the server said no with the reason that is
+shown. `fails`: anything else, and the exit code is 1.
+
+Replies are those of the bundled pair. Tools are tried on a second server, whose model calls the first tool that it is
+told of (`tool_caller.py`), as the bundled models call none. Embeddings are those of a model with random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.clients.tool_caller import ToolCaller
+from bench.harness.report import write
+from edgellm.engine import Model
+from edgellm.engine.embedding.embedder import Embedder
+from edgellm.http.embedding import ServedEmbedder
+from edgellm.http.model_host import ServedModel
+from edgellm.http.server import HttpServer
+from edgellm.llm import LLM
+from edgellm.rpc.address import Address
+from edgellm.storage import resolve
+from testkit.architectures import write_bert
+
+HERE = Path(__file__).parent
+MODEL = "edgellm-verifier"
+LIMIT = 600.0  # seconds for one program
+NODE_PACKAGE = "openai@6.49.0"
+CLIENTS: Mapping[str, tuple[str, str | None]] = {
+    "openai_python.py": ("OpenAI Python", "openai"),
+    "openai_node.mjs": ("OpenAI Node", None),
+    "anthropic_python.py": ("Anthropic Python", "anthropic"),
+    "ollama_python.py": ("Ollama Python", "ollama"),
+    "litellm_sdk.py": ("litellm", "litellm"),
+    "llm_cli.py": ("llm", "llm"),
+    "langchain_sdk.py": ("langchain-openai", "langchain-openai"),
+    "instructor_sdk.py": ("instructor", "instructor"),
+    "pydantic_ai_sdk.py": ("pydantic-ai", "pydantic-ai-slim"),
+    "llamaindex_sdk.py": ("LlamaIndex", "llama-index-llms-openai-like"),
+    "open_webui.py": ("Open WebUI's calls", None),
+}
+"""Programs, with the names of their clients, and the packages whose versions are shown."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.clients.table", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--name", default="table")
+    parser.add_argument("--folder", type=Path, help="where the packages are installed, and stay")
+    parser.add_argument("--clients", nargs="+", choices=sorted(Path(one).stem for one in CLIENTS))
+    arguments = parser.parse_args(words)
+    chosen = [one for one in CLIENTS if arguments.clients is None or Path(one).stem in arguments.clients]
+    with tempfile.TemporaryDirectory() as temporary, servers(temporary) as urls:
+        folder = arguments.folder or Path(temporary)
+        versions = install(folder)
+        rows = [row for program in chosen for row in attempt(program, folder, versions, urls)]
+    found = {"clients": rows}
+    write(arguments.name, "bench.clients.table", found)
+    print(table(found))
+    return 1 if any(row["outcome"] == "fails" for row in rows) else 0
+
+
+@contextmanager
+def servers(folder: str) -> Iterator[tuple[str, str]]:
+    """Serve the bundled pair beside an embedding model, which is written to `folder`, and the model that calls tools;
+    yield the two addresses."""
+    home = Address.parse("127.0.0.1:0")
+    bert = Path(folder) / "embedder.gguf"
+    write_bert(bert)
+    with (
+        LLM.open(history=False) as pair,
+        Model.load(bert, embeds=True) as vectors,
+        Embedder(vectors) as embedder,
+        Model.load(resolve(MODEL)) as model,
+        LLM(model, draft=None, verifier=ToolCaller(model), history=False) as caller,
+        HttpServer(home, replies=2) as server,
+        HttpServer(home, replies=1) as tools,
+    ):
+        server.open(ServedModel(pair, MODEL))
+        server.open_embedder(ServedEmbedder(embedder, "embedder"))
+        tools.open(ServedModel(caller, "caller"))
+        yield server.url, tools.url
+
+
+def install(folder: Path) -> dict[str, str]:
+    """Install the packages in `folder`, unless they are there, and return their versions."""
+    python = folder / "env" / "bin" / "python"
+    if not python.exists():
+        venv.create(folder / "env", with_pip=True)
+    requirements = HERE / "requirements.txt"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", requirements], check=True, timeout=3600)
+    listed = subprocess.run(
+        [python, "-m", "pip", "list", "--format", "json"], check=True, capture_output=True, timeout=600
+    )
+    versions = {package["name"].lower(): package["version"] for package in json.loads(listed.stdout)}
+    if npm := shutil.which("npm"):
+        subprocess.run([npm, "install", "--no-audit", "--no-fund", "--prefix", folder, NODE_PACKAGE], check=True,
+                       capture_output=True, timeout=1800)  # fmt: skip
+    return versions
+
+
+def attempt(program: str, folder: Path, versions: Mapping[str, str], urls: tuple[str, str]) -> list[dict[str, Any]]:
+    """Return what each feature of a client did."""
+    client, package = CLIENTS[program]
+    version = versions.get(package or "", "")
+    if program.endswith(".mjs"):
+        shutil.copy(HERE / "programs" / program, folder / program)  # modules are looked for beside it
+        version = NODE_PACKAGE.partition("@")[2]
+        command = ["node", str(folder / program)]
+    else:
+        command = [str(folder / "env" / "bin" / "python"), str(HERE / "programs" / program)]
+    path = f"{folder / 'env' / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+    if program.endswith(".mjs") and shutil.which("node") is None:
+        return [_row(client, version, "all", "skipped", "Node is not installed here")]
+    done = subprocess.run(
+        [*command, urls[0], MODEL, urls[1]], capture_output=True, text=True, timeout=LIMIT, check=False,
+        env={"PATH": path, "HOME": str(folder), "PYTHONWARNINGS": "ignore", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+    )  # fmt: skip
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    rows = [_row(client, version, line["feature"], line["outcome"], line["detail"]) for line in lines]
+    if done.returncode or not rows:
+        rows.append(_row(client, version, "the program", "fails", " ".join(done.stderr.split())[-300:]))
+    return rows
+
+
+def _row(client: str, version: str, feature: str, outcome: str, detail: str) -> dict[str, Any]:
+    return {"client": client, "version": version, "feature": feature, "outcome": outcome, "detail": detail}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return the table of a result."""
+    rows = found["clients"]
+    lines, last = [], ""
+    for row in rows:
+        client = f"{row['client']} {row['version']}".strip()
+        lines.append(f"{client if client != last else '':24}  {row['outcome']:8}  {row['feature']}")
+        if row["detail"]:
+            lines.append(f"{'':36}  {row['detail']}")
+        last = client
+    counts = Counter(row["outcome"] for row in rows)
+    return "\n".join([*lines, "", ", ".join(f"{count} {outcome}" for outcome, count in counts.items())])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
