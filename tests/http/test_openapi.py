@@ -30,7 +30,7 @@ KEY = "k" * 43
 ONE = "/conversations/{conversation_id}"
 REPLIES = (
     "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/api/chat",
-    "/api/generate", "/v1/responses",
+    "/api/generate", "/v1/responses", "/v1/embeddings", "/api/embed", "/api/embeddings",
 )  # fmt: skip
 OLLAMA = ("/api/tags", "/api/ps", "/api/version")
 PATHS = {
