@@ -36,6 +36,9 @@ from testkit.processes.rpc_device import DEVICES, require_device
 ON_HOST = Hardware(gpu_layers=0)
 TIE = 1e-3
 """Logits closer than this may swap ranks with the shape of the batch. In f32 they vary by some 1e-5."""
+CARD_TIE = 0.05
+"""The same on a card: llama.cpp's Vulkan backend rounds keys and values to 16 bits where it decodes several rows, which
+moves these models' logits by 0.011 against a single row."""
 
 
 def prompts(n: int) -> list[Case]:
@@ -57,12 +60,14 @@ def gap(model: Model, prompt: Ids, common: list[int], one: int | None, other: in
         context.close()
 
 
-def difference(model: Model, prompt: Ids, ours: list[int], theirs: list[int]) -> tuple[str, float, int]:
+def difference(
+    model: Model, prompt: Ids, ours: list[int], theirs: list[int], tie: float = TIE
+) -> tuple[str, float, int]:
     """Return of two replies that differ: `tie` or `bug`, the difference of the logits, and the place of the token."""
     at = next(i for i in range(1 + max(len(ours), len(theirs))) if ours[i : i + 1] != theirs[i : i + 1])
     one, other = next(iter(ours[at : at + 1]), None), next(iter(theirs[at : at + 1]), None)
     apart = gap(model, prompt, ours[:at], one, other)
-    return "tie" if apart < TIE else "bug", apart, at
+    return "tie" if apart < tie else "bug", apart, at
 
 
 def main() -> None:
@@ -77,6 +82,7 @@ def main() -> None:
     parser.add_argument("--name", default="lossless", help="of the result file")
     arguments = parser.parse_args()
     require_device(arguments.device)
+    tie = CARD_TIE if arguments.device == "card" else TIE
     counts: Counter[str] = Counter()
     lengths: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -99,11 +105,11 @@ def main() -> None:
                 if ours == theirs:
                     counts["equal"] += 1
                     continue
-                kind, apart, at = difference(model, pair.prompt_ids(messages), ours, theirs)
+                kind, apart, at = difference(model, pair.prompt_ids(messages), ours, theirs, tie)
                 counts[kind] += 1
                 sys.stdout.write(f"prompt {number}, token {at}: logits {apart:.2e} apart: {kind}\n")
     n = arguments.prompts
-    figures: dict[str, Any] = {"device": arguments.device, "prompts": n, "tie_below": TIE}
+    figures: dict[str, Any] = {"device": arguments.device, "prompts": n, "tie_below": tie}
     if arguments.device == "card":
         figures["cards"] = [card.description for card in offload_devices()]
     figures["mean_acceptance_length"] = float(np.mean(lengths))

@@ -62,14 +62,19 @@ def add_rpc_device(threads: int = 1) -> ComputeDevice:
 def require_device(device: str) -> None:
     """Make sure that models can be on a device of `DEVICES`; they are put there as `Hardware` says.
 
+    On a card, llama.cpp's Vulkan backend computes in 32 bits from here on, as a processor does: by default it rounds
+    what it multiplies to 16, if the card can, and texts are compared whose logits differ less.
+
     Raises:
         RuntimeError: llama.cpp finds no graphics card. Its Vulkan backend leaves out a driver that computes on the
             processor, such as llvmpipe, unless GGML_VK_VISIBLE_DEVICES names it.
     """
     if device == "rpc":
         add_rpc_device()
-    if device == "card" and not offload_devices():
-        raise RuntimeError("llama.cpp finds no graphics card; ./start --gpu auto compiles it for one.")
+    if device == "card":
+        os.environ["GGML_VK_DISABLE_F16"] = "1"  # read when the first model is loaded there
+        if not offload_devices():
+            raise RuntimeError("llama.cpp finds no graphics card; ./start --gpu auto compiles it for one.")
 
 
 _running: list[subprocess.Popen[bytes]] = []  # their input closes when this process ends, however it does

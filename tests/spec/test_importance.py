@@ -186,7 +186,7 @@ def test_a_drafter_that_exits_measures_in_its_lower_layers(
             chunk = drafter.propose(GenerationState(prompt), 5)
             rows = whole_rows(model, prompt, chunk)
             exits += sum(layer is not None for layer in chunk.exit_layers or ())
-            np.testing.assert_allclose(chunk.importance, importance(rows, len(prompt), len(chunk)), atol=1e-5)
+            np.testing.assert_allclose(chunk.importance, importance(rows, len(prompt), len(chunk)), atol=1e-4)
         assert exits > 0
         drafter.close()
 
