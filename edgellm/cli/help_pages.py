@@ -47,6 +47,13 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Output": ("stats", "explain", "log_level"),
 }  # fmt: skip
 """The options that `--help` of a command with more than `SHORT` leaves out, by their parameters' names."""
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Talk": ("setup", "run", "chat", "serve", "service"),
+    "Models": ("catalog", "pull", "ls", "show", "rm", "profile"),
+    "Devices": ("pair", "peers", "mesh", "doctor"),
+    "Settings and history": ("config", "conversations", "history", "bench"),
+}
+"""The commands of `edgellm --help` by what they are about; others follow behind."""
 _OPTIONS = "Options"
 _NAME = "cyan"
 _NOTE = re.compile(r"(.*?) *\[((?:env var|default|required).*)\]", re.DOTALL)
@@ -103,12 +110,11 @@ class _GroupPage(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the page."""
         listed = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        rows = [(name, (one.help or "").partition("\n\n")[0]) for name, one in listed if one and not one.hidden]
-        parts = [
-            *_head(self, ctx, True),
-            *_section("Commands", rows),
-            *_section(_OPTIONS, _rows(self.get_params(ctx), ctx)),
-        ]
+        rows = {name: (one.help or "").partition("\n\n")[0] for name, one in listed if one and not one.hidden}
+        parts = [*_head(self, ctx, True)]
+        for title, names in (GROUPS if ctx.parent is None else {}).items():
+            parts += _section(title, [(name, rows.pop(name)) for name in names if name in rows])
+        parts += [*_section("Commands", list(rows.items())), *_section(_OPTIONS, _rows(self.get_params(ctx), ctx))]
         formatter.write(_rendered(Group(*parts)))
 
 

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from edgellm.cli.app import app
 from edgellm.cli.help_examples import EXAMPLES
-from edgellm.cli.help_pages import PANELS, SHORT
+from edgellm.cli.help_pages import GROUPS, PANELS, SHORT
 from tests.cli.conftest import Done
 
 ROOT = Path(__file__).parents[2]
@@ -81,9 +81,17 @@ def test_a_group_without_a_command_prints_its_page(edge: Edge) -> None:
     for words in ((), ("mesh",), ("config",)):
         done = edge(*words)
         assert (done.code, done.err) == (2, "")
-        assert "\nCommands:\n" in done.out
+        assert ("\nCommands:\n" if words else "\nTalk:\n") in done.out
         assert "-h, --help" in done.out
         assert edge(*words, "--help").out == done.out
+
+
+def test_the_first_page_has_every_command_once(edge: Edge) -> None:
+    page = edge("--help").out
+    names = [name for group in GROUPS.values() for name in group]
+    assert len(names) == len(set(names))
+    for name in names:
+        assert len(re.findall(rf"^  {name} +\S", page, re.MULTILINE)) == 1
 
 
 ANSWERS = {

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def bench(
     suite: Annotated[
-        str, typer.Argument(metavar="SUITE", help="Suite: synera, coordgen, csgo, mesh, engine, models or robustness.")
+        str,
+        typer.Argument(metavar="SUITE", help="Suite: synera, coordgen, csgo, mesh, engine, models, cli or robustness."),
     ],
     parts: Annotated[
         list[str] | None, typer.Argument(metavar="PART", help="Parts to run; see --list. Default: all.")
