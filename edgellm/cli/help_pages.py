@@ -48,7 +48,7 @@ PANELS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The options that `--help` of a command with more than `SHORT` leaves out, by their parameters' names."""
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Talk": ("setup", "run", "chat", "serve", "service"),
+    "Talk": ("setup", "run", "chat", "serve", "ps", "stop", "service"),
     "Models": ("catalog", "pull", "ls", "show", "rm", "profile"),
     "Devices": ("pair", "peers", "mesh", "doctor"),
     "Settings and history": ("config", "conversations", "history", "bench"),

@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[3]
 def bench(
     suite: Annotated[
         str,
-        typer.Argument(metavar="SUITE", help="Suite: synera, coordgen, csgo, mesh, engine, models, clients, cli or robustness."),
+        typer.Argument(
+            metavar="SUITE", help="Suite: synera, coordgen, csgo, mesh, engine, models, clients, cli or robustness."
+        ),
     ],
     parts: Annotated[
         list[str] | None, typer.Argument(metavar="PART", help="Parts to run; see --list. Default: all.")
