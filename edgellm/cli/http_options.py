@@ -15,7 +15,7 @@ import typer
 
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.views.console import say
-from edgellm.errors import InvalidOption, PortTaken
+from edgellm.errors import InvalidOption, PortTaken, TrustUnusable
 
 if TYPE_CHECKING:
     from edgellm.engine.hardware import Hardware
@@ -111,7 +111,6 @@ def start_server(options: HTTPOptions) -> HttpServer | None:
     if not options.on:
         return None
     from edgellm.http.cors import checked_host
-    from edgellm.http.middleware import page_key
     from edgellm.http.model_host import keep_alive_seconds
     from edgellm.http.server import HttpServer
     from edgellm.rpc.address import Address
@@ -124,8 +123,7 @@ def start_server(options: HTTPOptions) -> HttpServer | None:
     credentials = None if address.loopback else _credentials(options, names)
     needs_key = options.key_file is not None or options.paired_only
     key = _api_key(options.key_file) if credentials is None and needs_key else None
-
-    opener = page_key()
+    opener = _page_key()
 
     def start(at: Address) -> HttpServer:
         server = HttpServer(
@@ -242,6 +240,17 @@ def _credentials(options: HTTPOptions, names: Sequence[str]) -> Credentials:
     certificate, private_key = web_certificate(http_folder(), names)
     say(f"Clients must trust the certificate {certificate}, as with curl --cacert.", style="dim")
     return Credentials(key, certificate, private_key)
+
+
+def _page_key() -> str | None:
+    """Return the page's key; None, with a notice, where it cannot be stored, so that a tab keeps its own chats."""
+    from edgellm.http.middleware import page_key
+
+    try:
+        return page_key()
+    except (InvalidOption, TrustUnusable) as error:
+        say(f"The page stores no conversations: {error}", style="yellow")
+        return None
 
 
 def _api_key(path: Path | None) -> str:

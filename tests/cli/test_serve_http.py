@@ -19,7 +19,7 @@ import pytest
 
 from edgellm.cli import http_options as options
 from edgellm.engine import ModelFile
-from edgellm.http.middleware import api_key
+from edgellm.http.middleware import api_key, page_key
 from edgellm.http.server import Credentials, HttpServer
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import WeightCache
@@ -201,3 +201,21 @@ def test_off_this_machine_it_takes_tls_and_the_key(tmp_path: Path) -> None:
         assert curl(f"https://desk.local:{server.address.port}/health") == "503"
         assert curl(f"http://127.0.0.1:{server.address.port}/health") != "503"  # not in the clear
     assert web_certificate(tmp_path / "tls", ["other.local"])[0].read_bytes() != made
+
+
+def test_the_link_has_the_pages_key_and_a_folder_that_cannot_be_used_stops_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    chosen = options.HTTPOptions(True, "127.0.0.1", 0, None, None, None, 1, 1)
+    with options.http_server(chosen) as server:
+        assert server is not None
+        options.print_urls(server)
+        assert f"Web page: {server.url}/#key={page_key()}" in capsys.readouterr().err.replace("\n", "")
+    key = tmp_path / "data" / "http" / "page-key"
+    key.unlink()
+    key.symlink_to(tmp_path / "elsewhere")
+    with options.http_server(chosen) as server:
+        assert server is not None
+        assert server.page_url == f"{server.url}/"
+    assert "The page stores no conversations" in capsys.readouterr().err
