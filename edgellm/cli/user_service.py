@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from edgellm import system
 from edgellm.errors import InvalidOption, ServiceFailed
 from edgellm.places import state_dir
-from edgellm.storage.state import write_state
 
 UNIT = "edgellm.service"
 LABEL = "local.edgellm.serve"
@@ -94,6 +92,8 @@ class SystemdManager:
 
     def install(self, command: Sequence[str]) -> None:
         """Write the unit, then enable and start it. Raise ServiceFailed where there is no manager of this user."""
+        from edgellm.storage.state import write_state
+
         self._ask("show-environment")  # before anything is written
         write_state(self.file, unit_text(command, _environment()))
         self._ask("daemon-reload")
@@ -143,6 +143,8 @@ class LaunchdManager:
 
     def install(self, command: Sequence[str]) -> None:
         """Write the agent and load it, in place of an earlier one."""
+        from edgellm.storage.state import write_state
+
         with suppress(ServiceFailed):  # there is none yet
             self._ask("bootout", f"{self._domain()}/{LABEL}")
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -172,6 +174,8 @@ class LaunchdManager:
 
     @staticmethod
     def _domain() -> str:
+        from edgellm import system
+
         return f"gui/{system.user()}"
 
     @staticmethod

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from bench.robustness.attack import browser
-from edgellm.http import app as files
+from edgellm.http import app
 from tests.http.test_page import needs_browser
 
 
@@ -18,12 +19,14 @@ def test_hostile_text_on_the_page_stays_text() -> None:
 
 @needs_browser
 def test_text_that_became_elements_would_be_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ours = Path(files.__file__).parent / "page"
-    (tmp_path / "page").mkdir()
-    for path in ours.iterdir():
-        text = path.read_text(encoding="utf-8").replace("node.textContent = text", "node.innerHTML = text")
-        (tmp_path / "page" / path.name).write_text(text, encoding="utf-8")
-    monkeypatch.setattr(files, "files", lambda _package: tmp_path)
+    ours = Path(app.__file__).parent / "page"
+    shutil.copytree(ours, tmp_path / "page")
+    helpers = tmp_path / "page" / "dom.js"
+    text = helpers.read_text(encoding="utf-8")
+    assert "node.append(...content)" in text
+    markup = 'content.map((one) => one.nodeType ? node.append(one) : node.insertAdjacentHTML("beforeend", one))'
+    helpers.write_text(text.replace("node.append(...content)", markup), encoding="utf-8")
+    monkeypatch.setattr(app, "_PAGE", tmp_path / "page")
     monkeypatch.setattr(browser, "HOSTILE", ("", "<img src=x>"))  # others would lead the page away
     assert browser.page_with_hostile_text(quick=True).wrong != ()
 

