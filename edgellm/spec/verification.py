@@ -6,6 +6,8 @@ exactly as if the verifier had written alone, whichever distribution the drafts 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from edgellm.engine import LazyLogits, Rows, in_blocks
@@ -59,8 +61,13 @@ def verify_sampling(
     probability p(x) and otherwise answered from the residual, and the text is the same as without drafts. `rows` is
     (n + 1, n_vocab); `uniforms` (n + 1, at least 2) holds the test of place i at [i, 0] and the draw at [i, 1].
     """
+    return accept_by(chunk, lambda place: _target(rows[place], sampling, text, chunk.ids[:place], grammar), uniforms)
+
+
+def accept_by(chunk: Chunk, target: Callable[[int], Distribution], uniforms: Uniforms) -> tuple[int, int]:
+    """Judge a chunk as `verify_sampling` does, by the verifier's distribution `target` of each place."""
     for i, drafted in enumerate(chunk.ids.tolist()):
-        p = _target(rows[i], sampling, text, chunk.ids[:i], grammar)
+        p = target(i)
         if chunk.distributions is None:
             if (drawn := draw(p, uniforms[i, 1])) != drafted:
                 return i, drawn
@@ -69,7 +76,7 @@ def verify_sampling(
         if uniforms[i, 0] * probability(q, drafted) >= probability(p, drafted):
             return i, draw(residual(p, q), uniforms[i, 1])
     last = len(chunk)
-    return last, draw(_target(rows[last], sampling, text, chunk.ids, grammar), uniforms[last, 1])
+    return last, draw(target(last), uniforms[last, 1])
 
 
 def _target(row: Floats, sampling: Sampling, text: Ids, drafted: Ids, grammar: ReplyGrammar | None) -> Distribution:

@@ -155,8 +155,8 @@ def test_a_verifier_that_works_for_ever_is_waited_for_no_longer_than_its_work_ta
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:
     """Whether it was fast before, or never answered."""
-    monkeypatch.setattr("edgellm.services.client.connection.FIRST_SECONDS", 0.2)
-    monkeypatch.setattr("edgellm.services.client.connection.UNKNOWN_PASS", 0.01)
+    monkeypatch.setattr("edgellm.spec.patience.FIRST_SECONDS", 0.2)
+    monkeypatch.setattr("edgellm.spec.patience.UNKNOWN_PASS", 0.01)
 
     def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
         for ask in rounds:

@@ -27,11 +27,12 @@ from edgellm.rpc.trust.peer_store import Peers
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, PAIRING_PROTOCOL, check_version, parse_message
-from edgellm.services.client.connection import Timing, VerdictDeadline
+from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemotePending, Stream
 from edgellm.services.handshake import greet
 from edgellm.services.server.verification_service import VerificationService
 from edgellm.services.verification_codec import write_open, write_verdict, write_verify
+from edgellm.spec.patience import VerdictDeadline
 from edgellm.spec.sampling import rounded
 from edgellm.spec.types import GREEDY, Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.verification import judge

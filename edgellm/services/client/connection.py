@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,57 +23,7 @@ from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import VerifierInfo, greet
-
-SLACK_FACTOR = 5.0  # a verdict may take this many times its expected time
-FIRST_SECONDS = 25.0
-MAX_SECONDS = 600.0
-UNKNOWN_PASS = 1.0  # seconds, until one was measured
-SLOWEST_PASS = 6.0  # slower measurements are not believed
-SLOWEST_TOKEN = 0.05  # of a long prompt: no token takes longer than a pass, and none longer than that
-FEW_TOKENS = 32  # up to this number, tokens hardly prolong a pass
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictWork:
-    """The work of a verdict for the verifier: reading `unseen` tokens, and up to `passes` passes of its model."""
-
-    unseen: int
-    passes: int
-
-
-class VerdictDeadline:
-    """A time limit for one verdict, from the fastest so far. Belongs to a connection and its thread.
-
-    A limit from typical times would follow a verifier that slows down gradually. After a verdict that missed its limit,
-    the next limit is twice as long, up to four times, until one arrives: a verifier that has become slower for good is
-    used again.
-    """
-
-    def __init__(self, minimum: float) -> None:
-        """Start without a measurement; no limit is below `minimum` seconds."""
-        self._minimum = minimum
-        self._pass: float | None = None  # seconds of a pass with few tokens
-        self._missed = 0
-
-    def record(self, work: VerdictWork, seconds: float) -> None:
-        """Record that a verdict took `seconds`."""
-        self._missed = 0
-        if work.unseen <= FEW_TOKENS:
-            known = SLOWEST_PASS if self._pass is None else self._pass
-            self._pass = min(known, seconds / work.passes)
-
-    def record_miss(self) -> None:
-        """Record that a verdict did not arrive within the limit."""
-        self._missed = min(self._missed + 1, 2)
-
-    def limit(self, work: VerdictWork) -> float:
-        """Return the seconds after which the device continues alone."""
-        pass_seconds = UNKNOWN_PASS if self._pass is None else self._pass
-        expected = work.passes * pass_seconds + max(0, work.unseen - FEW_TOKENS) * min(pass_seconds, SLOWEST_TOKEN)
-        seconds = max(self._minimum, SLACK_FACTOR * expected) * (1 << self._missed)
-        if self._pass is None:  # its model may still have to come from its disk
-            seconds += FIRST_SECONDS
-        return min(seconds, MAX_SECONDS)
+from edgellm.spec.patience import RetryDelay, VerdictDeadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +73,7 @@ class Connection:
         self._vocabulary = vocabulary
         self._up = False
         self._not_before = 0.0
-        self._failures = 0
-        self._jitter = random.Random()
+        self._retry = RetryDelay(timing.retry, timing.retry_most)
         self._channel: grpc.aio.Channel | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
@@ -177,13 +125,12 @@ class Connection:
 
     def loop_pause(self, seconds: float | None = None) -> None:
         """Pause requests after a refusal for `seconds`, or by default for longer with each refusal."""
-        # wait a little longer than requested, at random, so that not all devices come back at once
-        wait = self._backoff() if seconds is None else seconds * self._jitter.uniform(1.0, 1.25)
+        wait = self._retry.next() if seconds is None else self._retry.asked(seconds)
         self._not_before = max(self._not_before, monotonic() + wait)  # several sessions may have received a delay
 
     def loop_answered(self) -> None:
         """Reset the backoff, as the verifier has answered."""
-        self._failures = 0
+        self._retry.reset()
 
     async def _live(self, first: Future[VerifierInfo]) -> None:
         try:
@@ -256,16 +203,11 @@ class Connection:
 
     async def _reconnect(self) -> None:
         while not self._up:
-            await asyncio.sleep(self._backoff())
+            await asyncio.sleep(self._retry.next())
             try:
                 self.peer = await self._connect()
             except EdgeError as error:
                 _log.debug("not yet: %s", error.what)
-
-    def _backoff(self) -> float:
-        longest = min(self.timing.retry * 2.0**self._failures, self.timing.retry_most)
-        self._failures = min(self._failures + 1, 16)
-        return longest * self._jitter.uniform(0.5, 1.0)
 
 
 _log = logging.getLogger(__name__)

@@ -22,9 +22,10 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
-from edgellm.services.client.connection import Connection, Timing, VerdictWork
+from edgellm.services.client.connection import Connection, Timing
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
 from edgellm.spec.guarded_session import wait_for_result
+from edgellm.spec.patience import VerdictWork
 from edgellm.spec.protocols import Verifier, VerifierSession
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict

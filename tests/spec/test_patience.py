@@ -1,8 +1,8 @@
-"""Limits for one verdict."""
+"""How long a verdict is waited for."""
 
 from __future__ import annotations
 
-from edgellm.services.client.connection import FIRST_SECONDS, MAX_SECONDS, VerdictDeadline, VerdictWork
+from edgellm.spec.patience import FIRST_SECONDS, MAX_SECONDS, VerdictDeadline, VerdictWork
 
 
 def test_a_verdict_is_waited_for_as_long_as_its_work_may_take() -> None:
