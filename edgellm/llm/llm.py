@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -56,6 +56,9 @@ from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Constraint, Ids, Token
 from edgellm.storage import name_of
+
+if TYPE_CHECKING:
+    from edgellm.upstream.opening import UpstreamOptions
 
 _AVOIDED = {
     "mtp": "MTP drafts",
@@ -166,6 +169,7 @@ class LLM:
         peers: Sequence[str] = (),
         history: bool = True,
         beside: Mapping[str, int] | None = None,
+        upstream: UpstreamOptions | None = None,
     ) -> Self:
         """Load the models and compare their vocabularies.
 
@@ -175,7 +179,8 @@ class LLM:
 
         A model is a path, an alias or `user/repo:quant`. The verifier may also be the `HOST:PORT` of a served one, or
         "auto" for the best one of the paired devices (of `peers`, given as names, IDs or `HOST:PORT`, if any);
-        `verifier_reason` explains that choice. None or "none" leaves one of the two out. `tokenizer` names the model
+        `verifier_reason` explains that choice. Or it is the URL of a stock server such as vLLM or llama-server, used as
+        `upstream` says. None or "none" leaves one of the two out. `tokenizer` names the model
         whose vocabulary and template are used if neither model is in this process. `profile` is a file from `edgellm
         profile`; by default the pair's own is found by the hashes of its models. `n_ctx` limits prompt and reply
         together, in tokens. `hardware` says how the verifier, or the only model, is loaded and computed;
@@ -222,7 +227,7 @@ class LLM:
                 if text is None:
                     text = loaded(place_named(tokenizer, hardware, taken, verifies=False), chat=True)
                 if verifier is not None:
-                    remote = remote_verifier(str(verifier), peers, text, closing)
+                    remote = remote_verifier(str(verifier), peers, text, closing, upstream)
                     checker = remote.verifier
                     pair = PairFit(remote.shared_tokens if remote.shared_tokens < text.n_vocab else None)
             else:
@@ -239,7 +244,10 @@ class LLM:
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, profile=profile, history=history,
                 remote=remote, extra=_EXTRA_TOKENS if remote else 0, model_hash=remote.model_hash if remote else None,
                 fit=pair, closing=closing, idle=idle,
-                placements=tuple(one.reason for one in (placed, big) if one is not None), taken=taken - before,
+                placements=(
+                    *(one.reason for one in (placed, big) if one is not None), *((remote.finding,) if remote else ()),
+                ),
+                taken=taken - before,
             )  # fmt: skip
         except BaseException:
             closing.close()
@@ -486,14 +494,15 @@ class LLM:
     @property
     def notices(self) -> tuple[str, ...]:
         """What to tell a user about the models, one sentence each: a default that was left out, different tokenizers,
-        and what was switched off because llama.cpp computes it wrongly."""
+        a stock server that sees the prompts, and what was switched off because llama.cpp computes it wrongly."""
         translation = "" if self._fit.translation is None else f"{self._fit.translation.reason}."
         avoided = (
             f"llama.cpp computes {_AVOIDED[fault]} of {model.name} wrongly; that is avoided, which is slower."
             for model in self._models()
             for fault in sorted(model.faults & _AVOIDED.keys())
         )
-        return tuple(filter(None, (self._fit.notice, translation, *avoided)))
+        remote = () if self._remote is None else self._remote.notices
+        return tuple(filter(None, (self._fit.notice, translation, *remote, *avoided)))
 
     @property
     def verifier_reason(self) -> str:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 from edgellm.engine import Context, Model, ModelFile, head_pays
 from edgellm.engine.hardware import ALL_LAYERS, Hardware, offload_devices
@@ -22,6 +22,9 @@ from edgellm.spec.drafters.translation import TokenTranslation
 from edgellm.spec.protocols import Verifier
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 
+if TYPE_CHECKING:
+    from edgellm.upstream.opening import UpstreamOptions
+
 DRAFT = "edgellm-draft"
 VERIFIER = "edgellm-verifier"
 AUTO = "auto"
@@ -33,8 +36,13 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
 
 
 def is_remote(verifier: Named) -> bool:
-    """Return whether `verifier` is a served one: a `HOST:PORT`, or "auto"."""
-    return verifier == AUTO or is_address(verifier)
+    """Return whether `verifier` is in another process: a `HOST:PORT`, a stock server's URL, or "auto"."""
+    return verifier == AUTO or is_address(verifier) or is_url(verifier)
+
+
+def is_url(verifier: Named) -> bool:
+    """Return whether `verifier` is a stock server's address, such as http://gpu-box:8000."""
+    return isinstance(verifier, str) and verifier.startswith(("http://", "https://"))
 
 
 def is_address(verifier: Named) -> bool:
@@ -204,7 +212,8 @@ def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
 @dataclass(frozen=True, slots=True)
 class OpenedVerifier:
     """A verifier across a link, functions that return its model's hash and whether it is reachable, and the reason why
-    "auto" chose it; "" if it was named."""
+    "auto" chose it; "" if it was named. Of a stock server also the `finding` how it verifies, and `notices` for its
+    user."""
 
     verifier: Verifier
     model_hash: Callable[[], str]
@@ -212,15 +221,21 @@ class OpenedVerifier:
     reason: str
     address: str
     shared_tokens: int
+    finding: str = ""
+    notices: tuple[str, ...] = ()
 
 
-def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: ExitStack) -> OpenedVerifier:
+def remote_verifier(
+    where: str, peers: Sequence[str], text: Model, closing: ExitStack, options: UpstreamOptions | None = None
+) -> OpenedVerifier:
     """Open the verifier at the address `where`, or the best one of `peers` if that is "auto", for drafts in the
     vocabulary of `text`, which renders conversations by the verifier's chat template from now on. Off loopback, and for
-    every paired device, the connection uses mutual TLS.
+    every paired device, the connection uses mutual TLS. A URL is that of a stock server, used as `options` say.
 
-    Raises what `RemoteVerifier` and `choose_verifier` raise.
+    Raises what `RemoteVerifier`, `choose_verifier` and `open_upstream` raise.
     """
+    if is_url(where):
+        return _stock_server(where, text, options, closing)
     # gRPC is slow to import, so only a pair that needs it waits
     from edgellm.rpc.address import Address
     from edgellm.rpc.trust.device_id import DeviceID
@@ -252,3 +267,15 @@ def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: Exit
     return OpenedVerifier(
         verifier, lambda: verifier.model_hash, verifier.up, reason, str(address), verifier.shared_tokens
     )
+
+
+def _stock_server(where: str, text: Model, options: UpstreamOptions | None, closing: ExitStack) -> OpenedVerifier:
+    # its HTTP client is slow to import, so only a pair that needs it waits
+    from edgellm.upstream.opening import open_upstream
+
+    opened = open_upstream(where, text, options)
+    closing.callback(opened.verifier.close)
+    return OpenedVerifier(
+        opened.verifier, lambda: opened.identity, opened.verifier.up, "", str(opened.url), text.n_vocab, opened.finding,
+        opened.notices,
+    )  # fmt: skip

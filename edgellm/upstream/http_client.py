@@ -1,0 +1,275 @@
+"""Requests to one stock server: a pool of connections in a loop of its own, limits, and errors in the project's terms.
+
+A key goes into one header of each request and nowhere else: into no message, no log and no `repr`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import ssl
+import threading
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Self, TypeVar
+
+import httpx2
+
+from edgellm.errors import EdgeError, InvalidOption, StateDamaged, VerifierBusy, VerifierLost
+from edgellm.spec.guarded_session import wait_for_result
+from edgellm.storage.state import read_state
+
+KEY_VARIABLE = "EDGELLM_VERIFIER_KEY"
+MAX_ANSWER = 64 * 2**20  # bytes: rows of a whole prompt, which some servers add
+CONNECT_SECONDS = 2.0
+LONGEST_BUSY = 60.0  # seconds after which a busy server is asked again at the latest
+_MAX_KEY = 8192
+_QUOTED = 200  # characters of a server's own message
+_NEXT = "This device continues alone and tries again by itself; check that the server is running."
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerURL:
+    """The address of a server, such as http://gpu-box:8000, and a model there; "": its first."""
+
+    base: str
+    model: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the address in `text`: `http[s]://HOST[:PORT][/PATH][#MODEL]`; a last part /v1 is left out.
+
+        Raises:
+            InvalidOption: it is something else, or contains a password.
+        """
+        try:
+            url = httpx2.URL(text)
+        except (httpx2.InvalidURL, ValueError):
+            raise InvalidOption(f"{text[:80]!r} is no address of a server.", _FORM) from None
+        if url.userinfo or url.query:
+            raise InvalidOption(
+                "The server's address contains a password or a query.",
+                f"Leave it out, and put the key into a file (--verifier-key-file) or into {KEY_VARIABLE}.",
+            )
+        if url.scheme not in ("http", "https") or not url.host:
+            raise InvalidOption(f"{text[:80]!r} is no address of a server.", _FORM)
+        path = url.path.rstrip("/").removesuffix("/v1")
+        base = str(url.copy_with(path=path or "/", fragment=None)).rstrip("/")
+        return cls(base, url.fragment)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Return whether the server is on this machine."""
+        host = httpx2.URL(self.base).host
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Return whether texts and keys go there encrypted."""
+        return self.base.startswith("https:")
+
+    def __str__(self) -> str:
+        return self.base
+
+
+_FORM = "Give http://HOST:PORT or https://HOST:PORT, and #MODEL behind it where the server has several."
+
+
+def read_key(path: Path | None = None) -> str:
+    """Return the key in a file, or without one in the environment; "" where there is none.
+
+    Raises:
+        InvalidOption: the file cannot be read, or its content is no key.
+    """
+    if path is None:
+        key, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
+    else:
+        where = str(path)
+        try:
+            found = read_state(path, _MAX_KEY, links=True)
+        except StateDamaged as error:
+            raise InvalidOption(error.what, "Give a file that contains nothing but the key.") from None
+        if found is None:
+            raise InvalidOption(f"There is no key file {path}.", "Give a file that contains nothing but the key.")
+        key = found.decode("latin-1")
+        if not key.strip():
+            raise InvalidOption(f"The key file {path} is empty.", "Write the server's key into it.")
+    key = key.strip()
+    if not re.fullmatch(r"[!-~]*", key):
+        raise InvalidOption(f"What is in {where} is no key: it has blanks or other signs.", "Write only the key there.")
+    return key
+
+
+class ServerRefused(VerifierLost):
+    """A server answers, but not what was asked for; `status` is the HTTP status."""
+
+    def __init__(self, what: str, next_step: str, status: int) -> None:
+        super().__init__(what, next_step)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """A server's answer: its JSON, the bytes both ways, and the seconds from the request to its last byte."""
+
+    json: Any = field(repr=False)
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+
+
+class HttpClient:
+    """The way to one server. Its coroutines run in its own loop; `run` and `wait` are for other threads."""
+
+    def __init__(self, url: ServerURL, key: str = "", *, max_answer: int = MAX_ANSWER) -> None:
+        """`key` is sent as a bearer token; answers have at most `max_answer` bytes."""
+        self.url = url
+        self._key, self._max_answer = key, max_answer
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="edgellm-upstream", daemon=True)
+        self._thread.start()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._client = self.wait(self._open())
+
+    async def _open(self) -> httpx2.AsyncClient:
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        # neither proxies nor passwords of the environment; the certificates are those that the system trusts
+        return httpx2.AsyncClient(
+            base_url=self.url.base, headers=headers, verify=ssl.create_default_context(), trust_env=False,
+            follow_redirects=False, timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
+            limits=httpx2.Limits(max_connections=32, max_keepalive_connections=8),
+        )  # fmt: skip
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine in the loop. Cancelling the future closes the connection of its request."""
+        return asyncio.run_coroutine_threadsafe(self._kept(coroutine), self._loop)
+
+    async def _kept(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.current_task()
+        if task is None:  # never: this runs in a task
+            raise RuntimeError
+        self._tasks.add(task)
+        try:
+            return await coroutine
+        finally:
+            self._tasks.discard(task)
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine, or raise its error."""
+        future = self.run(coroutine)
+        try:
+            return wait_for_result(future, None)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Abandon what is in flight, and close the connections."""
+        if self._thread.is_alive():
+            self.wait(self._close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _close(self) -> None:
+        others = self._tasks - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._client.aclose()
+
+    async def get(self, path: str, seconds: float | None = CONNECT_SECONDS) -> HttpAnswer:
+        """Return the answer to a GET. Raises as `post`."""
+        return await self._ask("GET", path, None, seconds)
+
+    async def post(self, path: str, body: Mapping[str, Any], seconds: float | None = None) -> HttpAnswer:
+        """Return the answer to a POST of JSON.
+
+        Raises:
+            VerifierBusy: the server takes no request now, and for how long.
+            ServerRefused: it answers with another status than success.
+            VerifierLost: it cannot be reached, breaks off, or its answer is too long or no JSON.
+            TimeoutError: there is no answer within `seconds`.
+        """
+        return await self._ask("POST", path, json.dumps(body, separators=(",", ":")).encode(), seconds)
+
+    async def _ask(self, method: str, path: str, body: bytes | None, seconds: float | None) -> HttpAnswer:
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        began = perf_counter()
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._client.stream(method, path, content=body, headers=headers) as response,
+            ):
+                data = bytearray()
+                if response.headers.get("Content-Encoding", "identity") != "identity":
+                    raise self._lost("answers in a coding that it was not asked for")
+                async for part in response.aiter_raw():
+                    data += part
+                    if len(data) > self._max_answer:
+                        raise self._lost(f"answers with more than {self._max_answer} bytes")
+        except httpx2.ConnectTimeout:
+            raise self._lost(f"does not answer within {CONNECT_SECONDS:g} seconds") from None
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
+            raise self._lost(f"is gone ({self._quoted(str(error) or type(error).__name__)})") from None
+        if not 200 <= response.status_code < 300:
+            raise self._refusal(response.status_code, response.headers.get("Retry-After", ""), bytes(data))
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            raise self._lost("answers with something that is not JSON") from None
+        return HttpAnswer(found, len(body or b""), len(data), perf_counter() - began)
+
+    def garbled(self, what: str) -> VerifierLost:
+        """Return the error for an answer that contradicts the server's documentation: `what` is wrong with it."""
+        return self._lost(f"answers with garbage ({self._quoted(what)})")
+
+    def _lost(self, how: str) -> VerifierLost:
+        return VerifierLost(f"The server at {self.url} {how}.", _NEXT)
+
+    def _refusal(self, status: int, retry_after: str, data: bytes) -> EdgeError:
+        if status in (429, 503):
+            wait = min(float(retry_after), LONGEST_BUSY) if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", retry_after) else 1.0
+            again = f"This device continues alone and tries again in about {wait:g} seconds."
+            return VerifierBusy(f"The server at {self.url} is busy.", again, wait)
+        if status in (401, 403):
+            sent = "the key" if self._key else "requests without a key"
+            return ServerRefused(
+                f"The server at {self.url} refuses {sent}.",
+                f"Put the right key into a file (--verifier-key-file) or into {KEY_VARIABLE}.",
+                status,
+            )
+        said = self._quoted(_message(data))
+        return ServerRefused(
+            f"The server at {self.url} refuses with status {status}: {said or 'no reason'}.", _NEXT, status
+        )
+
+    def _quoted(self, text: str) -> str:
+        """Return the beginning of a text of the server's, without control characters and the key."""
+        if self._key:
+            text = text.replace(self._key, "***")
+        return re.sub(r"[^\x20-\x7e]+", " ", text).strip()[:_QUOTED].rstrip(".")
+
+
+def _message(data: bytes) -> str:
+    """Return the message in an error's JSON: servers differ in where it is."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return data[:_QUOTED].decode("latin-1")
+    for _ in range(3):
+        if isinstance(found, dict):
+            found = found.get("error") or found.get("message") or found.get("detail") or ""
+    return str(found)[:1000]

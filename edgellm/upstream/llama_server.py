@@ -1,0 +1,144 @@
+"""llama-server: it writes as many tokens as a chunk has and one more, behind a prompt of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edgellm.upstream.completions import UpstreamModel, check_model
+from edgellm.upstream.fields import entries, fields, maybe_count, number, seed_at, text, whole
+from edgellm.upstream.http_client import HttpClient
+from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Upstream
+from edgellm.upstream.verdict import RowsUnusable
+
+_MOST_TOP = 64
+_DRAWING = ("temperature", "top_k", "top_p")
+"""The samplers of our rule in our order; its own chain cools last, and drops tokens by min-p unless told otherwise."""
+
+
+class LlamaServerUpstream(Upstream):
+    """A llama-server. It chooses the slot itself: the free one with the longest common prefix."""
+
+    def __init__(
+        self, client: HttpClient, served: UpstreamModel, template: str, reason: str, end_of_turn: int | None
+    ) -> None:
+        """`template` is the model's chat template; `end_of_turn` the token that ends a turn."""
+        self._client, self._served, self._template, self._reason = client, served, template, reason
+        self._end_of_turn = end_of_turn
+
+    @property
+    def dialect(self) -> str:
+        """See `Upstream.dialect`."""
+        return "llama-server"
+
+    @property
+    def name(self) -> str:
+        """See `Upstream.name`."""
+        return self._served.name
+
+    @property
+    def context_length(self) -> int | None:
+        """See `Upstream.context_length`."""
+        return self._served.context_length
+
+    @property
+    def chat_template(self) -> str:
+        """See `Upstream.chat_template`."""
+        return self._template
+
+    @property
+    def tier(self) -> Tier:
+        """See `Upstream.tier`."""
+        return Tier.CONTINUE
+
+    @property
+    def reason(self) -> str:
+        """See `Upstream.reason`."""
+        return self._reason
+
+    @property
+    def most_top(self) -> int:
+        """See `Upstream.most_top`."""
+        return _MOST_TOP
+
+    async def check(self) -> None:
+        """See `Upstream.check`."""
+        await check_model(self._client, self._served.name)
+
+    async def rows(self, request: RowRequest) -> RowReply:
+        """See `Upstream.rows`."""
+        sampling = request.sampling
+        body: dict[str, Any] = {
+            "prompt": request.prefix.tolist(), "n_predict": request.places, "cache_prompt": True,
+            "return_tokens": True, "stream": False, "temperature": max(0.0, sampling.temperature),
+            "top_k": max(0, sampling.top_k), "top_p": sampling.top_p, "min_p": 0.0, "samplers": list(_DRAWING),
+            "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "n_probs": request.top,
+            "seed": seed_at(sampling, len(request.prefix)),
+        }  # fmt: skip
+        answer = await self._client.post("/completion", body)
+        try:
+            found = fields(answer.json)
+            tokens = [whole(token) for token in entries(found.get("tokens"))]
+            if found.get("stop_type") == "eos" and self._end_of_turn is not None and not self._ends(tokens, request):
+                tokens.append(self._end_of_turn)
+            timings = fields(found.get("timings") or {})
+            return RowReply(
+                Tier.CONTINUE, _with_tops(tokens, found, request.top), maybe_count(timings.get("cache_n")),
+                _seconds(timings), answer.bytes_up, answer.bytes_down,
+            )  # fmt: skip
+        except RowsUnusable as error:
+            raise self._client.garbled(str(error)) from None
+
+    def _ends(self, tokens: Sequence[int], request: RowRequest) -> bool:
+        """Return whether the token that ended the text is among `tokens`: not all versions answer with it."""
+        return len(tokens) >= request.places or (bool(tokens) and tokens[-1] == self._end_of_turn)
+
+    async def tokenize(self, text: str) -> Sequence[int] | None:
+        """See `Upstream.tokenize`."""
+        answer = await self._client.post("/tokenize", {"content": text, "add_special": False, "parse_special": False})
+        try:
+            return [whole(token) for token in entries(fields(answer.json).get("tokens"))]
+        except RowsUnusable as error:
+            raise self._client.garbled(str(error)) from None
+
+    async def detokenize(self, ids: Sequence[int]) -> str | None:
+        """See `Upstream.detokenize`."""
+        answer = await self._client.post("/detokenize", {"tokens": list(ids)})
+        try:
+            return text(fields(answer.json).get("content"))
+        except RowsUnusable as error:
+            raise self._client.garbled(str(error)) from None
+
+
+def _seconds(timings: Any) -> float | None:
+    found = [timings.get(name) for name in ("prompt_ms", "predicted_ms")]
+    known = [number(one) for one in found if one is not None]
+    return sum(known) / 1e3 if known and all(0.0 <= one < 1e7 for one in known) else None
+
+
+def _with_tops(tokens: Sequence[int], found: Any, top: int) -> tuple[Row, ...]:
+    """Return the rows of `tokens`, with their `top` likeliest if any were asked for."""
+    if not top:
+        return tuple(Row(token) for token in tokens)
+    said = [fields(one) for one in entries(found.get("completion_probabilities"))]
+    tops = [
+        tuple((whole(one.get("id")), number(one.get("logprob"))) for one in map(fields, entries(row["top_logprobs"])))
+        for row in said
+        if "top_logprobs" in row
+    ]
+    return tuple(Row(token, tops[at] if at < len(tops) else None) for at, token in enumerate(tokens))
+
+
+async def connect(
+    client: HttpClient, served: UpstreamModel, props: Any, end_of_turn: int | None
+) -> LlamaServerUpstream:
+    """Return the llama-server whose /props answered with `props`. Raises VerifierLost for unusable ones."""
+    try:
+        settings = fields(fields(props).get("default_generation_settings") or {})
+        length = maybe_count(settings.get("n_ctx"))
+        template = props.get("chat_template")
+    except RowsUnusable as error:
+        raise client.garbled(str(error)) from None
+    model = UpstreamModel(served.name, length or served.context_length)
+    source = template if isinstance(template, str) else ""
+    return LlamaServerUpstream(client, model, source, "llama-server scores no drafts", end_of_turn)

@@ -1,0 +1,101 @@
+"""From an address to a verifier: the kind of server, its vocabulary, and what its user should know."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgellm.engine import Model
+from edgellm.errors import VerifierBusy, VerifierLost, VerifierUnreachable
+from edgellm.storage.known_servers import KnownServer, KnownServers
+from edgellm.upstream.detection import detect
+from edgellm.upstream.http_client import HttpClient, ServerURL, read_key
+from edgellm.upstream.rows import MEANING, Tier, Upstream
+from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier
+from edgellm.upstream.vocabulary_proof import PROBES, RECHECKS, VocabularyProof, prove
+
+_LOGS = {
+    "vLLM": "--enable-log-requests",
+    "SGLang": "--log-requests",
+    "llama-server": "--verbose",
+    "Ollama": "OLLAMA_DEBUG",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamOptions:
+    """How a server is used: the `tier` that it verifies by (None: the best one), a file with its key, time limits."""
+
+    tier: Tier | None = None
+    key_file: Path | None = None
+    timing: UpstreamTiming = field(default_factory=UpstreamTiming)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedUpstream:
+    """A server as a verifier; what was found out about it, in a sentence; and what its user should know."""
+
+    verifier: UpstreamVerifier
+    url: ServerURL
+    finding: str
+    notices: tuple[str, ...]
+    identity: str
+    """A hash that stands for the model: the same as long as the server gives it the same name."""
+
+
+def open_upstream(address: str, text: Model, options: UpstreamOptions | None = None) -> OpenedUpstream:
+    """Open the server at `address` as a verifier for drafts in the vocabulary of `text`, which renders conversations by
+    the server's chat template from now on, where the server shows it.
+
+    Raises:
+        InvalidOption: it is no address, the key file is unusable, or the server has no such model or tier.
+        VerifierUnreachable: nothing answers, or nothing that can verify.
+        VocabularyMismatch: its tokens are others.
+    """
+    options = options or UpstreamOptions()
+    url = ServerURL.parse(address)
+    key = read_key(options.key_file)
+    client = HttpClient(url, key)
+    try:
+        token = text.end_of_turn or 0
+        upstream = client.wait(detect(client, token=token, end_of_turn=text.end_of_turn, tier=options.tier))
+        server = KnownServer(str(url), upstream.name, text.vocabulary.fingerprint)
+        servers = KnownServers()
+        known = server in servers.all()
+        proof = client.wait(prove(upstream, text.vocabulary, url, RECHECKS if known else PROBES))
+        verifier = UpstreamVerifier(client, upstream, text.n_vocab, text.n_ctx_train, options.timing)
+    except BaseException as error:
+        client.close()
+        if isinstance(error, (VerifierLost, VerifierBusy)):
+            next_step = _LATER if isinstance(error, VerifierBusy) else error.next_step
+            raise VerifierUnreachable(error.what, next_step) from None
+        raise
+    if upstream.chat_template:
+        text.use_chat_template(upstream.chat_template, upstream.name)
+    if not known:
+        servers.add(server)
+    finding = f"{upstream.dialect} at {url} verifies by {upstream.tier}: {MEANING[upstream.tier]}, as {upstream.reason}"
+    notices = tuple(_notices(upstream, url, proof, known=known, key=bool(key)))
+    identity = hashlib.sha256(f"{upstream.dialect} {upstream.name} {server.vocabulary}".encode()).hexdigest()
+    return OpenedUpstream(verifier, url, f"{finding}; {proof}", notices, identity)
+
+
+_LATER = "Try again later."
+
+
+def _notices(upstream: Upstream, url: ServerURL, proof: VocabularyProof, *, known: bool, key: bool) -> list[str]:
+    """Return what to say: about the server's logs once, about what stays wrong each time."""
+    found = []
+    if not known:
+        switch = _LOGS.get(upstream.dialect)
+        which = f"; {upstream.dialect} does so with {switch}" if switch else ""
+        found.append(f"Prompts and replies go to {url}, and whoever runs that server decides what it logs{which}.")
+    if not url.is_loopback and not url.is_encrypted:
+        what = "Prompts, replies and the key" if key else "Prompts and replies"
+        found.append(f"{what} go to {url} unencrypted: use https:// where you can.")
+    if upstream.recomputes:
+        found.append(f"The server at {url} recomputes your whole prompt for every check.")
+    if not proof.probes and not upstream.by_text:
+        found.append(f"{str(proof)[0].upper()}{str(proof)[1:]}.")
+    return found

@@ -1,0 +1,126 @@
+"""From a server's rows to a verdict: pure functions, which trust nothing in the rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from edgellm.spec.sampling import exact_distribution, uniforms
+from edgellm.spec.types import Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
+from edgellm.spec.verification import accept_by
+from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
+
+_ROUNDING = 1e-2  # by which probabilities of half-precision servers may exceed 1
+
+
+class RowsUnusable(Exception):
+    """Rows contradict themselves, the request or the vocabulary."""
+
+
+def verdict(chunk: Chunk, request: RowRequest, reply: RowReply, n_vocab: int, logprobs: int | None = None) -> Verdict:
+    """Return the verdict on `chunk` by the rows of `reply` to `request`; with `logprobs`, those of its tokens and of
+    that many others.
+
+    Raises:
+        RowsUnusable: the rows are too few, or not of a vocabulary of `n_vocab` tokens and its probabilities.
+    """
+    if reply.tier is Tier.CONTINUE:
+        accepted, tokens = continued(chunk.ids, reply.rows, n_vocab)
+    else:
+        rows = checked(reply.rows, len(chunk) + 1, n_vocab)
+        if reply.tier is Tier.SCORE and not request.sampling.greedy:
+            accepted, own = sampled(chunk, rows, request.sampling, len(request.prefix))
+        else:
+            accepted, own = matching(chunk.ids, rows)
+        tokens = [own]
+    written = [*chunk.ids[:accepted].tolist(), *tokens]
+    return Verdict(
+        accepted,
+        np.array(tokens, dtype=np.int32),
+        seconds=reply.seconds or 0.0,
+        bytes_up=reply.bytes_up,
+        bytes_down=reply.bytes_down,
+        passes=len(reply.rows) if reply.tier is Tier.CONTINUE else 1,
+        logprobs=() if logprobs is None else tuple(_logprobs(reply.rows, written, logprobs)),
+    )
+
+
+def matching(draft: Ids, rows: Sequence[Row]) -> tuple[int, int]:
+    """Accept the draft (n,) while each token is the one that the server takes in its place, greedy or drawn by itself;
+    return how many those are, and the server's own token after them."""
+    own = [row.token for row in rows]
+    accepted = next((at for at, token in enumerate(draft.tolist()) if token != own[at]), len(draft))
+    return accepted, own[accepted]
+
+
+def sampled(chunk: Chunk, rows: Sequence[Row], sampling: Sampling, position: int) -> tuple[int, int]:
+    """Judge by speculative sampling, from the likeliest tokens of each row; exact where `sampling` has no more than
+    these. `position` tokens are before the chunk."""
+    return accept_by(
+        chunk,
+        lambda place: distribution(_top(rows[place]), sampling),
+        uniforms(sampling.seed, position, len(chunk) + 1),
+    )
+
+
+def distribution(top: Top, sampling: Sampling) -> Distribution:
+    """Return what `exact_distribution` returns for a whole row, from its likeliest tokens, at least `sampling.top_k` of
+    them."""
+    if not sampling.greedy and not 0 < sampling.top_k <= len(top):
+        raise RowsUnusable(f"{len(top)} likeliest tokens, and top_k is {sampling.top_k}")
+    ordered = sorted(top)
+    ids = np.array([token for token, _ in ordered], dtype=np.int32)
+    found = exact_distribution(np.array([logprob for _, logprob in ordered], dtype=np.float32), sampling)
+    return Distribution(ids[found.ids], found.probs)
+
+
+def continued(draft: Ids, rows: Sequence[Row], n_vocab: int) -> tuple[int, list[int]]:
+    """Return how many tokens of the draft (n,) the server has written itself, and all that it wrote behind them."""
+    own = [row.token for row in checked(rows, 1, n_vocab)]
+    accepted = next(
+        (at for at, (mine, theirs) in enumerate(zip(draft.tolist(), own, strict=False)) if mine != theirs),
+        min(len(draft), len(own) - 1),
+    )
+    return accepted, own[accepted:]
+
+
+def checked(rows: Sequence[Row], at_least: int, n_vocab: int) -> Sequence[Row]:
+    """Return `rows`. Raises RowsUnusable where they are too few, or one cannot be a row of the vocabulary."""
+    if len(rows) < at_least:
+        raise RowsUnusable(f"{len(rows)} rows instead of {at_least}")
+    for row in rows:
+        _check_id(row.token, n_vocab)
+        if row.top is None:
+            continue
+        for token, logprob in row.top:
+            _check_id(token, n_vocab)
+            if not math.isfinite(logprob) or logprob > _ROUNDING:
+                raise RowsUnusable(f"a log-probability of {logprob:g}")
+        if len({token for token, _ in row.top}) < len(row.top):
+            raise RowsUnusable("a token twice in one row")
+        if (total := sum(math.exp(logprob) for _, logprob in row.top)) > 1.0 + _ROUNDING:
+            raise RowsUnusable(f"probabilities that add up to {total:g}")
+    return rows
+
+
+def _check_id(token: int, n_vocab: int) -> None:
+    if not 0 <= token < n_vocab:
+        raise RowsUnusable(f"token {token} of a vocabulary of {n_vocab}")
+
+
+def _top(row: Row) -> Top:
+    if row.top is None:
+        raise RowsUnusable("a row without log-probabilities")
+    return row.top
+
+
+def _logprobs(rows: Sequence[Row], written: Sequence[int], k: int) -> Iterator[Logprobs]:
+    for row, token in zip(rows, written, strict=False):
+        best = sorted(_top(row), key=lambda entry: (-entry[1], entry[0]))
+        own = next((logprob for other, logprob in best if other == token), None)
+        if own is None:
+            raise RowsUnusable(f"token {token} is not among its likeliest tokens")
+        ids = np.array([other for other, _ in best[:k]], dtype=np.int32)
+        yield Logprobs(own, ids, np.array([logprob for _, logprob in best[:k]], dtype=np.float64))

@@ -1,0 +1,253 @@
+"""A stock server as the decoding loop sees it: a verifier with sessions, which notices loss and return."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, replace
+from time import monotonic, perf_counter
+
+import numpy as np
+
+from edgellm.engine import common_prefix
+from edgellm.errors import EdgeError, VerifierBusy, VerifierLost, VerifierSlow
+from edgellm.spec.guarded_session import wait_for_result
+from edgellm.spec.patience import RetryDelay, VerdictDeadline, VerdictWork
+from edgellm.spec.protocols import Verifier, VerifierSession
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
+from edgellm.upstream.http_client import HttpClient
+from edgellm.upstream.rows import RowReply, RowRequest, Tier, Upstream
+from edgellm.upstream.verdict import RowsUnusable, verdict
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamTiming:
+    """Time limits in seconds: no verdict is given up before `least`; a lost server is asked whether it is back after
+    `retry`, and later and later up to `retry_most`."""
+
+    least: float = 2.0
+    retry: float = 0.2
+    retry_most: float = 8.0
+
+
+class UpstreamLink:
+    """Whether a server can be asked, and for how long it may take. `loop_*` are for the loop of its client."""
+
+    def __init__(self, upstream: Upstream, timing: UpstreamTiming) -> None:
+        self._upstream = upstream
+        self.patience = VerdictDeadline(timing.least)
+        self._retry = RetryDelay(timing.retry, timing.retry_most)
+        self._up, self._not_before = True, 0.0
+        self._returning: asyncio.Task[None] | None = None
+        self._round_trip = 0.0
+
+    def ready(self) -> bool:
+        """Return whether the server is there and not paused."""
+        return self._up and monotonic() >= self._not_before
+
+    async def ask(self, request: RowRequest, work: VerdictWork) -> RowReply:
+        """Return the rows for a request. Raises VerifierBusy, VerifierSlow or VerifierLost; `ready` knows of it."""
+        limit = self.patience.limit(work)
+        began = perf_counter()
+        try:
+            async with asyncio.timeout(limit):
+                reply = await self._upstream.rows(request)
+        except TimeoutError:
+            self.patience.record_miss()
+            self._pause()
+            raise VerifierSlow(
+                f"The server of {self._upstream.name} has not answered within {limit:.1f} seconds, many times the"
+                " expected time.",
+                "This device continues alone and tries again by itself; check whether the server is overloaded.",
+            ) from None
+        except VerifierBusy as busy:
+            self._pause(busy.seconds)
+            raise
+        except VerifierLost as error:
+            self.loop_lost(error)
+            raise
+        seconds = perf_counter() - began
+        passes = len(reply.rows) if reply.tier is Tier.CONTINUE else 1
+        self.patience.record(VerdictWork(work.unseen, passes), seconds)
+        self._retry.reset()
+        known = max(0.0, seconds - self._round_trip) if reply.seconds is None else reply.seconds
+        return replace(reply, seconds=min(known, seconds))
+
+    async def measure(self) -> None:
+        """Measure the round trip to the server, and see that it is there. Raises as `Upstream.check`."""
+        trips = []
+        for _ in range(3):
+            began = perf_counter()
+            await self._upstream.check()
+            trips.append(perf_counter() - began)
+        self._round_trip = min(trips)
+
+    def _pause(self, seconds: float | None = None) -> None:
+        wait = self._retry.next() if seconds is None else self._retry.asked(seconds)
+        self._not_before = max(self._not_before, monotonic() + wait)
+
+    def loop_lost(self, error: EdgeError) -> None:
+        """Look for the server in the background until it is back."""
+        if self._up:
+            _log.warning("lost the server of %s: %s", self._upstream.name, error.what)
+            self._up = False
+            self._returning = asyncio.get_running_loop().create_task(self._come_back())
+
+    async def _come_back(self) -> None:
+        while not self._up:
+            await asyncio.sleep(self._retry.next())
+            try:
+                async with asyncio.timeout(self.patience.limit(VerdictWork(0, 1))):
+                    await self._upstream.check()
+                self._up = True
+            except (EdgeError, TimeoutError) as error:
+                _log.debug("not yet: %s", error)
+
+    async def close(self) -> None:
+        """Look for the server no longer."""
+        self._up = False
+        if self._returning is not None:
+            self._returning.cancel()
+            await asyncio.gather(self._returning, return_exceptions=True)
+
+
+class UpstreamPending:
+    """A verdict that a server is asked for."""
+
+    def __init__(self, future: Future[Verdict], should_stop: Callable[[], bool]) -> None:
+        self._future, self._should_stop = future, should_stop
+
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        return self._future.done()
+
+    def result(self) -> Verdict:
+        """See `Pending.result`. Raise Stopped if the reply was stopped."""
+        try:
+            return wait_for_result(self._future, self._should_stop)
+        except CancelledError:
+            raise VerifierLost("The connection to the server is closed.", "Ask again.") from None
+
+    def cancel(self) -> None:
+        """Abandon the request."""
+        self._future.cancel()
+
+    @property
+    def succeeded(self) -> bool:
+        """Return whether the verdict is here."""
+        return self._future.done() and not self._future.cancelled() and self._future.exception() is None
+
+
+class UpstreamVerifier(Verifier):
+    """A stock server that verifies for drafts in the vocabulary of `n_vocab` tokens. It is looked for in the background
+    when lost."""
+
+    def __init__(
+        self, client: HttpClient, upstream: Upstream, n_vocab: int, positions: int, timing: UpstreamTiming | None = None
+    ) -> None:
+        """Take over `client`, the way to `upstream`. `positions` of a text, where the server does not say how many.
+
+        Raises:
+            VerifierLost, VerifierBusy: the server does not answer.
+        """
+        self._client, self._upstream, self._n_vocab = client, upstream, n_vocab
+        self._positions = upstream.context_length or positions
+        self._link = UpstreamLink(upstream, timing or UpstreamTiming())
+        client.wait(self._link.measure())
+
+    @property
+    def name(self) -> str:
+        """See `Verifier.name`."""
+        return self._upstream.name
+
+    @property
+    def context_length(self) -> int:
+        """See `Verifier.context_length`."""
+        return self._positions
+
+    @property
+    def upstream(self) -> Upstream:
+        """Return the server."""
+        return self._upstream
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """See `Verifier.reports_logprobs`."""
+        return self._upstream.most_top > 0
+
+    def up(self) -> bool:
+        """Return whether the server is there and takes requests."""
+        return self._link.ready()
+
+    def open(self, state: GenerationState) -> UpstreamSession:
+        """See `Verifier.open`. If the server is away now, the session becomes ready when it is back."""
+        return UpstreamSession(self._client, self._link, self._upstream, self._n_vocab, state)
+
+    def close(self) -> None:
+        """See `Verifier.close`."""
+        self._client.wait(self._link.close())
+        self._client.close()
+
+
+class UpstreamSession(VerifierSession):
+    """One reply at a stock server. The server keeps no session: each request has the whole text."""
+
+    def __init__(
+        self, client: HttpClient, link: UpstreamLink, upstream: Upstream, n_vocab: int, state: GenerationState
+    ) -> None:
+        self._client, self._link, self._upstream, self._n_vocab = client, link, upstream, n_vocab
+        self._state = state
+        self._id = secrets.token_hex(16)
+        self._asked = self._prefix = NO_IDS  # what the server may have in its cache
+        self._pending: UpstreamPending | None = None
+
+    def ready(self) -> bool:
+        """See `VerifierSession.ready`."""
+        return self._link.ready()
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> UpstreamPending:
+        """See `VerifierSession.submit`. A verdict that was not waited for is given up."""
+        pending = self._pending
+        if pending is not None and not pending.done():
+            pending.cancel()
+        known = common_prefix(self._asked, prefix)
+        text = np.concatenate((prefix, chunk.ids))
+        if common_prefix(self._prefix, prefix) < len(self._prefix):  # the text goes back, and may repeat what was asked
+            self._id = secrets.token_hex(16)
+        sampling = self._state.sampling
+        top = likeliest(self._upstream, sampling, self._state.logprobs)
+        request = RowRequest(prefix, chunk.ids, sampling, top, extra, self._id, repeats=known >= len(prefix))
+        self._asked, self._prefix = text, prefix
+        unseen = len(text) if self._upstream.recomputes else len(text) - known
+        passes = request.places if self._upstream.tier is Tier.CONTINUE else 1 + extra
+        asked = self._verdict(chunk, request, VerdictWork(unseen, passes))
+        self._pending = UpstreamPending(self._client.run(asked), self._state.should_stop)
+        return self._pending
+
+    async def _verdict(self, chunk: Chunk, request: RowRequest, work: VerdictWork) -> Verdict:
+        reply = await self._link.ask(request, work)
+        try:
+            return verdict(chunk, request, reply, self._n_vocab, self._state.logprobs)
+        except RowsUnusable as error:
+            lost = self._client.garbled(str(error))
+            self._link.loop_lost(lost)
+            raise lost from None
+
+    def close(self) -> None:
+        """See `VerifierSession.close`."""
+        if self._pending is not None:
+            self._pending.cancel()
+
+
+def likeliest(upstream: Upstream, sampling: Sampling, logprobs: int | None) -> int:
+    """Return how many likeliest tokens rows must include: for log-probabilities that are to be reported, and for
+    speculative sampling where the server answers with as many as that needs."""
+    scores = upstream.tier is not Tier.CONTINUE and 0 < sampling.top_k <= upstream.most_top
+    wanted = sampling.top_k if scores and not sampling.greedy else 0
+    return max(wanted, 0 if logprobs is None else min(max(1, logprobs), upstream.most_top))

@@ -1,0 +1,213 @@
+"""vLLM: one scored pass by /inference/v1/generate where it is switched on, else fan-out by /v1/completions.
+
+/v1/completions can score, too, but computes the whole prompt again for it, and is used for that only if it is asked
+for. `skip_reading_prefix_cache` is what makes the other way keep the prompt; then rows of cached positions are memory
+that nobody has written to. They are never read: a request whose rows could be among them is fanned out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edgellm.errors import VerifierLost
+from edgellm.upstream.completions import (
+    NEUTRAL,
+    PROBE_SECONDS,
+    CompletionsUpstream,
+    UpstreamModel,
+    cached_tokens,
+    reply,
+    sampling_fields,
+    takes_ids,
+)
+from edgellm.upstream.fields import best, entries, fields, number, text, whole
+from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
+from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
+from edgellm.upstream.verdict import RowsUnusable
+
+GENERATE = "/inference/v1/generate"
+_COMPLETIONS = "/v1/completions"
+_TOPS = (64, 20)  # likeliest tokens: what a sampled reply wants, and what vLLM allows unless it is told otherwise
+_SCALE_OUT = "vLLM scores in one pass if started with --enable-scale-out"
+_DETAILS = "start vLLM with --enable-prompt-tokens-details to keep prompts from reply to reply"
+
+
+class VllmUpstream(CompletionsUpstream):
+    """A vLLM server."""
+
+    def __init__(
+        self, client: HttpClient, served: UpstreamModel, tier: Tier, reason: str, *, top: int, keeps: bool, counts: bool
+    ) -> None:
+        """`keeps`: scoring keeps the prompt's cache; `counts`: the server says how many tokens it had cached."""
+        super().__init__(client, served, tier, reason, top=top, dialect="vLLM")
+        self._keeps, self._counts = keeps, counts
+
+    @property
+    def recomputes(self) -> bool:
+        """See `Upstream.recomputes`."""
+        return self._tier is Tier.SCORE and not self._keeps
+
+    async def rows(self, request: RowRequest) -> RowReply:
+        """See `Upstream.rows`."""
+        sampled = not (request.sampling.greedy or request.decisive)
+        unsafe = self._keeps and request.repeats and not self._counts
+        if self._tier is not Tier.SCORE or sampled or not len(request.draft) or unsafe:
+            return await super().rows(request)
+        try:
+            found = await self._score(request)
+        except RowsUnusable as error:
+            raise self._client.garbled(str(error)) from None
+        return found or await super().rows(request)
+
+    async def _score(self, request: RowRequest) -> RowReply | None:
+        """Return the rows; None where some of them are of cached positions."""
+        ids = [*request.prefix.tolist(), *request.draft.tolist()]
+        wanted = max(1, request.top)
+        shared = {"max_tokens": 1, "prompt_logprobs": wanted, **sampling_fields(request.sampling, 0.0)}
+        if self._keeps:
+            body: dict[str, Any] = {
+                "model": self._served.name,
+                "token_ids": ids,
+                "sampling_params": {
+                    **shared, "logprobs": wanted, "skip_reading_prefix_cache": False, "detokenize": False,
+                },
+            }  # fmt: skip
+            if not self._counts:
+                body["cache_salt"] = request.session
+            answer = await self._client.post(GENERATE, body)
+        else:
+            body = {
+                "model": self._served.name, "prompt": ids, "stream": False, "return_token_ids": True,
+                "return_tokens_as_token_ids": True, "logprobs": wanted, **shared,
+            }  # fmt: skip
+            answer = await self._client.post(_COMPLETIONS, body)
+        cached = cached_tokens(answer)
+        if self._keeps and cached is not None and cached >= len(request.prefix):
+            return None
+        rows = _scored(answer, ids, len(request.draft), chat=self._keeps)
+        return None if rows is None else reply(Tier.SCORE, rows, answer, cached if self._keeps else 0)
+
+    async def tokenize(self, text: str) -> Sequence[int] | None:
+        """See `Upstream.tokenize`."""
+        body = {"model": self._served.name, "prompt": text, "add_special_tokens": False}
+        found = await _unless_missing(self._client, "/tokenize", body, "tokens")
+        return None if found is None else [token for token in found if isinstance(token, int)]
+
+    async def detokenize(self, ids: Sequence[int]) -> str | None:
+        """See `Upstream.detokenize`."""
+        body = {"model": self._served.name, "tokens": list(ids)}
+        found = await _unless_missing(self._client, "/detokenize", body, "prompt")
+        return None if found is None else str(found)
+
+
+async def _unless_missing(client: HttpClient, path: str, body: dict[str, Any], name: str) -> Any:
+    try:
+        return fields((await client.post(path, body)).json).get(name)
+    except ServerRefused as error:
+        if error.status in (404, 405, 501):
+            return None
+        raise
+    except RowsUnusable as error:
+        raise client.garbled(str(error)) from None
+
+
+def _scored(answer: HttpAnswer, ids: list[int], drafted: int, *, chat: bool) -> tuple[Row, ...] | None:
+    """Return the rows of the last `drafted` of `ids` and of the token behind them; None where there are too few.
+
+    Some versions answer with a row for each token, others with those that they computed: both end with the last token.
+    """
+    found = fields(answer.json)
+    choice = fields(entries(found.get("choices"))[0]) if entries(found.get("choices")) else {}
+    given = found.get("prompt_logprobs")
+    prompt = entries(choice.get("prompt_logprobs") if given is None else given)
+    if len(prompt) < drafted or any(row is None for row in prompt[-drafted:]):
+        return None
+    rows = []
+    for token, row in zip(ids[-drafted:], prompt[-drafted:], strict=True):
+        top, ranked = _prompt_top(row)
+        if token not in ranked:
+            raise RowsUnusable(f"a row without its own token {token}")
+        rows.append(Row(best(top), top))
+    own = [whole(token) for token in entries(choice.get("token_ids"))]
+    if len(own) != 1:
+        raise RowsUnusable(f"{len(own)} tokens instead of 1")
+    said = fields(choice.get("logprobs"))
+    if chat:
+        content = fields(entries(said.get("content"))[0]) if entries(said.get("content")) else {}
+        pairs = [(one.get("token"), one.get("logprob")) for one in map(fields, entries(content.get("top_logprobs")))]
+    else:
+        pairs = list(fields(entries(said.get("top_logprobs"))[0]).items()) if entries(said.get("top_logprobs")) else []
+    top = tuple((_named(token), number(logprob)) for token, logprob in pairs)
+    return (*rows, Row(own[0], top))
+
+
+def _prompt_top(row: Any) -> tuple[Top, set[int]]:
+    """Return the likeliest tokens of a row of the prompt, and all tokens in it: the prompt's own comes with them."""
+    found, every = [], set()
+    for name, entry in fields(row).items():
+        token, said = _number(name), fields(entry)
+        every.add(token)
+        found.append((whole(said.get("rank")), token, number(said.get("logprob"))))
+    found.sort()
+    likeliest = [entry for place, entry in enumerate(found) if entry[0] <= place + 1]  # ranks without a gap
+    return tuple((token, logprob) for _, token, logprob in likeliest), every
+
+
+def _number(name: str) -> int:
+    if not name.isascii() or not name.isdigit() or len(name) > 9:
+        raise RowsUnusable(f"{name[:40]!r} where a token belongs")
+    return int(name)
+
+
+def _named(found: Any) -> int:
+    return _number(text(found).removeprefix("token_id:"))
+
+
+async def connect(client: HttpClient, served: UpstreamModel, token: int, asked: Tier | None) -> VllmUpstream:
+    """Return the vLLM server, by the best way that it has or the one that is `asked` for; `token` is one to ask with.
+
+    Raises:
+        VerifierLost, VerifierBusy: the server is gone, or takes no prompts of token ids.
+    """
+    if asked in (None, Tier.SCORE):
+        for top in _TOPS:
+            if (counts := await _scores(client, served, token, top)) is not None:
+                reason = "it scores a chunk in one pass and keeps the prompt" + ("" if counts else f"; {_DETAILS}")
+                return VllmUpstream(client, served, Tier.SCORE, reason, top=top, keeps=True, counts=counts)
+    refusal = ""
+    for top in (*_TOPS, 0):
+        if refusal := await takes_ids(client, served, token, top):
+            continue
+        if asked is Tier.SCORE:
+            reason = f"it is asked to score, and recomputes the whole prompt for every check; {_SCALE_OUT}"
+            return VllmUpstream(client, served, Tier.SCORE, reason, top=top, keeps=False, counts=True)
+        tier = asked or Tier.FAN_OUT
+        reason = f"as requested, {tier.value}" if asked else f"it takes many prompts at once; {_SCALE_OUT}"
+        return VllmUpstream(client, served, tier, reason, top=top, keeps=False, counts=True)
+    raise VerifierLost(f"The server at {client.url} cannot verify: {refusal}.", "Use a newer version of vLLM there.")
+
+
+async def _scores(client: HttpClient, served: UpstreamModel, token: int, top: int) -> bool | None:
+    """Return whether a server that scores in one pass says how many tokens it had cached; None where it does not
+    score."""
+    body = {
+        "model": served.name,
+        "token_ids": [token] * 3,
+        "sampling_params": {
+            "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": top, "logprobs": top,
+            "skip_reading_prefix_cache": False, "detokenize": False, **NEUTRAL,
+        },
+    }  # fmt: skip
+    try:
+        answer = await client.post(GENERATE, body, PROBE_SECONDS)
+        if _scored(answer, [token] * 3, 1, chat=True) is None:
+            return None
+        usage = fields(fields(answer.json).get("usage") or {})
+    except ServerRefused as error:
+        if error.status in (401, 403):
+            raise
+        return None
+    except RowsUnusable:
+        return None
+    return usage.get("prompt_tokens_details") is not None

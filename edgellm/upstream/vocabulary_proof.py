@@ -1,0 +1,98 @@
+"""Proves that a server's token ids mean what they mean here: it is asked for the text of random ones.
+
+A server shows no list of its tokens, so the proof is by samples: of all tokens in a small vocabulary, of thousands in a
+large one, and of every token that a conversation needs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from edgellm.engine import Vocabulary
+from edgellm.errors import VocabularyMismatch
+from edgellm.upstream.http_client import ServerURL
+from edgellm.upstream.rows import Upstream
+
+PROBES = 200
+RECHECKS = 4
+"""Probes of a server that was proved before: another model may have taken its place."""
+_TOKENS = 32  # of a probe
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyProof:
+    """How a server's vocabulary was proved: `probes` texts of `tokens` tokens were equal; none where it decodes
+    none."""
+
+    probes: int = 0
+    tokens: int = 0
+
+    def __str__(self) -> str:
+        if not self.probes:
+            return "the server decodes no token ids, so its vocabulary is not proved to be the draft model's"
+        return f"{self.tokens:,} tokens in {self.probes} texts mean the same there as here"
+
+
+async def prove(upstream: Upstream, vocabulary: Vocabulary, url: ServerURL, most: int = PROBES) -> VocabularyProof:
+    """Compare up to `most` texts of tokens with a server's.
+
+    Raises:
+        VocabularyMismatch: they differ; names the first token that does.
+        VerifierLost, VerifierBusy: as `Upstream.rows`.
+    """
+    if upstream.by_text:
+        return VocabularyProof()
+    probes = tokens = 0
+    for ids in texts(vocabulary, most):
+        if (theirs := await upstream.detokenize(ids)) is None:
+            return VocabularyProof()
+        if not _same(_text(vocabulary, ids), theirs):
+            await _differ(upstream, vocabulary, url, ids)
+        probes, tokens = probes + 1, tokens + len(ids)
+    return VocabularyProof(probes, tokens)
+
+
+def texts(vocabulary: Vocabulary, most: int) -> Iterator[list[int]]:
+    """Yield the ids of up to `most` texts, the tokens that conversations need first: only tokens of whole characters,
+    each at most once."""
+    whole = [token for token, piece in enumerate(vocabulary.pieces) if piece and _is_text(piece)]
+    first = [token for token in whole if token in vocabulary.required]
+    if first:
+        yield first[: 8 * _TOKENS]
+    others = [token for token in whole if token not in vocabulary.required and vocabulary.conflicts(token, None)]
+    random.Random(vocabulary.fingerprint).shuffle(others)
+    left = most - bool(first)
+    for start in range(0, min(len(others), left * _TOKENS), _TOKENS):
+        yield others[start : start + _TOKENS]
+
+
+async def _differ(upstream: Upstream, vocabulary: Vocabulary, url: ServerURL, ids: Sequence[int]) -> None:
+    """Raise VocabularyMismatch, which names the first token of a text that differs alone; return where none does."""
+    for token in ids:
+        ours, theirs = _text(vocabulary, [token]), await upstream.detokenize([token])
+        if theirs is not None and not _same(ours, theirs):
+            raise VocabularyMismatch(
+                f"The draft model and {upstream.name} at {url} differ in their vocabularies: token {token} is"
+                f" {ours[:40]!r} here and {theirs[:40]!r} there.",
+                "Choose a draft model with the server's tokenizer (-m). With a verifier on this device the tokenizers"
+                " may differ.",
+            )
+
+
+def _text(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
+    return b"".join(vocabulary.pieces[token] for token in ids).decode()
+
+
+def _same(ours: str, theirs: str) -> bool:
+    """Return whether two texts are equal. Some tokenizers drop blanks before punctuation and at the beginning."""
+    return ours == theirs or ours.replace(" ", "") == theirs.replace(" ", "")
+
+
+def _is_text(piece: bytes) -> bool:
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,75 @@
+"""The model behind the conformance server: real tokens, real rows, and a prefix cache by blocks as vLLM has one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgellm.engine import Context, Floats, Model
+from edgellm.spec.sampling import draw, exact_distribution
+from edgellm.spec.types import Sampling
+
+BLOCK = 16
+
+
+class Engine:
+    """One model and one context, for one request at a time."""
+
+    def __init__(self, model: Model, positions: int = 512) -> None:
+        self.model, self.positions = model, positions
+        self._context = Context(model, n_ctx=positions, threads=1)
+        self._lock = threading.Lock()
+        self._blocks: set[tuple[str, tuple[int, ...]]] = set()
+        self._random = np.random.default_rng(7)
+        self.passes = 0
+
+    def rows(self, ids: Sequence[int], outputs: int) -> Floats:
+        """Return the last `outputs` rows of logits of a text."""
+        text = np.array(ids, dtype=np.int32)
+        with self._lock:
+            self.passes += 1
+            kept = self._context.sync(text[: len(text) - outputs + 1])
+            return self._context.decode(text[kept:], outputs=outputs).copy()
+
+    def cached(self, ids: Sequence[int], salt: str = "") -> int:
+        """Return how many tokens of a text are in the cache of whole blocks, all but its last at most, and keep it."""
+        found = 0
+        with self._lock:
+            for end in range(BLOCK, len(ids), BLOCK):
+                if (salt, tuple(ids[:end])) not in self._blocks:
+                    break
+                found = end
+            self._blocks |= {(salt, tuple(ids[:end])) for end in range(BLOCK, len(ids) + 1, BLOCK)}
+        return found
+
+    def write(self, ids: Sequence[int], n: int, sampling: Sampling, seed: int | None) -> tuple[list[int], list[Floats]]:
+        """Return up to `n` tokens behind a text, to the end of the turn, and the row of each."""
+        random = self._random if seed is None else np.random.default_rng(seed)
+        text, tokens, rows = list(ids), [], []
+        for _ in range(n):
+            row = self.rows(text, 1)[0]
+            token = draw(exact_distribution(row, sampling), float(random.random()))
+            tokens.append(token)
+            rows.append(row)
+            text.append(token)
+            if self.model.is_eog(token):
+                break
+        return tokens, rows
+
+    def close(self) -> None:
+        self._context.close()
+
+
+def logprobs(row: Floats) -> Floats:
+    """Return the logarithms of a row's probabilities."""
+    top = row.max()
+    found: Floats = row - (top + np.log(np.exp(row - top).sum(dtype=np.float64)).astype(np.float32))
+    return found
+
+
+def top(row: Floats, k: int) -> list[tuple[int, float]]:
+    """Return the `k` likeliest tokens of a row with their log-probabilities, the likeliest first."""
+    found = logprobs(row)
+    return [(int(token), float(found[token])) for token in (-row).argsort(kind="stable")[:k]]

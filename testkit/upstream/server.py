@@ -1,0 +1,171 @@
+"""The conformance server: HTTP on loopback in front of a dialect, and the faults of real servers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+from testkit.upstream.dialects import Dialect, Invalid, Missing
+
+
+class Fault(StrEnum):
+    """What goes wrong with an answer to a POST."""
+
+    GARBAGE = "bytes that are not JSON"
+    FOREIGN = "JSON of another form"
+    TRUNCATED = "an answer that breaks off"
+    DROPPED = "a connection that ends without an answer"
+    STALLED = "no answer"
+    HUGE = "an answer without end"
+    NAN = "numbers that are none"
+    STRANGE = "tokens outside the vocabulary"
+    BUSY = "status 429"
+    FAILED = "status 500"
+
+
+class UpstreamServer:
+    """A server in threads of this process. `fault` is what happens to each POST from now on."""
+
+    def __init__(self, dialect: Dialect, *, key: str = "", port: int = 0) -> None:
+        self.dialect, self.key = dialect, key
+        self.fault: Fault | None = None
+        self.requests: list[tuple[str, Any, Mapping[str, str]]] = []
+        self.released = threading.Event()
+        self._http = _Http(("127.0.0.1", port), _Handler)
+        self._http.upstream = self
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        port: int = self._http.server_address[1]
+        return port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        """End the server, and the connections that wait for it."""
+        self.released.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    upstream: UpstreamServer
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def upstream(self) -> UpstreamServer:
+        found: UpstreamServer = self.server.upstream  # type: ignore[attr-defined]  # set by it
+        return found
+
+    def do_GET(self) -> None:
+        if self.allowed():
+            self.answer(lambda: self.upstream.dialect.get(self.path), None)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.upstream.requests.append((self.path, body, dict(self.headers)))
+        if self.allowed():
+            self.answer(lambda: self.upstream.dialect.post(self.path, body), self.upstream.fault)
+
+    def allowed(self) -> bool:
+        if not self.upstream.key or self.headers.get("Authorization") == f"Bearer {self.upstream.key}":
+            return True
+        message = f"wrong key {self.headers.get('Authorization')}"
+        self.send(401, json.dumps({"error": {"message": message}}).encode())
+        return False
+
+    def answer(self, made: Callable[[], Any], fault: Fault | None) -> None:
+        if fault is Fault.STALLED:
+            self.upstream.released.wait()
+        if fault in (Fault.STALLED, Fault.DROPPED):
+            self.close_connection = True
+        elif fault is Fault.HUGE:
+            self.endless()
+        elif fault in _ANSWERS:
+            self.send(*_ANSWERS[fault])
+        else:
+            self.say(made, fault)
+
+    def say(self, made: Callable[[], Any], fault: Fault | None) -> None:
+        try:
+            data = json.dumps(_spoilt(made(), fault)).encode()
+        except Missing:
+            self.send(404, b'{"detail": "Not Found"}')
+            return
+        except Invalid as error:
+            self.send(400, json.dumps({"error": {"message": str(error)}}).encode())
+            return
+        if fault is Fault.TRUNCATED:
+            self.close_connection = True
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data[: len(data) // 2])
+        else:
+            self.send(200, data)
+
+    def endless(self) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(b" " * 65536)
+        except OSError:
+            return
+
+    def send(self, status: int, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        try:
+            self.wfile.write(data)
+        except OSError:  # the client has given up
+            self.close_connection = True
+
+    def log_message(self, *_arguments: object) -> None:
+        return
+
+
+_ANSWERS: dict[Fault | None, tuple[int, bytes, dict[str, str]]] = {
+    Fault.BUSY: (429, b'{"error": "too many requests"}', {"Retry-After": "1"}),
+    Fault.FAILED: (500, b'{"error": {"message": "NaN in logits"}}', {}),
+    Fault.GARBAGE: (200, b"<html>Bad gateway</html>", {}),
+}
+
+
+def _spoilt(found: Any, fault: Fault | None) -> Any:
+    """Return an answer with all its numbers, or all that may be tokens, replaced by what they cannot be."""
+    if fault is Fault.FOREIGN:
+        return {"result": [found]}
+    if isinstance(found, dict):
+        return {key: _spoilt(value, fault) for key, value in found.items()}
+    if isinstance(found, list):
+        return [_spoilt(value, fault) for value in found]
+    if fault is Fault.NAN and isinstance(found, float):
+        return float("nan")
+    if fault in (Fault.NAN, Fault.STRANGE) and type(found) is int and found > 1:
+        return 2**30 if fault is Fault.STRANGE else float("nan")
+    return found

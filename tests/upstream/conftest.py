@@ -1,0 +1,70 @@
+"""A conformance server over the bundled verifier, in f32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from edgellm.engine import Model
+from edgellm.llm import LLM
+from edgellm.upstream.opening import UpstreamOptions
+from edgellm.upstream.rows import Tier
+from edgellm.upstream.verifier import UpstreamTiming
+from testkit.upstream.dialects import Dialect, LlamaServer, Vllm
+from testkit.upstream.engine import Engine
+from testkit.upstream.server import UpstreamServer
+from tests.spec.real import case, ids
+
+NUMBERS = (2, 5)
+MOST = 16
+PATIENT = UpstreamTiming(least=600.0)  # what a busy machine delays is not lost
+
+Make: TypeAlias = Callable[[Engine], Dialect]
+WAYS: dict[str, tuple[Make, Tier | None]] = {
+    "vllm-score": (lambda engine: Vllm(engine, scores=True, counts=True), None),
+    "vllm-score-uncounted": (lambda engine: Vllm(engine, scores=True), None),
+    "vllm-score-recomputing": (Vllm, Tier.SCORE),
+    "vllm-fan-out": (Vllm, None),
+    "vllm-continue": (Vllm, Tier.CONTINUE),
+    "llama-server": (LlamaServer, None),
+    "llama-server-quiet": (lambda engine: LlamaServer(engine, quiet=True), None),
+}
+
+
+@pytest.fixture(scope="session")
+def served(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
+    with Model.load(f32_pair[1]) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def engine(served: Model) -> Iterator[Engine]:
+    engine = Engine(served)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def wanted(f32_pair: tuple[Path, Path]) -> dict[int, list[int]]:
+    """What the verifier writes alone."""
+    with LLM.open("none", f32_pair[1], threads=1) as alone:
+        return {number: ids(alone.reply(case(number), max_tokens=MOST)) for number in NUMBERS}
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def open_pair(
+    closing: ExitStack, dialect: Dialect, draft: Path | str, tier: Tier | None = None, timing: UpstreamTiming = PATIENT
+) -> tuple[LLM, UpstreamServer]:
+    """Return a pair with a server of this dialect as its verifier."""
+    server = closing.enter_context(UpstreamServer(dialect))
+    pair = LLM.open(draft, server.url, threads=1, upstream=UpstreamOptions(tier=tier, timing=timing))
+    return closing.enter_context(pair), server

@@ -1,0 +1,141 @@
+"""A server that fails in the middle of a reply: the draft model goes on, marked, and the server is used again later."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from time import sleep
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Context, Model
+from edgellm.errors import VerifierBusy, VerifierLost, VerifierUnreachable, VocabularyMismatch
+from edgellm.llm import LLM
+from edgellm.spec.types import Notice, Source, Token
+from edgellm.upstream.http_client import HttpClient, ServerURL
+from edgellm.upstream.verifier import UpstreamTiming
+from testkit.upstream.dialects import LlamaServer, Vllm
+from testkit.upstream.engine import Engine
+from testkit.upstream.server import Fault, UpstreamServer
+from tests.spec.real import case, ids
+from tests.upstream.conftest import MOST, open_pair
+
+QUICK = UpstreamTiming(least=0.5, retry=0.05, retry_most=0.2)
+UNVERIFIED = {Source.DRAFT, Source.PARALLEL}
+
+
+def written(pair: LLM, number: int = 5) -> tuple[list[Token], list[Notice]]:
+    notices: list[Notice] = []
+    reply = pair.reply(case(number), max_tokens=MOST, budget=1.0)
+    reply.listen(on_notice=notices.append)
+    return list(reply), notices
+
+
+def until_up(pair: LLM) -> None:
+    up = pair.verifier_up
+    assert up is not None
+    while not up():
+        sleep(0.02)
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_reply_goes_on_without_the_server_and_the_next_one_with_it(
+    fault: Fault, engine: Engine, f32_pair: tuple[Path, Path], wanted: dict[int, list[int]], closing: ExitStack
+) -> None:
+    pair, server = open_pair(closing, Vllm(engine, scores=True, counts=True), f32_pair[0], timing=QUICK)
+    while any(token.source in UNVERIFIED for token in written(pair)[0]):  # a busy machine may be late at first
+        until_up(pair)
+    server.fault = fault
+    tokens, notices = written(pair)
+    assert tokens
+    assert {token.source for token in tokens} <= UNVERIFIED
+    assert any("The draft model continues alone" in notice.text for notice in notices)
+    server.fault = None
+    server.released.set()
+    for _ in range(100):
+        until_up(pair)
+        tokens, _ = written(pair)
+        if not any(token.source in UNVERIFIED for token in tokens):
+            break
+    assert [token.id for token in tokens] == wanted[5]
+
+
+def test_a_server_that_dies_and_comes_back_within_a_reply(
+    engine: Engine, served: Model, f32_pair: tuple[Path, Path], closing: ExitStack
+) -> None:
+    """Nothing is lost or repeated, and what is marked as verified is what the verifier says after all before it."""
+    pair, server = open_pair(closing, LlamaServer(engine), f32_pair[0], timing=QUICK)
+    tokens: list[Token] = []
+    for number in range(4):
+        prompt, reply = pair.prompt_ids(case(number)), pair.reply(case(number), max_tokens=MOST, budget=1.0)
+        tokens = []
+        for token in reply:
+            tokens.append(token)
+            server.fault = Fault.DROPPED if len(tokens) % 6 in (2, 3) else None
+        text = np.concatenate((prompt, np.array([token.id for token in tokens], dtype=np.int32)))
+        with Context(served, n_ctx=len(text), threads=1) as context:
+            says = context.decode(text[:-1], outputs=len(tokens)).argmax(axis=1)
+        for token, said in zip(tokens, says.tolist(), strict=True):
+            assert token.source in UNVERIFIED or token.id == said
+
+
+def test_a_server_of_another_model_is_not_used(
+    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, server = open_pair(closing, Vllm(engine), f32_pair[0], timing=QUICK)
+    server.fault = Fault.FAILED
+    written(pair)
+    monkeypatch.setattr("testkit.upstream.dialects.MODEL", "another/model")
+    server.fault = None
+    tokens, _ = written(pair)
+    assert {token.source for token in tokens} <= UNVERIFIED
+
+
+def test_nobody_at_the_address(f32_pair: tuple[Path, Path]) -> None:
+    with pytest.raises(VerifierUnreachable, match="is gone"):
+        LLM.open(f32_pair[0], "http://127.0.0.1:9")
+
+
+def test_a_server_that_cannot_verify(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
+    server = closing.enter_context(UpstreamServer(Vllm(engine)))
+    server.fault = Fault.FOREIGN
+    with pytest.raises(VerifierUnreachable, match="cannot verify"):
+        LLM.open(f32_pair[0], server.url)
+
+
+def test_a_server_of_another_vocabulary(
+    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialect = Vllm(engine)
+    monkeypatch.setattr(dialect, "text", lambda tokens: Vllm.text(dialect, [max(0, token - 1) for token in tokens]))
+    with pytest.raises(VocabularyMismatch, match=r"token \d+ is"):
+        open_pair(closing, dialect, f32_pair[0])
+
+
+def test_a_key_is_sent_and_never_shown(
+    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = closing.enter_context(UpstreamServer(Vllm(engine), key="open-sesame"))
+    with pytest.raises(VerifierUnreachable, match="refuses requests without a key"):
+        LLM.open(f32_pair[0], server.url)
+    monkeypatch.setenv("EDGELLM_VERIFIER_KEY", "wrong-word")
+    with pytest.raises(VerifierUnreachable, match="refuses the key") as raised:
+        LLM.open(f32_pair[0], server.url)
+    assert "wrong-word" not in str(raised.value)
+    monkeypatch.setenv("EDGELLM_VERIFIER_KEY", "open-sesame")
+    with LLM.open(f32_pair[0], server.url, threads=1) as pair:
+        assert len(ids(pair.reply(case(5), max_tokens=2))) == 2
+
+
+@pytest.mark.parametrize("fault", [Fault.GARBAGE, Fault.TRUNCATED, Fault.DROPPED, Fault.HUGE, Fault.FAILED, Fault.BUSY])
+def test_what_the_client_makes_of_a_fault(fault: Fault, engine: Engine, closing: ExitStack) -> None:
+    server = closing.enter_context(UpstreamServer(Vllm(engine)))
+    client = HttpClient(ServerURL.parse(server.url), "a-key", max_answer=2**20)
+    closing.callback(client.close)
+    server.fault = fault
+    with pytest.raises(VerifierBusy if fault is Fault.BUSY else VerifierLost) as raised:
+        client.wait(client.post("/detokenize", {"tokens": [1]}))
+    assert server.url in raised.value.what
+    if isinstance(raised.value, VerifierBusy):
+        assert raised.value.seconds == 1.0

@@ -1,0 +1,127 @@
+"""A reply through every dialect and tier is the one that the verifier writes alone."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from edgellm.errors import InvalidOption
+from edgellm.llm import LLM
+from edgellm.spec.types import Explanation, Source, Token
+from edgellm.upstream.opening import UpstreamOptions
+from edgellm.upstream.rows import Tier
+from testkit.upstream.dialects import NOWHERE, LlamaServer, Vllm
+from testkit.upstream.engine import Engine
+from testkit.upstream.server import UpstreamServer
+from tests.spec.real import case, ids
+from tests.upstream.conftest import MOST, NUMBERS, WAYS, open_pair
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_drafts_change_nothing(
+    way: str, engine: Engine, f32_pair: tuple[Path, Path], wanted: dict[int, list[int]], closing: ExitStack
+) -> None:
+    make, tier = WAYS[way]
+    pair, server = open_pair(closing, make(engine), f32_pair[0], tier)
+    for number in NUMBERS:
+        reply = pair.reply(case(number), max_tokens=MOST, budget=1.0)
+        assert ids(reply) == wanted[number]
+        assert reply.summary.share_verified == 1.0
+    assert any(path in ("/inference/v1/generate", "/v1/completions", "/completion") for path, _, _ in server.requests)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_server_alone(
+    way: str, engine: Engine, f32_pair: tuple[Path, Path], wanted: dict[int, list[int]], closing: ExitStack
+) -> None:
+    """Without a draft model several tokens come from one request."""
+    make, tier = WAYS[way]
+    server = closing.enter_context(UpstreamServer(make(engine)))
+    options = UpstreamOptions(tier=tier)
+    pair = closing.enter_context(LLM.open("none", server.url, tokenizer=f32_pair[0], threads=1, upstream=options))
+    before = len(server.requests)
+    assert ids(pair.reply(case(2), max_tokens=MOST)) == wanted[2]
+    assert len(server.requests) - before <= len(wanted[2]) // 4 + 2
+
+
+def test_the_server_is_named_with_its_tier(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
+    pair, server = open_pair(closing, Vllm(engine), f32_pair[0])
+    told: list[Explanation] = []
+    reply = pair.reply(case(2), max_tokens=4)
+    reply.listen(on_explain=told.append)
+    ids(reply)
+    assert any(one.text.startswith(f"vLLM at {server.url} verifies by fan-out") for one in told)
+    assert pair.verifier_at == server.url
+    assert pair.verifier_name == "served/verifier"
+
+
+def test_what_a_server_logs_is_said_once(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
+    server = closing.enter_context(UpstreamServer(Vllm(engine)))
+    said = []
+    for _ in range(2):
+        with LLM.open(f32_pair[0], server.url, threads=1) as pair:
+            said.append([notice for notice in pair.notices if "--enable-log-requests" in notice])
+    assert [len(one) for one in said] == [1, 0]
+
+
+def test_a_server_that_recomputes_says_so(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
+    pair, _ = open_pair(closing, Vllm(engine), f32_pair[0], Tier.SCORE)
+    assert any("recomputes your whole prompt" in notice for notice in pair.notices)
+
+
+def test_a_tier_that_the_server_lacks(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
+    with pytest.raises(InvalidOption, match="by score: it can by continue"):
+        open_pair(closing, LlamaServer(engine), f32_pair[0], Tier.SCORE)
+
+
+def test_conversations_are_rendered_by_the_servers_template(
+    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
+) -> None:
+    template = "<|begin|><|user|>Template of the server<|end|><|assistant|>"
+    pair, _ = open_pair(closing, LlamaServer(engine, template=template), f32_pair[0])
+    assert b"Template of the server" in pair._text.detokenize(pair.prompt_ids("A question"))
+
+
+def test_rows_of_cached_positions_are_never_read(
+    engine: Engine, f32_pair: tuple[Path, Path], wanted: dict[int, list[int]], closing: ExitStack
+) -> None:
+    """The same question again: what is asked then is in the server's cache, drafts included, and its rows are memory
+    that nobody has written to."""
+    for counts in (True, False):
+        dialect = Vllm(engine, scores=True, counts=counts)
+        pair, _ = open_pair(closing, dialect, f32_pair[0])
+        for _ in range(3):
+            assert ids(pair.reply(case(5), max_tokens=MOST, budget=1.0)) == wanted[5]
+        assert max(dialect.cached) > 0
+    assert NOWHERE > 1.0
+
+
+def test_log_probabilities_are_the_servers(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
+    with LLM.open("none", f32_pair[1], threads=1) as alone:
+        right = [token for token in alone.reply(case(2), max_tokens=8, logprobs=3) if isinstance(token, Token)]
+    for make, tier in (WAYS["vllm-score"], WAYS["vllm-fan-out"], WAYS["llama-server"]):
+        pair, _ = open_pair(closing, make(engine), f32_pair[0], tier)
+        told = list(pair.reply(case(2), max_tokens=8, logprobs=3))
+        assert [token.id for token in told] == [token.id for token in right]
+        for one, other in zip(told, right, strict=True):
+            assert one.logprobs is not None
+            assert other.logprobs is not None
+            assert one.logprobs.own == pytest.approx(other.logprobs.own, abs=1e-3)
+            assert one.logprobs.ids.tolist() == other.logprobs.ids.tolist()
+
+
+def test_drafts_are_marked_as_verified(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
+    pair, _ = open_pair(closing, Vllm(engine, scores=True), f32_pair[0])
+    sources = {token.source for token in pair.reply(case(5), max_tokens=MOST, budget=1.0)}
+    assert Source.ACCEPTED in sources
+    assert not sources & {Source.DRAFT, Source.PARALLEL}
+
+
+def test_a_model_that_the_server_has_not(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
+    server = closing.enter_context(UpstreamServer(Vllm(engine)))
+    with pytest.raises(InvalidOption, match="has no model 'other'") as raised:
+        LLM.open(f32_pair[0], f"{server.url}#other")
+    assert "served/verifier" in raised.value.next_step
+    LLM.open(f32_pair[0], f"{server.url}/v1#served/verifier").close()

@@ -1,0 +1,184 @@
+"""From rows to verdicts, without a server."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from edgellm.spec.sampling import Purpose, draw, exact_distribution, rounded, uniforms
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Distribution, Ids, Sampling
+from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
+from edgellm.upstream.verdict import RowsUnusable, distribution, verdict
+
+SIZE = 4  # of the vocabulary
+LENGTH = 3  # tokens of a text
+ROUNDS = 1200
+LOGITS = np.random.default_rng(3).normal(0.0, 1.2, (SIZE + 1, SIZE)).astype(np.float32)
+"""Row t follows token t, the last one an empty text."""
+DRAFT = np.random.default_rng(4).normal(0.0, 1.0, (SIZE + 1, SIZE)).astype(np.float32)
+SAMPLINGS = {
+    "all": Sampling(temperature=0.9, top_k=SIZE, top_p=1.0),
+    "truncated": Sampling(temperature=1.1, top_k=3, top_p=0.9),
+}
+
+
+def ids(*tokens: int) -> Ids:
+    return np.array(tokens, dtype=np.int32)
+
+
+def row(text: list[int], logits: np.ndarray = LOGITS) -> np.ndarray:
+    return logits[text[-1] if text else SIZE]
+
+
+def top(text: list[int]) -> Top:
+    found = row(text) - math.log(float(np.exp(row(text)).sum()))
+    return tuple((token, float(found[token])) for token in (-found).argsort())
+
+
+def request(text: list[int], draft: list[int], sampling: Sampling) -> RowRequest:
+    return RowRequest(ids(*text), ids(*draft), sampling, top=sampling.top_k)
+
+
+def reply(tier: Tier, rows: list[Row]) -> RowReply:
+    return RowReply(tier, tuple(rows))
+
+
+def drafted(text: list[int], n: int, sampling: Sampling, number: int) -> Chunk:
+    """A draft that is drawn from the draft model's own distribution."""
+    now, tokens, distributions = list(text), [], []
+    for step in range(n):
+        q = rounded(exact_distribution(row(now, DRAFT), sampling))
+        token = draw(q, uniforms(number, len(text) + step, 1, Purpose.DRAFT)[0, 0])
+        tokens.append(token)
+        distributions.append(q)
+        now.append(token)
+    return Chunk(ids=ids(*tokens), distributions=tuple(distributions))
+
+
+def written(tier: Tier, sampling: Sampling, number: int, server: np.random.Generator) -> tuple[int, ...]:
+    """The first tokens of a text that is written by verdicts."""
+    seeded, text = Sampling(sampling.temperature, sampling.top_k, sampling.top_p, seed=number), list[int]()
+    while len(text) < LENGTH:
+        chunk = drafted(text, 2, seeded, number)
+        draft = chunk.ids.tolist()
+        prefixes = [text + draft[:n] for n in range(3)]
+        if tier is Tier.SCORE:
+            rows = [Row(int(row(prefix).argmax()), top(prefix)) for prefix in prefixes]
+        elif tier is Tier.FAN_OUT:
+            rows = [Row(draw(exact_distribution(row(prefix), seeded), server.random())) for prefix in prefixes]
+        else:
+            now, rows = list(text), []
+            for _ in prefixes:
+                now.append(draw(exact_distribution(row(now), seeded), server.random()))
+                rows.append(Row(now[-1]))
+        found = verdict(chunk, request(text, draft, seeded), reply(tier, rows), SIZE)
+        text += [*draft[: found.accepted], *found.tokens.tolist()]
+    return tuple(text[:LENGTH])
+
+
+def expected(sampling: Sampling) -> Iterator[tuple[tuple[int, ...], float]]:
+    for text in itertools.product(range(SIZE), repeat=LENGTH):
+        chance = 1.0
+        for n, token in enumerate(text):
+            p = exact_distribution(row(list(text[:n])), sampling)
+            chance *= dict(zip(p.ids.tolist(), p.probs.tolist(), strict=True)).get(token, 0.0)
+        yield text, chance
+
+
+@pytest.mark.parametrize("tier", Tier)
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_sampled_texts_are_distributed_as_the_verifiers(tier: Tier, name: str) -> None:
+    sampling, server = SAMPLINGS[name], np.random.default_rng(11)
+    seen = Counter(written(tier, sampling, number, server) for number in range(ROUNDS))
+    chances = dict(expected(sampling))
+    assert set(seen) <= {text for text, chance in chances.items() if chance > 0}
+    cells = [(seen[text], ROUNDS * chance) for text, chance in chances.items() if ROUNDS * chance >= 5.0]
+    chi_square = sum((observed - mean) ** 2 / mean for observed, mean in cells)
+    degrees = len(cells) - 1
+    limit = degrees * (1.0 - 2.0 / (9.0 * degrees) + 3.29 * math.sqrt(2.0 / (9.0 * degrees))) ** 3  # p = 0.0005
+    assert chi_square < limit
+
+
+def test_a_wrong_distribution_would_be_noticed() -> None:
+    sampling, server = SAMPLINGS["all"], np.random.default_rng(11)
+    other = Sampling(2.0, sampling.top_k, sampling.top_p)
+    seen = Counter(written(Tier.FAN_OUT, other, number, server) for number in range(ROUNDS))
+    cells = [(seen[text], ROUNDS * chance) for text, chance in expected(sampling) if ROUNDS * chance >= 5.0]
+    assert sum((observed - mean) ** 2 / mean for observed, mean in cells) > 3 * len(cells)
+
+
+def test_greedy_rows_are_compared_with_the_draft() -> None:
+    rows = [Row(1), Row(2), Row(3)]
+    for draft, accepted, token in (([1, 2], 2, 3), ([1, 0], 1, 2), ([0, 2], 0, 1)):
+        found = verdict(Chunk(ids=ids(*draft)), request([0], draft, GREEDY), reply(Tier.SCORE, rows), SIZE)
+        assert (found.accepted, found.tokens.tolist(), found.passes) == (accepted, [token], 1)
+
+
+def test_all_that_the_server_wrote_is_used() -> None:
+    rows = [Row(1), Row(2), Row(3)]
+    for draft, accepted, tokens in (([1, 2], 2, [3]), ([1, 0], 1, [2, 3]), ([0, 0], 0, [1, 2, 3])):
+        found = verdict(Chunk(ids=ids(*draft)), request([0], draft, GREEDY), reply(Tier.CONTINUE, rows), SIZE)
+        assert (found.accepted, found.tokens.tolist(), found.passes) == (accepted, tokens, 3)
+
+
+def test_a_text_that_ends_early() -> None:
+    """The draft goes on behind the end of the server's text: its last token is the server's own."""
+    chunk = Chunk(ids=ids(1, 2, 3))
+    found = verdict(chunk, request([0], [1, 2, 3], GREEDY), reply(Tier.CONTINUE, [Row(1), Row(2)]), SIZE)
+    assert (found.accepted, found.tokens.tolist()) == (1, [2])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [Row(1), Row(1)],
+        [Row(1), Row(SIZE), Row(1)],
+        [Row(1), Row(-1), Row(1)],
+        [Row(1, ((1, math.nan),)), Row(1), Row(1)],
+        [Row(1, ((1, -math.inf),)), Row(1), Row(1)],
+        [Row(1, ((1, 4.27e10),)), Row(1), Row(1)],
+        [Row(1, ((SIZE, -1.0),)), Row(1), Row(1)],
+        [Row(1, ((1, -2.0), (1, -2.0))), Row(1), Row(1)],
+        [Row(1, ((1, -0.1), (2, -0.1))), Row(1), Row(1)],
+    ],
+    ids=["none", "too-few", "outside", "negative", "nan", "infinite", "memory", "top-outside", "twice", "more-than-1"],
+)
+def test_rows_that_cannot_be_are_refused(rows: list[Row]) -> None:
+    with pytest.raises(RowsUnusable):
+        verdict(Chunk(ids=ids(1, 1)), request([0], [1, 1], GREEDY), reply(Tier.SCORE, rows), SIZE)
+
+
+def test_too_few_likeliest_tokens_are_not_drawn_from() -> None:
+    sampling = Sampling(temperature=1.0, top_k=3)
+    chunk = Chunk(ids=NO_IDS)
+    for rows in ([Row(1, top([0])[:2])], [Row(1)]):
+        with pytest.raises(RowsUnusable):
+            verdict(chunk, request([0], [], sampling), reply(Tier.SCORE, rows), SIZE)
+
+
+def test_drafts_without_a_distribution_are_compared_with_the_draw() -> None:
+    sampling = Sampling(temperature=1.0, top_k=SIZE, seed=5)
+    rows = [Row(0, top([0])), Row(0, top([1]))]
+    p = exact_distribution(row([0]), sampling)
+    wanted = draw(p, uniforms(5, 1, 2)[0, 1])
+    for token in range(SIZE):
+        found = verdict(Chunk(ids=ids(token)), request([0], [token], sampling), reply(Tier.SCORE, rows), SIZE)
+        assert found.accepted == (token == wanted)
+        assert token == wanted or found.tokens.tolist() == [wanted]
+
+
+def test_the_likeliest_tokens_give_the_distribution_of_the_whole_row() -> None:
+    logits = np.random.default_rng(9).normal(0.0, 3.0, 1000).astype(np.float32)
+    shares = logits - math.log(float(np.exp(logits.astype(np.float64)).sum()))
+    likeliest = tuple((int(token), float(shares[token])) for token in (-logits).argsort()[:40])
+    for sampling in (Sampling(0.7), Sampling(1.5, 40, 0.5), Sampling(1.0, 7, 1.0), Sampling(1.0, 20, 0.9, min_p=0.1)):
+        whole, found = exact_distribution(logits, sampling), distribution(likeliest, sampling)
+        assert found.ids.tolist() == whole.ids.tolist()
+        assert found.probs == pytest.approx(whole.probs, abs=1e-5)
+    assert isinstance(found, Distribution)
