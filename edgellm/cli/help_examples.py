@@ -26,6 +26,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm chat --verifier none", "use the draft model alone"),
         ("edgellm chat --draft none", "use the verifier alone"),
         ("edgellm chat --verifier localhost:50151", "use a verifier started by `edgellm serve`"),
+        ("edgellm chat --verifier http://gpu-box:8000", "use a vLLM or llama-server that already runs"),
         ("edgellm chat --peer desk", "use the verifier of this paired device"),
         ("edgellm chat --peer 192.168.1.20:50151", "use the verifier at this address"),
         ("edgellm chat --mesh here:1-6,desk:7-12", "split the verifier over two devices; see edgellm mesh run --help"),

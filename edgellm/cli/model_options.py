@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -15,6 +16,7 @@ from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.engine.hardware import Hardware
+    from edgellm.upstream.opening import UpstreamOptions
 
 DRAFT, VERIFIER = "draft", "verifier"
 _PANEL = "Hardware"
@@ -42,6 +44,18 @@ TemplateArgs = Annotated[
         help="Argument for the model's chat template, such as enable_thinking=false; can be given several times.",
     ),
 ]  # fmt: skip
+
+VerifierTier = Annotated[
+    str | None,
+    typer.Option(
+        metavar="score|fan-out|continue", help="How a stock server (http://...) verifies.",
+        show_default="the best way that it has",
+    ),
+]  # fmt: skip
+VerifierKeyFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="File with a stock server's key.", show_default="$EDGELLM_VERIFIER_KEY"),
+]
 
 
 def _option(metavar: str, text: str, default: str) -> Any:
@@ -157,6 +171,18 @@ def with_hardware(command: Callable[..., T], names: Sequence[str] = tuple(_OPTIO
     run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
     return run
+
+
+def upstream_options(tier: str | None, key_file: Path | None) -> UpstreamOptions | None:
+    """Return how a stock server is used, None if nothing is said of it. Raises InvalidOption for an unknown tier."""
+    if tier is None and key_file is None:
+        return None
+    from edgellm.upstream.opening import UpstreamOptions
+    from edgellm.upstream.rows import Tier
+
+    if tier is not None and tier not in set(Tier):
+        raise InvalidOption(f"--verifier-tier is {tier!r}.", f"Choose one of {', '.join(Tier)}.")
+    return UpstreamOptions(None if tier is None else Tier(tier), None if key_file is None else key_file.expanduser())
 
 
 def thinking(think: str, effort: str | None, arguments: Sequence[str] | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from edgellm.errors import HistoryUnusable
 if TYPE_CHECKING:
     from edgellm.llm import LLM
     from edgellm.spec.params import ReplyOptions
+    from edgellm.upstream.opening import UpstreamOptions
 
 Remember = Callable[[str, str], None]
 RECALLED = 2**16
@@ -29,12 +30,13 @@ TOY = (
 @dataclass(frozen=True, slots=True)
 class ChatPairOpener:
     """Opens pairs that can make replies with these options. Without `history` nothing of past conversations is used;
-    `introduce` prints `TOY` where the bundled models answer."""
+    `introduce` prints `TOY` where the bundled models answer. A stock server is used as `upstream` says."""
 
     options: ReplyOptions
     hardware: HardwareOptions
     history: bool
     introduce: bool = False
+    upstream: UpstreamOptions | None = None
 
     def open(self, draft: str, verifier: str, peers: Sequence[str] = (), profile: Path | None = None) -> LLM:
         """Open a pair; one of the `peers` verifies if there are any. Raise what `LLM.open` and `prepare` raise."""
@@ -45,6 +47,7 @@ class ChatPairOpener:
             pair = LLM.open(
                 draft, AUTO if peers else verifier, profile=profile, progress=loading, peers=peers,
                 history=self.history, hardware=self.hardware.of(VERIFIER), draft_hardware=self.hardware.of(DRAFT),
+                upstream=self.upstream,
             )  # fmt: skip
         if self.introduce and not peers and {draft, verifier} <= {*ALIASES, "none"}:
             say(TOY, style="dim")

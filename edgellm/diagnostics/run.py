@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edgellm.diagnostics.local import Finding, examine_machine, problem
+from edgellm.diagnostics.stock_server import examine_server
 from edgellm.errors import EdgeError
-from edgellm.llm.model_loading import DRAFT
+from edgellm.llm.model_loading import DRAFT, is_url
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.trust.trust import Trust
 
@@ -16,7 +17,7 @@ def examine(*, draft: str = DRAFT, peers: Sequence[str] = (), interfaces: Sequen
 
     Args:
         draft: the model whose vocabulary verifiers should have.
-        peers: addresses (HOST:PORT) to check too.
+        peers: addresses (HOST:PORT, or the URL of a stock server) to check too.
         interfaces: names or addresses of the networks to use, instead of those of the home.
 
     Raises:
@@ -25,7 +26,7 @@ def examine(*, draft: str = DRAFT, peers: Sequence[str] = (), interfaces: Sequen
     from edgellm.diagnostics import network
     from edgellm.rpc.address import Address
 
-    addresses = [Address.parse(text) for text in peers]
+    addresses = [Address.parse(text) for text in peers if not is_url(text)]
     hosts = chosen_hosts(interfaces)
     yield from examine_machine()
     vocabulary = ""
@@ -33,6 +34,8 @@ def examine(*, draft: str = DRAFT, peers: Sequence[str] = (), interfaces: Sequen
         vocabulary = _vocabulary(draft)
     except EdgeError as error:
         yield problem("vocabulary", f"The draft model cannot be read: {error.what}", error.next_step)
+    for url in filter(is_url, peers):
+        yield from examine_server(url, draft)
     yield from network.examine_interfaces(hosts)
     try:
         trust = Trust.load()

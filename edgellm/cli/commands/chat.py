@@ -20,7 +20,10 @@ from edgellm.cli.model_options import (
     ReasoningEffort,
     TemplateArgs,
     Think,
+    VerifierKeyFile,
+    VerifierTier,
     thinking,
+    upstream_options,
     with_hardware,
 )
 from edgellm.cli.pair_opener import ChatPairOpener
@@ -68,9 +71,9 @@ def chat(
     verifier: Annotated[
         str,
         typer.Option(
-            metavar="MODEL|HOST:PORT|auto", envvar="EDGELLM_VERIFIER", autocompletion=model_names,
-            help="Bigger model that verifies, or the address of a served one; 'auto': the best paired device; 'none': "
-            "the draft model writes alone.",
+            metavar="MODEL|HOST:PORT|URL|auto", envvar="EDGELLM_VERIFIER", autocompletion=model_names,
+            help="Bigger model that verifies, or the address of a served one (http://... for vLLM, llama-server and "
+            "others); 'auto': the best paired device; 'none': the draft model writes alone.",
         ),
     ] = "edgellm-verifier",
     peer: Annotated[
@@ -80,6 +83,8 @@ def chat(
             help="Paired device to use as verifier (name or address); the best one if given several times.",
         ),
     ] = None,
+    verifier_tier: VerifierTier = None,
+    verifier_key_file: VerifierKeyFile = None,
     mesh: OverDevices = None,
     budget: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Share of chunks to verify, 0 to 1.", show_default="all")
@@ -211,7 +216,8 @@ def chat(
     stored = StoredConversation.open(again, conversation, history)
     watched = is_terminal(sys.stdout) and is_terminal(sys.stderr)
     introduce = watched and not (as_json or quiet or stored.conversation.turns)
-    opener, reports = ChatPairOpener(options, hardware, history, introduce), None
+    upstream = upstream_options(verifier_tier, verifier_key_file)
+    opener, reports = ChatPairOpener(options, hardware, history, introduce, upstream), None
     if mesh is None:
         pair = opener.open(draft, verifier, peer or (), profile)
     else:

@@ -29,7 +29,8 @@ def doctor(
         ),
     ] = "edgellm-draft",
     peer: Annotated[
-        list[str] | None, typer.Option(metavar="HOST:PORT", help="Address to check too; can be given several times.")
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT|URL", help="Address to check too; can be given several times."),
     ] = None,
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

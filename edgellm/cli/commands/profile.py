@@ -12,7 +12,15 @@ import typer
 from rich.table import Table
 
 from edgellm.cli.help_examples import model_names
-from edgellm.cli.model_options import DRAFT, VERIFIER, HardwareOptions, with_hardware
+from edgellm.cli.model_options import (
+    DRAFT,
+    VERIFIER,
+    HardwareOptions,
+    VerifierKeyFile,
+    VerifierTier,
+    upstream_options,
+    with_hardware,
+)
 from edgellm.cli.settings import renamed
 from edgellm.cli.views.console import Loading, decode, emit, err, is_terminal, out, say
 from edgellm.errors import InvalidOption, ProfileStopped
@@ -38,9 +46,11 @@ def profile(
     ] = "edgellm-draft",
     verifier: Annotated[
         str,
-        typer.Option(metavar="MODEL|HOST:PORT", envvar="EDGELLM_VERIFIER", autocompletion=model_names,
+        typer.Option(metavar="MODEL|HOST:PORT|URL", envvar="EDGELLM_VERIFIER", autocompletion=model_names,
                      help="Bigger model that verifies, or the address of a served one."),
     ] = "edgellm-verifier",
+    verifier_tier: VerifierTier = None,
+    verifier_key_file: VerifierKeyFile = None,
     gamma: Annotated[int | None, typer.Option(metavar="N", help="Drafted tokens per chunk.", show_default="2")] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of tokens in a reply.")] = 96,
     layer: Annotated[
@@ -83,8 +93,9 @@ def profile(
         )
     with Loading() as loading:
         pair = LLM.open(
-            draft, verifier, progress=loading, hardware=hardware.of(VERIFIER), draft_hardware=hardware.of(DRAFT)
-        )
+            draft, verifier, progress=loading, hardware=hardware.of(VERIFIER), draft_hardware=hardware.of(DRAFT),
+            upstream=upstream_options(verifier_tier, verifier_key_file),
+        )  # fmt: skip
     with Loading("hashing") as hashing:
         pair.hash_models(hashing)
     columns = (TextColumn("profiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))

@@ -52,7 +52,10 @@ from edgellm.cli.model_options import (
     ReasoningEffort,
     TemplateArgs,
     Think,
+    VerifierKeyFile,
+    VerifierTier,
     thinking,
+    upstream_options,
     with_hardware,
 )
 from edgellm.cli.views.console import Loading, announce, say, size
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     from edgellm.services.server.verification_service import ServerEvent
     from edgellm.spec.draft_length import CostCurve
     from edgellm.spec.params import ReplyOptions
+    from edgellm.upstream.opening import UpstreamOptions
 
 
 def hosts_of(server: Listener, interface: list[str] | None) -> list[str]:
@@ -224,7 +228,7 @@ def serve(
     ] = "edgellm-draft",
     verifier: Annotated[
         str,
-        typer.Option(metavar="MODEL|HOST:PORT|auto", help="Role pair: bigger model that verifies, or its address.",
+        typer.Option(metavar="MODEL|HOST:PORT|URL|auto", help="Role pair: bigger model that verifies, or its address.",
                      autocompletion=model_names),
     ] = "edgellm-verifier",
     peer: Annotated[
@@ -232,6 +236,8 @@ def serve(
         typer.Option(metavar="DEVICE|HOST:PORT", help="Role pair: paired device to use as verifier; with --mesh "
                      "the address of a worker.", autocompletion=peer_names),
     ] = None,
+    verifier_tier: VerifierTier = None,
+    verifier_key_file: VerifierKeyFile = None,
     mesh: OverDevices = None,
     host: Annotated[
         str,
@@ -300,7 +306,8 @@ def serve(
         raise InvalidOption("A pair is served over HTTP only.", "Leave --no-http out, or use --role verifier.")
     with http_server(options) as server, embedding(server, embeddings, hardware.of(VERIFIER)):
         if role is Role.PAIR:
-            _serve_pair(server, draft, verifier, peer, plan, mesh, at_once, defaults, hardware)
+            upstream = upstream_options(verifier_tier, verifier_key_file)
+            _serve_pair(server, draft, verifier, peer, plan, mesh, at_once, defaults, hardware, upstream)
         elif role is Role.VERIFIER:
             _serve_verifier(
                 server, model or "edgellm-verifier", host, port, paired_only, announce, interface, defaults, hardware
@@ -313,8 +320,9 @@ def serve(
 
 _LINK = {"model", "host", "port", "paired_only", "announce", "interface"}
 _TEMPLATE = {"think", "reasoning_effort", "template_arg", "ctx_size", "batch_size"}  # of whoever asks for replies
+_PAIR = {"draft", "verifier", "verifier_tier", "verifier_key_file", "peer", "mesh", "plan", "keep_alive"}
 _USES = {
-    Role.PAIR: {"draft", "verifier", "peer", "mesh", "plan", "keep_alive"} | _TEMPLATE,
+    Role.PAIR: _PAIR | _TEMPLATE,
     Role.VERIFIER: _LINK | _TEMPLATE,
     Role.WORKER: _LINK | {"memory", "keep", "store"},
 }
@@ -362,7 +370,7 @@ def _serve_worker(
 
 def _serve_pair(
     http: HttpServer | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None, mesh: str | None,
-    sessions: int, replies: ReplyOptions, hardware: HardwareOptions,
+    sessions: int, replies: ReplyOptions, hardware: HardwareOptions, upstream: UpstreamOptions | None,
 ) -> None:  # fmt: skip
     from edgellm.http.local_models import LocalModels, ModelDefaults, PairOpener
     from edgellm.http.mesh_status import read_plan
@@ -393,7 +401,7 @@ def _serve_pair(
         with Loading() as loading:
             pair = LLM.open(
                 draft, AUTO if peer else verifier, progress=loading, peers=peer or (), hardware=defaults.hardware,
-                draft_hardware=defaults.draft_hardware,
+                draft_hardware=defaults.draft_hardware, upstream=upstream,
             )  # fmt: skip
         announce(pair.verifier_reason, pair.notices)
         served = ServedModel(pair, pair.name, in_turns=pair.verifier_up is None, options=replies)
