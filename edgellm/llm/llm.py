@@ -323,8 +323,7 @@ class LLM:
         self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, began: float, draft_prompt: Ids | None
     ) -> Reply:
         sampling = options.sampling(len(ids))
-        if options.json_schema is not None:
-            sampling = replace(sampling, constraint=self._constraint(ids, options.json_schema, options, channels))
+        sampling = replace(sampling, constraint=self._constraint(ids, options, channels))
         check_sampling(self._parts, sampling)
         check_grammar(self._parts, sampling)
         if options.logprobs is not None:
@@ -338,12 +337,18 @@ class LLM:
         self._replies.add(reply)
         return reply
 
-    def _constraint(self, ids: Ids, schema: str, options: ReplyOptions, channels: ChannelSplitter) -> Constraint:
-        """Return the constraint of a reply to `ids` (n,): behind the thought, where there is one. Raises InvalidOption
-        where the schema cannot be used."""
+    def _constraint(self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter) -> Constraint | None:
+        """Return the constraint of a reply to `ids` (n,): behind its thought, where there is one; a call that must come
+        follows at once. Raises InvalidOption where the schema cannot be used."""
+        toolbox = self._toolbox(options) if options.tools else None
+        called = None if toolbox is None else toolbox.schema()
+        schema = options.json_schema if called is None else called
+        if schema is None:
+            return None
         self._text.grammar(schema)
         after: list[int] = []
-        if (markup := self._text.thinking) is not None:
+        opened = called is not None and toolbox is not None and toolbox.opening()
+        if not opened and (markup := self._text.thinking) is not None:
             if markup.channels:
                 after = self._text.tokenize("<|channel|>final<|message|>", special=True).tolist()
             elif channels.channel is Channel.THINKING or options.think:
@@ -438,7 +443,7 @@ class LLM:
         used = not isinstance(prompt, str) and any(turn.tool_calls or turn.role == "tool" for turn in prompt)
         if not (options.tools or used):
             return chat_ids(self._text, prompt, self.context_length, should_stop, arguments)
-        toolbox = Toolbox.of(self._text, options.tools, options.tool_choice)
+        toolbox = self._toolbox(options)
         turns = toolbox.messages(compose(prompt) if isinstance(prompt, str) else prompt)
         ids = chat_ids(self._text, turns, self.context_length, should_stop, arguments | toolbox.arguments())
         if not (opening := toolbox.opening()):
@@ -452,8 +457,11 @@ class LLM:
 
     def calls(self, reply: Iterable[Token], options: ReplyOptions) -> Iterator[Token | ToolCall]:
         """Yield the tokens of a `reply` with `options`, and the calls of its tools, whose tokens have no text then."""
-        toolbox = Toolbox.of(self._text, options.tools, options.tool_choice)
-        return split_calls(reply, toolbox, self._text.control_text)
+        return split_calls(reply, self._toolbox(options), self._text.control_text)
+
+    def _toolbox(self, options: ReplyOptions) -> Toolbox:
+        verifier = self._parts.verifier
+        return Toolbox.of(self._text, options, grammars=verifier is None or verifier.applies_grammars)
 
     def count_tokens(self, text: str, most: int | None = None) -> int:
         """Return how many tokens `text` has in the model's tokenizer. Raises PromptTooLong where these are more than

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from edgellm.engine import Message, Model, ToolCall
+from edgellm.errors import InvalidOption
+from edgellm.spec.params import ANY_TOOL, ReplyOptions
 from edgellm.spec.stream import Utf8
 from edgellm.spec.types import Channel, Token
 
@@ -38,13 +40,18 @@ class ToolFormat:
     The first of `openings` begins them. `parse` is given the text from there on, and the tools by name. With `leading`,
     an opening counts only at the beginning of the answer. `everywhere`: calls are written in a channel of their own, so
     the whole reply is looked through. `forced` opens a call of a given function. `closing` matches what may follow a
-    call and belongs to no text.
+    call and belongs to no text. `objects` precedes a call that is one JSON object, with its arguments under the name
+    `arguments`; None where calls are not written so. `json_arguments`: nothing but the arguments, as JSON, has to
+    follow what `forced` opens.
     """
 
     openings: tuple[str, ...]
     parse: Callable[[str, Mapping[str, Tool]], Parsed]
     forced: str
     closing: re.Pattern[str]
+    objects: str | None = None
+    arguments: str = "arguments"
+    json_arguments: bool = False
     leading: bool = False
     everywhere: bool = False
 
@@ -217,32 +224,37 @@ def _gemma(text: str, _tools: Mapping[str, Tool]) -> Parsed:
 
 
 _TAG_END = re.compile(r"\s*(?:</tool_call>)?\s*")
-_TAGGED = ToolFormat(("<tool_call>",), _tagged, '<tool_call>\n{{"name": "{name}", "arguments": ', _TAG_END)
+_TAGGED = ToolFormat(
+    ("<tool_call>",), _tagged, '<tool_call>\n{{"name": "{name}", "arguments": ', _TAG_END, objects="<tool_call>\n"
+)
 _LIST_END = re.compile(r"\s*\]?\s*")
 _DEEPSEEK_BEGIN = "<｜tool▁calls▁begin｜>"
 _DEEPSEEK_END = re.compile(r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*(?:<｜tool▁calls▁end｜>)?\s*")
 _FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<|channel|>", "commentary"),
      ToolFormat(("to=functions.",), _harmony, "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
-                re.compile(r"\s*(?:<\|call\|>|<\|end\|>)?\s*"), everywhere=True)),
+                re.compile(r"\s*(?:<\|call\|>|<\|end\|>)?\s*"), everywhere=True, json_arguments=True)),
     (("<|tool_call>",),
      ToolFormat(("<|tool_call>",), _gemma, "<|tool_call>call:{name}{{", re.compile(r"\s*(?:<tool_call\|>)?\s*"))),
-    (("[TOOL_CALLS]", "[ARGS]"), ToolFormat(("[TOOL_CALLS]",), _mistral, "[TOOL_CALLS]{name}[ARGS]", _LIST_END)),
+    (("[TOOL_CALLS]", "[ARGS]"), ToolFormat(("[TOOL_CALLS]",), _mistral, "[TOOL_CALLS]{name}[ARGS]", _LIST_END,
+                json_arguments=True)),
     (("[TOOL_CALLS]",),
-     ToolFormat(("[TOOL_CALLS]",), _mistral, '[TOOL_CALLS][{{"name": "{name}", "arguments": ', _LIST_END)),
+     ToolFormat(("[TOOL_CALLS]",), _mistral, '[TOOL_CALLS][{{"name": "{name}", "arguments": ', _LIST_END,
+                objects="[TOOL_CALLS]")),
     ((_DEEPSEEK_BEGIN, "```json"),
      ToolFormat((_DEEPSEEK_BEGIN,), _deepseek,
-                _DEEPSEEK_BEGIN + "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n", _DEEPSEEK_END)),
+                _DEEPSEEK_BEGIN + "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n", _DEEPSEEK_END,
+                json_arguments=True)),
     ((_DEEPSEEK_BEGIN,),
      ToolFormat((_DEEPSEEK_BEGIN,), _deepseek, _DEEPSEEK_BEGIN + "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
-                _DEEPSEEK_END)),
+                _DEEPSEEK_END, json_arguments=True)),
     (("<function=", "<parameter="),
      ToolFormat(("<tool_call>", "<function="), _xml, "<tool_call>\n<function={name}>\n", _TAG_END)),
     (("<tool_call>", "<arg_key>"), ToolFormat(("<tool_call>",), _pairs, "<tool_call>{name}\n", _TAG_END)),
     (("<tool_call>",), _TAGGED),
     (('"parameters"', "ipython"),
      ToolFormat(("<|python_tag|>", "{"), _bare, '{{"name": "{name}", "parameters": ', re.compile(r"\s*;?\s*"),
-                leading=True)),
+                leading=True, objects="", arguments="parameters")),
 )  # fmt: skip
 """Texts in a chat template, and the format that they show. The first match counts."""
 
@@ -259,19 +271,73 @@ class Toolbox:
     """The tools of one request, and the model's format for calls.
 
     `generic`: the model's template knows none, so they are described in a system message. `choice` names the function
-    that must be called; None: the model decides.
+    that must be called, or is ANY_TOOL; None: the model decides. `constrained`: a call that must come follows `schema`.
     """
 
     tools: tuple[Tool, ...]
     format: ToolFormat
     generic: bool
     choice: str | None = None
+    constrained: bool = False
 
     @classmethod
-    def of(cls, model: Model, tools: Sequence[Tool], choice: str | None = None) -> Toolbox:
-        """Return the tools as `model` is told of them."""
+    def of(cls, model: Model, options: ReplyOptions, *, grammars: bool) -> Toolbox:
+        """Return the tools of `options` as `model` is told of them. `grammars`: whatever chooses the tokens applies
+        grammars. Raise InvalidOption where any of several tools must be called, and no grammar can demand it."""
         found = find_format(model.chat_template_source, model.describes_tools)
-        return cls(tuple(tools), found or _TAGGED, found is None, choice)
+        made = cls(options.tools, found or _TAGGED, found is None, options.tool_choice, grammars)
+        if (schema := made.schema()) is not None:
+            try:
+                model.grammar(schema)
+                return made
+            except InvalidOption:
+                """One of the tools has parameters that no grammar describes."""
+        names = made.chosen()
+        if len(names) > 1:
+            raise InvalidOption(
+                f"tool_choice asks for a call of any of {len(names)} tools, and no grammar of such calls is available:"
+                f" {made.missing(grammars)}.",
+                "Name one of the tools, or leave the choice to the model.",
+            )
+        return replace(made, choice=names[0] if names else None, constrained=False)
+
+    def missing(self, grammars: bool) -> str:
+        """Return why no grammar describes the calls; `grammars` as for `of`."""
+        if not grammars:
+            return "the verifier applies none"
+        if self.format.objects is None:
+            return "the model does not write its calls as JSON objects"
+        return "the parameters of a tool have a schema that cannot be used"
+
+    def chosen(self) -> list[str]:
+        """Return the names of the functions of which one must be called; none where the model decides."""
+        if self.choice is None:
+            return []
+        return [str(tool["function"]["name"]) for tool in self.tools] if self.choice == ANY_TOOL else [self.choice]
+
+    def schema(self) -> str | None:
+        """Return the JSON schema of what follows `opening`; None where nothing is demanded, or no schema describes
+        it."""
+        chosen = set(self.chosen())
+        if not (self.constrained and chosen):
+            return None
+        tools = [tool["function"] for tool in self.tools if tool["function"]["name"] in chosen]
+        parameters = {one["name"]: one.get("parameters") or {"type": "object"} for one in tools}
+        style = self.format
+        if style.objects is None:
+            return json.dumps(parameters[tools[0]["name"]]) if style.json_arguments and len(tools) == 1 else None
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, style.arguments: {"$ref": f"#/$defs/{name}"}},
+                "required": ["name", style.arguments],
+                "additionalProperties": False,
+            }
+            for name in parameters
+        ]
+        return json.dumps(
+            {"anyOf": calls, "$defs": {name: _moved(one, f"#/$defs/{name}") for name, one in parameters.items()}}
+        )
 
     def arguments(self) -> dict[str, object]:
         """Return the arguments for the chat template."""
@@ -279,7 +345,11 @@ class Toolbox:
 
     def opening(self) -> str:
         """Return the text that the reply begins with, so that it is a call; empty where the model decides."""
-        return "" if self.choice is None else self.format.forced.format(name=self.choice)
+        if not (chosen := self.chosen()):
+            return ""
+        if self.constrained and self.format.objects is not None:
+            return self.format.objects
+        return self.format.forced.format(name=chosen[0])
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
         """Return the conversation for the chat template: as it is, or in the form of a template without tools."""
@@ -290,6 +360,15 @@ class Toolbox:
         if plain and plain[0].role == "system":
             return [replace(plain[0], content=f"{plain[0].content}\n\n{described}"), *plain[1:]]
         return [Message("system", described), *plain]
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """Return a JSON schema whose references hold where it lies at `to` in another one."""
+    if isinstance(schema, Mapping):
+        moved = {key: _moved(value, to) for key, value in schema.items()}
+        reference = schema.get("$ref")
+        return moved | {"$ref": to + reference[1:]} if isinstance(reference, str) and reference[:1] == "#" else moved
+    return [_moved(one, to) for one in schema] if isinstance(schema, list) else schema
 
 
 def plain_turns(messages: Sequence[Message]) -> list[Message]:

@@ -21,6 +21,8 @@ SOURCES = ("context", "history", "analogy", "calibration", "reuse")
 """The sources that drafts can be retrieved from."""
 DEFAULT_SOURCES = ("context", "history", "analogy")
 """The default sources: calibration and reuse cost as much as they bring."""
+ANY_TOOL = "*"
+"""As `tool_choice`: one of the tools must be called, and the model decides which."""
 _WITHOUT_BUDGET = ("auto", "confidence", "always", "never")  # these mean something without a budget
 
 
@@ -67,8 +69,8 @@ class ReplyOptions:
     only if everything is verified, so it never changes the text. `stop`: texts that end the reply; they are not part of
     it. `logprobs`: report each token's log-probability and those of this many others, by the verifier (by the draft
     model, if that is alone); only if everything is verified, in this process. `tools` are functions that the model may
-    call, as OpenAI's API describes them, and `tool_choice` names one that it must call; `LLM.calls` tells calls from
-    text. Raises: InvalidOption: a value out of range, named with the range."""
+    call, as OpenAI's API describes them, and `tool_choice` names one that it must call, or is ANY_TOOL;
+    `LLM.calls` tells calls from text. Raises: InvalidOption: a value out of range, named with the range."""
 
     max_tokens: int = 512
     temperature: float = 0.0

@@ -154,7 +154,8 @@ def test_calls_may_be_limited_forced_and_switched_off(writing: tuple[Writer, Ask
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"tool_choice": "required"}, "there are 2 tools"),
+        ({"tool_choice": "required"}, "no grammar of such calls is available: the verifier applies none"),
+        ({"tool_choice": "required", "tools": []}, "there are no tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "not among the tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name is 'a b'"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type is 'web_search'. Give one of 'function'"),
@@ -185,3 +186,49 @@ def test_tools_cannot_write_control_tokens(writing: tuple[Writer, Ask, str]) -> 
             assert writer.controls == 1
         else:
             assert "contains control tokens" in answer.error["message"]
+
+
+@pytest.fixture(scope="module", params=["own", "generic"])
+def pair(
+    request: pytest.FixtureRequest, f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LLM]:
+    """The bundled pair, which knows no tools, so that nothing but a grammar makes it call one."""
+    draft, verifier = f32_pair
+    if request.param == "own":
+        verifier = with_template(verifier, tmp_path_factory.mktemp("forced") / "tools.gguf", TEMPLATE)
+    with LLM.open(draft, verifier) as opened:
+        yield opened
+
+
+PLACES: Any = {
+    "type": "function", "function": {"name": "place", "parameters": {
+        "type": "object", "properties": {"at": {"$ref": "#/$defs/Place"}, "n": {"enum": [3, 5]}},
+        "required": ["at", "n"], "additionalProperties": False,
+        "$defs": {"Place": {"type": "object", "properties": {"room": {"enum": ["hall", "attic"]}},
+                            "required": ["room"], "additionalProperties": False}}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_of_several_tools_is_called_where_one_is_required(pair: LLM, temperature: float) -> None:
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(pair, "pair"))
+        tools = [PLACES, {**PLACES, "function": {**PLACES["function"], "name": "elsewhere"}}]
+        more = {"tools": tools, "tool_choice": "required", "temperature": temperature, "seed": 5, "max_tokens": 100}
+        choice = ask_for(asker(server), **more).json["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] in ("place", "elsewhere")
+    arguments = json.loads(call["function"]["arguments"])
+    assert (arguments["at"]["room"] in ("hall", "attic"), arguments["n"] in (3, 5)) == (True, True)
+    assert not choice["message"]["content"]
+
+
+def test_the_arguments_of_a_named_tool_fit_its_schema(pair: LLM) -> None:
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(pair, "pair"))
+        named = {"type": "function", "function": {"name": "place"}}
+        choice = ask_for(asker(server), tools=[TOOLS[1], PLACES], tool_choice=named).json["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "place"
+    assert set(json.loads(call["function"]["arguments"])) == {"at", "n"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Message, ToolCall
 from edgellm.llm.tools import Toolbox, find_format, plain_turns, split_calls
+from edgellm.spec.params import ANY_TOOL
 from edgellm.spec.types import Channel, Source, Token
 
 WEATHER: dict[str, Any] = {
@@ -185,3 +187,23 @@ def test_a_template_without_tools_is_told_in_words() -> None:
     assert box.arguments() == {}
     assert plain_turns(told) == told
     assert box.messages([Message("system", "Be brief."), *turns])[0].content.startswith("Be brief.\n\nYou can call")
+
+
+@pytest.mark.parametrize("family", REPLIES)
+def test_a_call_that_must_come_has_a_schema_where_it_is_json(family: str) -> None:
+    box = replace(toolbox(REPLIES[family][0], ANY_TOOL), constrained=True)
+    schema = box.schema()
+    if box.format.objects is None:
+        assert schema is None
+        return
+    described = json.loads(schema or "")
+    assert [one["properties"]["name"]["const"] for one in described["anyOf"]] == ["get_weather", "clock"]
+    assert box.format.arguments in described["anyOf"][0]["required"]
+    call = json.dumps({"name": "clock", box.format.arguments: {}})
+    assert plain(read(call, box, [2])[1]) == [("clock", {})]
+
+
+@pytest.mark.parametrize("family", REPLIES)
+def test_arguments_of_a_named_tool_have_a_schema_where_they_are_json(family: str) -> None:
+    box = replace(toolbox(REPLIES[family][0], "get_weather"), constrained=True)
+    assert (box.schema() is None) == (box.format.objects is None and not box.format.json_arguments)

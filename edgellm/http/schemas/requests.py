@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from edgellm.engine import Message, ToolCall
 from edgellm.http.schemas.errors import invalid_request
 from edgellm.spec.params import (
+    ANY_TOOL,
     GATES,
     MAX_BIAS,
     MAX_BIASES,
@@ -357,17 +358,14 @@ class ChatRequest(GenerationRequest):
         return json.dumps(self.response_format.json_schema.schema_)
 
     def _choice(self) -> str | None:
-        """Return the name of the function that must be called; None where the model decides."""
+        """Return the name of the function that must be called, or ANY_TOOL; None where the model decides."""
         if self.tool_choice in ("none", "auto"):
             return None
         names = [tool.function.name for tool in self.tools]
         if not isinstance(self.tool_choice, ToolChoice):
-            if len(names) != 1:
-                raise invalid_request(
-                    f"tool_choice is 'required', and there are {len(names)} tools: the model is made to call one by the"
-                    " beginning of its reply, which holds the name. Name the tool, or send auto.", "tool_choice",
-                )  # fmt: skip
-            return names[0]
+            if not names:
+                raise invalid_request("tool_choice is 'required', and there are no tools. Send some.", "tool_choice")
+            return ANY_TOOL
         if (name := self.tool_choice.function.name) not in names:
             raise invalid_request(f"tool_choice names {name!r}, which is not among the tools. Add it.", "tool_choice")
         return name
