@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi import Path as PathParameter
-from pydantic import AfterValidator, AwareDatetime, BaseModel, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, Field
 
 from edgellm.errors import ConversationChanged, ConversationTooLong, HistoryUnusable
 from edgellm.http.middleware import bearer_token
@@ -42,7 +42,13 @@ def _in_range(when: datetime) -> datetime:
         raise ValueError("out of range") from None
 
 
-Time = Annotated[AwareDatetime, Field(strict=False), AfterValidator(_in_range)]
+def _text(when: object) -> object:
+    if not isinstance(when, str):
+        raise ValueError("not a text")  # pydantic reports this one
+    return when
+
+
+Time = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_text), AfterValidator(_in_range)]
 ConversationId = Annotated[str, PathParameter(pattern=r"^[0-9a-f]{8}$")]
 
 

@@ -85,6 +85,13 @@ BLOCKS = st.one_of(
 )
 
 
+def test_lines_that_left_the_screen_with_the_block_before_them_are_not_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "mug\n\n" + " ".join(["shelf"] * 16)
+    assert letters(shown([text], monkeypatch, width=20, height=4).shown) == letters(text)
+
+
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(BLOCKS, max_size=6).map("\n\n".join), st.data(), st.integers(20, 60), st.integers(4, 30))
 def test_the_screen_is_the_same_however_the_text_came(

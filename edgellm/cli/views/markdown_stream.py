@@ -125,7 +125,7 @@ class MarkdownWriter:
         """Print what will not change any more."""
         if lines := self._rendered(text, self._follows):
             self._screen.show(lines)
-            self._screen.keep()
+            self._screen.keep(len(lines))
             self._follows = follows
 
     def _rendered(self, text: str, follows: _Follows) -> list[list[Segment]]:
@@ -249,11 +249,12 @@ class _OpenLines:
             del self._shown[0]
             self._gone += 1
 
-    def keep(self) -> None:
-        """Leave the lines as they are; further ones come below."""
+    def keep(self, count: int) -> None:
+        """Leave these `count` lines as they are; further ones come below. Of those, some may have left the screen,
+        too."""
         if self._shown:
             self._write("\n")
-        self._shown, self._gone = [], 0
+        self._shown, self._gone = [], max(0, self._gone - count)
 
     def _rows(self, lines: Sequence[tuple[str, int]]) -> int:
         """Return the rows that lines take on the screen, which folds long ones."""
