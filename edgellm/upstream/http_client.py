@@ -113,7 +113,7 @@ def read_key(path: Path | None = None) -> str:
 class ServerRefused(VerifierLost):
     """A server answers, but not what was asked for; `status` is the HTTP status."""
 
-    def __init__(self, what: str, next_step: str, status: int) -> None:
+    def __init__(self, what: str, next_step: str, status: int = 0) -> None:
         super().__init__(what, next_step)
         self.status = status
 
