@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from testkit.processes.rpc_device import has_rpc
+from edgellm.engine.ggml_rpc.backend import is_compiled_in
 
 TESTS = Path(__file__).parent
 
@@ -54,7 +54,7 @@ GROUPS = {
 
 
 @pytest.mark.timeout(1800)  # a group is many tests, each with a limit of its own
-@pytest.mark.skipif(not has_rpc(), reason="llama.cpp is compiled without its RPC backend")
+@pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
 @pytest.mark.parametrize("name", GROUPS)
 def test_nothing_assumes_the_memory_of_the_host(name: str) -> None:
     group = GROUPS[name]

@@ -32,7 +32,7 @@ LOG = VENV / "setup.log"
 LOCKS = ROOT / "tools" / "locks"  # made by tools/lock.py
 BY_HASH = ("--require-hashes", "--no-build-isolation")
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"  # see edgellm/engine/trial/probe.py
-WITH_RPC = "-DGGML_RPC=on"  # a device of another process, which the tests use: its memory is not the host's
+WITH_RPC = "-DGGML_RPC=on"  # devices of other processes, which the tests and the mesh use
 CORE_MINUTES = 9.0  # llama.cpp took four and a half minutes on two cores
 QUIET_SECONDS = 30.0  # between two lines of progress if the screen cannot be rewritten
 
@@ -45,9 +45,9 @@ class SetupFailed(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Set up for `arguments`: `run` or `dev`, the fingerprint of the stamp ("-" for one made here), and one of
-    `BACKENDS`, `auto` or `cpu`. Return the exit code."""
-    kind, fingerprint, backend = (*arguments, CPU)[:3]
+    """Set up for `arguments`: `run` or `dev`, the fingerprint of the stamp ("-" for one made here), one of `BACKENDS`,
+    `auto` or `cpu`, and one of `EXTRAS`. Return the exit code."""
+    kind, fingerprint, backend, extra = (*arguments, *(CPU, NOTHING)[len(arguments) - 2 :])
     if fingerprint == "-":
         fingerprint = f"gpu={backend} {fingerprint_of_requirements()}"
     try:
@@ -55,9 +55,14 @@ def main(arguments: Sequence[str]) -> int:
             if not is_ready(kind, fingerprint):
                 if backend not in (AUTO, CPU, *BACKENDS):
                     raise SetupFailed(f"--gpu is {backend}. Give one of {', '.join((AUTO, *BACKENDS, CPU))}.")
+                if extra not in EXTRAS:
+                    raise SetupFailed(f"--with is {extra}. Give one of {', '.join(EXTRAS)}.")
                 set_up(kind)
                 built = build_for(backend)
                 (VENV / "gpu").write_text(built, encoding="utf-8")
+                if extra == RPC:
+                    build_with_rpc(built)
+                (VENV / "with").write_text(extra, encoding="utf-8")
                 if backend == AUTO:
                     fingerprint = fingerprint.replace(f"gpu={AUTO}", f"gpu={built}", 1)
                 if built == backend or backend == AUTO:  # otherwise the same line tries again
@@ -128,6 +133,7 @@ class Backend:
 
 
 CPU, AUTO = "cpu", "auto"
+EXTRAS = NOTHING, RPC = "none", "rpc"
 BACKENDS = {
     "cuda": Backend("GGML_CUDA", "nvcc", "nvidia-cuda-toolkit", ("nvidia-smi",)),
     "hip": Backend("GGML_HIP", "hipcc", "hipcc libhipblas-dev librocblas-dev", ("rocminfo",)),
@@ -182,6 +188,18 @@ def build_for(wanted: str) -> str:
     return name
 
 
+def build_with_rpc(built: str) -> None:
+    """Compile llama.cpp again if it lacks its RPC backend, for the cards that it is `built` for."""
+    if has_rpc():
+        return
+    say("llama.cpp is compiled with its RPC backend, once.")
+    forget_wheels_without_rpc()
+    backend = BACKENDS.get(built)
+    install_llama(*(() if backend is None else (f"-D{backend.option}=on", backend.header)))
+    if not has_rpc():
+        raise SetupFailed(f"It has no RPC backend after that. See {LOG}.")
+
+
 _HAS_RPC = """
 import ctypes, sys
 from llama_cpp.llama_cpp import _lib as library
@@ -216,7 +234,7 @@ def forget_wheels_without_rpc() -> None:
             with zipfile.ZipFile(path) as wheel:
                 kept = any("ggml-rpc." in name for name in wheel.namelist())
             if not kept:
-                say("pip has kept a llama.cpp without the RPC backend, which the tests need: it is compiled once more.")
+                say("pip has kept a llama.cpp without the RPC backend, which is needed: it is compiled once more.")
                 path.unlink()
 
 

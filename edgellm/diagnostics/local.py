@@ -89,6 +89,7 @@ def _library() -> Iterator[Finding]:
             f"{_compile_again(found.version)}",
         )
     yield from _graphics_cards(found.gpu, found.version)
+    yield rpc_engine()
     if not found.mmap:
         yield note("llama.cpp", "It was compiled without mmap, so models load slowly.", "Compile it with mmap support.")
 
@@ -113,6 +114,23 @@ def _graphics_cards(offloads: bool, version: str) -> Iterator[Finding]:
             "graphics card", "There is a graphics card, but llama.cpp was compiled for the CPU only.",
             f'Compile it for the card: CMAKE_ARGS="-DGGML_{kind}=on" {_compile_again(version)}',
         )  # fmt: skip
+
+
+def rpc_engine() -> Finding:
+    """Say what serves llama.cpp's RPC here, by which devices hold models that cannot be cut into layers."""
+    from edgellm.engine.ggml_rpc.backend import BUILD
+    from edgellm.engine.ggml_rpc.server import server_kind
+
+    what, program = server_kind()
+    if not what:
+        return note("rpc engine", "Nothing here serves llama.cpp's RPC, by which devices share uncut models.",
+                    f"If you need it, compile llama.cpp with it: {BUILD}.")  # fmt: skip
+    if program is None:
+        return fine("rpc engine", f"Served by {what}.")
+    return note(
+        "rpc engine", f"Served by {what}; this device computes for others by it, and cannot ask others.",
+        f"To run models over other devices, compile llama.cpp with it: {BUILD}.",
+    )  # fmt: skip
 
 
 _DRIVERS = {"nvidia-smi": "CUDA", "rocminfo": "HIP"}

@@ -8,16 +8,14 @@ It stands in for a graphics card: what is computed on it has to be copied to the
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from typing import Any
 
-from edgellm.engine import native
+from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.hardware import ComputeDevice, compute_devices, offload_devices
 from testkit import ROOT
 
@@ -27,18 +25,12 @@ DEVICES = ("host", "rpc", "card")
 _STARTING_SECONDS = 60.0
 
 
-def has_rpc() -> bool:
-    """Return whether the installed llama.cpp is compiled with the RPC backend."""
-    native.start()
-    return "RPC" in native.backends()
-
-
 def add_rpc_device(threads: int = 1) -> ComputeDevice:
     """Start a device with that number of threads, and return it as llama.cpp lists it. It ends with this process.
 
     llama.cpp ends a process whose RPC device has gone away, so nothing stops it before.
     """
-    if not has_rpc():
+    if not backend.is_compiled_in():
         raise RuntimeError("llama.cpp is compiled without its RPC backend; ./start test compiles it with it.")
     with socket.create_server((HOST, 0)) as free:
         port = free.getsockname()[1]
@@ -51,12 +43,8 @@ def add_rpc_device(threads: int = 1) -> ComputeDevice:
     # llama.cpp asks the device to compute the last graph that any thread sent once more, even after the device has
     # dropped it because a buffer was freed. So each graph is sent.
     os.environ["LLAMA_GRAPH_REUSE_DISABLE"] = "1"
-    native.start()
-    add = _function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
-    register = native.registry().ggml_backend_register
-    register.argtypes, register.restype = [ctypes.c_void_p], None
-    register(add(f"{HOST}:{port}".encode()))
-    return next(device for device in compute_devices() if f":{port}" in device.description)
+    (name,) = backend.add_server(port)
+    return next(device for device in compute_devices() if device.name == name)
 
 
 def require_device(device: str) -> None:
@@ -92,29 +80,10 @@ def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"The RPC device at port {port} did not start: exit code {process.poll()}.")
 
 
-def _function(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function of the RPC backend, by the registry's own way to it."""
-    base, registry = native.ggml("ggml-base"), native.registry()
-    by_name = registry.ggml_backend_reg_by_name
-    by_name.argtypes, by_name.restype = [ctypes.c_char_p], ctypes.c_void_p
-    find = getattr(registry, "ggml_backend_reg_get_proc_address", None) or base.ggml_backend_reg_get_proc_address
-    find.argtypes, find.restype = [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_void_p
-    return ctypes.CFUNCTYPE(result, *arguments)(find(by_name(b"RPC"), name.encode()))
-
-
 def serve(port: int, threads: int) -> None:
     """Serve the processor as a device until the input closes."""
     threading.Thread(target=_end_with_input, daemon=True).start()
-    native.start()
-    registry = native.registry()
-    by_name = registry.ggml_backend_dev_by_name
-    by_name.argtypes, by_name.restype = [ctypes.c_char_p], ctypes.c_void_p
-    run = _function(
-        "ggml_backend_rpc_start_server", None,
-        ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p),
-    )  # fmt: skip
-    devices = (ctypes.c_void_p * 1)(by_name(b"CPU"))
-    run(f"{HOST}:{port}".encode(), None, threads, 1, devices)
+    backend.serve(port, threads, ("CPU",))
 
 
 def _end_with_input() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import edgellm.llm
 from edgellm.engine import Context, Message, Model, ModelFile
+from edgellm.engine.ggml_rpc.backend import is_compiled_in
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
@@ -22,7 +23,6 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage import fingerprint, resolve
 from edgellm.storage.layers.store import LayerStore
-from testkit.processes.rpc_device import has_rpc
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
 from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
@@ -185,7 +185,7 @@ main()
 """
 
 
-@pytest.mark.skipif(not has_rpc(), reason="llama.cpp is compiled without its RPC backend")
+@pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
 def test_a_workers_card_is_measured_planned_for_and_computes(edge: Edge, quick_figures: None, tmp_path: Path) -> None:
     words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "12", "--retrieval", "off", "--f32")
     alone = edge(*words, "--split", "here:1-12")

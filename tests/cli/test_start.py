@@ -46,11 +46,13 @@ def checkout(tmp_path: Path) -> Path:
         "root = pathlib.Path(__file__).parent.parent\n"
         "with (root / 'calls').open('a') as file: file.write(sys.argv[1] + '\\n')\n"
         "with (root / 'cards').open('a') as file: file.write(sys.argv[3] + '\\n')\n"
+        "with (root / 'extras').open('a') as file: file.write(sys.argv[4] + '\\n')\n"
         "(root / '.venv' / 'bin').mkdir(parents=True, exist_ok=True)\n"
         "for name in ('python', 'edgellm'):\n"
         "    tool = root / '.venv' / 'bin' / name\n"
         '    tool.write_text(\'#!/bin/sh\\necho "\' + name + \'" "$@" in "$PWD"\\n\'); tool.chmod(0o755)\n'
         "(root / '.venv' / 'gpu').write_text(sys.argv[3])\n"
+        "(root / '.venv' / 'with').write_text(sys.argv[4])\n"
         "(root / '.venv' / ('ready-' + sys.argv[1])).write_text(sys.argv[2])\n"
     )
     return root
@@ -188,6 +190,15 @@ def test_a_graphics_card_is_named_once(checkout: Path) -> None:
     assert (checkout / "cards").read_text().split() == ["vulkan", "cpu"]
 
 
+def test_rpc_is_asked_for_once_and_beside_a_card(checkout: Path) -> None:
+    assert start(checkout, "--with", "rpc", "chat", "hello").stdout == f"edgellm chat hello in {checkout}\n"
+    start(checkout, "chat")
+    start(checkout, "--with=rpc", "--gpu", "vulkan", "chat")
+    start(checkout, "chat")
+    assert (checkout / "extras").read_text().split() == ["rpc", "rpc"]
+    assert (checkout / "cards").read_text().split() == ["cpu", "vulkan"]
+
+
 SHOWN = {
     "nvidia-smi": "NVIDIA-SMI 570.1",
     "vulkaninfo": "Devices:\nGPU0:\n\tdeviceType         = PHYSICAL_DEVICE_TYPE_DISCRETE_GPU\n",
@@ -281,6 +292,23 @@ def test_a_build_that_fails_leaves_the_processor_and_says_what_to_do(
     assert (venv / "gpu").read_text() == "cpu"
     assert not (venv / "ready-run").exists(), "the same line tries again"
     assert build.options[-1:] == ([] if fault == "missing" else [""])
+
+
+@pytest.mark.parametrize(("gpu", "option"), [("cpu", ""), ("cuda", "-DGGML_CUDA=on")])
+def test_rpc_is_compiled_beside_what_is_there(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, option: str
+) -> None:
+    build = Build(venv, monkeypatch, ("nvcc",))
+    monkeypatch.setattr(bootstrap, "works", lambda command: bootstrap._HAS_RPC not in command or bool(build.options))
+    assert bootstrap.main(["run", f"gpu={gpu} with=rpc here", gpu, "rpc"]) == 0
+    assert build.options == [option]
+    assert (venv / "with").read_text() == "rpc"
+    assert (venv / "ready-run").read_text() == f"gpu={gpu} with=rpc here"
+
+
+def test_an_unknown_extra_is_refused(venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bootstrap.main(["run", "x", "cpu", "ftp"]) == 1
+    assert "Give one of none, rpc" in capsys.readouterr().err
 
 
 def test_an_unknown_card_is_refused(venv: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -265,3 +265,21 @@ def test_an_address_that_was_given_is_tried(me: Trust, desk: Trust) -> None:
     found = list(network.examine_address(me, Address("127.0.0.1", 1), VOCABULARY))
     assert [one.state for one in found] == [State.PROBLEM]
     assert Identity.load().id == me.identity.id
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "words"),
+    [
+        (("llama.cpp's RPC backend, which is compiled in", None), State.OK, "compiled in"),
+        (("the program /opt/rpc-server", Path("/opt/rpc-server")), State.NOTE, "cannot ask others"),
+        (("", None), State.NOTE, "Nothing here serves"),
+    ],
+)
+def test_what_serves_rpc_is_said(
+    monkeypatch: pytest.MonkeyPatch, kind: tuple[str, Path | None], state: State, words: str
+) -> None:
+    monkeypatch.setattr("edgellm.engine.ggml_rpc.server.server_kind", lambda: kind)
+    found = local.rpc_engine()
+    assert (found.topic, found.state) == ("rpc engine", state)
+    assert words in found.what
+    assert ("./start --with rpc" in found.next_step) == (state is State.NOTE)

@@ -1,0 +1,85 @@
+"""The child that serves llama.cpp's RPC: where it listens, and that it never outlives what started it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgellm.engine.ggml_rpc import backend, server
+from edgellm.engine.ggml_rpc.backend import is_compiled_in
+from edgellm.engine.hardware import Hardware
+from edgellm.errors import EngineFailed
+
+ROOT = Path(__file__).parents[3]
+compiled = pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+_START = """
+from edgellm.engine.ggml_rpc.server import RpcServer
+from edgellm.engine.hardware import Hardware
+server = RpcServer(Hardware(threads=1))
+print(server.pid, flush=True)
+input()
+"""
+
+
+@compiled
+def test_it_listens_on_loopback_alone() -> None:
+    running = server.RpcServer(Hardware(threads=1))
+    connections = psutil.Process(running.pid).net_connections(kind="inet")
+    listening = {(at.laddr.ip, at.laddr.port) for at in connections if at.status == psutil.CONN_LISTEN}
+    running.close()
+    assert listening == {("127.0.0.1", running.port)}
+    assert not running.alive
+
+
+@compiled
+def test_it_ends_with_a_process_that_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _START], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        child = psutil.Process(int(starter.stdout.readline()))
+        starter.kill()
+        end = time.monotonic() + 60
+        while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+@compiled
+def test_a_server_without_its_device_does_not_start() -> None:
+    with pytest.raises(EngineFailed, match="did not start"):
+        server.RpcServer(Hardware(threads=1), ("VOODOO0",))
+
+
+def test_without_any_server_it_is_said_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
+    monkeypatch.setattr(backend, "find_program", lambda: None)
+    assert server.server_kind() == ("", None)
+    with pytest.raises(EngineFailed, match="--with rpc"):
+        server.RpcServer(Hardware(threads=1))
+    with pytest.raises(EngineFailed, match="--with rpc"):
+        backend.add_server(1)
+
+
+def test_a_program_of_llama_cpps_does_for_a_library_without_the_backend(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A stand-in for it, which listens where it is told."""
+    program = tmp_path / "rpc-server"
+    program.write_text(
+        f"#!{sys.executable}\nimport socket, sys, time\nwords = sys.argv[1:]\n"
+        "host, port = words[words.index('-H') + 1], int(words[words.index('-p') + 1])\n"
+        "with socket.create_server((host, port)): time.sleep(600)\n"
+    )
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
+    running = server.RpcServer(Hardware(threads=1))
+    (served,) = psutil.Process(running.pid).children()
+    running.close()
+    assert not served.is_running() or served.status() == psutil.STATUS_ZOMBIE
