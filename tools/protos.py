@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PROTOS = tuple(Path("edgellm/rpc/protos") / f"{name}.proto" for name in ("edgellm", "layers", "mesh", "trust"))
+PROTOS = tuple(
+    Path("edgellm/rpc/protos") / f"{name}.proto" for name in ("edgellm", "layers", "mesh", "rpc_engine", "trust")
+)
 ROOT = Path(__file__).parents[1]
 
 

@@ -63,6 +63,11 @@ class ComputeUnit:
         """The name of the processor, or the names of the cards, by their makers."""
         return " and ".join(card.description for card in self._cards())[:100] if self.name else processor()
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names by which llama.cpp knows what computes."""
+        return self.hardware.devices if self.name else ("CPU",)
+
     def available(self) -> tuple[int, str]:
         """Return the bytes that are free for layers, and what bounds them."""
         free, reason = free_memory()

@@ -124,6 +124,27 @@ class WeightCache:
             self._reserved += size
         return MemoryReservation(self, size)
 
+    def reserve_bytes(self, size: int, what: str) -> MemoryReservation:
+        """Reserve memory for what is no stage, named `what`; unused weights are unloaded for it. Wait a moment if it is
+        in use.
+
+        Raises:
+            MemoryShort: it does not fit beside what is in use.
+        """
+        if size > self.available()[0]:
+            self.evict_unused(everything=True)
+        free, _ = self.unit.available()
+        deadline = time.monotonic() + _WAIT_SECONDS
+        with self._freed:
+            while size > (left := free if self.memory is None else min(free, self.memory - self._in_use(()))):
+                if size > free or not self._freed.wait(deadline - time.monotonic()):
+                    raise MemoryShort(
+                        f"{what} takes {size / 1e6:.0f} MB here, and {left / 1e6:.0f} MB are left.",
+                        "Give this device fewer layers, or more memory with --memory.",
+                    )
+            self._reserved += size
+        return MemoryReservation(self, size)
+
     def _in_use(self, excluded: Sequence[LayerFile]) -> int:
         """Return the bytes that stages use, without the weights of the files `excluded`."""
         weights = (file.size for file, entry in self._entries.items() if entry.users and file not in excluded)

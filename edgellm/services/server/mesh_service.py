@@ -50,6 +50,7 @@ from edgellm.services.mesh_codec import (
     write_micro_batch,
     write_working,
 )
+from edgellm.services.server.streams import first_of
 from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.storage.layers.manifest import LayerPiece
 
@@ -257,7 +258,7 @@ class WorkerService:
             async with self._registered(prepare.stage, _ServedStage(stage, out)):
                 coordinator = _ReportStream(stream)
                 try:
-                    await _first_of(
+                    await first_of(
                         self._orders(stage, post, stream),
                         self._reports(stage, forwarder, out, coordinator),
                         self._heartbeats(stage, coordinator),
@@ -386,19 +387,6 @@ def _put(stage: Stage, message: pb.MeshParcel, post: Callable[[Event], None]) ->
         stage.put(read_micro_batch(message, stage.work))
     except EdgeError as error:
         post(Failed(message.session, message.number, error))
-
-
-async def _first_of(*works: Any) -> None:
-    """Run all until one of them ends, and cancel the others. Raise the error of the one that ended."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _next(stream: Stream, kind: type[M]) -> M | None:

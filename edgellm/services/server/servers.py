@@ -38,6 +38,7 @@ from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.mesh_service import WorkerService
+from edgellm.services.server.rpc_engine_service import RpcEngineService
 from edgellm.services.server.verification_service import EventKind, ServerEvent, VerificationService
 from edgellm.spec.draft_length import CostCurve
 from edgellm.storage import name_of
@@ -343,9 +344,11 @@ class WorkerServer(Listener):
         on_event: Callable[[ServerEvent], None] | None = None,
         trust: Trust | None = None,
         stored: StoredLayers | None = None,
+        rpc_engine: bool = False,
     ) -> None:
-        """With `stored`, other devices may upload layers to its store, and have this device measured. `on_event` is
-        called from the loop's thread; it must not block.
+        """With `stored`, other devices may upload layers to its store, and have this device measured. `rpc_engine`:
+        they may also have it run llama.cpp's RPC server, which obeys them and is no sandbox. `on_event` is called from
+        the loop's thread; it must not block.
 
         Raises:
             PairingRequired: the address is not loopback, and there is no `trust`.
@@ -353,7 +356,7 @@ class WorkerServer(Listener):
         super().__init__(address, trust)
         self.cache = cache
         self._notify = on_event or (lambda _event: None)
-        self._stored = stored
+        self._stored, self._rpc_engine = stored, rpc_engine
 
     def close(self) -> None:
         """Release all weights."""
@@ -367,6 +370,9 @@ class WorkerServer(Listener):
             tasks.append(asyncio.create_task(guard.watch()))
         service = WorkerService(self.cache, notify=self._notify, trust=self.trust, guard=guard, stored=self._stored)
         server.add_generic_rpc_handlers((service.handlers(),))
+        if self._rpc_engine:
+            rpc_engine = RpcEngineService(self.cache, notify=self._notify, guard=guard)
+            server.add_generic_rpc_handlers((rpc_engine.handlers(),))
         if self._stored is not None:
             measurer = partial(
                 measure_device, folder=self._stored.store.root, unit=self.cache.unit, memory=self.cache.available

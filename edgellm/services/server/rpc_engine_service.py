@@ -1,0 +1,211 @@
+"""The worker's side of `rpc_engine.proto`: an RPC server for each session, and the tunnels to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from edgellm.engine.ggml_rpc.backend import HOST
+from edgellm.engine.ggml_rpc.server import RpcServer, server_kind
+from edgellm.engine.native import VERSION
+from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, MemoryShort, PeerTooNew, PeerTooOld, ProtocolError
+from edgellm.mesh.weight_cache import MemoryReservation, WeightCache
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, READ_TIMEOUT_SECONDS
+from edgellm.rpc.protos import rpc_engine_pb2 as pb
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, caller_id
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.versions import check_version, parse_message
+from edgellm.services.rpc_tunnel import MAX_DATA, RPC_ENGINE, RPC_SERVICE, SESSION_BYTES, carry, ended
+from edgellm.services.server.streams import first_of
+from edgellm.services.server.verification_service import EventKind, ServerEvent
+from edgellm.storage.tensor_cache import TensorCache
+
+MAX_SESSIONS = 4  # each has a process
+_THIS_MACHINE = "own"
+
+
+class TooManySessions(EdgeError):
+    """A device has as many RPC servers as it may have."""
+
+
+@dataclass(slots=True, eq=False)
+class _RpcSession:
+    """A session of `owner`, its server, and the folder of its weights."""
+
+    owner: str
+    server: RpcServer
+    folder: Path | None
+
+
+class RpcEngineService:
+    """The calls of `rpc_engine.proto`. Lives in one event loop."""
+
+    def __init__(
+        self,
+        cache: WeightCache,
+        *,
+        notify: Callable[[ServerEvent], None],
+        guard: AuthInterceptor | None,
+        tensors: TensorCache | None = None,
+    ) -> None:
+        """Serve where the `cache` has its layers computed, from its memory. With a `guard`, answer only paired devices
+        with the right to compute here."""
+        self._cache, self._notify, self._guard = cache, notify, guard
+        self._tensors = tensors or TensorCache()
+        self._sessions: dict[bytes, _RpcSession] = {}
+        self._starting = 0
+
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """Return the handler for `grpc.aio.Server.add_generic_rpc_handlers`."""
+        return grpc.method_handlers_generic_handler(
+            RPC_SERVICE,
+            {
+                "Offer": grpc.unary_unary_rpc_method_handler(
+                    self._guarded(self.offer), None, pb.OfferReply.SerializeToString
+                ),
+                "Serve": grpc.stream_stream_rpc_method_handler(self._guarded(self.serve)),
+                "Tunnel": grpc.stream_stream_rpc_method_handler(self._guarded(self.tunnel)),
+            },
+        )
+
+    def _guarded(self, method: Method) -> Any:
+        return method if self._guard is None else self._guard.wrap(method, Right.COMPUTE)
+
+    def _owner(self, context: Context) -> str:
+        return _THIS_MACHINE if self._guard is None else caller_id(context).digest.hex()
+
+    async def offer(self, data: bytes, context: Context) -> pb.OfferReply:
+        """Reply with what can serve here."""
+        try:
+            check_version(parse_message(pb.OfferRequest, data).protocol, RPC_ENGINE, "the other device")
+            what, program = await asyncio.to_thread(server_kind)
+            memory, _ = await asyncio.to_thread(self._cache.available)
+            cached = await asyncio.to_thread(self._tensors.size, self._owner(context))
+        except EdgeError as error:
+            await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+        own = VERSION if what and program is None else ""
+        return pb.OfferReply(
+            protocol=RPC_ENGINE, server=what, version=own, memory=memory, unit=self._cache.unit.name, cached=cached
+        )
+
+    async def serve(self, _orders: Any, stream: Context) -> None:
+        """Serve one session, from Begin to the end of the stream."""
+        try:
+            await self._session(stream)
+        except EdgeError as error:
+            self._notify(ServerEvent(EventKind.FAILED, f"An RPC session has ended: {error.what}"))
+            await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+
+    async def _session(self, stream: Context) -> None:
+        data = await stream.read()
+        order = pb.RpcOrder() if ended(data) else parse_message(pb.RpcOrder, data)
+        if order.WhichOneof("order") != "begin" or len(order.begin.session) != SESSION_BYTES:
+            raise ProtocolError("The first order is not Begin, or its session is not 16 bytes.", SAME_VERSION)
+        begin, name = order.begin, order.begin.session
+        check_version(begin.protocol, RPC_ENGINE, "the other device")
+        if name in self._sessions:
+            raise ProtocolError("The session was begun twice.", SAME_VERSION)
+        if len(self._sessions) + self._starting >= MAX_SESSIONS:
+            raise TooManySessions(f"This device has {MAX_SESSIONS} RPC sessions.", "Try again later.")
+        what = "".join(filter(str.isprintable, begin.name))[:80] or "A model"
+        reserved = await asyncio.to_thread(self._cache.reserve_bytes, begin.memory, what)
+        self._starting += 1
+        try:
+            session = await self._started(begin, self._owner(stream))
+        except BaseException:
+            reserved.close()
+            raise
+        finally:
+            self._starting -= 1
+        self._sessions[name] = session
+        self._notify(ServerEvent(EventKind.CONNECTED, f"An RPC server holds a part of {what} for {stream.peer()}."))
+        try:
+            await _write(stream, pb.RpcReport(serving=pb.Serving()))
+            await first_of(self._orders(stream, session), self._beats(stream, session))
+        finally:
+            del self._sessions[name]
+            closing = asyncio.ensure_future(asyncio.to_thread(_close, session, reserved))
+            closing.add_done_callback(lambda _: self._notify(ServerEvent(EventKind.ENDED, f"Released {what}.")))
+            await asyncio.shield(closing)
+
+    async def _started(self, begin: pb.Begin, owner: str) -> _RpcSession:
+        """Start a server. If the call is cancelled meanwhile, end it once it is started."""
+        unit = self._cache.unit
+
+        def start() -> _RpcSession:
+            folder = self._tensors.open(owner, begin.weights)
+            memory = None if unit.name else begin.memory  # what a card's driver maps cannot be told from it
+            return _RpcSession(owner, RpcServer(unit.hardware, unit.devices, memory=memory, cache=folder), folder)
+
+        making = asyncio.ensure_future(asyncio.to_thread(start))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(_close_abandoned)
+            raise
+
+    async def _orders(self, stream: Context, session: _RpcSession) -> None:
+        while not ended(data := await stream.read()):
+            if parse_message(pb.RpcOrder, data).WhichOneof("order") != "whole":
+                raise ProtocolError("The session was begun twice, or an order is empty.", SAME_VERSION)
+            if session.folder is not None:
+                await asyncio.to_thread(self._tensors.confirm, session.folder)
+
+    async def _beats(self, stream: Context, session: _RpcSession) -> None:
+        while session.server.alive:
+            await _write(stream, pb.RpcReport(beat=pb.Beat()))
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+        words = session.server.last_words()
+        raise EngineFailed(f"The RPC server has ended: {words or 'without a word'}.", "Begin another session.")
+
+    async def tunnel(self, _frames: Any, stream: Context) -> None:
+        """Carry one connection to the server of a session of the caller."""
+        try:
+            data = await stream.read()
+            name = b"" if ended(data) else parse_message(pb.RpcFrame, data).session
+            session = self._sessions.get(name)
+            if session is None or session.owner != self._owner(stream):
+                await stream.abort(grpc.StatusCode.NOT_FOUND, "The caller has no such session.")
+                return
+            try:
+                reader, writer = await asyncio.open_connection(HOST, session.server.port, limit=MAX_DATA)
+            except OSError as error:
+                raise EngineFailed(f"The RPC server does not answer: {error.strerror}.", "Begin again.") from None
+            await carry(reader, writer, stream.read, stream.write)
+        except EdgeError as error:
+            await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+
+
+def _close(session: _RpcSession, reserved: MemoryReservation) -> None:
+    session.server.close()
+    reserved.close()
+
+
+def _close_abandoned(making: asyncio.Future[_RpcSession]) -> None:
+    if making.exception() is None:
+        making.result().server.close()
+
+
+async def _write(stream: Context, report: pb.RpcReport) -> None:
+    """Send a report. Raise ProtocolError if the caller does not read it in time."""
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_SECONDS):
+            await stream.write(report.SerializeToString())
+    except TimeoutError:
+        raise ProtocolError("The caller does not read its stream.", "Begin another session.") from None
+
+
+_STATUS = {
+    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    PeerTooOld: grpc.StatusCode.FAILED_PRECONDITION,
+    PeerTooNew: grpc.StatusCode.FAILED_PRECONDITION,
+    MemoryShort: grpc.StatusCode.FAILED_PRECONDITION,
+    TooManySessions: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    EngineFailed: grpc.StatusCode.ABORTED,
+}

@@ -1,0 +1,87 @@
+"""Weights that llama.cpp's RPC servers have received, so that they need not be sent again.
+
+llama.cpp writes a file for each large tensor, named by a 64-bit hash of its bytes, and later takes any file of that
+name as it is: also one whose writing was cut off, and one that a device made to collide. So files count only from when
+the model that they belong to was loaded, and each paired device has a folder of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from edgellm import places
+
+_WHOLE = "whole.json"  # names and sizes of files that are whole
+_SHARE = 0.5  # of the free disk space, by default
+
+
+class TensorCache:
+    """Folders of received weights. Only one process of a device may write to a folder at a time."""
+
+    def __init__(self, root: Path | None = None, limit: int | None = None) -> None:
+        """Keep at most `limit` bytes in all, by default half of what is free or kept now."""
+        self._root = places.cache_dir() / "tensors" if root is None else root
+        self._limit = limit
+
+    def open(self, owner: str, size: int) -> Path | None:
+        """Return the folder of a device, without files that are not known to be whole, and with room for `size` more
+        bytes; None where there is none."""
+        folder = self._root / owner
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            whole = _read(folder)
+            for file in _files(folder):
+                if whole.get(file.name) != file.stat().st_size:
+                    file.unlink()
+            return folder if self._make_room(size, folder) else None
+        except OSError:
+            return None
+
+    def size(self, owner: str) -> int:
+        """Return the bytes that are kept of a device."""
+        return sum(size for size in _read(self._root / owner).values() if isinstance(size, int))
+
+    def confirm(self, folder: Path) -> None:
+        """Remember that all files of a folder are whole: the model was loaded from them."""
+        with suppress(OSError):
+            sizes = {}
+            for file in _files(folder):
+                with file.open("rb") as data:
+                    os.fsync(data.fileno())
+                sizes[file.name] = file.stat().st_size
+            partial = folder / f"{_WHOLE}.new"
+            partial.write_text(json.dumps(sizes), encoding="utf-8")
+            partial.replace(folder / _WHOLE)
+
+    def _make_room(self, size: int, own: Path) -> bool:
+        """Remove the files that were written first until there is room; return whether there is."""
+        files = sorted(
+            (file for folder in self._root.iterdir() if folder.is_dir() for file in _files(folder)),
+            key=lambda file: (file.is_relative_to(own), file.stat().st_mtime),
+        )
+        kept = sum(file.stat().st_size for file in files)
+        free = shutil.disk_usage(self._root).free
+        limit = int(_SHARE * (free + kept)) if self._limit is None else self._limit
+        if size > limit:
+            return False
+        while kept + size > limit and files:
+            oldest = files.pop(0)
+            kept -= oldest.stat().st_size
+            oldest.unlink()
+        return True
+
+
+def _files(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file() and file.name != _WHOLE]
+
+
+def _read(folder: Path) -> dict[str, int]:
+    try:
+        found = json.loads((folder / _WHOLE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

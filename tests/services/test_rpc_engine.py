@@ -1,0 +1,239 @@
+"""llama.cpp's RPC through a worker: who reaches a server, how long it lives, and what comes through."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+
+from edgellm.engine import Context, Model
+from edgellm.engine.ggml_rpc.backend import is_compiled_in
+from edgellm.engine.hardware import Hardware
+from edgellm.errors import DeviceLost, EdgeError, NotPaired
+from edgellm.mesh.compute_unit import ComputeUnit
+from edgellm.mesh.layer_sources import SeveralSources
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.rpc.channel import open_channel, run_in_network_loop
+from edgellm.rpc.protos import rpc_engine_pb2 as pb
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client.rpc_session import RpcSession, ask_offer
+from edgellm.services.client.stage_client import Endpoint
+from edgellm.services.rpc_tunnel import TUNNEL
+from edgellm.services.server.servers import WorkerServer
+from testkit.processes.rpc_client import RpcClient
+from tests.rpc.doors import impostor
+from tests.rpc.strangers import befriend, device
+from tests.services.conftest import ANYWHERE
+
+pytestmark = pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+
+MEMORY = 256 * 2**20
+
+
+@pytest.fixture
+def guest(tmp_path: Path, host: Trust) -> Trust:
+    made = device(tmp_path / "guest")
+    befriend(host, made, "compute")
+    return made
+
+
+@pytest.fixture
+def worker(host: Trust, guest: Trust, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerServer]:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+    cache = WeightCache(SeveralSources(), unit=ComputeUnit(Hardware(threads=1)), memory=2 * MEMORY)
+    with WorkerServer(cache, ANYWHERE, trust=host, rpc_engine=True) as running:
+        yield running
+
+
+@pytest.fixture
+def endpoint(worker: WorkerServer, guest: Trust, host: Trust) -> Endpoint:
+    return Endpoint("worker", worker.address, guest, host.identity.id)
+
+
+@pytest.fixture
+def session(endpoint: Endpoint) -> Iterator[RpcSession]:
+    made = RpcSession(endpoint, memory=MEMORY, weights=MEMORY, model="it")
+    yield made
+    made.close()
+
+
+def servers() -> list[psutil.Process]:
+    """The RPC servers that this process has started."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if "edgellm.engine.ggml_rpc.server" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 60
+    while not true() and time.monotonic() < end:
+        time.sleep(0.02)
+    return true()
+
+
+def first_token(model: Model, text: str) -> tuple[list[int], str]:
+    ids = model.tokenize(text)
+    with Context(model, n_ctx=256, threads=1) as context:
+        return ids.tolist(), str(int(context.decode(np.array(ids))[0].argmax()))
+
+
+def test_a_worker_serves_no_rpc_unless_it_is_told_to(host: Trust, guest: Trust) -> None:
+    cache = WeightCache(SeveralSources(), unit=ComputeUnit(Hardware(threads=1)), memory=MEMORY)
+    with WorkerServer(cache, ANYWHERE, trust=host) as running, pytest.raises(DeviceLost, match="has no RPC engine"):
+        ask_offer(Endpoint("worker", running.address, guest, host.identity.id))
+
+
+def test_a_model_computes_through_the_tunnel_as_it_does_here(
+    session: RpcSession, f32_pair: tuple[Path, Path], verifier_model: Model
+) -> None:
+    port = session.open()
+    client = RpcClient(f32_pair[1], port)
+    session.admit(client.process.pid)
+    try:
+        assert client.say("begin") == "loaded"
+        with Model.load(f32_pair[1]) as whole:
+            for text in ("Where is my mug?", "The film night is on Friday."):
+                ids, token = first_token(whole, text)
+                assert client.next(ids) == token
+    finally:
+        client.close()
+
+
+def test_a_second_client_of_the_session_is_served_after_the_first(
+    session: RpcSession, f32_pair: tuple[Path, Path]
+) -> None:
+    port = session.open()
+    for _ in range(2):
+        client = RpcClient(f32_pair[1], port)
+        session.admit(client.process.pid)
+        assert client.say("begin") == "loaded"
+        client.close()
+
+
+def test_another_process_of_this_machine_gets_no_byte_through(session: RpcSession) -> None:
+    port = session.open()
+    session.admit(os.getppid())
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.settimeout(60)
+        with suppress(OSError):
+            stranger.sendall(b"\x0e" + bytes(8))
+            assert stranger.recv(1) == b""
+
+
+def test_what_is_offered_is_said(endpoint: Endpoint) -> None:
+    offer = ask_offer(endpoint)
+    assert "RPC backend" in offer.server
+    assert offer.memory <= 2 * MEMORY
+    assert offer.unit == ""
+
+
+def test_without_the_right_to_compute_nobody_is_served(endpoint: Endpoint, host: Trust, guest: Trust) -> None:
+    host.peers.revoke(guest.identity.id, [Right.COMPUTE])
+    host.peers.grant(guest.identity.id, [Right.VERIFY, Right.FILES])
+    with pytest.raises(DeviceLost, match="no right to compute"):
+        ask_offer(endpoint)
+    refused = RpcSession(endpoint, memory=MEMORY, weights=0, model="it")
+    with pytest.raises(DeviceLost, match="no right to compute"):
+        refused.open()
+    assert not servers()
+
+
+def test_a_stranger_is_refused(worker: WorkerServer, guest: Trust, tmp_path: Path) -> None:
+    stranger = impostor(guest, tmp_path / "stranger", Identity.new())
+    refused = RpcSession(Endpoint("worker", worker.address, stranger), memory=MEMORY, weights=0, model="it")
+    with pytest.raises(NotPaired):
+        refused.open()
+    with pytest.raises(EdgeError):  # without TLS
+        RpcSession(Endpoint("worker", worker.address), memory=MEMORY, weights=0, model="it").open()
+    assert not servers()
+
+
+def test_another_paired_device_does_not_reach_the_server_of_a_session(
+    worker: WorkerServer, session: RpcSession, host: Trust, tmp_path: Path
+) -> None:
+    other = device(tmp_path / "other")
+    befriend(host, other, "compute")
+    session.open()
+
+    async def knock() -> grpc.StatusCode:
+        async with open_channel(worker.address, other) as channel:
+            call = channel.stream_stream(TUNNEL, bytes, bytes)()  # type: ignore[call-arg]
+            await call.write(pb.RpcFrame(session=session._begin.session).SerializeToString())
+            with suppress(grpc.aio.AioRpcError):
+                await call.read()
+            return await call.code()
+
+    assert run_in_network_loop(knock()).result() is grpc.StatusCode.NOT_FOUND
+
+
+def test_the_server_ends_with_the_session(session: RpcSession) -> None:
+    session.open()
+    assert len(servers()) == 1
+    session.close()
+    assert eventually(lambda: not servers())
+    assert not session.lost.done()
+
+
+def test_the_server_ends_with_its_clients_right(session: RpcSession, host: Trust, guest: Trust) -> None:
+    session.open()
+    host.peers.revoke(guest.identity.id, [Right.COMPUTE])
+    assert "no right to compute" in session.lost.result(60).what
+    assert eventually(lambda: not servers())
+
+
+def test_a_server_that_dies_ends_the_session_and_the_client_but_not_the_worker(
+    session: RpcSession, endpoint: Endpoint, f32_pair: tuple[Path, Path]
+) -> None:
+    client = RpcClient(f32_pair[1], session.open())
+    session.admit(client.process.pid)
+    assert client.say("begin") == "loaded"
+    servers()[0].kill()
+    assert "has ended" in session.lost.result(60).what
+    assert client.next([1, 2, 3]) == ""
+    assert client.process.wait(60) != 0
+    client.close()
+    assert ask_offer(endpoint).server
+
+
+def test_more_memory_than_a_device_has_is_refused(endpoint: Endpoint) -> None:
+    greedy = RpcSession(endpoint, memory=4 * MEMORY, weights=0, model="it")
+    with pytest.raises(DeviceLost, match="it takes 1074 MB here"):
+        greedy.open()
+    sessions = [RpcSession(endpoint, memory=3 * MEMORY // 2, weights=0, model="it") for _ in range(2)]
+    sessions[0].open()
+    with pytest.raises(DeviceLost, match="are left"):
+        sessions[1].open()
+    sessions[0].close()
+    assert eventually(lambda: not servers())
+    sessions[1] = RpcSession(endpoint, memory=3 * MEMORY // 2, weights=0, model="it")
+    sessions[1].open()
+    sessions[1].close()
+
+
+@pytest.mark.parametrize("hang", [False, True])
+def test_a_device_that_is_gone_or_hangs_is_lost(
+    worker: WorkerServer, session: RpcSession, monkeypatch: pytest.MonkeyPatch, hang: bool
+) -> None:
+    session.open()
+    if hang:
+        from edgellm.services.server import rpc_engine_service
+
+        monkeypatch.setattr(rpc_engine_service, "HEARTBEAT_SECONDS", 3600.0)
+        assert "has stopped responding" in session.lost.result(60).what
+    else:
+        worker.stop(0)
+        assert session.lost.result(60).what
+    assert eventually(lambda: not servers())
