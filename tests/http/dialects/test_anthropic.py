@@ -176,7 +176,7 @@ def test_calls_are_forced_limited_and_switched_off(writing: tuple[Writer, Ask, A
     writer.says('{"city": "Bern"}}</tool_call>')
     forced = client.messages.create(**asked, tool_choice={"type": "tool", "name": "get_weather"})
     assert [(block.name, block.input) for block in forced.content] == [("get_weather", {"city": "Bern"})]
-    with pytest.raises(anthropic.BadRequestError, match="there are 2 tools"):
+    with pytest.raises(anthropic.BadRequestError, match="any of 2 tools, and no grammar"):
         client.messages.create(**asked, tool_choice={"type": "any"})
 
 
