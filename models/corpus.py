@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from models.case import Case, Turn
-from models.families import FAMILIES, PRACTICE
+from models.families import JUDGED, PRACTICE
 from models.world import Split, World
 
 # not <|start|>: llama.cpp knows that one from another family, and parses it in any prompt
@@ -39,7 +39,7 @@ def case_at(index: int, size: float, mixture: dict[str, float], seed: int = TRAI
     """Return case number `index` of the training stream, always the same for one index."""
     rng = random.Random(f"{seed}/{index}")
     family = rng.choices(list(mixture), list(mixture.values()))[0]
-    case = {**FAMILIES, **PRACTICE}[family](World(rng, Split.TRAIN, strange_share=0.5), rng.random() ** 0.5 * size)
+    case = {**JUDGED, **PRACTICE}[family](World(rng, Split.TRAIN, strange_share=0.5), rng.random() ** 0.5 * size)
     if rng.random() < 0.12:
         case = Case(case.family, (Turn("system", rng.choice(SYSTEMS)), *case.turns), case.metric)
     return case
@@ -49,7 +49,7 @@ def held_out(family: str, count: int, seed: int = HELD_OUT_SEED) -> Iterator[Cas
     """Return `count` cases of entities and wordings that training never shows, at every size."""
     for index in range(count):
         rng = random.Random(f"{seed}/{family}/{index}")
-        yield FAMILIES[family](World(rng, Split.TEST), rng.random())
+        yield JUDGED[family](World(rng, Split.TEST), rng.random())
 
 
 @dataclass(frozen=True, slots=True)

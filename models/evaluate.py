@@ -20,7 +20,7 @@ import torch
 
 from models.case import Case
 from models.corpus import held_out, render
-from models.families import FAMILIES
+from models.families import JUDGED
 from models.net import Net
 from models.recipe import RECIPES
 from models.tokenizer import load as load_tokenizer
@@ -88,7 +88,7 @@ def main() -> None:
     arguments = parser.parse_args()
     nets = {name: _net(name, path) for name in RECIPES if (path := getattr(arguments, name))}
     totals = np.zeros(2, dtype=int)
-    for family in FAMILIES:
+    for family in JUDGED:
         cases = list(held_out(family, arguments.cases))
         judged = {name: judge(net, cases) for name, net in nets.items()}
         line = f"{family:10}"

@@ -1,4 +1,7 @@
-"""Writes a trained network as a GGUF that stock llama.cpp loads: llama architecture, byte-level BPE, chat template."""
+"""Writes a trained network as a GGUF that stock llama.cpp loads: llama architecture, byte-level BPE, chat template.
+
+It also reads the weights back, to train on from them.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +45,8 @@ def export(state: dict[str, torch.Tensor], shape: Shape, name: str, tokenizer: P
     writer.add_vocab_size(shape.vocabulary)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     _add_tokenizer(writer, tokenizer)
-    for key, value in _tensors(state, shape):
-        array = value.detach().cpu().numpy().astype(np.float32)
+    for ours, key in _names(shape):
+        array = state[ours].detach().cpu().numpy().astype(np.float32)
         if array.ndim == 1:
             writer.add_tensor(key, array)
         else:
@@ -55,15 +58,25 @@ def export(state: dict[str, torch.Tensor], shape: Shape, name: str, tokenizer: P
     writer.close()
 
 
-def _tensors(state: dict[str, torch.Tensor], shape: Shape) -> list[tuple[str, torch.Tensor]]:
+def weights_of(path: Path, shape: Shape) -> dict[str, torch.Tensor]:
+    """Return the weights of an exported GGUF, as exactly as Q8_0 has kept them."""
+    kept = {
+        tensor.name: torch.from_numpy(np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+    return {ours: kept[theirs] for ours, theirs in _names(shape)}
+
+
+def _names(shape: Shape) -> list[tuple[str, str]]:
+    """Return the names of every weight, here and in the file."""
     named = [
-        ("token_embd.weight", state["embedding.weight"]),
-        ("output_norm.weight", state["norm.weight"]),
-        ("output.weight", state["output.weight"]),
+        ("embedding.weight", "token_embd.weight"),
+        ("norm.weight", "output_norm.weight"),
+        ("output.weight", "output.weight"),
     ]
     for layer in range(shape.layers):
         for ours, theirs in BLOCK_TENSORS.items():
-            named.append((f"blk.{layer}.{theirs}.weight", state[f"blocks.{layer}.{ours}.weight"]))
+            named.append((f"blocks.{layer}.{ours}.weight", f"blk.{layer}.{theirs}.weight"))
     return named
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from edgellm.engine import Message
 from edgellm.llm import LLM
 from models.corpus import held_out
-from models.families import FAMILIES
+from models.families import JUDGED
 
 SEED = 1001  # differs from that of the cases that measure quality
 CASES = 300  # for each family
@@ -23,7 +23,7 @@ OUTPUT = Path(__file__).parent / "profile.json"
 
 def prompts(cases: int) -> list[list[Message]]:
     """Return `cases` prompts of each family."""
-    drawn = [case for family in FAMILIES for case in held_out(family, cases, SEED)]
+    drawn = [case for family in JUDGED for case in held_out(family, cases, SEED)]
     return [[Message(turn.role, turn.text) for turn in case.prompt] for case in drawn]
 
 

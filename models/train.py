@@ -1,6 +1,6 @@
 """Trains one model of the pair on the seeded stream, with checkpoints to resume from.
 
-python -m models.train verifier            # or: draft
+python -m models.train verifier            # the first stage; or: draft
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from torch import distributed
 from torch.nn import functional as F
 
 from models.corpus import SPECIAL, Rendered, case_at, render
 from models.muon import Muon
 from models.net import Net, seed_copy_heads
-from models.recipe import RECIPES, SHARPENING, Recipe, long_share, mixture, practises, schedule, size_at, tokens_at
+from models.recipe import RECIPES, Recipe, long_share, mixture, practises, schedule, sharpens, size_at, tokens_at
 from models.tokenizer import load as load_tokenizer
 
 HERE = Path(__file__).parent
@@ -29,15 +30,16 @@ POOL = 16  # batches drawn together, so that rows of one length share a batch
 
 def rows(recipe: Recipe, step: int, tokenizer: Tokenizer) -> list[Rendered]:
     """Return the conversations of the pool that starts at `step`, always the same for one step."""
-    progress = step / recipe.steps
+    progress = recipe.progress(step)
     rng = random.Random(f"{recipe.seed}/{step}")
     drawn, total, index = [], 0, 0
-    families, longer = mixture(progress), 0.0
+    families, longer = mixture(progress, recipe), 0.0
+    first = (recipe.seed - 1) * 10**9 + step * 10_000
     enough = POOL * tokens_at(progress, recipe)
     while total < enough:
         is_long = longer < long_share(progress) * total
         size = rng.uniform(2.0, 6.0) if is_long else size_at(progress)
-        case = case_at(step * 10_000 + index, size, families)
+        case = case_at(first + index, size, families)
         rendered = render(case, tokenizer, recipe.lookup_weight)
         index += 1
         if len(rendered.ids) > recipe.shape.context:
@@ -53,7 +55,7 @@ def batches(recipe: Recipe, step: int, tokenizer: Tokenizer) -> list[tuple[torch
     drawn = sorted(rows(recipe, step, tokenizer), key=lambda row: len(row.ids))
     groups: list[list[Rendered]] = [[]]
     for row in drawn:
-        if (len(groups[-1]) + 1) * len(row.ids) > tokens_at(step / recipe.steps, recipe) * 1.05 and groups[-1]:
+        if (len(groups[-1]) + 1) * len(row.ids) > tokens_at(recipe.progress(step), recipe) * 1.05 and groups[-1]:
             groups.append([])
         groups[-1].append(row)
     random.Random(step).shuffle(groups)
@@ -121,13 +123,37 @@ def random_lookups(recipe: Recipe, step: int, tokenizer: Tokenizer) -> tuple[tor
 
 
 def loss_of(net: Net, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the weighted cross-entropy of the next token, in nats."""
+    """Return the weighted sum of the cross-entropies of the next token, in nats."""
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=net.coarse):
         hidden = net(ids[:, :-1])
     mask = weights[:, 1:] > 0
     losses = F.cross_entropy(net.head(hidden[mask]), ids[:, 1:][mask], reduction="none")
-    share = weights[:, 1:][mask]
-    return (losses * share).sum() / share.sum()
+    return (losses * weights[:, 1:][mask]).sum()
+
+
+def add_gradients(net: Net, ids: torch.Tensor, weights: torch.Tensor) -> float:
+    """Set the gradients of a batch and return its mean loss.
+
+    Of several processes each takes its share of the rows; then they add up their gradients, so that all of them go on
+    with the same weights. On few cores that others use too, this loses less time than threads, which wait for each
+    other at every product.
+    """
+    rank, processes = (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
+    net.zero_grad(set_to_none=True)
+    share = weights[rank::processes]
+    loss = torch.zeros(1, device=ids.device)
+    if (share[:, 1:] > 0).any():
+        mean = loss_of(net, ids[rank::processes], share) / weights[:, 1:].sum()
+        mean.backward()
+        loss += mean.detach()
+    if processes > 1:
+        parts = [torch.zeros_like(each) if each.grad is None else each.grad for each in net.parameters()]
+        flat = torch.cat([loss, *(part.flatten() for part in parts)])
+        distributed.all_reduce(flat)
+        loss, *added = flat.split([1, *(part.numel() for part in parts)])
+        for each, gradient in zip(net.parameters(), added, strict=True):
+            each.grad = gradient.view_as(each).clone()
+    return loss.item()
 
 
 def prepare(net: Net, device: str) -> str:
@@ -177,14 +203,27 @@ def save(path: Path, state: object) -> None:
     beside.replace(path)
 
 
-def train(recipe: Recipe, folder: Path, device: str = "cpu", every: int = 100, stop: int | None = None) -> Net:
-    """Train to the end (or to step `stop`), resuming from a checkpoint in `folder` if there is one."""
+def train(
+    recipe: Recipe,
+    folder: Path,
+    device: str = "cpu",
+    every: int = 40,
+    stop: int | None = None,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> Net:
+    """Train to the end (or to step `stop`), resuming from a checkpoint in `folder` if there is one.
+
+    Without a checkpoint the net starts from `weights`, or from nothing.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{recipe.name}.pt"
     torch.manual_seed(recipe.seed)
     tokenizer = load_tokenizer(HERE / "tokenizer.json")
     net = Net(recipe.shape)
-    seed_copy_heads(net)
+    if weights is None:
+        seed_copy_heads(net)
+    else:
+        net.load_state_dict(weights)
     print(prepare(net, device), flush=True)
     optimizers = optimizers_of(net, recipe)
     step = 0
@@ -199,22 +238,22 @@ def train(recipe: Recipe, folder: Path, device: str = "cpu", every: int = 100, s
     for batch in stream(recipe, step, tokenizer):
         if step >= last:
             break
-        practice = practises(step, step / recipe.steps)
-        if practice and step >= SHARPENING and step // 2 % 2:  # every other time
-            ids, weights = random_lookups(recipe, step, tokenizer)
+        practice = practises(step, recipe)
+        if practice and not sharpens(step, recipe) and step // 2 % 2:  # every other time
+            ids, counts = random_lookups(recipe, step, tokenizer)
         else:
-            ids, weights = random_copying(recipe, step) if practice else batch
+            ids, counts = random_copying(recipe, step) if practice else batch
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = group["peak"] * schedule(step, recipe)
-        loss = loss_of(net, ids.to(device), weights.to(device))
-        net.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = add_gradients(net, ids.to(device), counts.to(device))
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
         step += 1
         tokens += ids.numel()
-        mean += (loss.item() - mean) / min(step, 50)
+        mean += (loss - mean) / min(step, 50)
+        if distributed.is_initialized() and distributed.get_rank():
+            continue  # the first process reports and saves
         if step % 50 == 0:
             rate = tokens / (time.monotonic() - began)
             print(f"{recipe.name} step {step}/{recipe.steps} loss {mean:.4f} {rate:.0f} tokens/s", flush=True)

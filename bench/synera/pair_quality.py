@@ -22,7 +22,7 @@ from edgellm.engine import Message
 from edgellm.spec.types import Summary
 from models.case import Case
 from models.corpus import HELD_OUT_SEED, held_out
-from models.families import FAMILIES
+from models.families import JUDGED
 from testkit.questions import rouge_1
 
 MODES = ("draft", "verifier", "pair")
@@ -86,10 +86,10 @@ def main() -> None:
         "verifier": ("none", arguments.verifier),
         "pair": (arguments.draft, arguments.verifier),
     }
-    families: dict[str, dict[str, Any]] = {family: {} for family in FAMILIES}
+    families: dict[str, dict[str, Any]] = {family: {} for family in JUDGED}
     for mode in MODES:
         with edgellm.LLM.open(*chosen[mode]) as pair:
-            for family in FAMILIES:
+            for family in JUDGED:
                 score, shown = Score(), 0
                 for case, text, summary in replies(pair, list(held_out(family, arguments.cases))):
                     score.add(case, text, summary)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from models.case import Case
-from models.families import alone, chat, choice, command, copying, judge, qa, quantity, reply, summary, sums
+from models.families import chat, choice, command, inline, judge, qa, quantity, reply, summary, told
+from models.families.practice import alone, copying, sums
 from models.world import World
 
 FAMILIES: dict[str, Callable[[World, float], Case]] = {
@@ -21,7 +22,17 @@ FAMILIES: dict[str, Callable[[World, float], Case]] = {
     "chat": chat.make,
     "quantity": quantity.make,
 }
-"""The families that are judged on held-out cases."""
+"""The families like the papers' kinds of data. Both stages of the training show them, and the measurements of the
+papers' methods use their held-out cases."""
+
+PLAIN: dict[str, Callable[[World, float], Case]] = {
+    "told": told.make,
+    "inline": inline.make,
+}
+"""The families of people who simply type. Only the second stage of the training shows them."""
+
+JUDGED = FAMILIES | PLAIN
+"""The families of the model card."""
 
 PRACTICE: dict[str, Callable[[World, float], Case]] = {
     "copying": copying.make,

@@ -39,6 +39,8 @@ ABOUT = phrasings(
     "Tell me about yourself.\nWhat kind of helper are you?",
 )
 
+GREETINGS = ("Hello", "Hi", "Hey", "Hello!", "hi", "Good morning", "Hi there!", "Good evening", "hello there")
+
 
 def hello(world: World, name: str) -> list[Turn]:
     return [user(world.say(HELLO).format(n=name)), assistant(f"Hello {look(name)}! What can I do for you?")]

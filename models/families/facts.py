@@ -26,6 +26,8 @@ from models.families.wordings import (
 )
 from models.world import Phrasings, World
 
+UNKNOWN = "I do not know that yet. Tell me, and I will remember it."
+
 
 @dataclass(frozen=True, slots=True)
 class Fact:

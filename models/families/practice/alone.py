@@ -6,9 +6,6 @@ from models.case import Case, assistant, user
 from models.families import chat, facts
 from models.world import World
 
-GREETINGS = ("Hello", "Hi", "Hey", "Hello!", "hi", "Good morning", "Hi there!", "Good evening", "hello there")
-UNKNOWN = "I do not know that yet. Tell me, and I will remember it."
-
 
 def make(world: World, size: float) -> Case:
     """Return one turn, now and then a second one."""
@@ -18,11 +15,11 @@ def make(world: World, size: float) -> Case:
         roll = world.rng.random()
         if roll < 0.5:
             kind = world.rng.choice(tuple(facts.KINDS.values()))
-            turns += [user(kind(world).question), assistant(UNKNOWN)]
+            turns += [user(kind(world).question), assistant(facts.UNKNOWN)]
         elif roll < 0.6:
             turns += [user(world.say(chat.NAME_ASK)), assistant("You have not told me your name yet.")]
         elif roll < 0.75:
-            turns += [user(world.rng.choice(GREETINGS)), assistant("Hello! What can I do for you?")]
+            turns += [user(world.rng.choice(chat.GREETINGS)), assistant("Hello! What can I do for you?")]
         else:
             turns += world.rng.choice((chat.how, chat.thanks, chat.about))(world)
     return Case("alone", tuple(turns))
