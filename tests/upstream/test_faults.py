@@ -84,9 +84,9 @@ def test_a_server_of_another_model_is_not_used(
     engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair, server = open_pair(closing, Vllm(engine), f32_pair[0], timing=QUICK)
+    monkeypatch.setattr("testkit.upstream.dialects.MODEL", "another/model")  # before it is looked for again
     server.fault = Fault.FAILED
     written(pair)
-    monkeypatch.setattr("testkit.upstream.dialects.MODEL", "another/model")
     server.fault = None
     tokens, _ = written(pair)
     assert {token.source for token in tokens} <= UNVERIFIED
