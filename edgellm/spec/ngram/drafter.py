@@ -77,7 +77,7 @@ class RetrievalDrafter(Drafter, Suggestions):
         trust = self._chances.trust
         survives = [trust * chance for chance in survives]
         self._found = len(state.ids), ids, survives
-        n = self._length.choose(survives, alternative)
+        n = min(self._length.choose(survives, alternative), gamma)  # an arbitrary row needs room, too
         reason = self._length.explain(survives, n, alternative) if state.explain else ""
         if not n:
             return Chunk(reason=reason) if reason else _NOTHING

@@ -99,6 +99,19 @@ def test_each_source_alone_finds_what_it_is_for() -> None:
     assert reply(memory("context"), [1, 2, 3, 4, 5, 1, 2], loop)[1].accepted > 20
 
 
+def test_rows_that_keep_a_decode_as_long_as_the_last_are_no_more_than_there_is_room_for() -> None:
+    flat = CostCurve((1, 64), (1.0, 1.001), change=5.0)  # another number of rows costs more than arbitrary rows
+    known, prompt = memory("context", curve=flat), [1, 2, 3, 4, 5] * 6
+    drafter = taken(known, prompt)
+    state = GenerationState(np.array(prompt, dtype=np.int32))
+    for _ in range(9):
+        chunk = drafter.propose(state, 63)
+        told(drafter, chunk, Verdict(len(chunk), np.array([1], dtype=np.int32)))
+    assert len(chunk) == 63
+    assert 0 < len(drafter.propose(state, 20)) <= 20
+    known.give()
+
+
 def test_what_the_verifier_expects_while_it_reads_is_drafted() -> None:
     known = memory("calibration")
     drafter = taken(known, np.array([1, 2, 3, 1], dtype=np.int32))
