@@ -423,6 +423,7 @@ def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: 
         assert [turn.content for turn in asked[-1]] == ["Be brief.", "First?", "Reply 1", "Third?"]
         page.get_by_role("button", name="Earlier version").click()
         expect(page.locator(".words").nth(1)).to_have_text("Reply 2")
+        _until(lambda: store.latest().turns[-1] == ("assistant", "Reply 2"))
         page.reload()
         expect(page.locator(".words").nth(1)).to_have_text("Reply 2")
         expect(page.locator(".versions")).to_have_text("1/2")

@@ -10,6 +10,8 @@ export class ServerError extends Error {
   }
 }
 
+const MAX_OUTLIVING = 20_000; // characters; browsers allow 64 KiB
+
 export const GONE = "The server does not answer. Check that it is still running.";
 
 // The link that `edgellm serve` prints ends in the page's key, which also opens the conversations. It stays in this
@@ -45,11 +47,13 @@ async function errorOf(response) {
     error.code ?? "");
 }
 
-async function request(method, path, body, signal, more = {}) {
+// `outlives`: the request goes on when the page is closed, if it is short.
+async function request(method, path, body, { signal, more = {}, outlives = false } = {}) {
   let response;
   try {
     const data = body === undefined ? undefined : JSON.stringify(body);
-    response = await fetch(path, { method, headers: { ...headers(), ...more }, body: data, signal });
+    const keepalive = outlives && (data?.length ?? 0) < MAX_OUTLIVING;
+    response = await fetch(path, { method, headers: { ...headers(), ...more }, body: data, signal, keepalive });
   } catch (error) {
     throw error.name === "AbortError" ? error : new ServerError(GONE);
   }
@@ -66,13 +70,13 @@ export async function call(method, path, body) {
 // Conversations need the page's key, whatever key was typed for the rest.
 export async function callWithPageKey(method, path, body) {
   const key = storage.get("page-key", "");
-  const response = await request(method, path, body, undefined, { Authorization: `Bearer ${key}` });
+  const response = await request(method, path, body, { more: { Authorization: `Bearer ${key}` }, outlives: method !== "GET" });
   return response.status === 204 ? null : response.json();
 }
 
 // Yields the data of the answer's server-sent events until [DONE]. Throws a ServerError, also for an error on the way.
 export async function* stream(path, body, signal) {
-  const response = await request("POST", path, body, signal);
+  const response = await request("POST", path, body, { signal });
   askForKey(false);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
