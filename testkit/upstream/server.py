@@ -28,13 +28,13 @@ class Fault(StrEnum):
 
 
 class UpstreamServer:
-    """A server in threads of this process. `fault` is what happens to each POST from now on."""
+    """A server in threads of this process. `fault` is what happens to each POST from now on, until `heal`."""
 
     def __init__(self, dialect: Dialect, *, key: str = "", port: int = 0) -> None:
         self.dialect, self.key = dialect, key
         self.fault: Fault | None = None
         self.requests: list[tuple[str, Any, Mapping[str, str]]] = []
-        self.released = threading.Event()
+        self._released = threading.Event()
         self._http = _Http(("127.0.0.1", port), _Handler)
         self._http.upstream = self
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
@@ -49,9 +49,19 @@ class UpstreamServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def stall(self) -> None:
+        """Wait until the server is healed or closed."""
+        self._released.wait()
+
+    def heal(self) -> None:
+        """Answer rightly from now on, and end what waits for an answer."""
+        self.fault = None
+        self._released.set()
+        self._released = threading.Event()
+
     def close(self) -> None:
         """End the server, and the connections that wait for it."""
-        self.released.set()
+        self._released.set()
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
@@ -70,6 +80,7 @@ class _Http(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet: the second of two waits 40 ms for the first to be acknowledged
 
     @property
     def upstream(self) -> UpstreamServer:
@@ -95,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self, made: Callable[[], Any], fault: Fault | None) -> None:
         if fault is Fault.STALLED:
-            self.upstream.released.wait()
+            self.upstream.stall()
         if fault in (Fault.STALLED, Fault.DROPPED):
             self.close_connection = True
         elif fault is Fault.HUGE:

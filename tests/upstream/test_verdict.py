@@ -6,6 +6,8 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -31,13 +33,25 @@ def ids(*tokens: int) -> Ids:
     return np.array(tokens, dtype=np.int32)
 
 
-def row(text: list[int], logits: np.ndarray = LOGITS) -> np.ndarray:
-    return logits[text[-1] if text else SIZE]
-
-
 def top(text: list[int]) -> Top:
-    found = row(text) - math.log(float(np.exp(row(text)).sum()))
+    return _top(text[-1] if text else SIZE)
+
+
+@cache
+def _top(last: int) -> Top:
+    found = LOGITS[last] - math.log(float(np.exp(LOGITS[last]).sum()))
     return tuple((token, float(found[token])) for token in (-found).argsort())
+
+
+def shares(text: list[int], sampling: Sampling) -> Distribution:
+    """The verifier's distribution behind a text."""
+    return _shares(text[-1] if text else SIZE, replace(sampling, seed=0), drafts=False)
+
+
+@cache
+def _shares(last: int, sampling: Sampling, *, drafts: bool) -> Distribution:
+    found = exact_distribution((DRAFT if drafts else LOGITS)[last], sampling)
+    return rounded(found) if drafts else found
 
 
 def request(text: list[int], draft: list[int], sampling: Sampling) -> RowRequest:
@@ -52,7 +66,7 @@ def drafted(text: list[int], n: int, sampling: Sampling, number: int) -> Chunk:
     """A draft that is drawn from the draft model's own distribution."""
     now, tokens, distributions = list(text), [], []
     for step in range(n):
-        q = rounded(exact_distribution(row(now, DRAFT), sampling))
+        q = _shares(now[-1] if now else SIZE, replace(sampling, seed=0), drafts=True)
         token = draw(q, uniforms(number, len(text) + step, 1, Purpose.DRAFT)[0, 0])
         tokens.append(token)
         distributions.append(q)
@@ -68,13 +82,13 @@ def written(tier: Tier, sampling: Sampling, number: int, server: np.random.Gener
         draft = chunk.ids.tolist()
         prefixes = [text + draft[:n] for n in range(3)]
         if tier is Tier.SCORE:
-            rows = [Row(int(row(prefix).argmax()), top(prefix)) for prefix in prefixes]
+            rows = [Row(top(prefix)[0][0], top(prefix)) for prefix in prefixes]
         elif tier is Tier.FAN_OUT:
-            rows = [Row(draw(exact_distribution(row(prefix), seeded), server.random())) for prefix in prefixes]
+            rows = [Row(draw(shares(prefix, seeded), server.random())) for prefix in prefixes]
         else:
             now, rows = list(text), []
             for _ in prefixes:
-                now.append(draw(exact_distribution(row(now), seeded), server.random()))
+                now.append(draw(shares(now, seeded), server.random()))
                 rows.append(Row(now[-1]))
         found = verdict(chunk, request(text, draft, seeded), reply(tier, rows), SIZE)
         text += [*draft[: found.accepted], *found.tokens.tolist()]
@@ -85,7 +99,7 @@ def expected(sampling: Sampling) -> Iterator[tuple[tuple[int, ...], float]]:
     for text in itertools.product(range(SIZE), repeat=LENGTH):
         chance = 1.0
         for n, token in enumerate(text):
-            p = exact_distribution(row(list(text[:n])), sampling)
+            p = shares(list(text[:n]), sampling)
             chance *= dict(zip(p.ids.tolist(), p.probs.tolist(), strict=True)).get(token, 0.0)
         yield text, chance
 
@@ -165,7 +179,7 @@ def test_too_few_likeliest_tokens_are_not_drawn_from() -> None:
 def test_drafts_without_a_distribution_are_compared_with_the_draw() -> None:
     sampling = Sampling(temperature=1.0, top_k=SIZE, seed=5)
     rows = [Row(0, top([0])), Row(0, top([1]))]
-    p = exact_distribution(row([0]), sampling)
+    p = shares([0], sampling)
     wanted = draw(p, uniforms(5, 1, 2)[0, 1])
     for token in range(SIZE):
         found = verdict(Chunk(ids=ids(token)), request([0], [token], sampling), reply(Tier.SCORE, rows), SIZE)
