@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from edgellm.errors import InvalidOption, VerifierLost
-from edgellm.upstream import llama_server, vllm
+from edgellm.errors import InvalidOption
+from edgellm.upstream import by_text, llama_server, ollama, sglang, vllm
 from edgellm.upstream.completions import PROBE_SECONDS, CompletionsUpstream, served_model, takes_ids
 from edgellm.upstream.http_client import HttpClient, ServerRefused
 from edgellm.upstream.rows import Tier, Upstream
+from edgellm.upstream.text_border import TextBorders
 
 
-async def detect(client: HttpClient, *, token: int, end_of_turn: int | None, tier: Tier | None = None) -> Upstream:
+async def detect(
+    client: HttpClient, borders: TextBorders, *, end_of_turn: int | None, tier: Tier | None = None
+) -> Upstream:
     """Return the server of `client`: SGLang, vLLM, llama-server, Ollama, or one that speaks OpenAI's completions.
 
-    `token` is one to ask with, `end_of_turn` the one that ends a turn; `tier` is how it is to verify, None: the best
-    way that it has.
+    `borders` are those of texts for servers that take nothing else; `end_of_turn` is the token that ends a turn; `tier`
+    is how the server is to verify, None: the best way that it has.
 
     Raises:
         InvalidOption: it has no such model, or cannot verify as `tier` says.
         VerifierLost, VerifierBusy: it does not answer, refuses, or has no way to verify.
+        TimeoutError: it does not answer in time.
     """
     served = await served_model(client, client.url.model)
+    token = end_of_turn or 0
     found: Upstream
     if served.owner == "vllm":
         found = await vllm.connect(client, served, token, tier)
-    elif (props := await _answers(client, "/props")) is not None:
+    elif served.owner == "sglang":
+        found = await sglang.connect(client, served, token, tier)
+    elif "default_generation_settings" in (props := await _answers(client, "/props")):
         found = await llama_server.connect(client, served, props, end_of_turn)
-    elif refusal := await takes_ids(client, served, token):
-        raise VerifierLost(
-            f"The server at {client.url} cannot verify: {refusal}.",
-            "Use vLLM, llama-server, or another server whose /v1/completions takes token ids.",
-        )
-    else:
+    elif "version" in await _answers(client, "/api/version"):
+        found = await ollama.connect(client, served, borders, end_of_turn, token)
+    elif served.owner not in by_text.KINDS and not await takes_ids(client, served, token):
         way = tier or Tier.FAN_OUT
         reason = "it takes many prompts of token ids at once" if tier is None else f"as requested, {way.value}"
         found = CompletionsUpstream(client, served, way, reason)
+    else:
+        found = await by_text.connect(client, served, borders, end_of_turn, token)
     if tier is not None and found.tier is not tier:
         raise InvalidOption(
             f"{found.dialect} at {client.url} cannot verify by {tier.value}: it can by {found.tier.value}.",
@@ -44,11 +51,12 @@ async def detect(client: HttpClient, *, token: int, end_of_turn: int | None, tie
     return found
 
 
-async def _answers(client: HttpClient, path: str) -> Any:
-    """Return the JSON at a path; None where there is none."""
+async def _answers(client: HttpClient, path: str) -> Mapping[str, Any]:
+    """Return the fields of the JSON at a path, none where there is none: LM Studio answers 200 whatever the path."""
     try:
-        return (await client.get(path, PROBE_SECONDS)).json
+        found = (await client.get(path, PROBE_SECONDS)).json
     except ServerRefused as error:
         if error.status in (401, 403):
             raise
-        return None
+        return {}
+    return found if isinstance(found, dict) else {}

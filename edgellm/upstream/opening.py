@@ -12,6 +12,7 @@ from edgellm.storage.known_servers import KnownServer, KnownServers
 from edgellm.upstream.detection import detect
 from edgellm.upstream.http_client import HttpClient, ServerURL, read_key
 from edgellm.upstream.rows import MEANING, Tier, Upstream
+from edgellm.upstream.text_border import TextBorders
 from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier
 from edgellm.upstream.vocabulary_proof import PROBES, RECHECKS, VocabularyProof, prove
 
@@ -58,15 +59,17 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
     key = read_key(options.key_file)
     client = HttpClient(url, key)
     try:
-        token = text.end_of_turn or 0
-        upstream = client.wait(detect(client, token=token, end_of_turn=text.end_of_turn, tier=options.tier))
+        borders = TextBorders(text.plain_prompt, text.vocabulary)
+        upstream = client.wait(detect(client, borders, end_of_turn=text.end_of_turn, tier=options.tier))
         server = KnownServer(str(url), upstream.name, text.vocabulary.fingerprint)
         servers = KnownServers()
         known = server in servers.all()
-        proof = client.wait(prove(upstream, text.vocabulary, url, RECHECKS if known else PROBES))
+        proof = client.wait(prove(upstream, text.vocabulary, borders, url, RECHECKS if known else PROBES))
         verifier = UpstreamVerifier(client, upstream, text.n_vocab, text.n_ctx_train, options.timing)
     except BaseException as error:
         client.close()
+        if isinstance(error, TimeoutError):
+            raise VerifierUnreachable(f"The server at {url} takes too long for a first answer.", _LATER) from None
         if isinstance(error, (VerifierLost, VerifierBusy)):
             next_step = _LATER if isinstance(error, VerifierBusy) else error.next_step
             raise VerifierUnreachable(error.what, next_step) from None

@@ -14,11 +14,15 @@ from edgellm.engine import Vocabulary
 from edgellm.errors import VocabularyMismatch
 from edgellm.upstream.http_client import ServerURL
 from edgellm.upstream.rows import Upstream
+from edgellm.upstream.text_border import TextBorders
 
 PROBES = 200
 RECHECKS = 4
 """Probes of a server that was proved before: another model may have taken its place."""
 _TOKENS = 32  # of a probe
+_OTHER = (
+    "Choose a draft model with the server's tokenizer (-m). With a verifier on this device the tokenizers may differ."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +39,26 @@ class VocabularyProof:
         return f"{self.tokens:,} tokens in {self.probes} texts mean the same there as here"
 
 
-async def prove(upstream: Upstream, vocabulary: Vocabulary, url: ServerURL, most: int = PROBES) -> VocabularyProof:
-    """Compare up to `most` texts of tokens with a server's.
+async def prove(
+    upstream: Upstream, vocabulary: Vocabulary, borders: TextBorders, url: ServerURL, most: int = PROBES
+) -> VocabularyProof:
+    """Compare up to `most` texts of tokens with a server's; `borders` are those of texts in `vocabulary`.
 
     Raises:
         VocabularyMismatch: they differ; names the first token that does.
         VerifierLost, VerifierBusy: as `Upstream.rows`.
     """
-    if upstream.by_text:
-        return VocabularyProof()
     probes = tokens = 0
     for ids in texts(vocabulary, most):
-        if (theirs := await upstream.detokenize(ids)) is None:
-            return VocabularyProof()
-        if not _same(_text(vocabulary, ids), theirs):
-            await _differ(upstream, vocabulary, url, ids)
+        text = _text(vocabulary, ids)
+        if upstream.by_text:
+            if not await _divides_alike(upstream, borders, url, text):
+                return VocabularyProof()
+        else:
+            if (theirs := await upstream.detokenize(ids)) is None:
+                return VocabularyProof()
+            if not _same(text, theirs):
+                await _differ(upstream, vocabulary, url, ids)
         probes, tokens = probes + 1, tokens + len(ids)
     return VocabularyProof(probes, tokens)
 
@@ -68,6 +77,23 @@ def texts(vocabulary: Vocabulary, most: int) -> Iterator[list[int]]:
         yield others[start : start + _TOKENS]
 
 
+async def _divides_alike(upstream: Upstream, borders: TextBorders, url: ServerURL, text: str) -> bool:
+    """Return whether a server says which tokens a text has there. Raise VocabularyMismatch where they are others."""
+    if (theirs := await upstream.tokenize(text)) is None:
+        return False
+    ours = borders.ids(text)
+    if list(theirs) != ours:
+        at = next(
+            (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+        )
+        raise VocabularyMismatch(
+            f"The draft model and {upstream.name} at {url} differ in their vocabularies: {text[:40]!r} has the tokens"
+            f" {ours[at : at + 3]} here and {list(theirs)[at : at + 3]} there, from place {at} on.",
+            _OTHER,
+        )
+    return True
+
+
 async def _differ(upstream: Upstream, vocabulary: Vocabulary, url: ServerURL, ids: Sequence[int]) -> None:
     """Raise VocabularyMismatch, which names the first token of a text that differs alone; return where none does."""
     for token in ids:
@@ -76,8 +102,7 @@ async def _differ(upstream: Upstream, vocabulary: Vocabulary, url: ServerURL, id
             raise VocabularyMismatch(
                 f"The draft model and {upstream.name} at {url} differ in their vocabularies: token {token} is"
                 f" {ours[:40]!r} here and {theirs[:40]!r} there.",
-                "Choose a draft model with the server's tokenizer (-m). With a verifier on this device the tokenizers"
-                " may differ.",
+                _OTHER,
             )
 
 

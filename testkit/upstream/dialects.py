@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from edgellm.engine import Floats
 from edgellm.spec.types import Sampling
 from testkit.upstream.engine import Engine, logprobs, top
 
@@ -204,3 +205,51 @@ class LlamaServer(Dialect):
             "timings": {"cache_n": 0, "prompt_n": len(body["prompt"]), "prompt_ms": 1.5, "predicted_ms": 0.5},
             **({"completion_probabilities": said} if body["n_probs"] else {}),
         }  # fmt: skip
+
+
+class Sglang(Dialect):
+    """SGLang 0.5.23, by its documentation and source; it was not run."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.starts: list[int] = []
+
+    def get(self, path: str) -> Any:
+        if path == "/v1/models":
+            return self.models("sglang", max_model_len=self.engine.positions, root=MODEL)
+        raise Missing
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        if path == "/tokenize":
+            ids = self.engine.model.tokenize(body["prompt"], special=True).tolist()
+            return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.positions}
+        if path == "/detokenize":
+            return {"text": "" if body.get("skip_special_tokens", True) else self.text(body["tokens"])}
+        if path != "/generate":
+            raise Missing
+        prompts = body["input_ids"]
+        if isinstance(prompts[0], list):
+            return [self.one(ids, body) for ids in prompts]
+        return self.one(prompts, body)
+
+    def one(self, ids: list[int], body: dict[str, Any]) -> Any:
+        params, k, start = body["sampling_params"], body.get("top_logprobs_num", 0), body.get("logprob_start_len", -1)
+        tokens, rows = self.engine.write(ids, params["max_new_tokens"], sampling_of(params), None)
+        ended = self.engine.model.is_eog(tokens[-1])
+        reused = min(len(ids) - 1, len(ids) if start < 0 else start)
+        said: dict[str, Any] = {
+            "id": "1", "prompt_tokens": len(ids), "completion_tokens": len(tokens),
+            "cached_tokens": min(self.engine.cached(ids), reused),
+            "finish_reason": {"type": "stop", "matched": tokens[-1]} if ended else {"type": "length", "length": 1},
+        }  # fmt: skip
+        if body.get("return_logprob"):
+            self.starts.append(start)
+            known = self.engine.rows(ids, len(ids))[start:-1] if start >= 0 else []
+            said["input_top_logprobs"] = [None, *(triples(row, k) for row in known)]
+            said["output_top_logprobs"] = [triples(row, k) for row in rows]
+        return {"text": self.text(tokens), "output_ids": tokens, "meta_info": said}
+
+
+def triples(row: Floats, k: int) -> list[Any]:
+    """Return the likeliest tokens of a row as SGLang names them."""
+    return [[logprob, token, None] for token, logprob in top(row, k)]

@@ -14,9 +14,10 @@ from edgellm.llm import LLM
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.rows import Tier
 from edgellm.upstream.verifier import UpstreamTiming
-from testkit.upstream.dialects import Dialect, LlamaServer, Vllm
+from testkit.upstream.dialects import Dialect, LlamaServer, Sglang, Vllm
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import UpstreamServer
+from testkit.upstream.text_dialects import LlamaCppPython, LmStudio, MlxLm, Ollama, Tabby
 from tests.spec.real import case, ids
 
 NUMBERS = (2, 5)
@@ -32,6 +33,14 @@ WAYS: dict[str, tuple[Make, Tier | None]] = {
     "vllm-continue": (Vllm, Tier.CONTINUE),
     "llama-server": (LlamaServer, None),
     "llama-server-quiet": (lambda engine: LlamaServer(engine, quiet=True), None),
+    "sglang-score": (Sglang, None),
+    "sglang-fan-out": (Sglang, Tier.FAN_OUT),
+    "ollama": (Ollama, None),
+    "ollama-quiet": (lambda engine: Ollama(engine, quiet=True), None),
+    "lm-studio": (LmStudio, None),
+    "tabby": (Tabby, None),
+    "mlx-lm": (MlxLm, None),
+    "llama-cpp-python": (LlamaCppPython, None),
 }
 
 

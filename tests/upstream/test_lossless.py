@@ -12,11 +12,18 @@ from edgellm.llm import LLM
 from edgellm.spec.types import Explanation, Source, Token
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.rows import Tier
-from testkit.upstream.dialects import NOWHERE, LlamaServer, Vllm
+from testkit.upstream.dialects import NOWHERE, LlamaServer, Sglang, Vllm
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import UpstreamServer
 from tests.spec.real import case, ids
 from tests.upstream.conftest import MOST, NUMBERS, WAYS, open_pair
+
+WRITES = {"/inference/v1/generate", "/v1/completions", "/completion", "/generate", "/api/generate"}
+
+KINDS = {
+    "vllm": "vLLM", "llama-server": "llama-server", "sglang": "SGLang", "ollama": "Ollama", "lm-studio": "LM Studio",
+    "tabby": "TabbyAPI", "mlx-lm": "mlx-lm", "llama-cpp-python": "llama-cpp-python",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -25,11 +32,15 @@ def test_drafts_change_nothing(
 ) -> None:
     make, tier = WAYS[way]
     pair, server = open_pair(closing, make(engine), f32_pair[0], tier)
+    told: list[Explanation] = []
     for number in NUMBERS:
         reply = pair.reply(case(number), max_tokens=MOST, budget=1.0)
+        reply.listen(on_explain=told.append)
         assert ids(reply) == wanted[number]
         assert reply.summary.share_verified == 1.0
-    assert any(path in ("/inference/v1/generate", "/v1/completions", "/completion") for path, _, _ in server.requests)
+    kind = next(name for name in sorted(KINDS, reverse=True) if way.startswith(name))
+    assert any(one.text.startswith(f"{KINDS[kind]} at {server.url} verifies by") for one in told)
+    assert {path for path, _, _ in server.requests} & WRITES
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -98,10 +109,23 @@ def test_rows_of_cached_positions_are_never_read(
     assert NOWHERE > 1.0
 
 
+def test_sglang_is_asked_from_the_last_token_of_the_prefix_on(
+    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
+) -> None:
+    """From the first token on, it would compute the whole prompt for each verdict."""
+    dialect = Sglang(engine)
+    pair, server = open_pair(closing, dialect, f32_pair[0])
+    ids(pair.reply(case(5), max_tokens=MOST, budget=1.0))
+    prompt = len(pair.prompt_ids(case(5)))
+    scored = [body for path, body, _ in server.requests if path == "/generate" and len(body["input_ids"]) >= prompt]
+    assert len(scored) > 2
+    assert all(body["logprob_start_len"] >= prompt - 1 for body in scored)
+
+
 def test_log_probabilities_are_the_servers(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
     with LLM.open("none", f32_pair[1], threads=1) as alone:
         right = [token for token in alone.reply(case(2), max_tokens=8, logprobs=3) if isinstance(token, Token)]
-    for make, tier in (WAYS["vllm-score"], WAYS["vllm-fan-out"], WAYS["llama-server"]):
+    for make, tier in (WAYS[way] for way in ("vllm-score", "vllm-fan-out", "llama-server", "sglang-score")):
         pair, _ = open_pair(closing, make(engine), f32_pair[0], tier)
         told = list(pair.reply(case(2), max_tokens=8, logprobs=3))
         assert [token.id for token in told] == [token.id for token in right]

@@ -1,0 +1,229 @@
+"""Servers that take no token ids: LM Studio, TabbyAPI, mlx-lm, llama-cpp-python's server and whoever completes a text.
+
+The server is sent the text so far and writes on, as many tokens as a chunk has and one more. It has the same tokens
+before it as this device, since texts end at borders that survive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgellm.errors import VerifierLost
+from edgellm.spec.types import GREEDY, NO_IDS
+from edgellm.upstream.completions import PROBE_SECONDS, UpstreamModel, cached_tokens, check_model, sampling_fields
+from edgellm.upstream.fields import entries, fields, seed_at, text, whole
+from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
+from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Upstream
+from edgellm.upstream.text_border import TextBorders, Written
+from edgellm.upstream.verdict import RowsUnusable
+
+_TRIES = 3
+_MORE = 8  # tokens that are asked for beyond what was too little
+
+
+class TextUpstream(Upstream):
+    """A server that continues a text."""
+
+    def __init__(
+        self, client: HttpClient, served: UpstreamModel, borders: TextBorders, end_of_turn: int | None
+    ) -> None:
+        """`end_of_turn` is the token that ends a turn, which servers leave out of their texts."""
+        self._client, self._served, self._borders, self._end_of_turn = client, served, borders, end_of_turn
+
+    @property
+    def name(self) -> str:
+        """See `Upstream.name`."""
+        return self._served.name
+
+    @property
+    def context_length(self) -> int | None:
+        """See `Upstream.context_length`."""
+        return self._served.context_length
+
+    @property
+    def tier(self) -> Tier:
+        """See `Upstream.tier`."""
+        return Tier.CONTINUE
+
+    @property
+    def reason(self) -> str:
+        """See `Upstream.reason`."""
+        return "it takes no token ids, and continues a text"
+
+    @property
+    def by_text(self) -> bool:
+        """See `Upstream.by_text`."""
+        return True
+
+    async def check(self) -> None:
+        """See `Upstream.check`."""
+        await check_model(self._client, self._served.name)
+
+    @abstractmethod
+    async def write(self, prompt: str, tokens: int, request: RowRequest, seed: int) -> tuple[Written, RowReply]:
+        """Return what the server writes behind `prompt`, up to `tokens` tokens, and a reply without rows that says
+        what that took.
+
+        Raises:
+            RowsUnusable: it answers with something else.
+            VerifierLost, VerifierBusy: as `Upstream.rows`.
+        """
+
+    async def probe(self, token: int) -> None:
+        """Have a text of `token` continued, for which a server may have to load its model.
+
+        Raises:
+            RowsUnusable, VerifierLost, VerifierBusy: as `write`.
+            TimeoutError: it takes too long.
+        """
+        ids = np.array([token], dtype=np.int32)
+        async with asyncio.timeout(PROBE_SECONDS):
+            await self.write(self._borders.text(ids) or "", 1, RowRequest(ids, NO_IDS, GREEDY), 0)
+
+    async def rows(self, request: RowRequest) -> RowReply:
+        """See `Upstream.rows`."""
+        try:
+            return await self._rows(request)
+        except RowsUnusable as error:
+            raise self._client.garbled(str(error)) from None
+
+    async def _rows(self, request: RowRequest) -> RowReply:
+        prefix = request.prefix
+        border, prompt = await asyncio.to_thread(self._borders.last, prefix)
+        tokens = len(prefix) - border + request.places
+        for _ in range(_TRIES):
+            written, reply = await self.write(prompt, tokens, request, seed_at(request.sampling, border))
+            own = await asyncio.to_thread(self._borders.behind, prefix, border, written)
+            end = [] if self._end_of_turn is None else [self._end_of_turn]
+            if written.ended:
+                own = own if own[-1:] == end else own + end
+            else:
+                own = await asyncio.to_thread(self._borders.safe, prefix, own)
+            if own:
+                rows = tuple(Row(token) for token in own)
+                return RowReply(
+                    Tier.CONTINUE, rows, reply.cached, reply.seconds, reply.bytes_up, reply.bytes_down
+                )  # fmt: skip
+            tokens += _MORE
+        raise RowsUnusable("no text")
+
+
+@dataclass(frozen=True, slots=True)
+class TextDialect:
+    """How a server of a kind completes texts: its `name`, what is added to a request, and the path of its tokenizer,
+    with the name of a text there and other fields. `names_ids`: it answers with the ids of what it wrote.
+    `chooses_bos`: a request says whether BOS comes before its text."""
+
+    name: str
+    extra: Mapping[str, Any]
+    tokenizer: tuple[str, str, Mapping[str, Any]] | None = None
+    names_ids: bool = False
+    chooses_bos: bool = False
+
+
+LLAMA_CPP_PYTHON = TextDialect("llama-cpp-python", {"repeat_penalty": 1.0}, ("/extras/tokenize", "input", {}))
+TABBY = TextDialect(
+    "TabbyAPI",
+    {"token_healing": False},
+    ("/v1/token/encode", "text", {"add_bos_token": False, "encode_special_tokens": True}),
+    chooses_bos=True,
+)
+LM_STUDIO = TextDialect("LM Studio", {"repeat_penalty": 1.0})
+NAMING = TextDialect("mlx-lm", {"logprobs": True}, names_ids=True)
+PLAIN = TextDialect("completions by text", {})
+KINDS: Mapping[str, TextDialect] = {"me": LLAMA_CPP_PYTHON, "tabbyAPI": TABBY, "organization_owner": LM_STUDIO}
+"""The owner of models that servers name, and what it tells."""
+
+
+class TextCompletionsUpstream(TextUpstream):
+    """A server whose /v1/completions takes texts."""
+
+    def __init__(
+        self, client: HttpClient, served: UpstreamModel, borders: TextBorders, end_of_turn: int | None,
+        dialect: TextDialect,
+    ) -> None:  # fmt: skip
+        """`dialect` says how it completes texts."""
+        super().__init__(client, served, borders, end_of_turn)
+        self._dialect = dialect
+
+    @property
+    def dialect(self) -> str:
+        """See `Upstream.dialect`."""
+        return self._dialect.name
+
+    async def write(self, prompt: str, tokens: int, request: RowRequest, seed: int) -> tuple[Written, RowReply]:
+        """See `TextUpstream.write`."""
+        sampling = request.sampling
+        body = {
+            "model": self._served.name, "prompt": prompt, "max_tokens": tokens, "stream": False,
+            **sampling_fields(sampling, sampling.temperature), **self._dialect.extra,
+        }  # fmt: skip
+        body["top_k"] = max(0, body["top_k"])  # only vLLM takes -1 for all
+        if self._dialect.chooses_bos:
+            body["add_bos_token"] = self._borders.has_begin
+        if not sampling.greedy:
+            body["seed"] = seed
+        answer = await self._client.post("/v1/completions", body)
+        written = _written(answer, names_ids=self._dialect.names_ids)
+        return written, RowReply(
+            Tier.CONTINUE, (), cached_tokens(answer), None, answer.bytes_up, answer.bytes_down
+        )  # fmt: skip
+
+    async def tokenize(self, text: str) -> Sequence[int] | None:
+        """See `Upstream.tokenize`."""
+        if self._dialect.tokenizer is None:
+            return None
+        path, name, more = self._dialect.tokenizer
+        answer = await self._client.post(path, {name: text, **more})
+        try:
+            found = [whole(token) for token in entries(fields(answer.json).get("tokens"))]
+        except RowsUnusable as error:
+            raise self._client.garbled(str(error)) from None
+        return self._borders.without_begin(found)
+
+
+def _written(answer: HttpAnswer, *, names_ids: bool) -> Written:
+    """Return what a completion wrote."""
+    choices = entries(fields(answer.json).get("choices"))
+    if not choices:
+        raise RowsUnusable("no choice")
+    choice = fields(choices[0])
+    ids = None
+    if names_ids:
+        content = entries(fields(choice.get("logprobs")).get("content"))
+        ids = tuple(whole(fields(one).get("id")) for one in content)
+    return Written(text(choice.get("text")), choice.get("finish_reason") == "stop", ids=ids)
+
+
+async def connect(
+    client: HttpClient, served: UpstreamModel, borders: TextBorders, end_of_turn: int | None, token: int
+) -> TextCompletionsUpstream:
+    """Return the server whose /v1/completions takes texts; `token` is one to ask with.
+
+    Raises:
+        VerifierLost, VerifierBusy: it is gone, or completes no texts.
+    """
+    kind = KINDS.get(served.owner)
+    refusal = "it completes no texts"
+    for dialect in (NAMING, PLAIN) if kind is None else (kind,):
+        found = TextCompletionsUpstream(client, served, borders, end_of_turn, dialect)
+        try:
+            await found.probe(token)
+        except ServerRefused as error:
+            if error.status in (401, 403):
+                raise
+            refusal = f"it refuses to complete a text (status {error.status})"
+        except RowsUnusable as error:
+            refusal = f"it completes a text with {error}"
+        else:
+            return found
+    raise VerifierLost(
+        f"The server at {client.url} cannot verify: {refusal}.",
+        "Use vLLM, SGLang, llama-server, Ollama, or another server with OpenAI's /v1/completions.",
+    )

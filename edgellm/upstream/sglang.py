@@ -1,0 +1,192 @@
+"""SGLang: one scored pass by /generate, which keeps the prompt in its cache.
+
+Log-probabilities are asked for from the last token of the prompt on: from the first token on, the whole prompt would be
+computed again, and from one token later on, the first drafted token would have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edgellm.errors import VerifierLost
+from edgellm.spec.types import Sampling
+from edgellm.upstream.completions import PROBE_SECONDS, UpstreamModel, check_model, sampling_fields
+from edgellm.upstream.fields import best, entries, fields, maybe_count, number, text, whole
+from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
+from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top, Upstream
+from edgellm.upstream.verdict import RowsUnusable
+
+_PATH = "/generate"
+_MOST_TOP = 64
+
+
+class SglangUpstream(Upstream):
+    """An SGLang server."""
+
+    def __init__(self, client: HttpClient, served: UpstreamModel, tier: Tier, reason: str) -> None:
+        """`tier` is how it verifies, and `reason` why."""
+        self._client, self._served, self._tier, self._reason = client, served, tier, reason
+
+    @property
+    def dialect(self) -> str:
+        """See `Upstream.dialect`."""
+        return "SGLang"
+
+    @property
+    def name(self) -> str:
+        """See `Upstream.name`."""
+        return self._served.name
+
+    @property
+    def context_length(self) -> int | None:
+        """See `Upstream.context_length`."""
+        return self._served.context_length
+
+    @property
+    def tier(self) -> Tier:
+        """See `Upstream.tier`."""
+        return self._tier
+
+    @property
+    def reason(self) -> str:
+        """See `Upstream.reason`."""
+        return self._reason
+
+    @property
+    def most_top(self) -> int:
+        """See `Upstream.most_top`."""
+        return _MOST_TOP
+
+    async def check(self) -> None:
+        """See `Upstream.check`."""
+        await check_model(self._client, self._served.name)
+
+    async def rows(self, request: RowRequest) -> RowReply:
+        """See `Upstream.rows`."""
+        decides = request.sampling.greedy or request.decisive
+        try:
+            if self._tier is Tier.CONTINUE or (request.extra and not len(request.draft)):
+                return await self._continue(request)
+            if self._tier is Tier.SCORE and decides:
+                return await self._score(request)
+            return await self._fan_out(request)
+        except RowsUnusable as error:
+            raise self._client.garbled(str(error)) from None
+
+    async def _score(self, request: RowRequest) -> RowReply:
+        ids, drafted = [*request.prefix.tolist(), *request.draft.tolist()], len(request.draft)
+        body = _body(ids, 1, request.sampling, 0.0, max(1, request.top)) | {
+            "logprob_start_len": len(request.prefix) - 1
+        }
+        answer = await self._client.post(_PATH, body)
+        said = fields(fields(answer.json).get("meta_info"))
+        found = entries(said.get("input_top_logprobs")) if drafted else []
+        if len(found) < drafted:
+            raise RowsUnusable(f"{len(found)} rows for {drafted} drafted tokens")
+        tops = [_top(row) for row in found[len(found) - drafted :]]
+        rows = [*(Row(best(top), top) for top in tops), *_rows(answer.json, 1)[:1]]
+        return _reply(Tier.SCORE, rows, answer, maybe_count(said.get("cached_tokens")))
+
+    async def _fan_out(self, request: RowRequest) -> RowReply:
+        prefix, draft = request.prefix.tolist(), request.draft.tolist()
+        prompts = [prefix + draft[:n] for n in range(len(draft) + 1)]
+        temperature = 0.0 if request.decisive else request.sampling.temperature
+        answer = await self._client.post(_PATH, _body(prompts, 1, request.sampling, temperature, request.top))
+        found = entries(answer.json)
+        if len(found) != len(prompts):
+            raise RowsUnusable(f"{len(found)} answers to {len(prompts)} prompts")
+        rows = [_rows(one, request.top)[0] for one in found]
+        tier = Tier.SCORE if request.decisive else Tier.FAN_OUT
+        return _reply(tier, rows, answer, maybe_count(fields(found[0].get("meta_info")).get("cached_tokens")))
+
+    async def _continue(self, request: RowRequest) -> RowReply:
+        sampling = request.sampling
+        body = _body(request.prefix.tolist(), request.places, sampling, sampling.temperature, request.top)
+        answer = await self._client.post(_PATH, body)
+        said = fields(fields(answer.json).get("meta_info"))
+        rows = _rows(answer.json, request.top)
+        return _reply(Tier.CONTINUE, rows, answer, maybe_count(said.get("cached_tokens")))
+
+    async def tokenize(self, text: str) -> Sequence[int] | None:
+        """See `Upstream.tokenize`."""
+        body = {"model": self._served.name, "prompt": text, "add_special_tokens": False}
+        answer = await self._client.post("/tokenize", body)
+        try:
+            return [whole(token) for token in entries(fields(answer.json).get("tokens"))]
+        except RowsUnusable as error:
+            raise self._client.garbled(str(error)) from None
+
+    async def detokenize(self, ids: Sequence[int]) -> str | None:
+        """See `Upstream.detokenize`."""
+        body = {"model": self._served.name, "tokens": list(ids), "skip_special_tokens": False}
+        try:
+            answer = await self._client.post("/detokenize", body)
+            return text(fields(answer.json).get("text"))
+        except ServerRefused as error:
+            if error.status in (404, 405, 501):
+                return None
+            raise
+        except RowsUnusable as error:
+            raise self._client.garbled(str(error)) from None
+
+
+def _body(ids: list[Any], tokens: int, sampling: Sampling, temperature: float, top: int) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "input_ids": ids, "stream": False,
+        "sampling_params": {"max_new_tokens": tokens, **sampling_fields(sampling, temperature)},
+    }  # fmt: skip
+    return body | ({"return_logprob": True, "top_logprobs_num": top} if top else {})
+
+
+def _rows(found: Any, top: int) -> list[Row]:
+    """Return the rows of the tokens that were written. Raises RowsUnusable where there are none."""
+    said = fields(fields(found).get("meta_info"))
+    ids = [whole(token) for token in entries(found.get("output_ids"))]
+    end = fields(said.get("finish_reason") or {}).get("matched")
+    if type(end) is int and ids[-1:] != [end]:  # left out by some versions
+        ids.append(end)
+    if not ids:
+        raise RowsUnusable("an answer without tokens")
+    tops = [_top(row) for row in entries(said.get("output_top_logprobs"))] if top else []
+    return [Row(token, tops[at] if at < len(tops) else None) for at, token in enumerate(ids)]
+
+
+def _top(row: Any) -> Top:
+    found = [entries(entry) for entry in entries(row)]
+    if any(len(entry) < 2 for entry in found):
+        raise RowsUnusable("a row whose entries are no pairs")
+    return tuple((whole(entry[1]), number(entry[0])) for entry in found)
+
+
+def _reply(tier: Tier, rows: list[Row], answer: HttpAnswer, cached: int | None) -> RowReply:
+    return RowReply(tier, tuple(rows), cached, None, answer.bytes_up, answer.bytes_down)
+
+
+async def connect(client: HttpClient, served: UpstreamModel, token: int, asked: Tier | None) -> SglangUpstream:
+    """Return the SGLang server, by the best way that it has or the one that is `asked` for; `token` is one to ask with.
+
+    Raises:
+        VerifierLost, VerifierBusy: it is gone, or does not score drafts.
+        TimeoutError: it does not answer in time.
+    """
+    body = _body([token] * 3, 1, Sampling(), 0.0, 1) | {"logprob_start_len": 1}
+    try:
+        answer = await client.post(_PATH, body, PROBE_SECONDS)
+        scored = entries(fields(fields(answer.json).get("meta_info")).get("input_top_logprobs"))
+        _rows(answer.json, 1)
+        can_score = bool(scored) and scored[-1] is not None
+    except RowsUnusable as error:
+        raise client.garbled(str(error)) from None
+    except ServerRefused as error:
+        if error.status in (401, 403):
+            raise
+        raise VerifierLost(
+            f"The server at {client.url} cannot verify: it refuses token ids (status {error.status}).",
+            "Use a newer version of SGLang there.",
+        ) from None
+    best_tier = Tier.SCORE if can_score else Tier.FAN_OUT
+    if asked is None or asked is Tier.SCORE:
+        why = "it scores a chunk in one pass and keeps the prompt" if can_score else "it takes many prompts at once"
+        return SglangUpstream(client, served, best_tier, why)
+    return SglangUpstream(client, served, asked, f"as requested, {asked.value}")

@@ -1,0 +1,145 @@
+"""Where a text can be cut for a server that takes no token ids, and which ids its answer has.
+
+A border between two tokens survives if the text before it, tokenised again, gives the ids before it. Only there does a
+server that is sent the text see what was written; a text that ends elsewhere, such as in the middle of a character, is
+sent up to the last border that survives, and the server writes the rest of it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm.engine import Vocabulary
+from edgellm.spec.types import Ids
+from edgellm.upstream.verdict import RowsUnusable
+
+_FARTHEST = 64  # tokens that a server may have to write again
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a server wrote behind a text. `ids` are its tokens and `pieces` their bytes, None where it does not say.
+
+    `ended`: it wrote the end of the turn, which is not in `text`; it may be the last of `ids`.
+    """
+
+    text: str
+    ended: bool
+    pieces: tuple[bytes, ...] | None = None
+    ids: tuple[int, ...] | None = None
+
+
+class TextBorders:
+    """The ids of texts and the texts of ids in one vocabulary."""
+
+    def __init__(self, encode: Callable[[str], Ids], vocabulary: Vocabulary) -> None:
+        """`encode` returns the ids of a prompt as servers make them: with BOS where the model wants one, and the names
+        of control tokens are those tokens."""
+        self._encode, self._pieces, self._vocabulary = encode, vocabulary.pieces, vocabulary
+        self._begin = encode("").tolist()
+        self._by_piece: dict[bytes, int] | None = None
+
+    @property
+    def has_begin(self) -> bool:
+        """Return whether servers put BOS before a text."""
+        return bool(self._begin)
+
+    def without_begin(self, ids: Sequence[int]) -> list[int]:
+        """Return `ids` without the BOS that servers add."""
+        begin = len(self._begin)
+        return list(ids[begin:] if begin and list(ids[:begin]) == self._begin else ids)
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of `text` without BOS."""
+        return self.without_begin(self._encode(text).tolist())
+
+    def text(self, ids: Ids) -> str | None:
+        """Return the text of `ids` (n,) without the BOS that servers add; None where its last character is not
+        complete."""
+        try:
+            return self._bytes(self.without_begin(ids.tolist())).decode()
+        except UnicodeDecodeError:
+            return None
+
+    def survives(self, ids: Ids) -> bool:
+        """Return whether the border behind `ids` (n,) survives."""
+        text = self.text(ids)
+        return text is not None and self._encode(text).tolist() == ids.tolist()
+
+    def last(self, ids: Ids) -> tuple[int, str]:
+        """Return the last border in `ids` (n,) that survives, and the text before it.
+
+        Raises:
+            RowsUnusable: there is none near the end.
+        """
+        for border in range(len(ids), max(len(ids) - _FARTHEST, 0), -1):
+            if self.survives(ids[:border]):
+                return border, self.text(ids[:border]) or ""
+        raise RowsUnusable("a text whose tokens are others when it is tokenised again")
+
+    def behind(self, prefix: Ids, border: int, written: Written) -> list[int]:
+        """Return the ids that a server wrote behind `prefix` (n,), being asked to go on from `border`, without the
+        end of the turn.
+
+        Raises:
+            RowsUnusable: it wrote something else than the end of `prefix`, or no text of the vocabulary.
+        """
+        again = prefix[border:].tolist()
+        found = self._named(written)
+        if found is not None:
+            if found[: len(again)] != again:
+                raise RowsUnusable("another text than before")
+            return found[len(again) :]
+        text = written.text if written.ended else written.text.rstrip("\N{REPLACEMENT CHARACTER}")
+        known, data = self._bytes(again), text.encode()
+        if not data.startswith(known):
+            if known.startswith(data):
+                return []  # too little
+            raise RowsUnusable("another text than before")
+        before = self.text(prefix[:border]) or ""
+        return self._divided(prefix, border, before, text, len(known))
+
+    def _divided(self, prefix: Ids, border: int, before: str, text: str, known: int) -> list[int]:
+        """Return the ids of `text` behind `before`, without those of its first `known` bytes."""
+        whole = self._encode(before + text)
+        if whole[:border].tolist() == prefix[:border].tolist():
+            at, size = border, 0
+            while size < known and at < len(whole):
+                size += len(self._pieces[whole[at]])
+                at += 1
+            if size == known:
+                return [int(token) for token in whole[at:]]
+        rest = text.encode()[known:]
+        ids = self.ids(rest.decode("utf-8", "replace"))
+        if self._bytes(ids) != rest:
+            raise RowsUnusable("a text that cannot be divided into tokens")
+        return ids
+
+    def _named(self, written: Written) -> list[int] | None:
+        """Return the ids that a server named, or those of the pieces that it named; None where it named none."""
+        if written.ids is not None:
+            return list(written.ids)
+        if written.pieces is None:
+            return None
+        if self._by_piece is None:
+            self._by_piece = self._vocabulary.written()
+        found = []
+        for piece in written.pieces:
+            if (token := self._by_piece.get(piece)) is None:
+                break
+            found.append(token)
+        return found
+
+    def safe(self, prefix: Ids, own: Sequence[int]) -> list[int]:
+        """Return `own`, tokens behind `prefix` (n,), up to the last border that survives; all where none does."""
+        whole = np.concatenate((prefix, np.array(own, dtype=np.int32)))
+        for n in range(len(own), 0, -1):
+            if self.survives(whole[: len(prefix) + n]):
+                return list(own[:n])
+        return list(own)
+
+    def _bytes(self, ids: Sequence[int]) -> bytes:
+        return b"".join(self._pieces[token] for token in ids)
