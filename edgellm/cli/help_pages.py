@@ -30,7 +30,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Several devices": ("mesh", "interface", "announce", "paired_only", "f32"),
     "Drafts and verification": (
         "gate", "profile", "learn_profile", "retrieval", "context_lookup", "parallel", "early_exit", "exit_threshold",
-        "verifier_tier", "verifier_key_file",
+        "verifier_tier", "verifier_key_file", "upstream_tier", "upstream_key_file",
     ),
     "Sampling": (
         "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty", "seed",

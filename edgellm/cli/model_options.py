@@ -56,6 +56,23 @@ VerifierKeyFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="File with a stock server's key.", show_default="$EDGELLM_VERIFIER_KEY"),
 ]
+Upstream = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL", help="Role verifier: stock server (http://...) that verifies in place of a model here, with the "
+        "tokenizer of --model; several share the work and stand in for each other.",
+    ),
+]  # fmt: skip
+UpstreamTier = Annotated[
+    str | None,
+    typer.Option(metavar="score|fan-out|continue", help="How the servers of --upstream verify.",
+                 show_default="the best way that each has"),
+]  # fmt: skip
+UpstreamKeyFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="File with the key of the servers of --upstream.",
+                 show_default="$EDGELLM_VERIFIER_KEY"),
+]  # fmt: skip
 
 
 def _option(metavar: str, text: str, default: str) -> Any:
@@ -173,15 +190,18 @@ def with_hardware(command: Callable[..., T], names: Sequence[str] = tuple(_OPTIO
     return run
 
 
-def upstream_options(tier: str | None, key_file: Path | None) -> UpstreamOptions | None:
-    """Return how a stock server is used, None if nothing is said of it. Raises InvalidOption for an unknown tier."""
+def upstream_options(
+    tier: str | None, key_file: Path | None, option: str = "--verifier-tier"
+) -> UpstreamOptions | None:
+    """Return how a stock server is used, None if nothing is said of it. Raises InvalidOption for an unknown tier, which
+    came by `option`."""
     if tier is None and key_file is None:
         return None
     from edgellm.upstream.opening import UpstreamOptions
     from edgellm.upstream.rows import Tier
 
     if tier is not None and tier not in set(Tier):
-        raise InvalidOption(f"--verifier-tier is {tier!r}.", f"Choose one of {', '.join(Tier)}.")
+        raise InvalidOption(f"{option} is {tier!r}.", f"Choose one of {', '.join(Tier)}.")
     return UpstreamOptions(None if tier is None else Tier(tier), None if key_file is None else key_file.expanduser())
 
 

@@ -134,6 +134,8 @@ def examine_welcome(welcomed: PeerInfo, vocabulary: str) -> Iterator[Finding]:
         )  # fmt: skip
     offers = [offer for offer in welcomed.offers if offer.role == "verifier"]
     for offer in offers:
+        if offer.behind:
+            yield fine("server", f"{name} is a gateway to {offer.model}, by {offer.behind}.")
         if offer.vocabulary == vocabulary:
             yield fine("vocabulary", f"{name} verifies with {offer.model}, which has the draft model's vocabulary.")
         elif vocabulary:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 
 from edgellm.http.admission import Admission
 from edgellm.http.streaming import TokenTimes
 from edgellm.spec.types import Summary
+
+if TYPE_CHECKING:
+    from edgellm.upstream.gateway.backend import GatewayBackend
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
@@ -59,6 +65,10 @@ class Metrics:
         gauge = Gauge("edgellm_peer_up", "Whether the verifier on another device is reachable", registry=self._registry)
         gauge.set_function(lambda: float(is_up()))
 
+    def watch_gateway(self, gateway: GatewayBackend) -> None:
+        """Report from now on what `gateway` does."""
+        self._registry.register(GatewayCollector(gateway))
+
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
@@ -87,3 +97,59 @@ class Metrics:
             self._rtt.observe(summary.rtt_ms / 1e3)
         self._bytes.labels("up").inc(summary.bytes_up)
         self._bytes.labels("down").inc(summary.bytes_down)
+
+
+class GatewayCollector(Collector):
+    """What a gateway and its servers have done, read when somebody asks."""
+
+    def __init__(self, gateway: GatewayBackend) -> None:
+        self._gateway = gateway
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics: first those of the gateway, then those of each server."""
+        done = self._gateway.figures
+        for name, about, value in (
+            ("verdicts", "Verdicts for devices", done.verdicts),
+            ("draft_tokens", "Drafted tokens that were tested", done.drafted),
+            ("accepted_tokens", "Drafted tokens that were accepted", done.accepted),
+            ("verified_tokens", "Tokens of verdicts, accepted ones and the servers' own", done.tokens),
+            ("moved_requests", "Requests that went on at another server", done.moved),
+            ("pushed_back_requests", "Requests that were sent back with a time to ask again", done.pushed_back),
+            ("waited_seconds", "Time that requests have waited for a place at a server", done.waited),
+        ):
+            yield CounterMetricFamily(f"edgellm_gateway_{name}", about, value=value)
+        yield GaugeMetricFamily(
+            "edgellm_gateway_requests_waiting", "Requests that wait for a place", value=self._gateway.waiting
+        )
+        yield from self._servers()
+
+    def _servers(self) -> Iterator[Metric]:
+        servers = self._gateway.pool.servers
+        gauges = (
+            ("up", "Whether the server takes requests", [float(one.up()) for one in servers]),
+            ("requests_running", "Requests in flight at the server", [one.running for one in servers]),
+            ("sessions", "Replies of devices that the server verifies", [one.sessions for one in servers]),
+        )
+        for name, about, values in gauges:
+            gauge = GaugeMetricFamily(f"edgellm_upstream_{name}", about, labels=["server", "tier"])
+            for one, value in zip(servers, values, strict=True):
+                gauge.add_metric([str(one.url), one.upstream.tier], value)
+            yield gauge
+        done = [one.figures for one in servers]
+        counters = (
+            ("answers", "Requests that the server has answered", [one.answered for one in done]),
+            ("failures", "Requests that the server has lost, delayed or postponed", [one.failed for one in done]),
+            ("refusals", "Requests that the server has refused", [one.refused for one in done]),
+            ("prefix_tokens", "Tokens before drafts that the server was sent", [one.prefix_tokens for one in done]),
+            (
+                "cached_tokens",
+                "Tokens of these that it had in its cache, as it says",
+                [one.cached_tokens for one in done],
+            ),
+            ("seconds", "Time of all answers together", [one.seconds for one in done]),
+        )
+        for name, about, values in counters:
+            counter = CounterMetricFamily(f"edgellm_upstream_{name}", about, labels=["server"])
+            for one, value in zip(servers, values, strict=True):
+                counter.add_metric([str(one.url)], value)
+            yield counter

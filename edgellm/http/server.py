@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -34,6 +34,9 @@ from edgellm.http.middleware import SecurityMiddleware
 from edgellm.http.model_host import KEEP_ALIVE, ModelCatalog, Opener, ServedModel
 from edgellm.rpc.address import Address
 from edgellm.rpc.versions import program_version
+
+if TYPE_CHECKING:
+    from edgellm.upstream.gateway.backend import GatewayBackend
 
 HEAD_SECONDS = 10.0  # for a TLS handshake, and then for the head of the first request
 NEXT_SECONDS = 40.0  # from a response to the head of the next request
@@ -312,6 +315,10 @@ class HttpServer:
     def open_without_model(self, reason: str) -> None:
         """Answer requests for a reply with `reason`, and all others as usual."""
         self._handler.models.open_without_model(reason)
+
+    def watch_gateway(self, gateway: GatewayBackend) -> None:
+        """Report from now on in the metrics what `gateway` does."""
+        self._handler.metrics.watch_gateway(gateway)
 
     def open_embedder(self, embedder: ServedEmbedder) -> None:
         """Embed texts with `embedder` from now on."""

@@ -66,7 +66,7 @@ _AVOIDED = {
     "rows": "several tokens of a text in one batch",
     "sequences": "several texts in one batch",
 }
-_EXTRA_TOKENS = 7  # extra tokens per request that a verifier across a link writes without a draft model
+EXTRA_TOKENS = 7  # extra tokens per request that a verifier across a link writes without a draft model
 
 
 class LLM:
@@ -242,7 +242,7 @@ class LLM:
             measure_elsewhere(placement if small is not None else None, threads, idle)
             return cls(
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, profile=profile, history=history,
-                remote=remote, extra=_EXTRA_TOKENS if remote else 0, model_hash=remote.model_hash if remote else None,
+                remote=remote, extra=EXTRA_TOKENS if remote else 0, model_hash=remote.model_hash if remote else None,
                 fit=pair, closing=closing, idle=idle,
                 placements=(
                     *(one.reason for one in (placed, big) if one is not None), *((remote.finding,) if remote else ()),

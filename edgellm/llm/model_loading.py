@@ -212,8 +212,8 @@ def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
 @dataclass(frozen=True, slots=True)
 class OpenedVerifier:
     """A verifier across a link, functions that return its model's hash and whether it is reachable, and the reason why
-    "auto" chose it; "" if it was named. Of a stock server also the `finding` how it verifies, and `notices` for its
-    user."""
+    "auto" chose it; "" if it was named. Of a stock server, or a gateway to one, also the `finding` how it verifies, and
+    `notices` for its user."""
 
     verifier: Verifier
     model_hash: Callable[[], str]
@@ -264,8 +264,9 @@ def remote_verifier(
     closing.callback(verifier.close)
     if verifier.chat_template:
         text.use_chat_template(verifier.chat_template, verifier.name)
+    finding = f"{address} is a gateway to {verifier.name}, by {verifier.behind}" if verifier.behind else ""
     return OpenedVerifier(
-        verifier, lambda: verifier.model_hash, verifier.up, reason, str(address), verifier.shared_tokens
+        verifier, lambda: verifier.model_hash, verifier.up, reason, str(address), verifier.shared_tokens, finding
     )
 
 

@@ -30,7 +30,8 @@ class VerifierInfo:
     of the model's file in hex, empty if it is unknown. `vocabulary` is the fingerprint of its vocabulary in hex, and
     `shared_tokens` is `VocabularyMatch.shared`. `chat_template` is its model's, empty if it is not told.
     `reports_logprobs`: verdicts hold log-probabilities where one asks. `applies_penalties`: it knows min-p and
-    penalties. `applies_grammars`: it knows constraints. `drafts_extra`: it drafts extra tokens."""
+    penalties. `applies_grammars`: it knows constraints. `drafts_extra`: it drafts extra tokens. `behind`: what verifies
+    in its place, and how, in a few words for people; empty: it verifies itself."""
 
     model: str
     context_length: int
@@ -42,6 +43,7 @@ class VerifierInfo:
     applies_penalties: bool = False
     drafts_extra: bool = False
     applies_grammars: bool = False
+    behind: str = ""
 
 
 async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str) -> VerifierInfo:
@@ -64,7 +66,7 @@ async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, whe
     return VerifierInfo(
         reply.model[:_NAME], reply.context_length, reply.vocabulary.hex(), min(ours.size, reply.vocabulary_size),
         reply.model_hash.hex(), reply.logprobs, reply.chat_template, reply.penalties, reply.drafts_extra,
-        reply.grammars,
+        reply.grammars, reply.behind[:_NAME],
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NoReturn
 
@@ -35,7 +35,9 @@ class RequestLimits:
 def write_open(sampling: Sampling, fingerprint: str) -> pb.DeviceFrame:
     """Return the first frame of a session; `fingerprint` is the vocabulary's, in hex."""
     wanted = write_sampling(sampling)
-    return pb.DeviceFrame(open=pb.Open(protocol=PROTOCOL, vocabulary=bytes.fromhex(fingerprint), sampling=wanted))
+    return pb.DeviceFrame(
+        open=pb.Open(protocol=PROTOCOL, vocabulary=bytes.fromhex(fingerprint), sampling=wanted, takes_more=True)
+    )
 
 
 def write_sampling(sampling: Sampling) -> pb.Sampling:
@@ -162,6 +164,14 @@ def read_verify(
     )
 
 
+def shortened(verdict: Verdict, request: VerifyRequest) -> Verdict:
+    """Return a verdict with no more tokens than `request` asks for."""
+    most = request.extra + 1
+    if len(verdict.tokens) <= most:
+        return verdict
+    return replace(verdict, tokens=verdict.tokens[:most], logprobs=verdict.logprobs[: verdict.accepted + most])
+
+
 def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A002 - the contract's own word
     return pb.VerifierFrame(
         verdict=pb.Verdict(
@@ -183,7 +193,7 @@ def read_verdict(message: pb.Verdict, request: VerifyRequest, vocabulary: int) -
         ProtocolError: it does not answer `request`.
     """
     drafted = len(request.draft)
-    if message.accepted > drafted or not 1 <= len(message.tokens) <= request.extra + 1:
+    if message.accepted > drafted or not 1 <= len(message.tokens) <= drafted - message.accepted + request.extra + 1:
         _refuse(
             f"A verdict accepts {message.accepted} of {drafted} drafted tokens and has {len(message.tokens)} tokens."
         )

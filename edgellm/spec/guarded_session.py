@@ -84,7 +84,7 @@ class GuardedSession:
             self._notify(BACK)
         elif ready and self._busy_seconds is not None:
             self._notify(FREE)
-        elif not ready and not self._lost and self._busy_seconds is None:
+        elif not ready and not self._lost and self._busy_seconds is None and not self._busy_at_first():
             self._notify(LOST)
             self._lost = True
         if ready:
@@ -119,9 +119,7 @@ class GuardedSession:
             self._slow_verdicts, self._verified = 0, True
             return verdict
         except VerifierBusy as busy:
-            self._busy_seconds = busy.seconds
-            continuation = "The reply waits for it" if self._alone else "The draft model continues alone, unverified"
-            self._notices.append(Notice(f"The verifier is busy for about {busy.seconds:.1f} seconds. {continuation}."))
+            self._handle_busy(busy)
         except VerifierSlow as error:
             self._handle_slow(error)
         except VerifierLost as error:
@@ -129,6 +127,25 @@ class GuardedSession:
             self._reason = error if isinstance(error, MeshBroken) else None
             self._notify(LOST)
         return None
+
+    def _busy_at_first(self) -> bool:
+        """Return whether the verifier was too busy to read the prompt."""
+        if self._prefill is None or not self._prefill.done():
+            return False
+        try:
+            self._prefill.result()
+        except VerifierBusy as busy:
+            self._prefill = None
+            self._handle_busy(busy)
+            return True
+        except VerifierUnavailable:
+            pass
+        return False
+
+    def _handle_busy(self, busy: VerifierBusy) -> None:
+        self._busy_seconds = busy.seconds
+        continuation = "The reply waits for it" if self._alone else "The draft model continues alone, unverified"
+        self._notices.append(Notice(f"The verifier is busy for about {busy.seconds:.1f} seconds. {continuation}."))
 
     def _handle_slow(self, error: VerifierSlow) -> None:
         """Handle a late verdict: retry later if nothing else can write, otherwise give the verifier up."""

@@ -28,6 +28,7 @@ from edgellm.storage.state import read_state
 KEY_VARIABLE = "EDGELLM_VERIFIER_KEY"
 MAX_ANSWER = 64 * 2**20  # bytes: rows of a whole prompt, which some servers add
 CONNECT_SECONDS = 2.0
+CONNECTIONS = 32
 LONGEST_BUSY = 60.0  # seconds after which a busy server is asked again at the latest
 _MAX_KEY = 8192
 _QUOTED = 200  # characters of a server's own message
@@ -117,6 +118,11 @@ class ServerRefused(VerifierLost):
         super().__init__(what, next_step)
         self.status = status
 
+    @property
+    def of_request(self) -> bool:
+        """Return whether it is this request that the server refuses, and not every one."""
+        return self.status in (400, 413, 422)
+
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
@@ -131,10 +137,12 @@ class HttpAnswer:
 class HttpClient:
     """The way to one server. Its coroutines run in its own loop; `run` and `wait` are for other threads."""
 
-    def __init__(self, url: ServerURL, key: str = "", *, max_answer: int = MAX_ANSWER) -> None:
-        """`key` is sent as a bearer token; answers have at most `max_answer` bytes."""
+    def __init__(
+        self, url: ServerURL, key: str = "", *, max_answer: int = MAX_ANSWER, connections: int = CONNECTIONS
+    ) -> None:
+        """`key` is sent as a bearer token; answers have at most `max_answer` bytes. Up to `connections` are kept."""
         self.url = url
-        self._key, self._max_answer = key, max_answer
+        self._key, self._max_answer, self._connections = key, max_answer, connections
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="edgellm-upstream", daemon=True)
         self._thread.start()
@@ -149,7 +157,7 @@ class HttpClient:
         return httpx2.AsyncClient(
             base_url=self.url.base, headers=headers, verify=ssl.create_default_context(), trust_env=False,
             follow_redirects=False, timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx2.Limits(max_connections=32, max_keepalive_connections=8),
+            limits=httpx2.Limits(max_connections=self._connections, max_keepalive_connections=self._connections),
         )  # fmt: skip
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:

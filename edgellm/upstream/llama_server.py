@@ -20,11 +20,13 @@ class LlamaServerUpstream(Upstream):
     """A llama-server. It chooses the slot itself: the free one with the longest common prefix."""
 
     def __init__(
-        self, client: HttpClient, served: UpstreamModel, template: str, reason: str, end_of_turn: int | None
-    ) -> None:
-        """`template` is the model's chat template; `end_of_turn` the token that ends a turn."""
+        self, client: HttpClient, served: UpstreamModel, template: str, reason: str, end_of_turn: int | None,
+        slots: int | None = None,
+    ) -> None:  # fmt: skip
+        """`template` is the model's chat template; `end_of_turn` the token that ends a turn; `slots` are the texts that
+        it writes at once."""
         self._client, self._served, self._template, self._reason = client, served, template, reason
-        self._end_of_turn = end_of_turn
+        self._end_of_turn, self._slots = end_of_turn, slots
 
     @property
     def dialect(self) -> str:
@@ -55,6 +57,11 @@ class LlamaServerUpstream(Upstream):
     def reason(self) -> str:
         """See `Upstream.reason`."""
         return self._reason
+
+    @property
+    def at_once(self) -> int | None:
+        """See `Upstream.at_once`."""
+        return self._slots or None
 
     @property
     def most_top(self) -> int:
@@ -136,9 +143,9 @@ async def connect(
     try:
         settings = fields(fields(props).get("default_generation_settings") or {})
         length = maybe_count(settings.get("n_ctx"))
-        template = props.get("chat_template")
+        template, slots = props.get("chat_template"), maybe_count(props.get("total_slots"))
     except RowsUnusable as error:
         raise client.garbled(str(error)) from None
     model = UpstreamModel(served.name, length or served.context_length)
     source = template if isinstance(template, str) else ""
-    return LlamaServerUpstream(client, model, source, "llama-server scores no drafts", end_of_turn)
+    return LlamaServerUpstream(client, model, source, "llama-server scores no drafts", end_of_turn, slots)

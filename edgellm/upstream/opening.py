@@ -10,7 +10,7 @@ from edgellm.engine import Model
 from edgellm.errors import VerifierBusy, VerifierLost, VerifierUnreachable
 from edgellm.storage.known_servers import KnownServer, KnownServers
 from edgellm.upstream.detection import detect
-from edgellm.upstream.http_client import HttpClient, ServerURL, read_key
+from edgellm.upstream.http_client import CONNECTIONS, HttpClient, ServerURL, read_key
 from edgellm.upstream.rows import MEANING, Tier, Upstream
 from edgellm.upstream.text_border import TextBorders
 from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier
@@ -26,11 +26,13 @@ _LOGS = {
 
 @dataclass(frozen=True, slots=True)
 class UpstreamOptions:
-    """How a server is used: the `tier` that it verifies by (None: the best one), a file with its key, time limits."""
+    """How a server is used: the `tier` that it verifies by (None: the best one), a file with its key, time limits, and
+    how many connections are kept."""
 
     tier: Tier | None = None
     key_file: Path | None = None
     timing: UpstreamTiming = field(default_factory=UpstreamTiming)
+    connections: int = CONNECTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
     options = options or UpstreamOptions()
     url = ServerURL.parse(address)
     key = read_key(options.key_file)
-    client = HttpClient(url, key)
+    client = HttpClient(url, key, connections=options.connections)
     try:
         borders = TextBorders(text.plain_prompt, text.vocabulary)
         upstream = client.wait(detect(client, borders, end_of_turn=text.end_of_turn, tier=options.tier))

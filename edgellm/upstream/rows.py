@@ -42,7 +42,8 @@ class RowRequest:
 
     With `top`, rows include that many likeliest tokens. If nothing is drafted, up to `extra` further tokens may be
     answered. `repeats`: the server may have computed `prefix` to its last token already, so that it may have no row for
-    the first place. Requests of one `session` extend each other otherwise.
+    the first place. Requests of one `session` extend each other otherwise. What a server has computed of a prefix is
+    used for requests of the same `salt` alone, where the server can keep them apart.
     """
 
     prefix: Ids
@@ -52,6 +53,7 @@ class RowRequest:
     extra: int = 0
     session: str = ""
     repeats: bool = False
+    salt: str = ""
 
     @property
     def decisive(self) -> bool:
@@ -127,6 +129,11 @@ class Upstream(ABC):
     def most_top(self) -> int:
         """Return how many likeliest tokens rows can include; 0: none."""
         return 0
+
+    @property
+    def at_once(self) -> int | None:
+        """Return how many requests the server computes at once; None if it does not say."""
+        return None
 
     @abstractmethod
     async def rows(self, request: RowRequest) -> RowReply:

@@ -19,7 +19,7 @@ from edgellm.spec.patience import RetryDelay, VerdictDeadline, VerdictWork
 from edgellm.spec.protocols import Verifier, VerifierSession
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
-from edgellm.upstream.http_client import HttpClient
+from edgellm.upstream.http_client import HttpClient, ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, Tier, Upstream
 from edgellm.upstream.verdict import RowsUnusable, verdict
 
@@ -46,14 +46,29 @@ class UpstreamLink:
         self._up, self._not_before = True, 0.0
         self._returning: asyncio.Task[None] | None = None
         self._round_trip = 0.0
+        self._unseen = self._passes = 0  # of all requests in flight
 
     def ready(self) -> bool:
         """Return whether the server is there and not paused."""
         return self._up and monotonic() >= self._not_before
 
+    def wait_seconds(self) -> float:
+        """Return the seconds until the server may be ready; 0 if it is."""
+        return max(0.0, self._not_before - monotonic())
+
     async def ask(self, request: RowRequest, work: VerdictWork) -> RowReply:
-        """Return the rows for a request. Raises VerifierBusy, VerifierSlow or VerifierLost; `ready` knows of it."""
-        limit = self.patience.limit(work)
+        """Return the rows for a request. Raises VerifierBusy, VerifierSlow or VerifierLost; `ready` knows of it.
+
+        Other requests in flight may have to be answered first, so there is time for those, too.
+        """
+        self._unseen, self._passes = self._unseen + work.unseen, self._passes + work.passes
+        try:
+            return await self._ask(request, work)
+        finally:
+            self._unseen, self._passes = self._unseen - work.unseen, self._passes - work.passes
+
+    async def _ask(self, request: RowRequest, work: VerdictWork) -> RowReply:
+        limit = self.patience.limit(VerdictWork(self._unseen, self._passes))
         began = perf_counter()
         try:
             async with asyncio.timeout(limit):
@@ -70,7 +85,8 @@ class UpstreamLink:
             self._pause(busy.seconds)
             raise
         except VerifierLost as error:
-            self.loop_lost(error)
+            if not (isinstance(error, ServerRefused) and error.of_request):
+                self.loop_lost(error)
             raise
         seconds = perf_counter() - began
         passes = len(reply.rows) if reply.tier is Tier.CONTINUE else 1
@@ -101,7 +117,9 @@ class UpstreamLink:
 
     async def _come_back(self) -> None:
         while not self._up:
-            await asyncio.sleep(self._retry.next())
+            wait = self._retry.next()
+            self._not_before = max(self._not_before, monotonic() + wait)
+            await asyncio.sleep(wait)
             try:
                 async with asyncio.timeout(self.patience.limit(VerdictWork(0, 1))):
                     await self._upstream.check()
@@ -187,7 +205,16 @@ class UpstreamVerifier(Verifier):
 
     def open(self, state: GenerationState) -> UpstreamSession:
         """See `Verifier.open`. If the server is away now, the session becomes ready when it is back."""
-        return UpstreamSession(self._client, self._link, self._upstream, self._n_vocab, state)
+        return UpstreamSession(self.text(state.sampling), state)
+
+    def text(self, sampling: Sampling, salt: str = "") -> UpstreamText:
+        """Return a text that begins at the server, whose tokens are drawn as `sampling` says; `salt` as in
+        `RowRequest`."""
+        return UpstreamText(self._client, self._link, self._upstream, self._n_vocab, sampling, salt)
+
+    def wait_seconds(self) -> float:
+        """Return the seconds until the server may be up; 0 if it is."""
+        return self._link.wait_seconds()
 
     def close(self) -> None:
         """See `Verifier.close`."""
@@ -195,49 +222,80 @@ class UpstreamVerifier(Verifier):
         self._client.close()
 
 
-class UpstreamSession(VerifierSession):
-    """One reply at a stock server. The server keeps no session: each request has the whole text."""
+class UpstreamText:
+    """A text that grows at a stock server. The server keeps no session: each request has the whole text."""
 
     def __init__(
-        self, client: HttpClient, link: UpstreamLink, upstream: Upstream, n_vocab: int, state: GenerationState
+        self, client: HttpClient, link: UpstreamLink, upstream: Upstream, n_vocab: int, sampling: Sampling, salt: str
     ) -> None:
         self._client, self._link, self._upstream, self._n_vocab = client, link, upstream, n_vocab
-        self._state = state
+        self._sampling, self._salt = sampling, salt
         self._id = secrets.token_hex(16)
         self._asked = self._prefix = NO_IDS  # what the server may have in its cache
+        self._refused = False
+
+    def ready(self) -> bool:
+        """Return whether the server can be asked, and has not refused this text."""
+        return self._link.ready() and not self._refused
+
+    def ask(
+        self, prefix: Ids, chunk: Chunk, extra: int = 0, logprobs: int | None = None,
+        report: Callable[[RowReply], None] | None = None,
+    ) -> Future[Verdict]:  # fmt: skip
+        """Ask for a verdict on `chunk` after `prefix`, as `VerifierSession.submit` does, and with `logprobs` for those
+        of its tokens and of that many others. `report` is called with the server's reply in the loop of its client."""
+        known = common_prefix(self._asked, prefix)
+        text = np.concatenate((prefix, chunk.ids))
+        if common_prefix(self._prefix, prefix) < len(self._prefix):  # the text goes back, and may repeat what was asked
+            self._id = secrets.token_hex(16)
+        top = likeliest(self._upstream, self._sampling, logprobs)
+        request = RowRequest(
+            prefix, chunk.ids, self._sampling, top, extra, self._id, repeats=known >= len(prefix), salt=self._salt
+        )
+        self._asked, self._prefix = text, prefix
+        unseen = len(text) if self._upstream.recomputes else len(text) - known
+        passes = request.places if self._upstream.tier is Tier.CONTINUE else 1 + extra
+        return self._client.run(self._verdict(chunk, request, VerdictWork(unseen, passes), logprobs, report))
+
+    async def _verdict(
+        self, chunk: Chunk, request: RowRequest, work: VerdictWork, logprobs: int | None,
+        report: Callable[[RowReply], None] | None,
+    ) -> Verdict:  # fmt: skip
+        try:
+            reply = await self._link.ask(request, work)
+        except ServerRefused as error:
+            self._refused = error.of_request
+            raise
+        try:
+            found = verdict(chunk, request, reply, self._n_vocab, logprobs)
+        except RowsUnusable as error:
+            lost = self._client.garbled(str(error))
+            self._link.loop_lost(lost)
+            raise lost from None
+        if report is not None:
+            report(reply)
+        return found
+
+
+class UpstreamSession(VerifierSession):
+    """One reply at a stock server."""
+
+    def __init__(self, text: UpstreamText, state: GenerationState) -> None:
+        self._text, self._state = text, state
         self._pending: UpstreamPending | None = None
 
     def ready(self) -> bool:
         """See `VerifierSession.ready`."""
-        return self._link.ready()
+        return self._text.ready()
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> UpstreamPending:
         """See `VerifierSession.submit`. A verdict that was not waited for is given up."""
         pending = self._pending
         if pending is not None and not pending.done():
             pending.cancel()
-        known = common_prefix(self._asked, prefix)
-        text = np.concatenate((prefix, chunk.ids))
-        if common_prefix(self._prefix, prefix) < len(self._prefix):  # the text goes back, and may repeat what was asked
-            self._id = secrets.token_hex(16)
-        sampling = self._state.sampling
-        top = likeliest(self._upstream, sampling, self._state.logprobs)
-        request = RowRequest(prefix, chunk.ids, sampling, top, extra, self._id, repeats=known >= len(prefix))
-        self._asked, self._prefix = text, prefix
-        unseen = len(text) if self._upstream.recomputes else len(text) - known
-        passes = request.places if self._upstream.tier is Tier.CONTINUE else 1 + extra
-        asked = self._verdict(chunk, request, VerdictWork(unseen, passes))
-        self._pending = UpstreamPending(self._client.run(asked), self._state.should_stop)
+        asked = self._text.ask(prefix, chunk, extra, self._state.logprobs)
+        self._pending = UpstreamPending(asked, self._state.should_stop)
         return self._pending
-
-    async def _verdict(self, chunk: Chunk, request: RowRequest, work: VerdictWork) -> Verdict:
-        reply = await self._link.ask(request, work)
-        try:
-            return verdict(chunk, request, reply, self._n_vocab, self._state.logprobs)
-        except RowsUnusable as error:
-            lost = self._client.garbled(str(error))
-            self._link.loop_lost(lost)
-            raise lost from None
 
     def close(self) -> None:
         """See `VerifierSession.close`."""

@@ -60,6 +60,10 @@ class VllmUpstream(CompletionsUpstream):
             raise self._client.garbled(str(error)) from None
         return found or await super().rows(request)
 
+    def _body(self, prompt: list[Any], tokens: int, request: RowRequest, temperature: float) -> dict[str, Any]:
+        body = super()._body(prompt, tokens, request, temperature)
+        return body | ({"cache_salt": request.salt} if request.salt else {})
+
     async def _score(self, request: RowRequest) -> RowReply | None:
         """Return the rows; None where some of them are of cached positions."""
         ids = [*request.prefix.tolist(), *request.draft.tolist()]
@@ -73,8 +77,8 @@ class VllmUpstream(CompletionsUpstream):
                     **shared, "logprobs": wanted, "skip_reading_prefix_cache": False, "detokenize": False,
                 },
             }  # fmt: skip
-            if not self._counts:
-                body["cache_salt"] = request.session
+            if salt := request.salt if self._counts else request.session:
+                body["cache_salt"] = salt
             answer = await self._client.post(GENERATE, body)
         else:
             body = {

@@ -87,7 +87,7 @@ async def _divides_alike(upstream: Upstream, borders: TextBorders, url: ServerUR
             (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
         )
         raise VocabularyMismatch(
-            f"The draft model and {upstream.name} at {url} differ in their vocabularies: {text[:40]!r} has the tokens"
+            f"The vocabulary here and that of {upstream.name} at {url} differ: {text[:40]!r} has the tokens"
             f" {ours[at : at + 3]} here and {list(theirs)[at : at + 3]} there, from place {at} on.",
             _OTHER,
         )
@@ -100,7 +100,7 @@ async def _differ(upstream: Upstream, vocabulary: Vocabulary, url: ServerURL, id
         ours, theirs = _text(vocabulary, [token]), await upstream.detokenize([token])
         if theirs is not None and not _same(ours, theirs):
             raise VocabularyMismatch(
-                f"The draft model and {upstream.name} at {url} differ in their vocabularies: token {token} is"
+                f"The vocabulary here and that of {upstream.name} at {url} differ: token {token} is"
                 f" {ours[:40]!r} here and {theirs[:40]!r} there.",
                 _OTHER,
             )

@@ -20,6 +20,7 @@ from edgellm.spec.protocols import BlockingSession, Verifier, VerifierSession
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids, Verdict
+from edgellm.verifier.backend import VerifierBackend
 from edgellm.verifier.engine import ModelRunner, VerifierEngine
 from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.fairness import FairScheduler
@@ -59,7 +60,7 @@ class ContextPool:
             self._all.pop().close()
 
 
-class VerifierWorker:
+class VerifierWorker(VerifierBackend):
     """Runs the engine for all sessions in a thread of its own, and owns its context."""
 
     def __init__(
@@ -85,17 +86,21 @@ class VerifierWorker:
         return self._engine.counters
 
     @property
+    def steps(self) -> int:
+        """See `VerifierBackend.steps`."""
+        return self._engine.counters.batches
+
+    @property
     def waiting(self) -> int:
         """Return the approximate number of unanswered requests."""
         return len(self._engine) + self._inbox.qsize()
 
     def wait_seconds(self) -> float:
-        """Return the expected seconds until the waiting requests are answered."""
+        """See `VerifierBackend.wait_seconds`."""
         return self._scheduler.rate.seconds(self.waiting)
 
     def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
-        """Request a verdict; the tenant of a session is always the same. `deliver` is called from the worker's thread,
-        unless the session ends first.
+        """See `VerifierBackend.submit`. `deliver` is called from the worker's thread.
 
         If the worker has ended, `deliver` may be called twice, with the same error.
         """
@@ -105,7 +110,7 @@ class VerifierWorker:
             deliver(_worker_ended())
 
     def end_session(self, session: int) -> None:
-        """End the session, and drop its waiting request."""
+        """See `VerifierBackend.end_session`."""
         self._inbox.put(lambda: self._engine.drop(session))
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
@@ -282,15 +287,17 @@ TOP_K = 4
 
 
 class ColocatedVerifier(Verifier):
-    """A verifier that shares the worker of a server in this process. Its sessions have negative numbers, those of
+    """A verifier that shares the backend of a server in this process. Its sessions have negative numbers, those of
     devices positive ones."""
 
     def __init__(
-        self, worker: VerifierWorker, name: str, context_length: int, grammar: Callable[[str], GrammarState]
-    ) -> None:
-        """Use `worker`, which the server owns; `grammar` returns the grammar of a JSON schema."""
-        self._worker, self._name, self._context_length = worker, name, context_length
-        self._grammar = grammar
+        self, backend: VerifierBackend, name: str, context_length: int, grammar: Callable[[str], GrammarState] | None,
+        *, logprobs: bool = True, penalties: bool = True,
+    ) -> None:  # fmt: skip
+        """Use `backend`, which the server owns; `grammar` returns the grammar of a JSON schema, None: there are none.
+        `logprobs` and `penalties` say what verdicts can have."""
+        self._backend, self._name, self._context_length = backend, name, context_length
+        self._grammar, self._logprobs, self._penalties = grammar, logprobs, penalties
         self._numbers: Iterator[int] = count(-1, -1)
 
     @property
@@ -306,33 +313,38 @@ class ColocatedVerifier(Verifier):
     @property
     def reports_logprobs(self) -> bool:
         """See `Verifier.reports_logprobs`."""
-        return True
+        return self._logprobs
 
     @property
     def applies_penalties(self) -> bool:
         """See `Verifier.applies_penalties`."""
-        return True
+        return self._penalties
 
     @property
     def applies_grammars(self) -> bool:
         """See `Verifier.applies_grammars`."""
-        return True
+        return self._grammar is not None
 
     def open(self, state: GenerationState) -> ColocatedSession:
         """See `Verifier.open`."""
-        constraint = state.sampling.constraint
-        grammar = None if constraint is None else ReplyGrammar(self._grammar(constraint.schema), constraint)
-        return ColocatedSession(self._worker, next(self._numbers), state, grammar)
+        grammar = None
+        if (constraint := state.sampling.constraint) is not None and self._grammar is not None:
+            grammar = ReplyGrammar(self._grammar(constraint.schema), constraint)
+        return ColocatedSession(self._backend, next(self._numbers), state, grammar)
 
 
 class ColocatedSession(VerifierSession):
-    """A session that tracks which tokens the worker holds."""
+    """A session that tracks which tokens the backend holds."""
 
     def __init__(
-        self, worker: VerifierWorker, number: int, state: GenerationState, grammar: ReplyGrammar | None
+        self, backend: VerifierBackend, number: int, state: GenerationState, grammar: ReplyGrammar | None
     ) -> None:
-        self._worker, self._number, self._state, self._grammar = worker, number, state, grammar
+        self._backend, self._number, self._state, self._grammar = backend, number, state, grammar
         self._held = NO_IDS
+
+    def ready(self) -> bool:
+        """See `VerifierSession.ready`."""
+        return self._backend.ready()
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> ColocatedPending:
         """See `VerifierSession.submit`."""
@@ -340,21 +352,20 @@ class ColocatedSession(VerifierSession):
 
     @property
     def should_stop(self) -> ShouldStop:
-        """Return the reply's cancellation check; the worker sees a cancellation between two batches, when the session
-        is closed."""
+        """Return the reply's cancellation check; the backend sees a cancellation when the session is closed."""
         return self._state.should_stop
 
     @property
     def held(self) -> Ids:
-        """Return the tokens held by the worker."""
+        """Return the tokens held by the backend."""
         return self._held
 
     def set_held(self, ids: Ids) -> None:
-        """Record that the worker holds `ids`."""
+        """Record that the backend holds `ids`."""
         self._held = ids
 
     def request_verdict(self, prefix: Ids, chunk: Chunk, extra: int, position: int) -> Future[Answer]:
-        """Request a verdict on `chunk` after `prefix`, whose first `position` tokens the worker holds."""
+        """Request a verdict on `chunk` after `prefix`, whose first `position` tokens the backend holds."""
         answer: Future[Answer] = Future()
 
         def deliver(result: Answer) -> None:
@@ -365,15 +376,15 @@ class ColocatedSession(VerifierSession):
         request = VerifyRequest(
             self._number, sampling, position, prefix[position:], chunk, extra, logprobs, grammar=self._grammar
         )
-        self._worker.submit(request, deliver)
+        self._backend.submit(request, deliver)
         return answer
 
     def close(self) -> None:
-        self._worker.end_session(self._number)
+        self._backend.end_session(self._number)
 
 
 class ColocatedPending:
-    """A verdict that the worker computes."""
+    """A verdict that the backend is asked for."""
 
     def __init__(self, session: ColocatedSession, prefix: Ids, chunk: Chunk, extra: int) -> None:
         self._session, self._request = session, (prefix, chunk, extra)

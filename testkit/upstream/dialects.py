@@ -103,7 +103,7 @@ class Vllm(Dialect):
             if (k := body.get("prompt_logprobs")) is not None:
                 choice["prompt_logprobs"] = self.prompt_rows(ids, k, 0)
             else:
-                cached += self.engine.cached(ids)
+                cached += self.engine.cached(ids, body.get("cache_salt") or "")
             choices.append(choice)
         return {"id": "cmpl-1", "object": "text_completion", "choices": choices, "usage": self.usage(cached)}
 

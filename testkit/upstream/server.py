@@ -25,6 +25,7 @@ class Fault(StrEnum):
     STRANGE = "tokens outside the vocabulary"
     BUSY = "status 429"
     FAILED = "status 500"
+    REFUSED = "status 400"
 
 
 class UpstreamServer:
@@ -163,6 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
 _ANSWERS: dict[Fault | None, tuple[int, bytes, dict[str, str]]] = {
     Fault.BUSY: (429, b'{"error": "too many requests"}', {"Retry-After": "1"}),
     Fault.FAILED: (500, b'{"error": {"message": "NaN in logits"}}', {}),
+    Fault.REFUSED: (400, b'{"error": {"message": "too many tokens"}}', {}),
     Fault.GARBAGE: (200, b"<html>Bad gateway</html>", {}),
 }
 

@@ -29,18 +29,19 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, PAIRING_PROTOCOL, check_version, parse_message
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemotePending, Stream
-from edgellm.services.handshake import greet
+from edgellm.services.handshake import VerifierInfo, greet
 from edgellm.services.server.verification_service import VerificationService
 from edgellm.services.verification_codec import write_open, write_verdict, write_verify
 from edgellm.spec.patience import VerdictDeadline
 from edgellm.spec.sampling import rounded
 from edgellm.spec.types import GREEDY, Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.verification import judge
-from edgellm.verifier.requests import Counters, MissingPrefix, VerifyRequest
+from edgellm.verifier.requests import MissingPrefix, VerifyRequest
 
 WORDS, CONTEXT = 300, 512
 _PORTS = count(1)  # each session from a device of its own: those of one device are paced
 VOCABULARY = Vocabulary.of([b"%d" % i for i in range(WORDS)], bytes(WORDS))
+INFO = VerifierInfo("big", CONTEXT, VOCABULARY.fingerprint, WORDS, reports_logprobs=True, applies_penalties=True)
 ROUND = 7
 
 
@@ -105,7 +106,7 @@ class _Line:
 class _Worker:
     """Judges at once, on made-up logits, in place of the verifier's worker, so that all input is used."""
 
-    counters = Counters()
+    steps = 0
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -142,8 +143,8 @@ class _Session:
     async def feed(self, data: bytes) -> None:
         if self._service is None:
             self._service = VerificationService(
-                cast(Any, _Worker(random.Random(0))), vocabulary=VOCABULARY, model="big", model_hash="",
-                chat_template="", context=CONTEXT, max_waiting=128, notify=lambda _event: None,
+                cast(Any, _Worker(random.Random(0))), vocabulary=VOCABULARY, info=INFO, max_waiting=128,
+                notify=lambda _event: None,
             )  # fmt: skip
         if self._task is None:
             self._line = _Line()

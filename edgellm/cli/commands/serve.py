@@ -52,6 +52,9 @@ from edgellm.cli.model_options import (
     ReasoningEffort,
     TemplateArgs,
     Think,
+    Upstream,
+    UpstreamKeyFile,
+    UpstreamTier,
     VerifierKeyFile,
     VerifierTier,
     thinking,
@@ -65,6 +68,8 @@ if TYPE_CHECKING:
     from edgellm.engine import Model, ModelFile
     from edgellm.engine.hardware import Hardware
     from edgellm.http.server import HttpServer
+    from edgellm.llm import LLM
+    from edgellm.services.server.gateway_server import GatewayServer
     from edgellm.services.server.servers import Listener, WorkerServer
     from edgellm.services.server.verification_service import ServerEvent
     from edgellm.spec.draft_length import CostCurve
@@ -238,6 +243,9 @@ def serve(
     ] = None,
     verifier_tier: VerifierTier = None,
     verifier_key_file: VerifierKeyFile = None,
+    upstream: Upstream = None,
+    upstream_tier: UpstreamTier = None,
+    upstream_key_file: UpstreamKeyFile = None,
     mesh: OverDevices = None,
     host: Annotated[
         str,
@@ -302,12 +310,19 @@ def serve(
         allow_origin or (), allow_host or (), paired_only,
     )  # fmt: skip
     _check_role(role, ctx)
+    if not upstream and (upstream_tier is not None or upstream_key_file is not None):
+        name = "--upstream-key-file" if upstream_tier is None else "--upstream-tier"
+        raise InvalidOption(f"{name} belongs to --upstream.", "Name a server with --upstream URL.")
     if role is Role.PAIR and not http:
         raise InvalidOption("A pair is served over HTTP only.", "Leave --no-http out, or use --role verifier.")
     with http_server(options) as server, embedding(server, embeddings, hardware.of(VERIFIER)):
         if role is Role.PAIR:
-            upstream = upstream_options(verifier_tier, verifier_key_file)
-            _serve_pair(server, draft, verifier, peer, plan, mesh, at_once, defaults, hardware, upstream)
+            how = upstream_options(verifier_tier, verifier_key_file)
+            _serve_pair(server, draft, verifier, peer, plan, mesh, at_once, defaults, hardware, how)
+        elif upstream:
+            how = upstream_options(upstream_tier, upstream_key_file, "--upstream-tier")
+            _check_gateway(model, hardware)
+            _serve_gateway(server, upstream, how, model or "", host, port, paired_only, announce, interface, defaults)
         elif role is Role.VERIFIER:
             _serve_verifier(
                 server, model or "edgellm-verifier", host, port, paired_only, announce, interface, defaults, hardware
@@ -323,7 +338,7 @@ _TEMPLATE = {"think", "reasoning_effort", "template_arg", "ctx_size", "batch_siz
 _PAIR = {"draft", "verifier", "verifier_tier", "verifier_key_file", "peer", "mesh", "plan", "keep_alive"}
 _USES = {
     Role.PAIR: _PAIR | _TEMPLATE,
-    Role.VERIFIER: _LINK | _TEMPLATE,
+    Role.VERIFIER: _LINK | _TEMPLATE | {"upstream", "upstream_tier", "upstream_key_file"},
     Role.WORKER: _LINK | {"memory", "keep", "store"},
 }
 
@@ -447,17 +462,86 @@ def _serve_verifier(
         )  # fmt: skip
     say(f"{server.placement}.", style="dim")
     say(f"{server.pieces}.", style="dim")
-    if server.trust is None:
-        say(f"Use it with: edgellm chat --verifier {server.address}", style="bold")
-    else:
-        say("Use it on a paired device with: edgellm chat --verifier auto", style="bold")
-        for one in hosts_of(server, interface):
-            say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=one)}", style="dim")
+    _say_how_to_use(server, interface)
     with ExitStack() as closing:
         if http is not None:
             pair = closing.enter_context(LLM(server.model, draft=None, verifier=server.inside()))
             pair.check_options(defaults)
             http.open(ServedModel(pair, pair.name, in_turns=False, options=defaults))
+            print_urls(http)
+        if announce:
+            closing.enter_context(announcing(server, interface))
+        try:
+            until_stopped([http, server])
+        finally:
+            server.close()
+
+
+def _say_how_to_use(server: Listener, interface: list[str] | None) -> None:
+    """Print how devices have drafts verified here."""
+    if server.trust is None:
+        say(f"Use it with: edgellm chat --verifier {server.address}", style="bold")
+        return
+    say("Use it on a paired device with: edgellm chat --verifier auto", style="bold")
+    for one in hosts_of(server, interface):
+        say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=one)}", style="dim")
+
+
+def _check_gateway(model: str | None, hardware: HardwareOptions) -> None:
+    """Refuse a gateway without a tokenizer, and options for a model that it does not load."""
+    if model is None:
+        raise InvalidOption(
+            "--upstream needs a model with the server's tokenizer.",
+            "Name one with -m, such as the devices' draft model; nothing but its tokenizer is loaded.",
+        )
+    for name, given in hardware.given.items():
+        if given:
+            raise InvalidOption(
+                f"--{name.replace('_', '-')} has no meaning with --upstream: no model is computed here.",
+                "Leave it out.",
+            )
+
+
+def _pair_over(server: GatewayServer) -> LLM:
+    """Return a pair without a draft model, whose replies the servers of a gateway write beside those of devices."""
+    from edgellm.llm import LLM
+    from edgellm.llm.llm import EXTRA_TOKENS
+    from edgellm.llm.model_loading import OpenedVerifier
+
+    pool, verifier = server.pool, server.inside()
+    where = ", ".join(str(one.url) for one in pool.servers)
+    finding = "; ".join(one.opened.finding for one in pool.servers)
+    remote = OpenedVerifier(verifier, lambda: pool.identity, pool.ready, "", where, server.text.n_vocab, finding)
+    return LLM(
+        server.text, draft=None, verifier=verifier, model_hash=remote.model_hash, remote=remote, extra=EXTRA_TOKENS
+    )
+
+
+def _serve_gateway(
+    http: HttpServer | None, addresses: list[str], options: UpstreamOptions | None, model: str, host: str, port: int,
+    paired_only: bool, announce: bool, interface: list[str] | None, defaults: ReplyOptions,
+) -> None:  # fmt: skip
+    from edgellm.http.model_host import ServedModel
+    from edgellm.services.server.gateway_server import TIMING, serve_gateway
+    from edgellm.storage import resolve
+    from edgellm.upstream.opening import UpstreamOptions
+
+    options = replace(options or UpstreamOptions(), timing=TIMING)
+    server = serve_gateway(
+        addresses, resolve(model), options=options, host=host, port=port, paired_only=paired_only,
+        on_event=_print_event,
+    )  # fmt: skip
+    for one in server.pool.servers:
+        say(f"{one.opened.finding}.", style="dim")
+        for notice in one.opened.notices:
+            say(notice)
+    _say_how_to_use(server, interface)
+    with ExitStack() as closing:
+        if http is not None:
+            pair = closing.enter_context(_pair_over(server))
+            pair.check_options(defaults)
+            http.open(ServedModel(pair, pair.name, in_turns=False, options=defaults))
+            http.watch_gateway(server.gateway)
             print_urls(http)
         if announce:
             closing.enter_context(announcing(server, interface))

@@ -33,12 +33,14 @@ LABEL = b"edgellm welcome 1\0"
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """A model that a device lets others use; `size` in bytes, `vocabulary` a fingerprint in hex."""
+    """A model that a device lets others use; `size` in bytes, 0 if it is unknown, `vocabulary` a fingerprint in hex.
+    `behind`: what verifies with it behind the device, and how, for people; empty: the device itself."""
 
     role: str
     model: str
     size: int
     vocabulary: str
+    behind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,9 @@ def welcome_handlers(
 ) -> grpc.GenericRpcHandler[Any, Any]:
     """Return the server's side, for `add_generic_rpc_handlers`."""
     models = [
-        pb.Offer(role=one.role, model=one.model, size=one.size, vocabulary=bytes.fromhex(one.vocabulary))
+        pb.Offer(
+            role=one.role, model=one.model, size=one.size, vocabulary=bytes.fromhex(one.vocabulary), behind=one.behind
+        )
         for one in offers
     ]
 
@@ -155,7 +159,7 @@ def read_welcome(
     check_version(reply.protocol, DEVICES_PROTOCOL, "the other device")
     peer = _verified_peer(reply, nonce, trust, expected, address)
     offers = tuple(
-        OfferedModel(one.role[:40], one.model[:200], one.size, one.vocabulary.hex()[:64])
+        OfferedModel(one.role[:40], one.model[:200], one.size, one.vocabulary.hex()[:64], one.behind[:200])
         for one in reply.models[:_MAX_OFFERS]
     )
     ahead = reply.time - time.time()

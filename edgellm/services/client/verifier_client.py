@@ -345,6 +345,11 @@ class RemoteVerifier(Verifier):
         return self._connection.peer.chat_template
 
     @property
+    def behind(self) -> str:
+        """What verifies behind a gateway, and how; empty if this is none."""
+        return self._connection.peer.behind
+
+    @property
     def shared_tokens(self) -> int:
         """Return the id below which drafted tokens exist in both vocabularies."""
         return self._connection.peer.shared_tokens

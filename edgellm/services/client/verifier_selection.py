@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from edgellm.errors import EdgeError, InvalidOption, TrustUnusable, VerifierUnreachable
 from edgellm.rpc.address import Address
@@ -34,8 +35,9 @@ def choose_verifier(
     fits: Callable[[Address, DeviceID], bool] = lambda _address, _device: False,
 ) -> Chosen:
     """Choose the largest model in this vocabulary (a fingerprint in hex) that a paired device lets this one use; of
-    equals the one with the shortest round trip. `named` are the devices to choose from: names, IDs, or HOST:PORT.
-    `fits` returns whether a verifier with another fingerprint differs in unused tokens only.
+    equals the one with the shortest round trip. A gateway comes before all others: the size of its model is not known.
+    `named` are the devices to choose from: names, IDs, or HOST:PORT. `fits` returns whether a verifier with another
+    fingerprint differs in unused tokens only.
     `hosts`: interface addresses to listen on for announcements, by default all that lead to other home devices.
 
     Raises:
@@ -73,7 +75,7 @@ def choose_verifier(
             f"No paired device can verify: {'; '.join(unsuitable)}.",
             "Start one there with `edgellm serve --role verifier --host ITS-ADDRESS`, or run `edgellm doctor`.",
         )
-    suitable.sort(key=lambda one: (-one[1].size, one[0].seconds))
+    suitable.sort(key=lambda one: (-_size(one[1]), one[0].seconds))
     best, offer = suitable[0]
     others = [f"{info.peer.name}: {_facts(info, other)}" for info, other in suitable[1:]]
     rest = "; ".join([*others, *unsuitable])
@@ -98,11 +100,16 @@ def _classify(
         same = offers
     if not same:
         return None, f"serves {offers[0].model}, which has a different tokenizer"
-    return max(same, key=lambda offer: offer.size), ""
+    return max(same, key=_size), ""
+
+
+def _size(offer: OfferedModel) -> float:
+    return inf if offer.behind else offer.size
 
 
 def _facts(info: PeerInfo, offer: OfferedModel) -> str:
-    return f"{offer.model}, {offer.size / 1e6:,.1f} MB, {info.seconds * 1e3:.1f} ms round trip"
+    what = f"by {offer.behind}" if offer.behind else f"{offer.size / 1e6:,.1f} MB"
+    return f"{offer.model}, {what}, {info.seconds * 1e3:.1f} ms round trip"
 
 
 def _address(name: str) -> Address | None:

@@ -37,12 +37,15 @@ from edgellm.rpc.layers.service import layer_handlers
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
 from edgellm.rpc.trust.trust import Trust
+from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.rpc_engine_service import RpcEngineService
 from edgellm.services.server.verification_service import EventKind, ServerEvent, VerificationService
+from edgellm.spec.constraint import GrammarState
 from edgellm.spec.draft_length import CostCurve
 from edgellm.storage import name_of
 from edgellm.storage.fingerprint import fingerprint
+from edgellm.verifier.backend import VerifierBackend
 from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
 from edgellm.verifier.requests import Counters
@@ -134,7 +137,90 @@ class Listener:
         await closing
 
 
-class VerifierServer(Listener):
+class SessionServer(Listener):
+    """Answers sessions of several devices at once. Subclasses say what verifies."""
+
+    def __init__(
+        self, address: Address, text: Model, backend: VerifierBackend, *, max_waiting: int,
+        on_event: Callable[[ServerEvent], None] | None, trust: Trust | None,
+    ) -> None:  # fmt: skip
+        """`text` has the vocabulary and the chat template; it stays the caller's to close. Take over `backend`. See
+        `VerificationService` for `max_waiting`. `on_event` is called from the loop's thread, and must not block.
+
+        Raises:
+            PairingRequired: the address is not loopback, and there is no `trust`.
+            InvalidOption: a size that cannot be meant.
+        """
+        super().__init__(address, trust)
+        self.text, self._backend = text, backend
+        self._max_waiting = positive("max_waiting", max_waiting)
+        self._notify = on_event or (lambda _event: None)
+
+    def _info(self) -> VerifierInfo:
+        """Return what devices are told."""
+        raise NotImplementedError
+
+    def _grammar(self) -> Callable[[str], GrammarState] | None:
+        """Return the function for grammars of JSON schemas; None where replies cannot follow them."""
+        return None
+
+    def _offer(self) -> OfferedModel:
+        """Return what paired devices are told when they look for a verifier."""
+        raise NotImplementedError
+
+    def inside(self) -> ColocatedVerifier:
+        """Return this verifier for use in this process; its requests are answered beside those of devices."""
+        info = self._info()
+        return ColocatedVerifier(
+            self._backend, info.model, info.context_length, self._grammar(), logprobs=info.reports_logprobs,
+            penalties=info.applies_penalties,
+        )  # fmt: skip
+
+    async def _serve(self) -> None:
+        server = new_server()
+        guard = None if self.trust is None else AuthInterceptor(self.trust, self._refused)
+        watch = None if guard is None else asyncio.create_task(guard.watch())
+        info = self._info()
+        service = VerificationService(
+            self._backend,
+            vocabulary=self.text.vocabulary,
+            info=info,
+            max_waiting=self._max_waiting,
+            notify=self._notify,
+            guard=guard,
+            grammar=self._grammar(),
+        )
+        server.add_generic_rpc_handlers((service.handlers(),))
+        if self.trust is not None and guard is not None:
+            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, [self._offer()]),))
+        try:
+            self.address = bind(server, self.address, self.trust)
+            await server.start()
+            self._backend.start()
+            self._notify(ServerEvent(EventKind.LISTENING, f"{info.model} verifies at {self.address}."))
+            self._started.set()
+            await self._finish(server, service)
+        finally:
+            await server.stop(None)
+            if watch is not None:
+                watch.cancel()
+            await asyncio.to_thread(self._backend.close)
+
+    def _refused(self, what: str) -> None:
+        self._notify(ServerEvent(EventKind.REFUSED, what))
+
+    async def _finish(self, server: grpc.aio.Server, service: VerificationService) -> None:
+        """Wait for a stop request, then for requests in flight; a later stop request may shorten that."""
+        grace = await self._stop_requests.get()
+        self._notify(
+            ServerEvent(EventKind.STOPPING, "The verifier finishes running requests, and accepts no new ones.")
+        )
+        service.drain()
+        await self._shut_down(server, grace)
+        self._notify(ServerEvent(EventKind.STOPPED, "The verifier has stopped."))
+
+
+class VerifierServer(SessionServer):
     """Verifies for several devices at once. `start`, then `stop`; both may come from any thread."""
 
     def __init__(
@@ -162,16 +248,16 @@ class VerifierServer(Listener):
             InvalidOption: a size that cannot be meant.
             EngineFailed: no memory for that many sessions.
         """
-        super().__init__(address, trust)
+        if trust is None:
+            address.require_loopback()
         self.model, self.placement = model, placement
-        self.sessions = _positive("sessions", sessions)
+        self.sessions = positive("sessions", sessions)
         self.context_length = _positions(model, context)
+        positive("max_waiting", max_waiting)
         limits = limits or _limits(model.hardware.n_batch)
-        self._max_waiting = _positive("max_waiting", max_waiting)
         self._model_hash = ""
         with suppress(OSError):  # the file has been removed: it is not offered
             self._model_hash = fingerprint(model.path)
-        self._notify = on_event or (lambda _event: None)
         # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         engine = Context(
@@ -181,6 +267,7 @@ class VerifierServer(Listener):
         self._drafts_extra = engine.mtp is not None
         drafts = None if engine.mtp is None else ExtraDrafts(engine.mtp, model.is_eog)
         self._worker = VerifierWorker(engine, sessions, model.is_eog, limits, drafts)
+        super().__init__(address, model, self._worker, max_waiting=max_waiting, on_event=on_event, trust=trust)
         self._name = name_of(model.path)
         self.pieces = ""
         """By how many tokens prefills advance, and why; "" while nothing is measured."""
@@ -189,10 +276,6 @@ class VerifierServer(Listener):
     def counters(self) -> Counters:
         """Counters of the work done so far."""
         return self._worker.counters
-
-    def inside(self) -> ColocatedVerifier:
-        """Return this verifier for use in this process; its requests share batches with those of devices."""
-        return ColocatedVerifier(self._worker, self._name, self.context_length, self.model.grammar)
 
     def use_curve(self, curve: CostCurve) -> None:
         """Choose by the model's cost curve to how many rows the decodes of a device that is alone are filled up (see
@@ -204,54 +287,19 @@ class VerifierServer(Listener):
         """Close the model, after the server has ended."""
         self.model.close()
 
-    async def _serve(self) -> None:
-        server = new_server()
-        guard = None if self.trust is None else AuthInterceptor(self.trust, self._refused)
-        watch = None if guard is None else asyncio.create_task(guard.watch())
-        service = VerificationService(
-            self._worker,
-            vocabulary=self.model.vocabulary,
-            model=self._name,
-            model_hash=self._model_hash,
-            chat_template=self.model.chat_template_source,
-            context=self.context_length,
-            max_waiting=self._max_waiting,
-            notify=self._notify,
-            guard=guard,
-            drafts_extra=self._drafts_extra,
-            grammar=self.model.grammar,
-        )
-        server.add_generic_rpc_handlers((service.handlers(),))
-        if self.trust is not None and guard is not None:
-            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, [self._offer()]),))
-        try:
-            self.address = bind(server, self.address, self.trust)
-            await server.start()
-            self._worker.start()
-            self._notify(ServerEvent(EventKind.LISTENING, f"{self.model.name} verifies at {self.address}."))
-            self._started.set()
-            await self._finish(server, service)
-        finally:
-            await server.stop(None)
-            if watch is not None:
-                watch.cancel()
-            await asyncio.to_thread(self._worker.close)
+    def _info(self) -> VerifierInfo:
+        vocabulary = self.model.vocabulary
+        return VerifierInfo(
+            self._name, self.context_length, vocabulary.fingerprint, vocabulary.size, self._model_hash,
+            reports_logprobs=True, chat_template=self.model.chat_template_source, applies_penalties=True,
+            drafts_extra=self._drafts_extra, applies_grammars=True,
+        )  # fmt: skip
+
+    def _grammar(self) -> Callable[[str], GrammarState] | None:
+        return self.model.grammar
 
     def _offer(self) -> OfferedModel:
         return OfferedModel("verifier", self._name, self.model.size_bytes, self.model.vocabulary.fingerprint)
-
-    def _refused(self, what: str) -> None:
-        self._notify(ServerEvent(EventKind.REFUSED, what))
-
-    async def _finish(self, server: grpc.aio.Server, service: VerificationService) -> None:
-        """Wait for a stop request, then for requests in flight; a later stop request may shorten that."""
-        grace = await self._stop_requests.get()
-        self._notify(
-            ServerEvent(EventKind.STOPPING, "The verifier finishes running requests, and accepts no new ones.")
-        )
-        service.drain()
-        await self._shut_down(server, grace)
-        self._notify(ServerEvent(EventKind.STOPPED, "The verifier has stopped."))
 
 
 def serve_verifier(
@@ -321,10 +369,11 @@ def _positions(model: Model, wanted: int | None) -> int:
             f"The context is {wanted}, but {model.name} was trained for {model.n_ctx_train} tokens.",
             f"Give at most {model.n_ctx_train}.",
         )
-    return _positive("context", wanted)
+    return positive("context", wanted)
 
 
-def _positive(name: str, value: int) -> int:
+def positive(name: str, value: int) -> int:
+    """Return `value`. Raises InvalidOption where it is less than 1."""
     if value < 1:
         raise InvalidOption(f"{name} is {value}.", "Give a whole number of at least 1.")
     return value

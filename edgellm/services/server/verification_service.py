@@ -1,4 +1,4 @@
-"""The verifier's side of the contract: reads frames, has the worker answer them, writes frames."""
+"""The verifier's side of the contract: reads frames, has the backend answer them, writes frames."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from edgellm.errors import (
     PeerTooNew,
     PeerTooOld,
     ProtocolError,
+    VerifierBusy,
     VocabularyMismatch,
 )
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, PROTOCOL, READ_TIMEOUT_SECONDS, SERVICE
@@ -31,12 +32,12 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method, caller_id
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, parse_message
-from edgellm.services.handshake import check_protocol, first_different_block
-from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict
+from edgellm.services.handshake import VerifierInfo, check_protocol, first_different_block
+from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, shortened, write_verdict
 from edgellm.spec.constraint import GrammarState, ReplyGrammar
 from edgellm.spec.types import Constraint, Sampling
+from edgellm.verifier.backend import VerifierBackend
 from edgellm.verifier.fairness import Pacing, Queue
-from edgellm.verifier.in_process import VerifierWorker
 from edgellm.verifier.requests import Answer, MissingPrefix, Tenant, VerifyRequest
 
 Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
@@ -63,38 +64,34 @@ class ServerEvent:
 
 
 class VerificationService:
-    """The three calls of the contract, over one worker. Lives in one event loop."""
+    """The three calls of the contract, over one backend. Lives in one event loop."""
 
     def __init__(
         self,
-        worker: VerifierWorker,
+        backend: VerifierBackend,
         *,
         vocabulary: Vocabulary,
-        model: str,
-        model_hash: str,
-        chat_template: str,
-        context: int,
+        info: VerifierInfo,
         max_waiting: int,
         notify: Callable[[ServerEvent], None],
         guard: AuthInterceptor | None = None,
-        drafts_extra: bool = False,
         grammar: Callable[[str], GrammarState] | None = None,
     ) -> None:
-        """`model_hash` is hex, or empty. Beyond `max_waiting` requests at once, further requests are answered *busy*,
-        first those of the devices with the most requests. `drafts_extra` as for `Verifier.drafts_extra`. `grammar`
-        returns the grammar of a JSON schema; without it, sessions have no constraints.
+        """`info` is what devices are told. Beyond `max_waiting` requests at once, further requests are answered *busy*,
+        first those of the devices with the most requests. `grammar` returns the grammar of a JSON schema; without it,
+        sessions have no constraints.
 
         With a `guard`, only paired devices with the right to have drafts verified are answered.
         """
-        self._worker = worker
+        self._backend = backend
         self._vocabulary = vocabulary
         self._fingerprint = bytes.fromhex(vocabulary.fingerprint)
-        self._model, self._model_hash = model, bytes.fromhex(model_hash)
-        self._chat_template = chat_template if len(chat_template.encode()) <= _MAX_TEMPLATE else ""
-        self._bounds = RequestLimits(vocabulary.size, context)
+        self._info = info
+        self._chat_template = info.chat_template if len(info.chat_template.encode()) <= _MAX_TEMPLATE else ""
+        self._bounds = RequestLimits(vocabulary.size, info.context_length)
         self._queue, self._pacing = Queue(max_waiting), Pacing()
         self._notify = notify
-        self._guard, self._drafts_extra, self._grammar = guard, drafts_extra, grammar
+        self._guard, self._grammar = guard, grammar
         self._numbers = count(1)
         self._draining = asyncio.get_running_loop().create_future()
 
@@ -127,14 +124,15 @@ class VerificationService:
             protocol=PROTOCOL,
             vocabulary=self._fingerprint,
             vocabulary_size=self._vocabulary.size,
-            model=self._model,
+            model=self._info.model,
             context_length=self._bounds.context,
-            model_hash=self._model_hash,
+            model_hash=bytes.fromhex(self._info.model_hash),
             chat_template=self._chat_template,
-            logprobs=True,
-            penalties=True,
+            logprobs=self._info.reports_logprobs,
+            penalties=self._info.applies_penalties,
             grammars=self._grammar is not None,
-            drafts_extra=self._drafts_extra,
+            drafts_extra=self._info.drafts_extra,
+            behind=self._info.behind,
         )
 
     async def compare_vocabulary(self, request: bytes, context: Stream) -> pb.VocabularyBlock:
@@ -152,11 +150,11 @@ class VerificationService:
         try:
             await self._serve(number, self._tenant(stream), stream)
         except EdgeError as error:
-            self._worker.end_session(number)  # before the goodbye, which a device that does not read never takes
+            self._backend.end_session(number)  # before the goodbye, which a device that does not read never takes
             self._notify(ServerEvent(_event_kind(error), f"Session {number} is closed: {error.what}"))
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.what)
         finally:
-            self._worker.end_session(number)
+            self._backend.end_session(number)
             self._notify(ServerEvent(EventKind.ENDED, f"Session {number} ends."))
 
     def _tenant(self, stream: Stream) -> Tenant:
@@ -170,11 +168,12 @@ class VerificationService:
     async def _serve(self, number: int, tenant: Tenant, stream: Stream) -> None:
         sampling: Sampling | None = None
         grammar: ReplyGrammar | None = None
+        takes_more = False
         await self._pause(tenant)
         last, again = 0, False  # the latest round, and whether it was answered with NeedPrefix
         while (frame := await self._next(stream)) is not None:
             if sampling is None:
-                sampling = self._opened(frame)
+                sampling, takes_more = self._opened(frame), frame.open.takes_more
                 if (constraint := sampling.constraint) is not None:
                     grammar = await self._constrained(constraint)
                 continue
@@ -186,12 +185,12 @@ class VerificationService:
                 raise ProtocolError(f"Round {request.round} was sent after round {last}.", SAME_VERSION)
             last, again = request.round, False
             if self._queue.full(tenant.device):
-                busy = pb.Busy(round=request.round, retry_ms=_milliseconds(self._worker.wait_seconds()))
-                _log.info("session %d is asked to retry in %d ms", number, busy.retry_ms)
-                await _write(stream, pb.VerifierFrame(busy=busy))
-                await self._pause(tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
+                await self._push_back(request, self._backend.wait_seconds(), stream)
                 continue
             answer = await self._answer(request, stream)
+            if isinstance(answer, VerifierBusy):
+                await self._push_back(request, answer.seconds, stream)
+                continue
             if isinstance(answer, EdgeError):
                 raise answer
             if isinstance(answer, MissingPrefix):
@@ -200,11 +199,19 @@ class VerificationService:
                 await _write(stream, pb.VerifierFrame(need_prefix=need))
                 await self._pause(tenant)
             else:
-                await _write(stream, write_verdict(request.round, answer))
+                verdict = answer if takes_more else shortened(answer, request)
+                await _write(stream, write_verdict(request.round, verdict))
                 took = 1e3 * answer.seconds
                 _log.debug("session %d: %d of %d accepted, %.1f ms", number, answer.accepted, len(request.draft), took)
         if self._draining.done():
             await _write(stream, pb.VerifierFrame(draining=pb.Draining()))
+
+    async def _push_back(self, request: VerifyRequest, seconds: float, stream: Stream) -> None:
+        """Have the device ask again after about so many seconds. What the session holds stays as it was."""
+        busy = pb.Busy(round=request.round, retry_ms=_milliseconds(seconds))
+        _log.info("session %d is asked to retry in %d ms", request.session, busy.retry_ms)
+        await _write(stream, pb.VerifierFrame(busy=busy))
+        await self._pause(request.tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
 
     async def _constrained(self, constraint: Constraint) -> ReplyGrammar:
         """Return the grammar of a session, compiled in a thread: a schema may take a second."""
@@ -232,7 +239,7 @@ class VerificationService:
         return read_sampling(frame.open.sampling)
 
     async def _answer(self, request: VerifyRequest, stream: Stream) -> Answer:
-        """Return the worker's answer to a request; send signs of life meanwhile."""
+        """Return the backend's answer to a request; send signs of life meanwhile."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
 
@@ -241,9 +248,9 @@ class VerificationService:
 
         self._queue.enter(request.device)
         try:
-            self._worker.submit(request, deliver)
+            self._backend.submit(request, deliver)
             while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
-                step, computed = self._worker.counters.batches, request.computed
+                step, computed = self._backend.steps, request.computed
                 working = pb.Working(round=request.round, step=step, computed=computed)
                 await _write(stream, pb.VerifierFrame(working=working))
         finally:

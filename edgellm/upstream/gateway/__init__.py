@@ -1,0 +1,1 @@
+"""A gateway: stock servers answer the sessions of devices."""

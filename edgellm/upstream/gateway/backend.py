@@ -1,0 +1,294 @@
+"""Sessions of devices, answered by stock servers: one request of each at a time, the sessions beside each other.
+
+A session belongs to one server, whose cache has its text. When that fails, the same request goes to another one; where
+there is none, the device is told when to ask again. Every request has the whole text and is answered once, so that
+nothing is lost or comes twice wherever a server fails.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from time import monotonic, perf_counter
+
+import numpy as np
+
+from edgellm.errors import EdgeError, EngineFailed, VerifierBusy, VerifierLost, VerifierUnavailable
+from edgellm.spec.types import NO_IDS, Ids, Verdict
+from edgellm.upstream.gateway.pool import PooledServer, ServerPool
+from edgellm.upstream.http_client import ServerRefused
+from edgellm.upstream.rows import RowReply
+from edgellm.upstream.verifier import UpstreamText
+from edgellm.verifier.backend import VerifierBackend
+from edgellm.verifier.fairness import DeviceTurns
+from edgellm.verifier.requests import Deliver, MissingPrefix, VerifyRequest
+
+_BEATS = 4.0  # steps per second in which time alone counts as progress: servers tell nothing before they answer
+_DECAY = 0.95  # of the mean time of an answer, per answer
+_FIRST = 0.1  # seconds of an answer before one has come
+_REMEMBERED = 1024  # devices whose last server is known
+_SOONEST = 0.05  # seconds after which a device is asked to come back at the earliest
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayFigures:
+    """What a gateway has done. `drafted` tokens came in `verdicts`, which accepted some of them and had `tokens` in
+    all; `moved` requests went on at another server; `pushed_back` ones were sent back with a time; requests have waited
+    `waited` seconds in all for a place at a server."""
+
+    verdicts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    tokens: int = 0
+    moved: int = 0
+    pushed_back: int = 0
+    waited: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """A reply of a device: the tokens that are `held` here, and the same text at each server that was asked."""
+
+    salt: str
+    home: PooledServer
+    held: Ids = field(default_factory=lambda: NO_IDS)
+    texts: dict[PooledServer, UpstreamText] = field(default_factory=dict)
+    asked: _Asked | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request that is not answered yet."""
+
+    session: _Session
+    request: VerifyRequest
+    prefix: Ids
+    deliver: Deliver
+    arrived: float
+    turn: int = 0
+    failed: set[PooledServer] = field(default_factory=set)
+    refusal: VerifierLost | None = None
+    verdict: Future[Verdict] | None = None
+
+    @property
+    def device(self) -> str:
+        return self.request.device
+
+
+class GatewayBackend(VerifierBackend):
+    """Answers sessions by the servers of a pool."""
+
+    def __init__(self, pool: ServerPool) -> None:
+        """Take over `pool`."""
+        self._pool = pool
+        self._lock = threading.RLock()  # a future that has ended calls back at once
+        self._secret = secrets.token_bytes(32)
+        self._sessions: dict[int, _Session] = {}
+        self._last: dict[str, PooledServer] = {}  # of each device's last session
+        self._waiting: list[_Asked] = []
+        self._turns = DeviceTurns()
+        self._mean = _FIRST
+        self._steps = 0
+        self._closed = False
+        self._verdicts = self._drafted = self._accepted = self._tokens = self._moved = self._pushed_back = 0
+        self._waited = 0.0
+
+    @property
+    def pool(self) -> ServerPool:
+        """Return the servers."""
+        return self._pool
+
+    @property
+    def figures(self) -> GatewayFigures:
+        """Return what was done so far."""
+        return GatewayFigures(
+            self._verdicts, self._drafted, self._accepted, self._tokens, self._moved, self._pushed_back, self._waited
+        )
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of requests that wait for a place at a server."""
+        return len(self._waiting)
+
+    @property
+    def steps(self) -> int:
+        """See `VerifierBackend.steps`. A server has its own time limit for each request; until then it is trusted."""
+        return int(_BEATS * monotonic())
+
+    def ready(self) -> bool:
+        """See `VerifierBackend.ready`."""
+        return self._pool.ready()
+
+    def wait_seconds(self) -> float:
+        """See `VerifierBackend.wait_seconds`."""
+        turns = 1.0 + len(self._waiting) / self._pool.places
+        return max(self._pool.wait_seconds(), turns * self._mean, _SOONEST)
+
+    def start(self) -> None:
+        """See `VerifierBackend.start`: servers answer from the beginning."""
+
+    def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
+        """See `VerifierBackend.submit`. A request of the session that is not answered yet is given up."""
+        with self._lock:
+            if self._closed:
+                deliver(_ended())
+                return
+            session = self._session(request)
+            if request.position > len(session.held):
+                deliver(MissingPrefix(len(session.held)))
+                return
+            prefix = np.concatenate((session.held[: request.position], request.prefix))
+            session.held = prefix
+            self._drop(session)
+            self._turns.record_request(request.device)
+            session.asked = _Asked(session, request, prefix, deliver, perf_counter())
+            self._place(session.asked)
+
+    def end_session(self, session: int) -> None:
+        """See `VerifierBackend.end_session`."""
+        with self._lock:
+            if (found := self._sessions.pop(session, None)) is not None:
+                found.home.part()
+                self._drop(found)
+
+    def close(self) -> None:
+        """See `VerifierBackend.close`."""
+        with self._lock:
+            self._closed = True
+            open_requests = [session.asked for session in self._sessions.values() if session.asked is not None]
+            for asked in open_requests:
+                self._answer(asked, _ended())
+            self._waiting.clear()
+        self._pool.close()
+
+    def _session(self, request: VerifyRequest) -> _Session:
+        found = self._sessions.get(request.session)
+        if found is None:
+            home = self._pool.home(self._last.get(request.device))
+            self._remember(request.device, home)
+            home.join()
+            found = self._sessions[request.session] = _Session(self._salt(request.tenant.cache_salt), home)
+        return found
+
+    def _remember(self, device: str, server: PooledServer) -> None:
+        self._last.pop(device, None)
+        self._last[device] = server
+        if len(self._last) > _REMEMBERED:
+            del self._last[next(iter(self._last))]
+
+    def _salt(self, wanted: str) -> str:
+        """Return a salt for servers' caches, which nobody else can guess."""
+        return blake2b(wanted.encode(), key=self._secret, digest_size=16).hexdigest() if wanted else ""
+
+    def _drop(self, session: _Session) -> None:
+        asked, session.asked = session.asked, None
+        if asked is None:
+            return
+        if asked.verdict is not None:
+            asked.verdict.cancel()
+        elif asked in self._waiting:
+            self._waiting.remove(asked)
+
+    def _place(self, asked: _Asked) -> None:
+        """Send a request to a server, or have it wait for a place there; push it back where no server is up."""
+        server = self._pool.choose(asked.session.home, asked.failed)
+        if server is None:
+            self._push_back(asked)
+        elif not server.is_free:
+            self._waiting.append(asked)
+        else:
+            self._send(asked, server)
+
+    def _send(self, asked: _Asked, server: PooledServer) -> None:
+        session, request = asked.session, asked.request
+        if server is not session.home:
+            session.home.part()
+            server.join()
+            session.home = server
+            self._remember(request.device, server)
+        text = session.texts.get(server)
+        if text is None:
+            text = session.texts[server] = server.text(request.sampling, session.salt)
+        began = perf_counter()
+        self._waited += began - asked.arrived
+        server.enter()
+
+        def report(reply: RowReply) -> None:
+            server.count(len(asked.prefix), reply, perf_counter() - began)
+
+        asked.verdict = text.ask(asked.prefix, request.draft, request.extra, request.logprobs, report)
+        asked.verdict.add_done_callback(partial(self._done, asked, server, began))
+
+    def _done(self, asked: _Asked, server: PooledServer, began: float, verdict: Future[Verdict]) -> None:
+        """Handle a verdict, or the failure of a server; called from the loop of its client."""
+        with self._lock:
+            error = None if verdict.cancelled() else verdict.exception()
+            refused = isinstance(error, ServerRefused) and error.of_request
+            server.leave(failed=error is not None and not refused, refused=refused)
+            if asked.session.asked is asked:
+                if verdict.cancelled():
+                    self._answer(asked, _ended())
+                elif error is None:
+                    self._settle(asked, verdict.result(), perf_counter() - began)
+                elif isinstance(error, VerifierUnavailable):
+                    self._move(asked, server, error if isinstance(error, ServerRefused) and refused else None)
+                else:
+                    self._answer(asked, error if isinstance(error, EdgeError) else _failed(error))
+            self._fill()
+
+    def _settle(self, asked: _Asked, verdict: Verdict, seconds: float) -> None:
+        draft = asked.request.draft
+        asked.session.held = np.concatenate((asked.prefix, draft.ids[: verdict.accepted], verdict.tokens[:-1]))
+        self._mean = _DECAY * self._mean + (1.0 - _DECAY) * seconds
+        self._verdicts += 1
+        self._drafted += len(draft)
+        self._accepted += verdict.accepted
+        self._tokens += verdict.accepted + len(verdict.tokens)
+        self._answer(asked, verdict)
+
+    def _move(self, asked: _Asked, server: PooledServer, refusal: VerifierLost | None) -> None:
+        """Have another server answer what this one did not."""
+        asked.failed.add(server)
+        asked.refusal = refusal or asked.refusal
+        asked.verdict, asked.arrived = None, perf_counter()
+        if len(asked.failed) < len(self._pool.servers):
+            self._moved += 1
+        self._place(asked)
+
+    def _push_back(self, asked: _Asked) -> None:
+        if asked.refusal is not None:  # it would be refused again
+            self._answer(asked, asked.refusal)
+            return
+        self._pushed_back += 1
+        seconds = self.wait_seconds()
+        self._answer(asked, VerifierBusy("The servers behind the gateway are busy or away.", "Ask again.", seconds))
+
+    def _answer(self, asked: _Asked, answer: Verdict | EdgeError) -> None:
+        asked.session.asked = None
+        asked.deliver(answer)
+
+    def _fill(self) -> None:
+        """Send waiting requests while there are places, those of the devices that were served least recently first."""
+        while self._waiting:
+            ordered = self._turns.order(self._waiting)
+            for asked in ordered:
+                server = self._pool.choose(asked.session.home, asked.failed)
+                if server is None or server.is_free:
+                    break
+            else:
+                return
+            self._waiting.remove(asked)
+            self._turns.record_batch([asked.device])
+            self._place(asked)
+
+
+def _ended() -> EngineFailed:
+    return EngineFailed("The gateway has ended.", "Start it again.")
+
+
+def _failed(error: BaseException) -> EngineFailed:
+    return EngineFailed(f"The gateway failed ({type(error).__name__}).", "Report this.")

@@ -1,0 +1,215 @@
+"""The servers behind a gateway: which of them answers a request, and what they have done."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from edgellm.engine import Model
+from edgellm.errors import InvalidOption
+from edgellm.spec.params import MAX_LOGPROBS
+from edgellm.spec.types import Sampling
+from edgellm.upstream.http_client import ServerURL
+from edgellm.upstream.opening import OpenedUpstream, UpstreamOptions, open_upstream
+from edgellm.upstream.rows import RowReply
+from edgellm.upstream.verifier import UpstreamText
+
+AT_ONCE = 128
+"""Requests in flight at a server that does not say how many it computes at once; the others wait here, in turns."""
+_UNEVEN = 2  # sessions that a device's last server may have more than another one, which has none of its texts
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """What a server has done. Of `prefix_tokens` that it was sent, it has not computed `cached_tokens` again, as far as
+    it says; `seconds` is the time of all answers together."""
+
+    answered: int = 0
+    failed: int = 0
+    refused: int = 0
+    prefix_tokens: int = 0
+    cached_tokens: int = 0
+    seconds: float = 0.0
+
+
+class PooledServer:
+    """A server of a pool. Its owner sees that only one thread at a time uses it; `count` is for the client's loop."""
+
+    def __init__(self, opened: OpenedUpstream, places: int) -> None:
+        """At most `places` requests are to be in flight."""
+        self._verifier, self.places = opened.verifier, places
+        self.opened, self.url, self.upstream = opened, opened.url, opened.verifier.upstream
+        self.context_length = opened.verifier.context_length
+        self._running = self._sessions = 0
+        self._closed = False
+        self._figures = ServerFigures()
+
+    @property
+    def running(self) -> int:
+        """Return the number of requests in flight."""
+        return self._running
+
+    @property
+    def sessions(self) -> int:
+        """Return the number of sessions that it answers."""
+        return self._sessions
+
+    @property
+    def figures(self) -> ServerFigures:
+        """Return what it has done so far."""
+        return self._figures
+
+    @property
+    def is_free(self) -> bool:
+        """Return whether another request may be sent."""
+        return self._running < self.places
+
+    def up(self) -> bool:
+        """Return whether it is there, and takes requests."""
+        return self._verifier.up()
+
+    def wait_seconds(self) -> float:
+        """Return the seconds until it may be up."""
+        return self._verifier.wait_seconds()
+
+    def text(self, sampling: Sampling, salt: str) -> UpstreamText:
+        """See `UpstreamVerifier.text`."""
+        return self._verifier.text(sampling, salt)
+
+    def enter(self) -> None:
+        """Note that a request is sent."""
+        self._running += 1
+
+    def leave(self, *, failed: bool, refused: bool) -> None:
+        """Note that a request has ended."""
+        self._running -= 1
+        found = self._figures
+        self._figures = replace(found, failed=found.failed + failed, refused=found.refused + refused)
+
+    def join(self) -> None:
+        """Note that a session begins here."""
+        self._sessions += 1
+
+    def part(self) -> None:
+        """Note that a session goes on elsewhere, or ends."""
+        self._sessions -= 1
+
+    def count(self, prefix: int, reply: RowReply, seconds: float) -> None:
+        """Count an answer about a text of `prefix` tokens."""
+        found = self._figures
+        self._figures = replace(
+            found, answered=found.answered + 1, prefix_tokens=found.prefix_tokens + prefix,
+            cached_tokens=found.cached_tokens + (reply.cached or 0), seconds=found.seconds + seconds,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Abandon what is in flight."""
+        if not self._closed:
+            self._closed = True
+            self._verifier.close()
+
+
+class ServerPool:
+    """Servers of one model. The rules of use are those of `PooledServer`."""
+
+    def __init__(self, servers: Sequence[PooledServer]) -> None:
+        """Take over `servers`, at least one."""
+        self.servers = tuple(servers)
+
+    @property
+    def name(self) -> str:
+        """Return the model's name."""
+        return self.servers[0].upstream.name
+
+    @property
+    def identity(self) -> str:
+        """Return a hash that stands for the model."""
+        return self.servers[0].opened.identity
+
+    @property
+    def context_length(self) -> int:
+        """Return the positions of a text that every server has. The token behind a text takes one of them, too."""
+        return min(server.context_length for server in self.servers) - 1
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """Return whether verdicts can have as many log-probabilities as devices may ask for."""
+        return all(server.upstream.most_top >= MAX_LOGPROBS for server in self.servers)
+
+    @property
+    def behind(self) -> str:
+        """Return what verifies, and how, without addresses: such as "vLLM by score, llama-server by continue"."""
+        ways = [f"{server.upstream.dialect} by {server.upstream.tier}" for server in self.servers]
+        return ", ".join(dict.fromkeys(ways))
+
+    @property
+    def places(self) -> int:
+        """Return how many requests may be in flight in all."""
+        return sum(server.places for server in self.servers)
+
+    def ready(self) -> bool:
+        """Return whether a server takes requests."""
+        return any(server.up() for server in self.servers)
+
+    def wait_seconds(self) -> float:
+        """Return the seconds until a server may take requests."""
+        return min(server.wait_seconds() for server in self.servers)
+
+    def home(self, last: PooledServer | None) -> PooledServer:
+        """Return the server for a new session of a device: that of its `last` one, whose cache has its texts, unless
+        that has clearly more to do than another; else the one that has least to do."""
+        least = min(
+            self._up(),
+            key=lambda server: ((server.sessions + server.running) / server.places, server.figures.answered),
+        )
+        if last is None or not last.up() or last.sessions > least.sessions + _UNEVEN:
+            return least
+        return last
+
+    def choose(self, home: PooledServer, without: Collection[PooledServer]) -> PooledServer | None:
+        """Return the server for a request of a session at `home`: that, if it is up and free; else the least loaded one
+        that is, so that none waits while another could compute; else one that is up. None: none is, `without` those."""
+        able = [server for server in self._up(without) if server.up()]
+        free = [server for server in able if server.is_free]
+        if home in (free or able):
+            return home
+        return min(free or able, key=lambda server: server.running / server.places, default=None)
+
+    def _up(self, without: Collection[PooledServer] = ()) -> Iterable[PooledServer]:
+        left = [server for server in self.servers if server not in without]
+        return [server for server in left if server.up()] or left
+
+    def close(self) -> None:
+        """Abandon what is in flight everywhere."""
+        for server in self.servers:
+            server.close()
+
+
+def open_pool(addresses: Sequence[str], text: Model, options: UpstreamOptions | None = None) -> ServerPool:
+    """Open the servers at `addresses`, which must have one model, for texts in the vocabulary of `text`. All but the
+    first are asked for the first one's model, unless their address names one.
+
+    Raises what `open_upstream` raises, and InvalidOption where two have different models, or an address comes twice.
+    """
+    options = replace(options or UpstreamOptions(), connections=AT_ONCE)
+    with ExitStack() as closing:
+        servers: list[PooledServer] = []
+        for address in addresses:
+            url = ServerURL.parse(address)
+            if any(server.url.base == url.base for server in servers):
+                raise InvalidOption(f"{url} is given twice.", "Name each server once.")
+            if servers and not url.model:
+                url = replace(url, model=servers[0].upstream.name)
+            opened = open_upstream(f"{url.base}#{url.model}" if url.model else url.base, text, options)
+            closing.callback(opened.verifier.close)
+            if servers and opened.verifier.name != servers[0].upstream.name:
+                raise InvalidOption(
+                    f"{servers[0].url} has {servers[0].upstream.name}, and {url} has {opened.verifier.name}.",
+                    "Give servers of one model: a reply may go on at another one. Serve each model by a gateway of its"
+                    " own, with its own --port.",
+                )
+            places = min(opened.verifier.upstream.at_once or AT_ONCE, AT_ONCE)
+            servers.append(PooledServer(opened, places))
+        closing.pop_all()
+    return ServerPool(servers)

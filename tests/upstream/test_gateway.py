@@ -1,0 +1,418 @@
+"""Devices draft, and stock servers behind a gateway verify: the text is what the server writes alone, also where one of
+several servers fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import sleep
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from typer.testing import CliRunner
+
+from edgellm.cli.app import app
+from edgellm.engine import Model
+from edgellm.errors import EdgeError, EngineFailed, InvalidOption, VerifierBusy, VerifierLost, VocabularyMismatch
+from edgellm.http.metrics import GatewayCollector
+from edgellm.llm import LLM
+from edgellm.rpc.address import Address
+from edgellm.services.client.connection import Timing
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
+from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Source, Token, Verdict
+from edgellm.upstream.gateway.backend import GatewayBackend
+from edgellm.upstream.gateway.pool import PooledServer, ServerPool, open_pool
+from edgellm.upstream.opening import UpstreamOptions
+from edgellm.upstream.verifier import UpstreamTiming
+from edgellm.verifier.requests import Answer, MissingPrefix, Tenant, VerifyRequest
+from testkit.upstream.engine import Engine
+from testkit.upstream.server import Fault, UpstreamServer
+from tests.cli.test_serve_command import Served
+from tests.spec.real import case, ids
+from tests.upstream.conftest import MOST, WAYS
+
+ANYWHERE = Address("127.0.0.1", 0)
+UNVERIFIED = {Source.DRAFT, Source.PARALLEL}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 20, "seed": 11}
+PATIENT = UpstreamTiming(least=600.0, retry=0.01, retry_most=0.02)  # what a busy machine delays is not lost
+DEVICE = Timing(least=600.0, silent_beats=2400)
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """Stock servers, a gateway to them, and a device that drafts for it."""
+
+    servers: tuple[UpstreamServer, ...]
+    gateway: GatewayServer
+    device: LLM
+
+    def mend(self) -> None:
+        """End all faults, and wait until every server is used again."""
+        for server in self.servers:
+            server.heal()
+        while not all(one.up() for one in self.gateway.pool.servers):
+            sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def text(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
+    """The tokenizer of the served model, from its draft model's file."""
+    with Model.load(f32_pair[0], text_only=True) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def houses(engine: Engine, text: Model, f32_pair: tuple[Path, Path]) -> Iterator[dict[str, House]]:
+    """A house for each of some ways to verify, and one with two servers."""
+    with ExitStack() as closing:
+        draft = closing.enter_context(Model.load(f32_pair[0]))
+
+        def house(*ways: str) -> House:
+            servers = tuple(closing.enter_context(UpstreamServer(WAYS[way][0](engine))) for way in ways)
+            pool = open_pool([server.url for server in servers], text, UpstreamOptions(timing=PATIENT))
+            gateway = closing.enter_context(GatewayServer(pool, text, ANYWHERE))
+            remote = RemoteVerifier(gateway.address, text.vocabulary, timing=DEVICE)
+            closing.callback(remote.close)
+            pair = LLM(draft, draft=draft, verifier=remote, model_hash=lambda: remote.model_hash, history=False)
+            return House(servers, gateway, pair)
+
+        yield {
+            "vllm-score": house("vllm-score"),
+            "llama-server": house("llama-server"),
+            "two": house("vllm-score", "vllm-fan-out"),
+        }
+
+
+def written(pair: LLM, number: int = 5, **more: Any) -> tuple[list[Token], list[Notice]]:
+    notices: list[Notice] = []
+    reply = pair.reply(case(number), max_tokens=MOST, budget=1.0, **more)
+    reply.listen(on_notice=notices.append)
+    return list(reply), notices
+
+
+@pytest.mark.parametrize("way", ["vllm-score", "llama-server", "two"])
+def test_a_device_gets_the_servers_text(way: str, houses: dict[str, House], wanted: dict[int, list[int]]) -> None:
+    reply = houses[way].device.reply(case(5), max_tokens=MOST, budget=1.0)
+    assert ids(reply) == wanted[5]
+    assert reply.summary.share_verified == 1.0
+    assert reply.summary.accepted > 0
+
+
+@pytest.mark.parametrize("way", ["vllm-score", "llama-server"])
+def test_a_seed_draws_what_it_draws_without_the_gateway(
+    way: str, houses: dict[str, House], f32_pair: tuple[Path, Path]
+) -> None:
+    house = houses[way]
+    options = UpstreamOptions(timing=PATIENT)
+    with LLM.open(f32_pair[0], house.servers[0].url, threads=1, history=False, upstream=options) as direct:
+        tokens = [[token.id for token in written(pair, **SAMPLED)[0]] for pair in (direct, house.device)]
+    assert tokens[0] == tokens[1]
+    assert len(set(tokens[0])) > 2
+
+
+def test_the_tier_behind_a_gateway_is_told(houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
+    for way, behind in (("llama-server", "llama-server by continue"), ("two", "vLLM by score, vLLM by fan-out")):
+        where = str(houses[way].gateway.address)
+        with LLM.open(f32_pair[0], where, threads=1, history=False) as pair:
+            told: list[Explanation] = []
+            reply = pair.reply(case(2), max_tokens=1)
+            reply.listen(on_explain=told.append)
+            list(reply)
+        assert f"{where} is a gateway to served/verifier, by {behind}" in [one.text for one in told]
+
+
+def test_log_probabilities_cross_both_links(houses: dict[str, House]) -> None:
+    tokens, _ = written(houses["vllm-score"].device, 2, logprobs=3)
+    assert tokens
+    assert all(token.logprobs is not None and len(token.logprobs.ids) == 3 for token in tokens)
+
+
+def test_devices_are_told_what_servers_cannot_do(houses: dict[str, House]) -> None:
+    with pytest.raises(InvalidOption, match="min_p"):
+        houses["two"].device.reply("Hello", min_p=0.1, temperature=1.0)
+
+
+def test_a_server_that_fails_is_replaced_by_another(houses: dict[str, House], wanted: dict[int, list[int]]) -> None:
+    """Again and again the server that is used fails: nothing is lost, repeated, or unverified."""
+    house = houses["two"]
+    moved = house.gateway.gateway.figures.moved
+    tokens: list[Token] = []
+    notices: list[Notice] = []
+    faults = iter((Fault.DROPPED, Fault.FAILED, Fault.STRANGE, Fault.BUSY, *[None] * MOST))
+    reply = house.device.reply(case(5), max_tokens=MOST, budget=1.0)
+    reply.listen(on_notice=notices.append)
+    for token in reply:
+        tokens.append(token)
+        if len(tokens) % 3 == 0:
+            house.mend()
+            busy = max(house.gateway.pool.servers, key=lambda one: one.sessions)
+            house.servers[house.gateway.pool.servers.index(busy)].fault = next(faults)
+    house.mend()
+    assert [token.id for token in tokens] == wanted[5]
+    assert not {token.source for token in tokens} & UNVERIFIED
+    assert not notices
+    assert house.gateway.gateway.figures.moved >= moved + 3
+
+
+def test_without_any_server_a_device_is_told_when_to_come_back(
+    houses: dict[str, House], wanted: dict[int, list[int]]
+) -> None:
+    house = houses["vllm-score"]
+    house.servers[0].fault = Fault.FAILED
+    tokens, notices = written(house.device)
+    assert {token.source for token in tokens} <= UNVERIFIED
+    assert any("The verifier is busy for about" in notice.text for notice in notices)
+    house.mend()
+    assert house.gateway.gateway.figures.pushed_back > 0
+    while any(token.source in UNVERIFIED for token in tokens):
+        tokens, _ = written(house.device)
+    assert [token.id for token in tokens] == wanted[5]
+
+
+def test_the_metrics_tell_what_was_reused(houses: dict[str, House]) -> None:
+    house = houses["vllm-score"]
+    for _ in range(2):
+        written(house.device)
+    registry = CollectorRegistry()
+    registry.register(GatewayCollector(house.gateway.gateway))
+    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    found = {line.split("{")[0].split(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+    assert 0 < found["edgellm_upstream_cached_tokens_total"] < found["edgellm_upstream_prefix_tokens_total"]
+    assert found["edgellm_gateway_verdicts_total"] == found["edgellm_upstream_answers_total"] > 0
+    assert found["edgellm_gateway_verified_tokens_total"] >= 2 * MOST
+    assert found["edgellm_upstream_up"] == 1.0
+
+
+def test_what_is_no_pool(houses: dict[str, House], text: Model) -> None:
+    one, other = houses["two"].servers
+    with pytest.raises(InvalidOption, match="has no model 'served/other'"):
+        open_pool([one.url, f"{other.url}#served/other"], text)
+    with pytest.raises(InvalidOption, match="given twice"):
+        open_pool([one.url, f"{one.url}/v1"], text)
+
+
+class Sessions:
+    """Sessions at a gateway, without the link between."""
+
+    def __init__(self, backend: GatewayBackend) -> None:
+        self.backend = backend
+        self.answers: dict[int, list[Answer]] = {}
+        self._came = threading.Condition()
+
+    def ask(self, session: int, prefix: Ids, position: int = 0, tenant: Tenant | None = None) -> None:
+        """Ask for the next token of a session."""
+
+        def deliver(answer: Answer) -> None:
+            with self._came:
+                self.answers.setdefault(session, []).append(answer)
+                self._came.notify_all()
+
+        self.backend.submit(
+            VerifyRequest(session, GREEDY, position, prefix, Chunk(), tenant=tenant or Tenant()), deliver
+        )
+
+    def wait(self, session: int, count: int = 1) -> Answer:
+        """Return the answer to a request of a session that has `count` answers then."""
+        with self._came:
+            assert self._came.wait_for(lambda: len(self.answers.get(session, [])) >= count, 600)
+        assert len(self.answers[session]) == count
+        return self.answers[session][-1]
+
+
+@pytest.fixture
+def sessions(houses: dict[str, House], text: Model) -> Iterator[Sessions]:
+    """Sessions at a gateway with a place for one request at each of two servers."""
+    house = houses["two"]
+    pool = open_pool([server.url for server in house.servers], text, UpstreamOptions(timing=PATIENT))
+    narrow = ServerPool([PooledServer(one.opened, 1) for one in pool.servers])
+    backend = GatewayBackend(narrow)
+    yield Sessions(backend)
+    house.mend()
+    backend.close()
+
+
+def test_a_session_sends_what_the_gateway_does_not_hold(sessions: Sessions, text: Model) -> None:
+    prompt = text.plain_prompt("Where is the mug?")
+    sessions.ask(1, prompt[3:], 3)
+    assert sessions.wait(1) == MissingPrefix(0)
+    sessions.ask(1, prompt)
+    first = sessions.wait(1, 2)
+    assert isinstance(first, Verdict)
+    sessions.ask(1, first.tokens, len(prompt))
+    second = sessions.wait(1, 3)
+    sessions.ask(2, np.concatenate((prompt, first.tokens)))
+    other = sessions.wait(2)
+    assert isinstance(second, Verdict)
+    assert isinstance(other, Verdict)
+    assert second.tokens.tolist() == other.tokens.tolist()
+
+
+def test_sessions_are_shared_out_and_wait_for_a_place(
+    sessions: Sessions, text: Model, houses: dict[str, House]
+) -> None:
+    """Two requests are in flight, one at each server, and two wait; who leaves makes room."""
+    prompt = text.plain_prompt("Where is the mug?")
+    pool = sessions.backend.pool
+    for server in houses["two"].servers:
+        server.fault = Fault.STALLED
+    for session in (1, 2, 3, 4):
+        sessions.ask(session, prompt, tenant=Tenant(f"device {session}"))
+    assert [server.running for server in pool.servers] == [1, 1]
+    assert sessions.backend.waiting == 2
+    assert sessions.backend.wait_seconds() > 0.0
+    sessions.backend.end_session(4)
+    assert sessions.backend.waiting == 1
+    for server in houses["two"].servers:
+        server.fault = None
+    sessions.backend.end_session(1)
+    sessions.backend.end_session(2)
+    assert isinstance(sessions.wait(3), Verdict)
+    assert [server.running for server in pool.servers] == [0, 0]
+    assert sorted(sessions.answers) == [3]
+
+
+def test_a_device_keeps_its_server(sessions: Sessions, text: Model) -> None:
+    """Its next reply begins with the last one's text, which that server has in its cache."""
+    prompt = text.plain_prompt("Where is the mug?")
+    pool = sessions.backend.pool
+    for session, device in enumerate(("phone", "laptop", "phone", "laptop")):
+        sessions.ask(session, prompt, tenant=Tenant(device))
+        sessions.wait(session)
+        sessions.backend.end_session(session)
+    assert [server.figures.answered for server in pool.servers] == [2, 2]
+
+
+def test_a_cache_is_shared_within_a_device_alone(sessions: Sessions, text: Model, houses: dict[str, House]) -> None:
+    asked = [server.requests for server in houses["two"].servers]
+    before = [len(requests) for requests in asked]
+    for session, salt in enumerate(("phone", "phone", "laptop", "")):
+        sessions.ask(session, text.plain_prompt("Where is the mug?"), tenant=Tenant(salt, salt))
+        sessions.wait(session)
+    salts = [
+        body.get("cache_salt", "")
+        for requests, start in zip(asked, before, strict=True)
+        for _, body, _ in requests[start:]
+    ]
+    assert sorted(map(salts.count, set(salts))) == [1, 1, 2]
+    assert not {"phone", "laptop"} & set(salts)
+
+
+def test_a_full_server_says_when_there_is_room(sessions: Sessions, text: Model, houses: dict[str, House]) -> None:
+    for server in houses["two"].servers:
+        server.fault = Fault.BUSY
+    sessions.ask(1, text.plain_prompt("Where is the mug?"))
+    answer = sessions.wait(1)
+    assert isinstance(answer, VerifierBusy)
+    assert 0.0 < answer.seconds <= 1.25
+
+
+def test_a_request_that_servers_refuse_says_nothing_of_them(
+    sessions: Sessions, text: Model, houses: dict[str, House]
+) -> None:
+    """It is this request alone that they do not answer: another device's is not pushed back."""
+    prompt = text.plain_prompt("Where is the mug?")
+    for server in houses["two"].servers:
+        server.fault = Fault.REFUSED
+    sessions.ask(1, prompt)
+    answer = sessions.wait(1)
+    assert isinstance(answer, VerifierLost)
+    assert "too many tokens" in answer.what
+    assert sessions.backend.ready()
+    assert [server.figures.refused for server in sessions.backend.pool.servers] == [1, 1]
+    houses["two"].mend()
+    sessions.ask(2, prompt)
+    assert isinstance(sessions.wait(2), Verdict)
+
+
+def test_a_server_that_stalls_is_replaced_by_another(text: Model, houses: dict[str, House]) -> None:
+    house = houses["two"]
+    timing = UpstreamTiming(least=0.2, retry=0.01, retry_most=0.02)
+    backend = GatewayBackend(open_pool([server.url for server in house.servers], text, UpstreamOptions(timing=timing)))
+    sessions = Sessions(backend)
+    prompt = text.plain_prompt("Where is the mug?")
+    for session in (1, 2):  # how long they take is known then
+        sessions.ask(session, prompt)
+        sessions.wait(session)
+    house.servers[0].fault = Fault.STALLED
+    for count in range(2, 100):
+        for session in (1, 2):
+            sessions.ask(session, prompt)
+        if all(isinstance(sessions.wait(session, count), Verdict) for session in (1, 2)):
+            break  # else a busy machine was late, too
+    assert backend.figures.moved > 0
+    house.mend()
+    backend.close()
+
+
+def test_a_gateway_that_ends_says_so(sessions: Sessions, text: Model, houses: dict[str, House]) -> None:
+    prompt = text.plain_prompt("Where is the mug?")
+    for server in houses["two"].servers:
+        server.fault = Fault.STALLED
+    for session in (1, 2, 3):
+        sessions.ask(session, prompt)
+    sessions.backend.close()
+    sessions.ask(4, prompt)
+    assert all(isinstance(sessions.wait(session), EngineFailed) for session in (1, 2, 3, 4))
+
+
+def test_a_gateway_needs_the_servers_tokenizer(
+    houses: dict[str, House], f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = houses["two"].servers[0]
+    there = server.dialect.text
+    monkeypatch.setattr(server.dialect, "text", lambda tokens: there([max(0, token - 1) for token in tokens]))
+    with pytest.raises(VocabularyMismatch, match="The vocabulary here and that of") as raised:
+        serve_gateway([server.url], f32_pair[0], port=0)
+    assert "with -m" in raised.value.next_step
+
+
+def test_a_gateway_from_the_command_line(houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
+    """It prints how its server verifies, answers devices and over HTTP, and tells both in its metrics."""
+    server = houses["llama-server"].servers[0]
+    gateway = Served("--upstream", server.url, "-m", str(f32_pair[0]))
+    try:
+        gateway.wait_for(f"llama-server at {server.url} verifies by continue")
+        web = gateway.wait_for(r"(http://127\.0\.0\.1:\d+)/v1")
+        with LLM.open(f32_pair[0], gateway.address, threads=1, history=False) as device:
+            ids(device.reply(case(2), max_tokens=2, budget=1.0))
+        question = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}).encode()
+        post = Request(f"{web}/v1/chat/completions", question, {"Content-Type": "application/json"})
+        with urlopen(post) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 2
+        with urlopen(f"{web}/metrics") as answer:
+            metrics = answer.read().decode()
+        assert f'edgellm_upstream_up{{server="{server.url}",tier="continue"}} 1.0' in metrics
+        assert float(re.findall(r"^edgellm_gateway_verified_tokens_total (\S+)$", metrics, re.MULTILINE)[0]) >= 4
+        gateway.process.terminate()
+        assert gateway.end()[0] == 0
+    finally:
+        gateway.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--upstream", "http://127.0.0.1:9"], "belongs to the role verifier"),
+        (["--role", "verifier", "--upstream-tier", "score"], "--upstream-tier belongs to --upstream"),
+        (["--role", "verifier", "--upstream", "http://127.0.0.1:9"], "needs a model with the server's tokenizer"),
+        (["--role", "verifier", "--upstream", "http://127.0.0.1:9", "-m", "edgellm-draft", "--upstream-tier", "best"],
+         "--upstream-tier is 'best'"),
+        (["--role", "verifier", "--upstream", "http://127.0.0.1:9", "-m", "edgellm-draft", "--threads", "2"],
+         "--threads has no meaning with --upstream"),
+        (["--role", "verifier", "--upstream", "http://127.0.0.1:9", "-m", "edgellm-draft", "--port", "0"],
+         "127.0.0.1:9 is gone"),
+    ],
+)  # fmt: skip
+def test_words_that_make_no_gateway(words: list[str], what: str) -> None:
+    with pytest.raises(EdgeError, match=re.escape(what)):
+        CliRunner().invoke(app, ["serve", "--no-http", *words], catch_exceptions=False)
