@@ -10,8 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from edgellm.engine import Context, Model
-from edgellm.errors import VerifierLost
-from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.errors import VerifierUnavailable
 from edgellm.spec.loop import merge
 from edgellm.spec.protocols import Drafter, Pending, Verifier, VerifierSession
 from edgellm.spec.sampling import exact_distribution, probability, uniforms
@@ -84,7 +83,7 @@ class TracedVerifier(Verifier):
     `lost_at` is the length of the text at which it was first lost.
     """
 
-    def __init__(self, verifier: RemoteVerifier, pace: float, rounds: list[TracedRound]) -> None:
+    def __init__(self, verifier: Verifier, pace: float, rounds: list[TracedRound]) -> None:
         self._verifier, self._pace, self._rounds = verifier, pace, rounds
         self.lost_at: int | None = None
         self.slept = 0.0  # seconds
@@ -151,7 +150,7 @@ class TracedPending:
         verdict: Verdict | None = None
         try:
             verdict = self._pending.result()
-        except VerifierLost:
+        except VerifierUnavailable:
             self._verifier.away()
             raise
         finally:

@@ -40,13 +40,13 @@ from bench.harness.report import write
 from bench.harness.statistics import spread
 from bench.robustness.busy import busy
 from edgellm.engine import Context, Message, Model, to_f32
-from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ALTERNATIVES, MAX_AHEAD, ParallelDrafter
 from edgellm.spec.drafters.verdict_prediction import BRANCHES
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
 from edgellm.spec.loop import generate
+from edgellm.spec.protocols import Verifier
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Ids, Notice, Sampling, Token
@@ -74,7 +74,7 @@ PACE = 0.08  # seconds that a slowed-down device waits before each request
 class Device:
     """Writes replies with the draft model here and the verifier there."""
 
-    def __init__(self, draft: Model, verifier: RemoteVerifier, budget: float = 1.0, parallel: bool = False) -> None:
+    def __init__(self, draft: Model, verifier: Verifier, budget: float = 1.0, parallel: bool = False) -> None:
         self._draft, self._verifier = draft, verifier
         self._budget, self._parallel = budget, parallel
 

@@ -24,6 +24,8 @@ from edgellm.upstream.rows import RowReply, RowRequest, Tier, Upstream
 from edgellm.upstream.verdict import RowsUnusable, verdict
 
 _log = logging.getLogger(__name__)
+_LATE_SECONDS = 1.0  # after which to look again for a late answer
+_LATEST = 30.0  # seconds after which a late answer is no longer waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +47,18 @@ class UpstreamLink:
         self._retry = RetryDelay(timing.retry, timing.retry_most)
         self._up, self._not_before = True, 0.0
         self._returning: asyncio.Task[None] | None = None
+        self._late: asyncio.Task[None] | None = None
         self._round_trip = 0.0
         self._unseen = self._passes = 0  # of all requests in flight
 
     def ready(self) -> bool:
-        """Return whether the server is there and not paused."""
-        return self._up and monotonic() >= self._not_before
+        """Return whether the server is there, not paused, and owes no late answer."""
+        return self._up and self._late is None and monotonic() >= self._not_before
 
     def wait_seconds(self) -> float:
         """Return the seconds until the server may be ready; 0 if it is."""
-        return max(0.0, self._not_before - monotonic())
+        late = 0.0 if self._late is None else _LATE_SECONDS
+        return max(late, self._not_before - monotonic())
 
     async def ask(self, request: RowRequest, work: VerdictWork) -> RowReply:
         """Return the rows for a request. Raises VerifierBusy, VerifierSlow or VerifierLost; `ready` knows of it.
@@ -70,30 +74,52 @@ class UpstreamLink:
     async def _ask(self, request: RowRequest, work: VerdictWork) -> RowReply:
         limit = self.patience.limit(VerdictWork(self._unseen, self._passes))
         began = perf_counter()
+        asked = asyncio.create_task(self._upstream.rows(request))
         try:
-            async with asyncio.timeout(limit):
-                reply = await self._upstream.rows(request)
-        except TimeoutError:
-            self.patience.record_miss()
-            self._pause()
-            raise VerifierSlow(
-                f"The server of {self._upstream.name} has not answered within {limit:.1f} seconds, many times the"
-                " expected time.",
-                "This device continues alone and tries again by itself; check whether the server is overloaded.",
-            ) from None
+            if not (await asyncio.wait((asked,), timeout=limit))[0]:
+                self.patience.record_miss()
+                if self._late is None:
+                    self._late = asyncio.create_task(self._wait_for(asked))
+                raise VerifierSlow(
+                    f"The server of {self._upstream.name} has not answered within {limit:.1f} seconds, many times the"
+                    " expected time.",
+                    "This device continues alone and tries again by itself; check whether the server is overloaded.",
+                )
+            reply = asked.result()
+        except asyncio.CancelledError:
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            raise
         except VerifierBusy as busy:
             self._pause(busy.seconds)
             raise
         except VerifierLost as error:
-            if not (isinstance(error, ServerRefused) and error.of_request):
+            of_request = isinstance(error, ServerRefused) and error.of_request
+            if not (of_request or isinstance(error, VerifierSlow)):
                 self.loop_lost(error)
             raise
+        if self._late is not None:  # another one has taken too long
+            self._late.cancel()
+            self._late = None
         seconds = perf_counter() - began
         passes = len(reply.rows) if reply.tier is Tier.CONTINUE else 1
         self.patience.record(VerdictWork(work.unseen, passes), seconds)
         self._retry.reset()
         known = max(0.0, seconds - self._round_trip) if reply.seconds is None else reply.seconds
         return replace(reply, seconds=min(known, seconds))
+
+    async def _wait_for(self, asked: asyncio.Task[RowReply]) -> None:
+        """Wait for a late answer, at most for `_LATEST` seconds: until then, asking again would only cost time."""
+        try:
+            async with asyncio.timeout(_LATEST):
+                await asked
+        except TimeoutError:
+            _log.debug("an answer of the server of %s has never arrived", self._upstream.name)
+        except VerifierBusy as busy:
+            self._pause(busy.seconds)
+        except VerifierLost as error:
+            self.loop_lost(error)
+        self._late = None
 
     async def measure(self) -> None:
         """Measure the round trip to the server, and see that it is there. Raises as `Upstream.check`."""
@@ -130,9 +156,10 @@ class UpstreamLink:
     async def close(self) -> None:
         """Look for the server no longer."""
         self._up = False
-        if self._returning is not None:
-            self._returning.cancel()
-            await asyncio.gather(self._returning, return_exceptions=True)
+        waiting = [task for task in (self._returning, self._late) if task is not None]
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 class UpstreamPending:

@@ -1,0 +1,1 @@
+"""Stock servers as verifiers."""

@@ -1,0 +1,216 @@
+"""A stock server as the verifier: is the text its own, and what does a verdict cost it?
+
+    python -m bench.upstream.lossless --url URL --server "llama-server b7000" --verifier GGUF [--tier TIER]
+    python -m bench.upstream.lossless --replay vllm-score
+        [--replies 50] [--max-tokens 64] [--sampled 0] [--draft PATH] [--row NAME]
+
+The server at `--url` must have the model of `--verifier`; its row in the result says `live`. With `--replay` a server
+of `testkit/upstream` has the requests and answers of that kind over the same model, and the row says `replayed`.
+
+Greedy, held-out cases of every family in turn. Each reply is compared, token by token, with what the server writes
+alone when it is asked for the whole reply in one plain request; by text where it names no ids. At a difference the
+verifier's logits after the common text are computed: if the two tokens are nearly equal there, it is a numerical tie,
+else a bug, and the exit code is 1. Verdicts are rounds of the loop, and the one that only reads the prompt; a server's
+passes are counted by itself (vLLM and llama-server with `--metrics`), otherwise requests are. Of the tokens that a
+request repeats from the one before it, a server says how many it had kept.
+
+With `--sampled N`, N replies of two tokens at temperature 4 and top-k 8, to the prompt whose replies are least certain,
+are counted against the exact distribution of the verifier, by chi-square.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from bench.harness.report import command, read, write
+from bench.robustness.lossless import TIE, difference, prompts
+from bench.upstream.alone import reused, steps, writes_alone
+from edgellm.engine import Context, Message, Model, to_f32
+from edgellm.llm import LLM
+from edgellm.spec.sampling import exact_distribution
+from edgellm.spec.types import Ids, Sampling
+from edgellm.storage import resolve
+from edgellm.upstream.opening import UpstreamOptions, open_upstream
+from edgellm.upstream.rows import Tier, Upstream
+from edgellm.upstream.verifier import UpstreamTiming
+from models.corpus import HELD_OUT_SEED
+from testkit.upstream.engine import Engine
+from testkit.upstream.process import KINDS, POSITIONS
+from testkit.upstream.relay import Exchange, Relay
+from testkit.upstream.server import UpstreamServer
+
+MODULE = "bench.upstream.lossless"
+PATIENT = UpstreamTiming(least=600.0)  # a busy machine must not be taken for a lost server
+SAMPLING = Sampling(temperature=4.0, top_k=8, top_p=1.0)  # the bundled verifier is sure of its words
+
+
+def replies(pair: LLM, relay: Relay, model: Model, upstream: Upstream, n: int, most: int) -> dict[str, Any]:
+    """Return how `n` replies compare with those of the server `upstream` alone, and what they cost it."""
+    alone = writes_alone(upstream.dialect)
+    counts: Counter[str] = Counter()
+    again, ties = Counter[str](), []
+    passes: int | None = 0
+    began = perf_counter()
+    for number, case in enumerate(prompts(n)):
+        messages = [Message(turn.role, turn.text) for turn in case.prompt]
+        prompt = pair.prompt_ids(messages)
+        text = b"".join(model.control_text(token) for token in prompt.tolist()).decode()
+        theirs = alone(relay.url, upstream.name, prompt.tolist(), text, most)
+        relay.exchanges.clear()
+        before = steps(relay.url)
+        reply = pair.reply(messages, max_tokens=most, budget=1.0)
+        ours = [token.id for token in reply]
+        after = steps(relay.url)
+        passes = None if passes is None or before is None or after is None else passes + after - before
+        counts["tokens"] += len(ours)
+        counts["verdicts"] += reply.summary.rounds + 1
+        counts["requests"] += len([one for one in relay.exchanges if _is_verdict(one)])
+        if (found := reused(relay.exchanges)) is not None:
+            again["asked"], again["kept"] = again["asked"] + found[0], again["kept"] + found[1]
+        ours = ours[:-1] if ours and model.is_eog(ours[-1]) else ours
+        if isinstance(theirs, str):
+            equal = b"".join(map(model.piece, ours)).decode("utf-8", "replace") == theirs
+            theirs = model.tokenize(theirs).tolist()
+        else:
+            theirs = theirs[:-1] if theirs and model.is_eog(theirs[-1]) else theirs
+            equal = ours == theirs
+        counts["equal"] += equal
+        if not equal:
+            kind, apart, at = difference(model, prompt, ours, theirs, TIE)
+            counts[kind] += 1
+            ties.append({"reply": number, "token": at, "logits_apart": apart, "kind": kind})
+            sys.stdout.write(f"reply {number}, token {at}: logits {apart:.2e} apart: {kind}\n")
+    asked = counts["requests"] if passes is None else passes
+    return {
+        "dialect": upstream.dialect, "tier": str(upstream.tier),
+        "compared": "texts" if upstream.by_text else "token ids",
+        "replies": n, **{name: counts[name] for name in ("equal", "tie", "bug", "tokens", "verdicts", "requests")},
+        "passes_counted_by": "requests" if passes is None else "the server",
+        "passes_per_verdict": asked / counts["verdicts"],
+        "prefix_asked_again": again["asked"],
+        "prefix_reused": again["kept"] / again["asked"] if again["asked"] else None,
+        "differences": ties, "seconds": perf_counter() - began,
+    }  # fmt: skip
+
+
+def _is_verdict(one: Exchange) -> bool:
+    return isinstance(one.body, dict) and bool({"prompt", "token_ids", "input_ids"} & set(one.body)) and (
+        "tokenize" not in one.path
+    )  # fmt: skip
+
+
+def sampled(pair: LLM, model: Model, n: int) -> dict[str, Any]:
+    """Return the chi-square of `n` sampled replies of two tokens against the verifier's own distribution."""
+    conversations = [[Message(turn.role, turn.text) for turn in case.prompt] for case in prompts(24)]
+    chances = [expected(model, pair.prompt_ids(messages)) for messages in conversations]
+    messages, cells = min(zip(conversations, chances, strict=True), key=lambda one: max(one[1].values()))
+    seen: Counter[tuple[int, ...]] = Counter()
+    for seed in range(n):
+        reply = pair.reply(
+            messages, max_tokens=2, budget=1.0, temperature=SAMPLING.temperature, top_k=SAMPLING.top_k,
+            top_p=SAMPLING.top_p, seed=seed,
+        )  # fmt: skip
+        seen[tuple(token.id for token in reply)] += 1
+    kept = [(seen[text], n * chance) for text, chance in cells.items() if n * chance >= 5.0]
+    rest = (n - sum(count for count, _ in kept), n - sum(mean for _, mean in kept))
+    kept += [rest] if rest[1] >= 5.0 else []
+    chi_square = sum((count - mean) ** 2 / mean for count, mean in kept)
+    degrees = max(1, len(kept) - 1)
+    spread = 2.0 / (9.0 * degrees)  # Wilson and Hilferty's approximation
+    normal = ((chi_square / degrees) ** (1.0 / 3.0) - (1.0 - spread)) / math.sqrt(spread)
+    impossible = sum(count for text, count in seen.items() if text not in cells)
+    return {
+        "sampled_replies": n, "cells": len(kept), "chi_square": chi_square,
+        "p_value": 0.5 * math.erfc(normal / math.sqrt(2.0)), "impossible": impossible,
+    }  # fmt: skip
+
+
+def expected(model: Model, prompt: Ids) -> dict[tuple[int, ...], float]:
+    """Return the chance of each text of two tokens, or of one that ends the turn."""
+    found: dict[tuple[int, ...], float] = {}
+    with Context(model, n_ctx=len(prompt) + 2, threads=1) as context:
+        first = exact_distribution(context.decode(prompt)[0].copy(), SAMPLING)
+        for token, chance in zip(first.ids.tolist(), first.probs.tolist(), strict=True):
+            if model.is_eog(token):
+                found[(token,)] = chance
+                continue
+            text = np.append(prompt, np.int32(token))
+            kept = context.sync(text)
+            second = exact_distribution(context.decode(text[kept:])[-1].copy(), SAMPLING)
+            for other, share in zip(second.ids.tolist(), second.probs.tolist(), strict=True):
+                found[(token, other)] = chance * share
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="of a server that runs")
+    parser.add_argument("--server", default="", help="its name and version, for the row")
+    parser.add_argument("--replay", choices=KINDS, help="a kind of server to replay instead")
+    parser.add_argument("--tier", choices=[str(tier) for tier in Tier])
+    parser.add_argument("--replies", type=int, default=50)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--sampled", type=int, default=0, help="0, or hundreds")
+    parser.add_argument("--draft", default="edgellm-draft")
+    parser.add_argument("--verifier", default="edgellm-verifier", help="the file that the server has")
+    parser.add_argument("--row", help="name of the row, by default that of the kind or the server")
+    parser.add_argument("--name", default="lossless", help="of the result file")
+    arguments = parser.parse_args()
+    if (arguments.url is None) == (arguments.replay is None):
+        parser.error("give either --url or --replay")
+    row = arguments.row or arguments.replay or arguments.server or arguments.url
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        to_f32(resolve(arguments.verifier), folder / "verifier.gguf")
+        model = stack.enter_context(Model.load(folder / "verifier.gguf"))
+        tier, url = arguments.tier and Tier(arguments.tier), arguments.url
+        if arguments.replay is not None:
+            engine = Engine(model, positions=POSITIONS)
+            stack.callback(engine.close)
+            url = stack.enter_context(UpstreamServer(KINDS[arguments.replay](engine))).url
+        relay = stack.enter_context(Relay(url))
+        options = UpstreamOptions(tier=tier, timing=PATIENT)
+        pair = stack.enter_context(LLM.open(arguments.draft, relay.url, threads=1, upstream=options, history=False))
+        found: dict[str, Any] = {"how": "replayed" if arguments.replay else "live", "server": arguments.server or row}
+        opened = open_upstream(relay.url, model, options)
+        opened.verifier.close()
+        found |= replies(pair, relay, model, opened.verifier.upstream, arguments.replies, arguments.max_tokens)
+        if arguments.sampled:
+            found |= sampled(pair, model, arguments.sampled)
+    found["command"] = command(MODULE)
+    try:
+        rows = read(MODULE, arguments.name)["rows"]
+    except FileNotFoundError:
+        rows = {}
+    figures = {"tie_below": TIE, "rows": rows | {row: found}}
+    sys.stdout.write(table(figures))
+    sys.stdout.write(f"written: {write(arguments.name, MODULE, figures, HELD_OUT_SEED)}\n")
+    sys.exit(1 if found["bug"] or found.get("impossible") or found.get("p_value", 1.0) < 0.001 else 0)
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return a line for each server."""
+    heads = (("equal", 12), ("ties", 6), ("bugs", 6), ("tokens", 8), ("passes", 8), ("reused", 8), ("p", 8))
+    lines = [f"{'server':24}{'how':10}{'tier':10}" + "".join(f"{head:>{width}}" for head, width in heads)]
+    for name, row in found["rows"].items():
+        kept = "" if row["prefix_reused"] is None else f"{row['prefix_reused']:.0%}"
+        chance = f"{row['p_value']:.3f}" if "p_value" in row else ""
+        lines.append(
+            f"{name[:23]:24}{row['how']:10}{row['tier']:10}{row['equal']:>5} of {row['replies']:<3}{row['tie']:>6}"
+            f"{row['bug']:>6}{row['tokens']:>8,}{row['passes_per_verdict']:>8.2f}{kept:>8}{chance:>8}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Write a bundled model as the folder that vLLM, SGLang and transformers load: weights in f32, config and tokenizer.
+
+    python -m models.to_safetensors models/verifier.gguf FOLDER
+
+llama.cpp turns neighbouring numbers of a head by one angle, transformers the numbers half a head apart; so the rows of
+queries and keys change places.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from models.corpus import END, SPECIAL, START, TEMPLATE
+
+TOKENIZER = Path(__file__).with_name("tokenizer.json")
+NAMES = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+"""What transformers calls a tensor of the file, in a layer or outside."""
+
+
+def convert(source: Path, folder: Path) -> None:
+    """Write the model in the file `source` into `folder`, which is made."""
+    reader = gguf.GGUFReader(source)
+    facts = {name: field.contents() for name, field in reader.fields.items()}
+    heads = int(facts["llama.attention.head_count"])
+    weights = {}
+    for tensor in reader.tensors:
+        array = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        name = _name(tensor.name)
+        weights[name] = _by_halves(array, heads) if name.endswith(("q_proj.weight", "k_proj.weight")) else array
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_weights(folder / "model.safetensors", weights)
+    tokens = facts["tokenizer.ggml.tokens"]
+    texts: dict[str, Any] = {
+        "config.json": _config(facts, tokens.index(START), tokens.index(END)),
+        "generation_config.json": {"bos_token_id": tokens.index(START), "eos_token_id": tokens.index(END)},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": START, "eos_token": END, "pad_token": END,
+            "additional_special_tokens": list(SPECIAL), "add_bos_token": False, "chat_template": TEMPLATE,
+            "clean_up_tokenization_spaces": False, "model_max_length": int(facts["llama.context_length"]),
+        },
+    }  # fmt: skip
+    for name, found in texts.items():
+        (folder / name).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (folder / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
+
+
+def _name(name: str) -> str:
+    parts = name.removesuffix(".weight").split(".")
+    return f"model.layers.{parts[1]}.{NAMES[parts[2]]}.weight" if parts[0] == "blk" else f"{NAMES[parts[0]]}.weight"
+
+
+def _by_halves(array: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """Return a matrix (rows, columns) of queries or keys whose pairs of rows are half a head apart."""
+    rows, columns = array.shape
+    return array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def _config(facts: dict[str, Any], start: int, end: int) -> dict[str, Any]:
+    width, heads = int(facts["llama.embedding_length"]), int(facts["llama.attention.head_count"])
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32", "torch_dtype": "float32",
+        "vocab_size": int(facts["llama.vocab_size"]), "hidden_size": width, "num_attention_heads": heads,
+        "num_key_value_heads": int(facts["llama.attention.head_count_kv"]), "head_dim": width // heads,
+        "intermediate_size": int(facts["llama.feed_forward_length"]),
+        "num_hidden_layers": int(facts["llama.block_count"]), "hidden_act": "silu", "attention_bias": False,
+        "mlp_bias": False, "rms_norm_eps": float(facts["llama.attention.layer_norm_rms_epsilon"]),
+        "rope_theta": float(facts["llama.rope.freq_base"]), "tie_word_embeddings": False,
+        "max_position_embeddings": int(facts["llama.context_length"]), "bos_token_id": start, "eos_token_id": end,
+    }  # fmt: skip
+
+
+def _write_weights(path: Path, weights: dict[str, npt.NDArray[np.float32]]) -> None:
+    """Write a safetensors file: the length of a JSON header, the header, and the tensors one after the other."""
+    header, at = dict[str, Any](), 0
+    for name, array in weights.items():
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
+        at += array.nbytes
+    text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in weights.values():
+            file.write(np.ascontiguousarray(array, dtype="<f4").tobytes())
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))
