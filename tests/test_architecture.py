@@ -39,7 +39,7 @@ LIBRARIES = {
     "spake2": {"rpc"},
     "zeroconf": {"rpc"},
     "huggingface_hub": {"storage"},
-    "httpx2": {"upstream"},
+    "h11": {"upstream"},
     "fcntl": {"system"},
     "resource": {"system"},
     **{name: set() for name in ("grp", "msvcrt", "pty", "pwd", "termios", "tty", "winreg")},

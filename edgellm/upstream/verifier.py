@@ -19,7 +19,7 @@ from edgellm.spec.patience import RetryDelay, VerdictDeadline, VerdictWork
 from edgellm.spec.protocols import Verifier, VerifierSession
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
-from edgellm.upstream.http_client import HttpClient, ServerRefused
+from edgellm.upstream.http.client import HttpClient, ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, Tier, Upstream
 from edgellm.upstream.verdict import RowsUnusable, verdict
 
@@ -80,6 +80,8 @@ class UpstreamLink:
                 self.patience.record_miss()
                 if self._late is None:
                     self._late = asyncio.create_task(self._wait_for(asked))
+                else:
+                    asked.cancel()
                 raise VerifierSlow(
                     f"The server of {self._upstream.name} has not answered within {limit:.1f} seconds, many times the"
                     " expected time.",

@@ -10,7 +10,7 @@ from edgellm.engine import Model
 from edgellm.errors import InvalidOption
 from edgellm.spec.params import MAX_LOGPROBS
 from edgellm.spec.types import Sampling
-from edgellm.upstream.http_client import ServerURL
+from edgellm.upstream.http.client import ServerURL
 from edgellm.upstream.opening import OpenedUpstream, UpstreamOptions, open_upstream
 from edgellm.upstream.rows import RowReply
 from edgellm.upstream.verifier import UpstreamText

@@ -18,12 +18,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self, TypeVar
-
-import httpx2
+from urllib.parse import urlsplit
 
 from edgellm.errors import EdgeError, InvalidOption, StateDamaged, VerifierBusy, VerifierLost
 from edgellm.spec.guarded_session import wait_for_result
 from edgellm.storage.state import read_state
+from edgellm.upstream.http.connections import AnswerTooLong, ConnectionFailed, ConnectionPool, ConnectTimeout
 
 KEY_VARIABLE = "EDGELLM_VERIFIER_KEY"
 MAX_ANSWER = 64 * 2**20  # bytes: rows of a whole prompt, which some servers add
@@ -51,28 +51,39 @@ class ServerURL:
             InvalidOption: it is something else, or contains a password.
         """
         try:
-            url = httpx2.URL(text)
-        except (httpx2.InvalidURL, ValueError):
+            url = urlsplit(text)
+            port = url.port
+        except ValueError:
             raise InvalidOption(f"{text[:80]!r} is no address of a server.", _FORM) from None
-        if url.userinfo or url.query:
+        if "@" in url.netloc or url.query:
             raise InvalidOption(
                 "The server's address contains a password or a query.",
                 f"Leave it out, and put the key into a file (--verifier-key-file) or into {KEY_VARIABLE}.",
             )
-        if url.scheme not in ("http", "https") or not url.host:
+        if url.scheme not in _PORTS or not _HOST.fullmatch(url.hostname or "") or not _PATH.fullmatch(url.path):
             raise InvalidOption(f"{text[:80]!r} is no address of a server.", _FORM)
-        path = url.path.rstrip("/").removesuffix("/v1")
-        base = str(url.copy_with(path=path or "/", fragment=None)).rstrip("/")
-        return cls(base, url.fragment)
+        host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
+        where = f"{host}:{port}" if port else f"{host}"
+        return cls(f"{url.scheme}://{where}{url.path.rstrip('/').removesuffix('/v1')}".rstrip("/"), url.fragment)
+
+    @property
+    def host(self) -> str:
+        """Return the server's name or address."""
+        return urlsplit(self.base).hostname or ""
+
+    @property
+    def port(self) -> int:
+        """Return the server's port."""
+        url = urlsplit(self.base)
+        return url.port or _PORTS[url.scheme]
 
     @property
     def is_loopback(self) -> bool:
         """Return whether the server is on this machine."""
-        host = httpx2.URL(self.base).host
         try:
-            return ip_address(host).is_loopback
+            return ip_address(self.host).is_loopback
         except ValueError:
-            return host == "localhost"
+            return self.host == "localhost"
 
     @property
     def is_encrypted(self) -> bool:
@@ -83,6 +94,9 @@ class ServerURL:
         return self.base
 
 
+_PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
+_PATH = re.compile(r"[!-~]*")
 _FORM = "Give http://HOST:PORT or https://HOST:PORT, and #MODEL behind it where the server has several."
 
 
@@ -147,17 +161,18 @@ class HttpClient:
         self._thread = threading.Thread(target=self._loop.run_forever, name="edgellm-upstream", daemon=True)
         self._thread.start()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._client = self.wait(self._open())
+        parts = urlsplit(url.base)
+        self._root = parts.path
+        self._headers = [("Host", parts.netloc), ("Accept", "application/json"), ("Accept-Encoding", "identity")]
+        if key:
+            self._headers.append(("Authorization", f"Bearer {key}"))
+        self._pool = self.wait(self._open())
 
-    async def _open(self) -> httpx2.AsyncClient:
-        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        # neither proxies nor passwords of the environment; the certificates are those that the system trusts
-        return httpx2.AsyncClient(
-            base_url=self.url.base, headers=headers, verify=ssl.create_default_context(), trust_env=False,
-            follow_redirects=False, timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx2.Limits(max_connections=self._connections, max_keepalive_connections=self._connections),
+    async def _open(self) -> ConnectionPool:
+        # without proxies; the certificates are those that the system trusts
+        tls = ssl.create_default_context() if self.url.is_encrypted else None
+        return ConnectionPool(
+            self.url.host, self.url.port, tls, connections=self._connections, seconds=CONNECT_SECONDS
         )  # fmt: skip
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -196,7 +211,7 @@ class HttpClient:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await self._client.aclose()
+        await self._pool.close()
 
     async def get(self, path: str, seconds: float | None = CONNECT_SECONDS) -> HttpAnswer:
         """Return the answer to a GET. Raises as `post`."""
@@ -214,26 +229,22 @@ class HttpClient:
         return await self._ask("POST", path, json.dumps(body, separators=(",", ":")).encode(), seconds)
 
     async def _ask(self, method: str, path: str, body: bytes | None, seconds: float | None) -> HttpAnswer:
-        headers = {"Content-Type": "application/json"} if body is not None else {}
+        headers = self._headers if body is None else [*self._headers, ("Content-Type", "application/json")]
         began = perf_counter()
         try:
-            async with (
-                asyncio.timeout(seconds),
-                self._client.stream(method, path, content=body, headers=headers) as response,
-            ):
-                data = bytearray()
-                if response.headers.get("Content-Encoding", "identity") != "identity":
-                    raise self._lost("answers in a coding that it was not asked for")
-                async for part in response.aiter_raw():
-                    data += part
-                    if len(data) > self._max_answer:
-                        raise self._lost(f"answers with more than {self._max_answer} bytes")
-        except httpx2.ConnectTimeout:
+            async with asyncio.timeout(seconds):
+                answer = await self._pool.ask(method, self._root + path, headers, body, self._max_answer)
+        except AnswerTooLong:
+            raise self._lost(f"answers with more than {self._max_answer} bytes") from None
+        except ConnectTimeout:
             raise self._lost(f"does not answer within {CONNECT_SECONDS:g} seconds") from None
-        except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise self._lost(f"is gone ({self._quoted(str(error) or type(error).__name__)})") from None
-        if not 200 <= response.status_code < 300:
-            raise self._refusal(response.status_code, response.headers.get("Retry-After", ""), bytes(data))
+        except ConnectionFailed as error:
+            raise self._lost(f"is gone ({self._quoted(str(error))})") from None
+        data = answer.body
+        if answer.headers.get("content-encoding", "identity") != "identity":
+            raise self._lost("answers in a coding that it was not asked for")
+        if not 200 <= answer.status < 300:
+            raise self._refusal(answer.status, answer.headers.get("retry-after", ""), data)
         try:
             found = json.loads(data)
         except (ValueError, RecursionError):

@@ -1,0 +1,1 @@
+"""HTTP to stock servers."""

@@ -1,0 +1,107 @@
+"""Connections to a server: kept, ended by either side, encrypted, and with answers of every form."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from edgellm.errors import VerifierLost
+from edgellm.rpc.trust.identity import web_certificate
+from edgellm.upstream.http.client import HttpClient, ServerURL
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Scripted:
+    """A server that answers the requests of each connection with what it was told, and then ends it."""
+
+    def __init__(self, *connections: tuple[bytes, ...], tls: ssl.SSLContext | None = None) -> None:
+        self._connections, self._tls = connections, tls
+        self.heads: list[bytes] = []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        for answers in self._connections:
+            came, _ = self._listening.accept()
+            with suppress(OSError), came if self._tls is None else self._tls.wrap_socket(came, True) as line:
+                for answer in answers:
+                    self.heads.append(line.recv(65536))
+                    line.sendall(answer)
+
+    def close(self) -> None:
+        self._thread.join()
+        self._listening.close()
+
+
+def client_of(port: int, scheme: str = "http") -> Iterator[HttpClient]:
+    client = HttpClient(ServerURL.parse(f"{scheme}://127.0.0.1:{port}/llm"), "the-key")
+    yield client
+    client.close()
+
+
+def test_a_connection_is_kept_and_replaced_when_the_server_has_ended_it() -> None:
+    server = Scripted((OK, OK), (OK,))
+    for client in client_of(server.port):
+        for _ in range(3):
+            assert client.wait(client.post("/completion", {"n": 1})).json == {}
+    server.close()
+    assert len(server.heads) == 3
+    assert all(head.startswith(b"POST /llm/completion HTTP/1.1\r\n") for head in server.heads)
+    assert all(b"Authorization: Bearer the-key\r\n" in head and head.endswith(b'{"n":1}') for head in server.heads)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{}",
+        b"HTTP/1.0 200 OK\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" + OK,
+    ],
+)
+def test_answers_of_every_form(answer: bytes) -> None:
+    server = Scripted((answer,), (OK,))
+    for client in client_of(server.port):
+        assert client.wait(client.get("/props")).json == {}
+        assert client.wait(client.get("/props")).json == {}
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x" * 99_999,
+    ],
+)
+def test_what_is_no_answer(answer: bytes) -> None:
+    server = Scripted((answer,))
+    for client in client_of(server.port):
+        with pytest.raises(VerifierLost, match="is gone"):
+            client.wait(client.get("/props"))
+    server.close()
+
+
+def test_a_certificate_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = web_certificate(tmp_path, ["127.0.0.1"])
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    server = Scripted((OK,), (OK,), tls=tls)
+    for client in client_of(server.port, "https"):
+        with pytest.raises(VerifierLost, match="certificate verify failed"):
+            client.wait(client.get("/props"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    for client in client_of(server.port, "https"):
+        assert client.wait(client.get("/props")).json == {}
+    server.close()
