@@ -324,9 +324,8 @@ def check_grammar(parts: Components, sampling: Sampling) -> None:
     """Raise InvalidOption where the pair's verifier does not follow a constraint, and `sampling` has one."""
     if parts.verifier is not None and sampling.constraint is not None and not parts.verifier.applies_grammars:
         raise InvalidOption(
-            f"The verifier {parts.verifier.name} follows no JSON schema: it is of an older version, or a model over"
-            " several devices.",
-            "Leave the schema out, update edgellm on the verifier's device, or use a verifier on one device.",
+            f"The verifier {parts.verifier.name} follows no JSON schema: it is of an older version, or a stock server.",
+            "Leave the schema out, update edgellm on the verifier's device, or use a verifier of edgellm.",
         )
 
 
@@ -335,8 +334,8 @@ def check_sampling(parts: Components, sampling: Sampling) -> None:
     if parts.verifier is not None and not (sampling.plain or parts.verifier.applies_penalties):
         raise InvalidOption(
             f"The verifier {parts.verifier.name} does not apply min_p, penalties and logit_bias: it is of an older"
-            " version, or a model over several devices.",
-            "Leave them out, update edgellm on the verifier's device, or use a verifier on one device.",
+            " version, or a stock server.",
+            "Leave them out, update edgellm on the verifier's device, or use a verifier of edgellm.",
         )
 
 

@@ -250,7 +250,7 @@ def open_mesh(
             compared = fit(small, text, name, file.path)
             small = None if compared.left_out else small
         verifier = MeshVerifier(
-            mesh, text.is_eog, min(parts.tokens, hardware.n_batch or MAX_ROWS, _most_rows(devices, work))
+            mesh, text.is_eog, min(parts.tokens, hardware.n_batch or MAX_ROWS, _most_rows(devices, work)), text.grammar
         )
         pair = LLM(
             text,

@@ -15,6 +15,9 @@ from edgellm.verifier.requests import VerifyRequest
 MAX_ROWS = 256
 """The most rows of a micro-batch, which may have one more: longer ones are no faster, and stages wait for them."""
 
+MAX_LOGIT_BYTES = 8 * 2**20
+"""The most bytes of logits in an answer, half of a message."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:

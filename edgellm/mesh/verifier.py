@@ -1,4 +1,8 @@
-"""A mesh as a verifier: a draft passes all stages in one micro-batch, so one traversal yields several tokens."""
+"""A mesh as a verifier: a draft passes all stages in one micro-batch, so one traversal yields several tokens.
+
+The last stage judges it, so that a verdict travels and no logits. What needs the whole text or the vocabulary's
+texts (penalties, grammars) and log-probabilities are computed here, from logits that the last stage sends.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,28 @@ import numpy as np
 from edgellm.engine import ShouldStop, common_prefix
 from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import MAX_ROWS, StageAnswer
+from edgellm.mesh.messages import MAX_LOGIT_BYTES, MAX_ROWS, StageAnswer
 from edgellm.mesh.pipeline import StageRecord
+from edgellm.spec.constraint import GrammarState, ReplyGrammar
 from edgellm.spec.guarded_session import wait_for_result
 from edgellm.spec.protocols import Verifier, VerifierSession
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Ids, Verdict
+from edgellm.verifier.engine import cut, judge_pass, verdict
 from edgellm.verifier.requests import VerifyRequest
 
 
 class MeshVerifier(Verifier):
     """See `Verifier`. `mesh` is closed with it."""
 
-    def __init__(self, mesh: Mesh, is_eog: Callable[[int], bool], rows: int = MAX_ROWS) -> None:
-        """Send prompts through the stages in micro-batches of `rows` rows."""
+    def __init__(
+        self, mesh: Mesh, is_eog: Callable[[int], bool], rows: int = MAX_ROWS,
+        grammar: Callable[[str], GrammarState] | None = None,
+    ) -> None:  # fmt: skip
+        """Send prompts through the stages in micro-batches of `rows` rows. `grammar` returns the grammar of a JSON
+        schema; without it, replies have no constraint."""
         self.mesh, self.rows = mesh, rows
-        self._is_eog = is_eog
+        self._is_eog, self._grammar = is_eog, grammar
 
     @property
     def name(self) -> str:
@@ -40,10 +50,28 @@ class MeshVerifier(Verifier):
     def model_hash(self) -> str:
         return self.mesh.work.model
 
+    @property
+    def reports_logprobs(self) -> bool:
+        """See `Verifier.reports_logprobs`."""
+        return True
+
+    @property
+    def applies_penalties(self) -> bool:
+        """See `Verifier.applies_penalties`."""
+        return True
+
+    @property
+    def applies_grammars(self) -> bool:
+        """See `Verifier.applies_grammars`."""
+        return self._grammar is not None
+
     def open(self, state: GenerationState) -> MeshSession:
         """See `Verifier.open`. The stages begin to load now, if they have not. Raises PlanImpossible."""
         self.mesh.pipeline()
-        return MeshSession(self.mesh, state, self.rows, self._is_eog)
+        grammar = None
+        if (constraint := state.sampling.constraint) is not None and self._grammar is not None:
+            grammar = ReplyGrammar(self._grammar(constraint.schema), constraint)
+        return MeshSession(self.mesh, state, self.rows, self._is_eog, grammar)
 
     def measured(self, session: int = 0) -> list[StageRecord]:
         """Return the records with every stage's spans since the last call; empty if no pipeline is open."""
@@ -57,8 +85,12 @@ class MeshVerifier(Verifier):
 class MeshSession(VerifierSession):
     """One reply: a sequence in the cache of every stage."""
 
-    def __init__(self, mesh: Mesh, state: GenerationState, rows: int, is_eog: Callable[[int], bool]) -> None:
-        self._mesh, self._state, self._rows, self._is_eog = mesh, state, rows, is_eog
+    def __init__(
+        self, mesh: Mesh, state: GenerationState, rows: int, is_eog: Callable[[int], bool],
+        grammar: ReplyGrammar | None = None,
+    ) -> None:  # fmt: skip
+        self._mesh, self._state, self._rows, self._is_eog, self._grammar = mesh, state, rows, is_eog, grammar
+        self._judges = not state.sampling.plain or state.sampling.constraint is not None or state.logprobs is not None
         self._slot: int | None = None
         self._closed = False
 
@@ -96,8 +128,26 @@ class MeshSession(VerifierSession):
         start = common_prefix(self._mesh.held(self._slot, generation), prefix[:-1])
         ids = np.concatenate((prefix, chunk.ids)).astype(np.int32)
         self._mesh.record_tokens(self._slot, generation, ids)
-        request = VerifyRequest(self._slot, self._state.sampling, len(prefix), NO_IDS, chunk)
+        sampling = GREEDY if self._judges else self._state.sampling
+        asked = replace(chunk, distributions=None) if self._judges else chunk
+        request = VerifyRequest(self._slot, sampling, len(prefix), NO_IDS, asked, logits=self._judges)
         return pipeline.ask(self._slot, start, ids[start:], request, self._rows)
+
+    def sent(self, chunk: Chunk) -> Chunk:
+        """Return the part of a draft that the stages are sent: all of it, or as much as there is room for logits."""
+        if not self._judges:
+            return chunk
+        return cut(chunk, max(0, MAX_LOGIT_BYTES // (4 * self._mesh.work.n_vocab) - 1))[0]
+
+    def judged(self, answer: StageAnswer, prefix: Ids, chunk: Chunk) -> Verdict:
+        """Return the last stage's verdict, or this device's from the last stage's logits. Raises EngineFailed."""
+        if not self._judges or answer.logits is None:
+            return answer.verdict
+        state, rows = self._state, answer.logits
+        request = VerifyRequest(0, state.sampling, 0, prefix, chunk, logprobs=state.logprobs, grammar=self._grammar)
+        request.ids, request.seconds = prefix, answer.verdict.seconds
+        judge_pass(request, rows, len(chunk), self._is_eog)
+        return verdict(request)
 
     def confirm(self) -> None:
         """Tell the mesh that a verdict has come, so the pipeline works."""
@@ -124,11 +174,11 @@ class MeshPending:
     """A verdict on its way through the stages."""
 
     def __init__(self, session: MeshSession, prefix: Ids, chunk: Chunk, extra: int) -> None:
-        self._session, self._prefix, self._chunk, self._extra = session, prefix.copy(), chunk, extra
+        self._session, self._prefix, self._chunk, self._extra = session, prefix.copy(), session.sent(chunk), extra
         self._verdict: Verdict | None = None
         self._future: Future[StageAnswer] = Future()
         try:
-            self._future = session.send(self._prefix, chunk)
+            self._future = session.send(self._prefix, self._chunk)
         except EdgeError as error:
             self._future.set_exception(error)
 
@@ -152,9 +202,10 @@ class MeshPending:
         refused = 0
         while True:
             try:
-                verdict = wait_for_result(future, self._session.should_stop).verdict
+                answer = wait_for_result(future, self._session.should_stop)
+                found = self._session.judged(answer, prefix, chunk)
                 self._session.confirm()
-                return verdict
+                return found
             except DeviceLost:
                 pass  # a pipeline over the others, which hold nothing of this session
             except PlanImpossible as error:
@@ -171,16 +222,16 @@ class MeshPending:
             except (PlanImpossible, DeviceLost) as error:
                 raise MeshBroken(error.what, error.next_step) from None
 
-    def _further(self, verdict: Verdict) -> Verdict:
-        """Return the verdict with up to `extra` more tokens, each of which crosses the stages by itself."""
-        tokens, seconds, passes = verdict.tokens.tolist(), verdict.seconds, 1
-        kept = self._chunk.ids[: verdict.accepted]
+    def _further(self, first: Verdict) -> Verdict:
+        """Return a verdict with up to `extra` more tokens, each of which crosses the stages by itself."""
+        tokens, seconds, passes, logprobs = first.tokens.tolist(), first.seconds, 1, first.logprobs
+        kept = self._chunk.ids[: first.accepted]
         while len(tokens) <= self._extra and not self._session.ends(tokens[-1]):
             prefix = np.concatenate((self._prefix, kept, np.array(tokens, dtype=np.int32)))
             found = self._wait(self._session.send(prefix, _NOTHING), prefix, _NOTHING)
             tokens.append(int(found.tokens[0]))
-            seconds, passes = seconds + found.seconds, passes + 1
-        return replace(verdict, tokens=np.array(tokens, np.int32), seconds=seconds, passes=passes)
+            seconds, passes, logprobs = seconds + found.seconds, passes + 1, logprobs + found.logprobs
+        return replace(first, tokens=np.array(tokens, np.int32), seconds=seconds, passes=passes, logprobs=logprobs)
 
 
 _NOTHING = Chunk()
