@@ -448,11 +448,15 @@ class LLM:
         ids = chat_ids(self._text, turns, self.context_length, should_stop, arguments | toolbox.arguments())
         if not (opening := toolbox.opening()):
             return ids
-        if channels_of(self._text, ids).channel is Channel.THINKING:
-            raise InvalidOption(
-                f"tool_choice is {options.tool_choice}, and {self._text.name} begins with a thought.",
-                "Switch thoughts off with think, or leave the choice to the model.",
-            )
+        markup = self._text.thinking
+        if markup is not None and channels_of(self._text, ids).channel is Channel.THINKING:
+            if options.think:
+                raise InvalidOption(
+                    f"tool_choice is {options.tool_choice}, so that the reply begins with a call, and think asks for a"
+                    " thought.",
+                    "Leave think out, or leave the choice to the model.",
+                )
+            opening = f"{markup.closing}\n\n{opening}"  # behind an empty thought
         return check_length(np.concatenate((ids, self._text.tokenize(opening, special=True))), self.context_length)
 
     def calls(self, reply: Iterable[Token], options: ReplyOptions) -> Iterator[Token | ToolCall]:

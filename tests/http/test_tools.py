@@ -232,3 +232,17 @@ def test_the_arguments_of_a_named_tool_fit_its_schema(pair: LLM) -> None:
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "place"
     assert set(json.loads(call["function"]["arguments"])) == {"at", "n"}
+
+
+def test_a_call_that_must_come_leaves_an_empty_thought(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Where the prompt opens a thought, which somebody who demands a call at once has not asked for."""
+    verifier = with_template(f32_pair[1], tmp_path / "thinks.gguf", TEMPLATE + "{{- '<think>\\n' }}{# </think> #}")
+    with LLM.open("none", verifier) as alone, HttpServer(HOME) as server:
+        server.open(ServedModel(alone, "pair"))
+        more = {"tools": [PLACES], "tool_choice": "required", "max_tokens": 100}
+        choice = ask_for(asker(server), **more).json["choices"][0]
+        refused = ask_for(asker(server), **more, think=True)
+    (call,) = choice["message"]["tool_calls"]
+    assert set(json.loads(call["function"]["arguments"])) == {"at", "n"}
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == (None, None)
+    assert (refused.status, "think asks for a thought" in refused.error["message"]) == (400, True)
