@@ -2,7 +2,7 @@
 
     python -m bench.upstream.lossless --url URL --server "llama-server b7000" --verifier GGUF [--tier TIER]
     python -m bench.upstream.lossless --replay vllm-score
-        [--replies 50] [--max-tokens 64] [--sampled 0] [--draft PATH] [--row NAME]
+        [--replies 50] [--max-tokens 64] [--sampled 0] [--draft PATH] [--row NAME] [--record FILE]
 
 The server at `--url` must have the model of `--verifier`; its row in the result says `live`. With `--replay` a server
 of `testkit/upstream` has the requests and answers of that kind over the same model, and the row says `replayed`.
@@ -10,17 +10,19 @@ of `testkit/upstream` has the requests and answers of that kind over the same mo
 Greedy, held-out cases of every family in turn. Each reply is compared, token by token, with what the server writes
 alone when it is asked for the whole reply in one plain request; by text where it names no ids. At a difference the
 verifier's logits after the common text are computed: if the two tokens are nearly equal there, it is a numerical tie,
-else a bug, and the exit code is 1. Verdicts are rounds of the loop, and the one that only reads the prompt; a server's
-passes are counted by itself (vLLM and llama-server with `--metrics`), otherwise requests are. Of the tokens that a
-request repeats from the one before it, a server says how many it had kept.
+else a bug, and the exit code is 1, as it is where a reply was not verified throughout. Verdicts are rounds of the loop,
+and the one that only reads the prompt; a server's passes are counted by itself (vLLM, llama-server with `--metrics`),
+otherwise requests are. Of the tokens that a request repeats from the one before it, a server says how many it had kept.
 
 With `--sampled N`, N replies of two tokens at temperature 4 and top-k 8, to the prompt whose replies are least certain,
-are counted against the exact distribution of the verifier, by chi-square.
+are counted against the exact distribution of the verifier, by chi-square. With `--record`, a request to each path and
+its answer are kept, for `tests/upstream/test_recorded.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import tempfile
@@ -51,6 +53,7 @@ from testkit.upstream.server import UpstreamServer
 
 MODULE = "bench.upstream.lossless"
 PATIENT = UpstreamTiming(least=600.0)  # a busy machine must not be taken for a lost server
+COUNTS = ("equal", "tie", "bug", "unverified", "tokens", "verdicts", "requests")
 SAMPLING = Sampling(temperature=4.0, top_k=8, top_p=1.0)  # the bundled verifier is sure of its words
 
 
@@ -73,6 +76,7 @@ def replies(pair: LLM, relay: Relay, model: Model, upstream: Upstream, n: int, m
         after = steps(relay.url)
         passes = None if passes is None or before is None or after is None else passes + after - before
         counts["tokens"] += len(ours)
+        counts["unverified"] += reply.summary.share_verified != 1.0
         counts["verdicts"] += reply.summary.rounds + 1
         counts["requests"] += len([one for one in relay.exchanges if _is_verdict(one)])
         if (found := reused(relay.exchanges)) is not None:
@@ -94,7 +98,7 @@ def replies(pair: LLM, relay: Relay, model: Model, upstream: Upstream, n: int, m
     return {
         "dialect": upstream.dialect, "tier": str(upstream.tier),
         "compared": "texts" if upstream.by_text else "token ids",
-        "replies": n, **{name: counts[name] for name in ("equal", "tie", "bug", "tokens", "verdicts", "requests")},
+        "replies": n, **{name: counts[name] for name in COUNTS},
         "passes_counted_by": "requests" if passes is None else "the server",
         "passes_per_verdict": asked / counts["verdicts"],
         "prefix_asked_again": again["asked"],
@@ -152,6 +156,16 @@ def expected(model: Model, prompt: Ids) -> dict[tuple[int, ...], float]:
     return found
 
 
+def without_folders(found: Any) -> Any:
+    """Return a JSON whose paths of files are their names."""
+    if isinstance(found, dict):
+        return {key: without_folders(value) for key, value in found.items()}
+    if isinstance(found, list):
+        return [without_folders(value) for value in found]
+    is_file = isinstance(found, str) and found.startswith("/") and Path(found).exists()
+    return Path(found).name if is_file else found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="of a server that runs")
@@ -163,6 +177,7 @@ def main() -> None:
     parser.add_argument("--sampled", type=int, default=0, help="0, or hundreds")
     parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--verifier", default="edgellm-verifier", help="the file that the server has")
+    parser.add_argument("--record", type=Path)
     parser.add_argument("--row", help="name of the row, by default that of the kind or the server")
     parser.add_argument("--name", default="lossless", help="of the result file")
     arguments = parser.parse_args()
@@ -184,7 +199,12 @@ def main() -> None:
         found: dict[str, Any] = {"how": "replayed" if arguments.replay else "live", "server": arguments.server or row}
         opened = open_upstream(relay.url, model, options)
         opened.verifier.close()
+        began = list(relay.exchanges)
         found |= replies(pair, relay, model, opened.verifier.upstream, arguments.replies, arguments.max_tokens)
+        if arguments.record is not None:
+            one_each = {one.path: one for one in reversed(began + relay.exchanges) if one.status == 200 and one.answer}
+            kept = [{"path": one.path, "body": one.body, "answer": one.answer} for one in one_each.values()]
+            arguments.record.write_text(json.dumps(without_folders(kept)) + "\n", encoding="utf-8")
         if arguments.sampled:
             found |= sampled(pair, model, arguments.sampled)
     found["command"] = command(MODULE)
@@ -195,7 +215,9 @@ def main() -> None:
     figures = {"tie_below": TIE, "rows": rows | {row: found}}
     sys.stdout.write(table(figures))
     sys.stdout.write(f"written: {write(arguments.name, MODULE, figures, HELD_OUT_SEED)}\n")
-    sys.exit(1 if found["bug"] or found.get("impossible") or found.get("p_value", 1.0) < 0.001 else 0)
+    sys.exit(
+        1 if found["bug"] or found["unverified"] or found.get("impossible") or found.get("p_value", 1.0) < 0.001 else 0
+    )
 
 
 def table(found: dict[str, Any]) -> str:

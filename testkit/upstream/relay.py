@@ -57,15 +57,6 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # as `testkit.upstream.server` says
 
-    def setup(self) -> None:
-        super().setup()
-        target = self.server.relay.target  # type: ignore[attr-defined]  # set by it
-        self.onward = http.client.HTTPConnection(target.hostname, target.port)
-
-    def finish(self) -> None:
-        self.onward.close()
-        super().finish()
-
     def do_GET(self) -> None:
         self.hand_on(None)
 
@@ -75,9 +66,12 @@ class _Handler(BaseHTTPRequestHandler):
     def hand_on(self, body: bytes | None) -> None:
         relay: Relay = self.server.relay  # type: ignore[attr-defined]  # set by it
         headers = {name: self.headers[name] for name in ("Content-Type", "Authorization") if name in self.headers}
-        self.onward.request(self.command, relay.target.path + self.path, body, headers)
-        answer = self.onward.getresponse()
+        # a connection of its own each time: servers close those that have been idle for some seconds
+        onward = http.client.HTTPConnection(relay.target.hostname or "", relay.target.port)
+        onward.request(self.command, relay.target.path + self.path, body, headers)
+        answer = onward.getresponse()
         data = answer.read()
+        onward.close()
         relay.exchanges.append(Exchange(self.path, _json(body), answer.status, _json(data)))
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.headers.get("Content-Type", "application/json"))
@@ -85,6 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             self.wfile.write(data)
+            self.wfile.flush()
         except OSError:  # the client has given up
             self.close_connection = True
 

@@ -154,6 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             self.wfile.write(data)
+            self.wfile.flush()
         except OSError:  # the client has given up
             self.close_connection = True
 
