@@ -104,7 +104,7 @@ def reused(exchanges: Iterable[Exchange]) -> tuple[int, int] | None:
         shared = next((n for n, (a, b) in enumerate(zip(before, longest, strict=False)) if a != b), None)
         known = min(len(before), len(longest) - 1) if shared is None else shared
         again += known
-        kept += min(known, cached // len(prompts))
+        kept += min(known, cached if cached <= len(longest) else cached // len(prompts))
         before = longest
     return (again, kept) if said else None
 

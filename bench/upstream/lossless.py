@@ -2,7 +2,8 @@
 
     python -m bench.upstream.lossless --url URL --server "llama-server b7000" --verifier GGUF [--tier TIER]
     python -m bench.upstream.lossless --replay vllm-score
-        [--replies 50] [--max-tokens 64] [--sampled 0] [--draft PATH] [--row NAME] [--record FILE]
+        [--replies 50] [--max-tokens 64] [--earlier 0] [--sampled 0] [--draft PATH] [--row NAME]
+        [--record FILE]
 
 The server at `--url` must have the model of `--verifier`; its row in the result says `live`. With `--replay` a server
 of `testkit/upstream` has the requests and answers of that kind over the same model, and the row says `replayed`.
@@ -57,18 +58,28 @@ COUNTS = ("equal", "tie", "bug", "unverified", "tokens", "verdicts", "requests")
 SAMPLING = Sampling(temperature=4.0, top_k=8, top_p=1.0)  # the bundled verifier is sure of its words
 
 
-def replies(pair: LLM, relay: Relay, model: Model, upstream: Upstream, n: int, most: int) -> dict[str, Any]:
+def conversations(n: int, earlier: int) -> list[list[Message]]:
+    """Return `n` held-out conversations, each with that many earlier questions and answers."""
+    cases = prompts(n)
+    before = [[Message(turn.role, turn.text) for turn in case.turns] for case in cases]
+    return [
+        [turn for other in range(1, earlier + 1) for turn in before[(at + other) % n]]
+        + [Message(turn.role, turn.text) for turn in case.prompt]
+        for at, case in enumerate(cases)
+    ]
+
+
+def replies(
+    pair: LLM, relay: Relay, url: str, model: Model, upstream: Upstream, n: int, most: int, earlier: int
+) -> dict[str, Any]:
     """Return how `n` replies compare with those of the server `upstream` alone, and what they cost it."""
     alone = writes_alone(upstream.dialect)
     counts: Counter[str] = Counter()
     again, ties = Counter[str](), []
     passes: int | None = 0
     began = perf_counter()
-    for number, case in enumerate(prompts(n)):
-        messages = [Message(turn.role, turn.text) for turn in case.prompt]
+    for number, messages in enumerate(conversations(n, earlier)):
         prompt = pair.prompt_ids(messages)
-        text = b"".join(model.control_text(token) for token in prompt.tolist()).decode()
-        theirs = alone(relay.url, upstream.name, prompt.tolist(), text, most)
         relay.exchanges.clear()
         before = steps(relay.url)
         reply = pair.reply(messages, max_tokens=most, budget=1.0)
@@ -82,6 +93,9 @@ def replies(pair: LLM, relay: Relay, model: Model, upstream: Upstream, n: int, m
         if (found := reused(relay.exchanges)) is not None:
             again["asked"], again["kept"] = again["asked"] + found[0], again["kept"] + found[1]
         ours = ours[:-1] if ours and model.is_eog(ours[-1]) else ours
+        # afterwards, as the server would have the whole reply in its cache
+        text = b"".join(model.control_text(token) for token in prompt.tolist()).decode()
+        theirs = alone(url, upstream.name, prompt.tolist(), text, most)
         if isinstance(theirs, str):
             equal = b"".join(map(model.piece, ours)).decode("utf-8", "replace") == theirs
             theirs = model.tokenize(theirs).tolist()
@@ -98,7 +112,7 @@ def replies(pair: LLM, relay: Relay, model: Model, upstream: Upstream, n: int, m
     return {
         "dialect": upstream.dialect, "tier": str(upstream.tier),
         "compared": "texts" if upstream.by_text else "token ids",
-        "replies": n, **{name: counts[name] for name in COUNTS},
+        "replies": n, "earlier_questions": earlier, **{name: counts[name] for name in COUNTS},
         "passes_counted_by": "requests" if passes is None else "the server",
         "passes_per_verdict": asked / counts["verdicts"],
         "prefix_asked_again": again["asked"],
@@ -115,9 +129,9 @@ def _is_verdict(one: Exchange) -> bool:
 
 def sampled(pair: LLM, model: Model, n: int) -> dict[str, Any]:
     """Return the chi-square of `n` sampled replies of two tokens against the verifier's own distribution."""
-    conversations = [[Message(turn.role, turn.text) for turn in case.prompt] for case in prompts(24)]
-    chances = [expected(model, pair.prompt_ids(messages)) for messages in conversations]
-    messages, cells = min(zip(conversations, chances, strict=True), key=lambda one: max(one[1].values()))
+    known = conversations(24, 0)
+    chances = [expected(model, pair.prompt_ids(messages)) for messages in known]
+    messages, cells = min(zip(known, chances, strict=True), key=lambda one: max(one[1].values()))
     seen: Counter[tuple[int, ...]] = Counter()
     for seed in range(n):
         reply = pair.reply(
@@ -174,6 +188,7 @@ def main() -> None:
     parser.add_argument("--tier", choices=[str(tier) for tier in Tier])
     parser.add_argument("--replies", type=int, default=50)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--earlier", type=int, default=0, help="questions and answers before each question")
     parser.add_argument("--sampled", type=int, default=0, help="0, or hundreds")
     parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--verifier", default="edgellm-verifier", help="the file that the server has")
@@ -200,7 +215,10 @@ def main() -> None:
         opened = open_upstream(relay.url, model, options)
         opened.verifier.close()
         began = list(relay.exchanges)
-        found |= replies(pair, relay, model, opened.verifier.upstream, arguments.replies, arguments.max_tokens)
+        found |= replies(
+            pair, relay, url, model, opened.verifier.upstream, arguments.replies, arguments.max_tokens,
+            arguments.earlier,
+        )  # fmt: skip
         if arguments.record is not None:
             one_each = {one.path: one for one in reversed(began + relay.exchanges) if one.status == 200 and one.answer}
             kept = [{"path": one.path, "body": one.body, "answer": one.answer} for one in one_each.values()]

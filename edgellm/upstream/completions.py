@@ -122,7 +122,9 @@ class CompletionsUpstream(Upstream):
         rows = tuple(by_place[place] for place in range(len(prompts)))
         tier = Tier.SCORE if request.decisive else Tier.FAN_OUT
         cached = cached_tokens(answer)
-        return reply(tier, rows, answer, None if cached is None else cached // len(prompts))
+        if cached is not None and cached > len(prompts[-1]):  # of all prompts; vLLM names those of the last one
+            cached //= len(prompts)
+        return reply(tier, rows, answer, cached)
 
     async def _continue(self, request: RowRequest) -> RowReply:
         position = len(request.prefix)

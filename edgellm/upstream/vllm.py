@@ -2,12 +2,15 @@
 
 /v1/completions can score, too, but computes the whole prompt again for it, and is used for that only if it is asked
 for. `skip_reading_prefix_cache` is what makes the other way keep the prompt; then rows of cached positions are memory
-that nobody has written to. They are never read: a request whose rows could be among them is fanned out.
+that nobody has written to. They are never read: a request whose rows could be among them is fanned out. If there is a
+NaN in that memory, vLLM cannot write its answer and refuses; such a request is fanned out, too, and once that has
+happened often, all are. Its newer runner answers only with rows that it has computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgellm.errors import VerifierLost
@@ -26,9 +29,12 @@ from edgellm.upstream.http.client import HttpAnswer, HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
 from edgellm.upstream.verdict import RowsUnusable
 
+_log = logging.getLogger(__name__)
 GENERATE = "/inference/v1/generate"
 _COMPLETIONS = "/v1/completions"
 _TOPS = (64, 20)  # likeliest tokens: what a sampled reply wants, and what vLLM allows unless it is told otherwise
+_UNWRITTEN = (400, 500)  # the statuses of an answer with a NaN
+_FEW_REFUSALS, _MOST_REFUSED = 3, 0.1  # more of them, and a larger share of requests, cost more than scores save
 _SCALE_OUT = "vLLM scores in one pass if started with --enable-scale-out"
 _DETAILS = "start vLLM with --enable-prompt-tokens-details to keep prompts from reply to reply"
 
@@ -42,6 +48,7 @@ class VllmUpstream(CompletionsUpstream):
         """`keeps`: scoring keeps the prompt's cache; `counts`: the server says how many tokens it had cached."""
         super().__init__(client, served, tier, reason, top=top, dialect="vLLM")
         self._keeps, self._counts = keeps, counts
+        self._scored = self._refused = 0
 
     @property
     def recomputes(self) -> bool:
@@ -54,8 +61,16 @@ class VllmUpstream(CompletionsUpstream):
         unsafe = self._keeps and request.repeats and not self._counts
         if self._tier is not Tier.SCORE or sampled or not len(request.draft) or unsafe:
             return await super().rows(request)
+        if self._keeps and self._refused >= _FEW_REFUSALS and self._refused > _MOST_REFUSED * self._scored:
+            return await super().rows(request)
         try:
+            self._scored += 1
             found = await self._score(request)
+        except ServerRefused as error:
+            if not self._keeps or error.status not in _UNWRITTEN:
+                raise
+            found, self._refused = None, self._refused + 1
+            _log.info("%s is asked without scores: %s", self._served.name, error.what)
         except RowsUnusable as error:
             raise self._client.garbled(str(error)) from None
         return found or await super().rows(request)
@@ -121,9 +136,10 @@ def _scored(answer: HttpAnswer, ids: list[int], drafted: int, *, chat: bool) -> 
 
     Some versions answer with a row for each token, others with those that they computed: both end with the last token.
     """
-    found = fields(answer.json)
-    choice = fields(entries(found.get("choices"))[0]) if entries(found.get("choices")) else {}
-    given = found.get("prompt_logprobs")
+    whole_answer = fields(answer.json)
+    choices = entries(whole_answer.get("choices"))
+    choice = fields(choices[0]) if choices else {}
+    given = whole_answer.get("prompt_logprobs")
     prompt = entries(choice.get("prompt_logprobs") if given is None else given)
     if len(prompt) < drafted or any(row is None for row in prompt[-drafted:]):
         return None
@@ -139,11 +155,17 @@ def _scored(answer: HttpAnswer, ids: list[int], drafted: int, *, chat: bool) -> 
     said = fields(choice.get("logprobs"))
     if chat:
         content = fields(entries(said.get("content"))[0]) if entries(said.get("content")) else {}
-        pairs = [(one.get("token"), one.get("logprob")) for one in map(fields, entries(content.get("top_logprobs")))]
+        found = [fields(one) for one in entries(content.get("top_logprobs"))]
+        top = tuple((_id(one), number(one.get("logprob"))) for one in found)
     else:
         pairs = list(fields(entries(said.get("top_logprobs"))[0]).items()) if entries(said.get("top_logprobs")) else []
-    top = tuple((_named(token), number(logprob)) for token, logprob in pairs)
+        top = tuple((_named(token), number(logprob)) for token, logprob in pairs)
     return (*rows, Row(own[0], top))
+
+
+def _id(entry: Mapping[str, Any]) -> int:
+    """Return the token of an entry: some versions name it as in chats, some by its id."""
+    return whole(entry["token_id"]) if "token_id" in entry else _named(entry.get("token"))
 
 
 def _prompt_top(row: Any) -> tuple[Top, set[int]]:

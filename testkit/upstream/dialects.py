@@ -55,9 +55,12 @@ def sampling_of(body: dict[str, Any]) -> Sampling:
 class Vllm(Dialect):
     """vLLM 0.32. `scores`: started with --enable-scale-out; `counts`: with --enable-prompt-tokens-details."""
 
-    def __init__(self, engine: Engine, *, scores: bool = False, counts: bool = False, most: int = 20) -> None:
+    def __init__(
+        self, engine: Engine, *, scores: bool = False, counts: bool = False, most: int = 20, refuses: bool = False
+    ) -> None:
+        """`refuses`: there is a NaN in the memory of each cached row."""
         super().__init__(engine)
-        self.scores, self.counts, self.most = scores, counts, most
+        self.scores, self.counts, self.most, self.refuses = scores, counts, most, refuses
         self.cached: list[int] = []
         self.paths: list[str] = []
 
@@ -89,7 +92,9 @@ class Vllm(Dialect):
         choices, cached = [], 0
         for index, ids in enumerate(prompts):
             tokens, rows = self.engine.write(ids, body["max_tokens"], sampling, body.get("seed"))
-            choice: dict[str, Any] = {"index": index, "text": "", "finish_reason": "length", "logprobs": None}
+            choice: dict[str, Any] = {
+                "index": index, "text": self.text(tokens), "finish_reason": "length", "logprobs": None,
+            }  # fmt: skip
             if body.get("return_token_ids"):
                 choice["token_ids"] = tokens
             if (k := body.get("logprobs")) is not None:
@@ -115,15 +120,17 @@ class Vllm(Dialect):
         tokens, rows = self.engine.write(ids, params["max_tokens"], sampling_of(params), params.get("seed"))
         content = [
             {
-                "token": f"token_id:{token}", "logprob": float(logprobs(row)[token]), "bytes": None,
+                "token_id": token, "logprob": float(logprobs(row)[token]), "rank": 1,
                 "top_logprobs": [
-                    {"token": f"token_id:{other}", "logprob": logprob, "bytes": None}
-                    for other, logprob in top(row, params["logprobs"])
+                    {"token_id": other, "logprob": logprob, "rank": rank}
+                    for rank, (other, logprob) in enumerate(top(row, params["logprobs"]), 1)
                 ],
             }
             for token, row in zip(tokens, rows, strict=True)
         ]  # fmt: skip
         self.cached.append(cached)
+        if cached and self.refuses:
+            raise Invalid("Out of range float values are not JSON compliant")
         return {
             "request_id": "generate-tokens-1",
             "choices": [{

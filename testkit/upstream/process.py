@@ -25,8 +25,8 @@ from testkit.upstream.server import Fault, UpstreamServer
 from testkit.upstream.text_dialects import LlamaCppPython, LmStudio, MlxLm, Ollama, Tabby
 
 KINDS: Mapping[str, Callable[[Engine], Dialect]] = {
-    "vllm-score": lambda engine: Vllm(engine, scores=True, counts=True),
-    "vllm-fan-out": lambda engine: Vllm(engine, counts=True),
+    "vllm-score": lambda engine: Vllm(engine, scores=True, counts=True, most=64),
+    "vllm-fan-out": lambda engine: Vllm(engine, counts=True, most=64),
     "sglang": Sglang,
     "llama-server": LlamaServer,
     "llama-cpp-python": LlamaCppPython,

@@ -122,6 +122,21 @@ def test_sglang_is_asked_from_the_last_token_of_the_prefix_on(
     assert all(body["logprob_start_len"] >= prompt - 1 for body in scored)
 
 
+def test_a_server_that_cannot_write_its_rows_is_soon_asked_without_them(
+    engine: Engine, f32_pair: tuple[Path, Path], wanted: dict[int, list[int]], closing: ExitStack
+) -> None:
+    """There is a NaN in the memory of rows that it has cached, and it refuses with status 400."""
+    dialect = Vllm(engine, scores=True, counts=True, refuses=True)
+    pair, server = open_pair(closing, dialect, f32_pair[0])
+    for _ in range(2):
+        reply = pair.reply(case(5), max_tokens=MOST, budget=1.0)
+        assert ids(reply) == wanted[5]
+        assert reply.summary.share_verified == 1.0
+    scored = [path for path, _, _ in server.requests if path == "/inference/v1/generate"]
+    assert len([cached for cached in dialect.cached if cached]) == 3
+    assert len(scored) < len([path for path, _, _ in server.requests if path == "/v1/completions"])
+
+
 def test_log_probabilities_are_the_servers(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
     with LLM.open("none", f32_pair[1], threads=1) as alone:
         right = [token for token in alone.reply(case(2), max_tokens=8, logprobs=3) if isinstance(token, Token)]

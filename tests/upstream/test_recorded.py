@@ -32,7 +32,8 @@ def differences(ours: Any, real: Any, place: str = "") -> list[str]:
         found = [f"{place}.{name}: not there" for name in mine if name not in real]
         for name in mine.keys() & real.keys():
             found += differences(mine[name], real[name], f"{place}.{name}")
-            if name in SAME and mine[name] != real[name]:
+            named = isinstance(mine[name], list) and any(isinstance(one, dict) for one in mine[name])
+            if name in SAME and not named and mine[name] != real[name]:
                 found.append(f"{place}.{name}: {mine[name]} here, {real[name]} there")
         return found
     if isinstance(ours, list):
