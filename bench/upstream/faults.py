@@ -159,14 +159,16 @@ def trial(
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return a summary of the replies."""
-    lines = [f"{found['replies']} replies with a fault each, by {', '.join(found['servers'])}"]
+    """Return a line for each kind of fault."""
+    lines = [
+        f"{found['replies']} replies with a fault each, by {', '.join(found['servers'])}",
+        f"{'fault':12}{'replies':>8}{'went on alone':>15}{'verified again':>16}{'longest gap: median, most':>28}",
+    ]
     for fault, row in found["faults"].items():
         gap = row["longest_gap"]
         lines.append(
-            f"{fault}: {row['replies']} replies, {row['went_on_unverified']} went on alone,"
-            f" {row['verified_again_before_the_end']} were verified again before the end; the longest gap between two"
-            f" tokens {gap['median']:.2f} s in the median, {gap['max']:.2f} s at most"
+            f"{fault:12}{row['replies']:>8}{row['went_on_unverified']:>15}{row['verified_again_before_the_end']:>16}"
+            f"{gap['median']:>17.2f} s, {gap['max']:.2f} s"
         )
     lines.append(f"{found['gaps_over_5_s']} gaps over 5 s")
     lines.append(f"tokens lost, repeated or not the named model's: {sum(found['problems'].values())}")
