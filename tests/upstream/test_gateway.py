@@ -31,7 +31,8 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Source, Token, Verdict
 from edgellm.upstream.gateway.backend import GatewayBackend
-from edgellm.upstream.gateway.pool import PooledServer, ServerPool, open_pool
+from edgellm.upstream.gateway.opening import PoolOpening
+from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
 from edgellm.verifier.requests import Answer, MissingPrefix, Tenant, VerifyRequest
@@ -79,7 +80,7 @@ def houses(engine: Engine, text: Model, f32_pair: tuple[Path, Path]) -> Iterator
 
         def house(*ways: str) -> House:
             servers = tuple(closing.enter_context(UpstreamServer(WAYS[way][0](engine))) for way in ways)
-            pool = open_pool([server.url for server in servers], text, UpstreamOptions(timing=PATIENT))
+            pool = PoolOpening(text, UpstreamOptions(timing=PATIENT)).open([server.url for server in servers])
             gateway = closing.enter_context(GatewayServer(pool, text, ANYWHERE))
             remote = RemoteVerifier(gateway.address, text.vocabulary, timing=DEVICE)
             closing.callback(remote.close)
@@ -196,9 +197,28 @@ def test_the_metrics_tell_what_was_reused(houses: dict[str, House]) -> None:
 def test_what_is_no_pool(houses: dict[str, House], text: Model) -> None:
     one, other = houses["two"].servers
     with pytest.raises(InvalidOption, match="has no model 'served/other'"):
-        open_pool([one.url, f"{other.url}#served/other"], text)
+        PoolOpening(text).open([one.url, f"{other.url}#served/other"])
     with pytest.raises(InvalidOption, match="given twice"):
-        open_pool([one.url, f"{one.url}/v1"], text)
+        PoolOpening(text).open([one.url, f"{one.url}/v1"])
+
+
+def test_a_server_may_come_later(engine: Engine, houses: dict[str, House], text: Model) -> None:
+    """One that is away when the gateway starts is used as soon as it answers."""
+    make, _ = WAYS["vllm-fan-out"]
+    late = UpstreamServer(make(engine))
+    late.close()
+    news: list[str] = []
+    opening = PoolOpening(text, UpstreamOptions(timing=PATIENT), news.append)
+    pool = opening.open([late.url, houses["two"].servers[0].url, "http://127.0.0.1:9"])
+    assert len(pool.servers) == 1
+    with UpstreamServer(make(engine), port=late.port):
+        while len(pool.servers) < 2:
+            sleep(0.005)
+        assert str(pool.servers[1].url) == late.url
+        opening.close()
+        pool.close()
+    assert f"{late.url} is used now." in news
+    assert sum("It is used as soon as it answers." in one for one in news) == 2
 
 
 class Sessions:
@@ -233,7 +253,7 @@ class Sessions:
 def sessions(houses: dict[str, House], text: Model) -> Iterator[Sessions]:
     """Sessions at a gateway with a place for one request at each of two servers."""
     house = houses["two"]
-    pool = open_pool([server.url for server in house.servers], text, UpstreamOptions(timing=PATIENT))
+    pool = PoolOpening(text, UpstreamOptions(timing=PATIENT)).open([server.url for server in house.servers])
     narrow = ServerPool([PooledServer(one.opened, 1) for one in pool.servers])
     backend = GatewayBackend(narrow)
     yield Sessions(backend)
@@ -337,7 +357,9 @@ def test_a_request_that_servers_refuse_says_nothing_of_them(
 def test_a_server_that_stalls_is_replaced_by_another(text: Model, houses: dict[str, House]) -> None:
     house = houses["two"]
     timing = UpstreamTiming(least=0.2, retry=0.01, retry_most=0.02)
-    backend = GatewayBackend(open_pool([server.url for server in house.servers], text, UpstreamOptions(timing=timing)))
+    backend = GatewayBackend(
+        PoolOpening(text, UpstreamOptions(timing=timing)).open([server.url for server in house.servers])
+    )
     sessions = Sessions(backend)
     prompt = text.plain_prompt("Where is the mug?")
     for session in (1, 2):  # how long they take is known then

@@ -13,14 +13,15 @@ from edgellm.rpc.trust.handshake import OfferedModel
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.servers import SessionServer
-from edgellm.services.server.verification_service import ServerEvent
+from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.upstream.gateway.backend import GatewayBackend
-from edgellm.upstream.gateway.pool import ServerPool, open_pool
+from edgellm.upstream.gateway.opening import PoolOpening
+from edgellm.upstream.gateway.pool import ServerPool
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
 
-TIMING = UpstreamTiming(least=1.0)
-"""Half of what a device waits at least, so that there is time to ask another server."""
+TIMING = UpstreamTiming(least=1.5)
+"""Less than what a device waits at least, so that a server that stalls is noticed, and another one can be asked."""
 _WAITING = 128  # requests that wait, beside those that are in flight
 
 
@@ -36,15 +37,20 @@ class GatewayServer(SessionServer):
         max_waiting: int = _WAITING,
         on_event: Callable[[ServerEvent], None] | None = None,
         trust: Trust | None = None,
+        opening: PoolOpening | None = None,
     ) -> None:
-        """Take over `pool`; `text` has the vocabulary of its servers. The rest as for `SessionServer`."""
+        """Take over `pool`, and what is still `opening` servers for it; `text` has their vocabulary. The rest as for
+        `SessionServer`."""
+        self._opening = opening
         self.pool, self.gateway = pool, GatewayBackend(pool)
         super().__init__(
             address, text, self.gateway, max_waiting=max_waiting + pool.places, on_event=on_event, trust=trust
         )
 
     def close(self) -> None:
-        """Close the model, after the server has ended."""
+        """Look for servers no longer, and close the model, after the server has ended."""
+        if self._opening is not None:
+            self._opening.close()
         self.text.close()
 
     def _info(self) -> VerifierInfo:
@@ -78,23 +84,30 @@ def serve_gateway(
         PairingRequired, TrustUnusable, PortTaken, InvalidOption: it is impossible to listen there; raised before any
             server is asked.
         ModelNotFound, ModelCorrupt, ModelUnsupported: the file has no tokenizer.
-        VerifierUnreachable, VocabularyMismatch, InvalidOption: a server cannot be used; see `open_pool`.
+        VerifierUnreachable, VocabularyMismatch, InvalidOption: a server cannot be used; see `PoolOpening.open`.
     """
     address = Address.of(host, port)
     trust = None if address.loopback and not paired_only else Trust.load()
     if trust is not None:
         trust.require_peers()
     check_bindable(address)
+
+    def news(what: str) -> None:
+        if on_event is not None:
+            on_event(ServerEvent(EventKind.UPSTREAM, what))
+
     text = Model.load(model, text_only=True)
     try:
+        opening = PoolOpening(text, options or UpstreamOptions(timing=TIMING), news)
         try:
-            pool = open_pool(addresses, text, options or UpstreamOptions(timing=TIMING))
+            pool = opening.open(addresses)
         except VocabularyMismatch as error:
             raise VocabularyMismatch(error.what, "Name a model with the server's tokenizer with -m.") from None
         try:
-            server = GatewayServer(pool, text, address, on_event=on_event, trust=trust)
+            server = GatewayServer(pool, text, address, on_event=on_event, trust=trust, opening=opening)
             server.start()
         except BaseException:
+            opening.close()
             pool.close()
             raise
     except BaseException:

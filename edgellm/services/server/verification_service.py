@@ -51,6 +51,7 @@ class EventKind(StrEnum):
     ENDED = "ended"
     REFUSED = "refused"
     FAILED = "failed"
+    UPSTREAM = "upstream"
     STOPPING = "stopping"
     STOPPED = "stopped"
 

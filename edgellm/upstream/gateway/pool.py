@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from edgellm.engine import Model
-from edgellm.errors import InvalidOption
 from edgellm.spec.params import MAX_LOGPROBS
 from edgellm.spec.types import Sampling
-from edgellm.upstream.http.client import ServerURL
-from edgellm.upstream.opening import OpenedUpstream, UpstreamOptions, open_upstream
+from edgellm.upstream.opening import OpenedUpstream
 from edgellm.upstream.rows import RowReply
 from edgellm.upstream.verifier import UpstreamText
 
-AT_ONCE = 128
-"""Requests in flight at a server that does not say how many it computes at once; the others wait here, in turns."""
 _UNEVEN = 2  # sessions that a device's last server may have more than another one, which has none of its texts
 
 
@@ -115,7 +110,24 @@ class ServerPool:
 
     def __init__(self, servers: Sequence[PooledServer]) -> None:
         """Take over `servers`, at least one."""
-        self.servers = tuple(servers)
+        self._servers = tuple(servers)
+        self._lock, self._closed = threading.Lock(), False
+
+    @property
+    def servers(self) -> tuple[PooledServer, ...]:
+        """Return the servers."""
+        return self._servers
+
+    def add(self, server: PooledServer) -> bool:
+        """Take over another server; return False where it cannot do what devices have been told, or the pool is closed.
+        May be called from any thread."""
+        with self._lock:
+            context = server.context_length > self.context_length
+            logprobs = server.upstream.most_top >= MAX_LOGPROBS or not self.reports_logprobs
+            if self._closed or not (context and logprobs):
+                return False
+            self._servers = (*self._servers, server)
+            return True
 
     @property
     def name(self) -> str:
@@ -182,34 +194,7 @@ class ServerPool:
 
     def close(self) -> None:
         """Abandon what is in flight everywhere."""
+        with self._lock:
+            self._closed = True
         for server in self.servers:
             server.close()
-
-
-def open_pool(addresses: Sequence[str], text: Model, options: UpstreamOptions | None = None) -> ServerPool:
-    """Open the servers at `addresses`, which must have one model, for texts in the vocabulary of `text`. All but the
-    first are asked for the first one's model, unless their address names one.
-
-    Raises what `open_upstream` raises, and InvalidOption where two have different models, or an address comes twice.
-    """
-    options = replace(options or UpstreamOptions(), connections=AT_ONCE)
-    with ExitStack() as closing:
-        servers: list[PooledServer] = []
-        for address in addresses:
-            url = ServerURL.parse(address)
-            if any(server.url.base == url.base for server in servers):
-                raise InvalidOption(f"{url} is given twice.", "Name each server once.")
-            if servers and not url.model:
-                url = replace(url, model=servers[0].upstream.name)
-            opened = open_upstream(f"{url.base}#{url.model}" if url.model else url.base, text, options)
-            closing.callback(opened.verifier.close)
-            if servers and opened.verifier.name != servers[0].upstream.name:
-                raise InvalidOption(
-                    f"{servers[0].url} has {servers[0].upstream.name}, and {url} has {opened.verifier.name}.",
-                    "Give servers of one model: a reply may go on at another one. Serve each model by a gateway of its"
-                    " own, with its own --port.",
-                )
-            places = min(opened.verifier.upstream.at_once or AT_ONCE, AT_ONCE)
-            servers.append(PooledServer(opened, places))
-        closing.pop_all()
-    return ServerPool(servers)
