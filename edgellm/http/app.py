@@ -55,10 +55,21 @@ def page_file(name: str) -> Response:
     return Response(text, media_type=_MEDIA_TYPES[Path(name).suffix], headers={"Content-Security-Policy": _POLICY})
 
 
+class _Application(FastAPI):
+    """Describes itself when first asked, since the description takes most of the time of a start."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            for methods in super().openapi()["paths"].values():
+                for method in methods.values():
+                    method["responses"].pop("422", None)  # FastAPI's own error, which ours replaces
+        return super().openapi()
+
+
 def make_app(handler: RequestHandler, version: str, page_key: str | None = None) -> FastAPI:
     """Return the application over `handler`, without the `SecurityMiddleware` in front of it. `page_key` opens the
     user's conversations; None: they stay closed."""
-    app = FastAPI(
+    app = _Application(
         title="edgellm", version=version, docs_url=None, redoc_url=None, redirect_slashes=False,
         description="OpenAI's API over a pair of models. Parameters that are not described here have no effect; the"
         f" header {IGNORED} of the response names them. A strict server refuses them.",
@@ -103,9 +114,6 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
 
     add_conversations(app, page_key)
     add_dialects(app, handler)
-    for methods in app.openapi()["paths"].values():
-        for method in methods.values():
-            method["responses"].pop("422", None)  # FastAPI's own error, which ours replaces
     return app
 
 
