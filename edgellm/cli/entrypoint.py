@@ -11,7 +11,8 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 import typer
 from typer.main import get_command
@@ -33,9 +34,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code. Never raises, never shows a traceback."""
     try:
-        from edgellm.cli.app import app
-
-        code = get_command(app)(list(arguments), prog_name="edgellm", standalone_mode=False)
+        code = command()(list(arguments), prog_name="edgellm", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except EdgeError as error:
@@ -56,6 +55,14 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     except Exception as error:  # noqa: BLE001  # the last resort
         return _unexpected(error)
+
+
+@cache
+def command() -> Callable[..., object]:
+    """Return the tree of all commands, which takes most of the time of a help page to put together."""
+    from edgellm.cli.app import app
+
+    return get_command(app)
 
 
 def _wrong_usage(error: typer.TyperException) -> int:

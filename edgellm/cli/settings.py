@@ -47,6 +47,8 @@ def bind_variables(root: typer.Context) -> None:
     """Have each option read the environment variable of its long name; an older one of its own takes precedence."""
     for context in _commands(root):
         for name, option in _options(context).items():
+            if option.split_envvar_value is _split_at_commas:
+                continue  # bound before, by an earlier command line of this process
             variable = "_".join(["EDGELLM", *_words(context), name]).replace("-", "_").upper()
             option.show_envvar = option.envvar is not None  # shown for all, they would double the help pages
             option.envvar = [variable] if option.envvar is None else [option.envvar, variable]
