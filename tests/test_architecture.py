@@ -6,7 +6,8 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,9 +60,21 @@ def package(path: Path) -> str:
     return {"__init__": "llm", "__main__": "cli"}.get(first, first)
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return a file's syntax tree, its root first."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def tree_of(path: Path) -> ast.Module:
+    root = nodes(path)[0]
+    assert isinstance(root, ast.Module)
+    return root
+
+
 def imports(path: Path) -> Iterator[str]:
     """Full names of the modules that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -71,30 +84,44 @@ def imports(path: Path) -> Iterator[str]:
                 yield from (f"edgellm.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_down_the_list(path: Path) -> None:
-    mine = package(path)
-    assert mine in PACKAGES, f"{path} is in no package"
-    for name in imports(path):
-        parts = name.split(".")
-        if parts[0] == "edgellm" and len(parts) > 1 and parts[1] in PACKAGES:
-            assert PACKAGES.index(parts[1]) >= PACKAGES.index(mine), f"{mine} imports {name}"
-            assert (mine, parts[1]) not in FORBIDDEN_PAIRS, f"{mine} imports {name}"
-        if parts[0] in LIBRARIES:
-            assert mine in LIBRARIES[parts[0]], f"{mine} imports {name}"
-        assert parts[0] not in BESIDE, f"the package imports {name}"
+def faults(paths: Iterable[Path], faults_of: Callable[[Path], Iterable[object]]) -> dict[str, list[object]]:
+    """Return what `faults_of` finds, by the files in which it finds something."""
+    found = {str(path.relative_to(ROOT)): list(faults_of(path)) for path in paths}
+    assert found, "there is nothing to look at"
+    return {path: there for path, there in found.items() if there}
 
 
-@pytest.mark.parametrize("path", sources(PACKAGE / "coldstart"), ids=lambda path: path.name)
-def test_the_planner_knows_numbers_and_nothing_else(path: Path) -> None:
+def test_imports_go_down_the_list() -> None:
+    def wrong(path: Path) -> Iterator[str]:
+        mine = package(path)
+        if mine not in PACKAGES:
+            yield "is in no package"
+            return
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "edgellm" and len(parts) > 1 and parts[1] in PACKAGES:
+                if PACKAGES.index(parts[1]) < PACKAGES.index(mine) or (mine, parts[1]) in FORBIDDEN_PAIRS:
+                    yield name
+            elif mine not in LIBRARIES.get(parts[0], {mine}) or parts[0] in BESIDE:
+                yield name
+
+    assert faults(sources(), wrong) == {}
+
+
+def test_the_planner_knows_numbers_and_nothing_else() -> None:
     pure = {*sys.stdlib_module_names, "numpy"} - {"os", "pathlib", "random", "socket", "subprocess", "time"}
-    for name in imports(path):
-        ours = name.startswith(("edgellm.coldstart.", "edgellm.errors", "edgellm.layer_range"))
-        assert ours or name.split(".")[0] in pure, f"coldstart imports {name}"
+
+    def wrong(path: Path) -> Iterator[str]:
+        for name in imports(path):
+            ours = name.startswith(("edgellm.coldstart.", "edgellm.errors", "edgellm.layer_range"))
+            if not ours and name.split(".")[0] not in pure:
+                yield name
+
+    assert faults(sources(PACKAGE / "coldstart"), wrong) == {}
 
 
 def test_the_package_itself_needs_nothing_to_be_imported() -> None:
-    top = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body
+    top = tree_of(PACKAGE / "__init__.py").body
     names = [name.name for node in top if isinstance(node, ast.Import) for name in node.names]
     names += [node.module or "" for node in top if isinstance(node, ast.ImportFrom)]
     assert set(names) <= {"__future__", "importlib", "logging", "typing"}
@@ -106,15 +133,17 @@ def test_a_package_has_few_modules(folder: Path) -> None:
     assert not {str(package.relative_to(ROOT)): modules for package, modules in count.items() if modules > MODULES}
 
 
-@pytest.mark.parametrize("path", sources(ROOT / "tests"), ids=lambda path: str(path.relative_to(ROOT / "tests")))
-def test_only_tests_of_benchmarks_import_benchmarks(path: Path) -> None:
-    known = {name.split(".")[0] for name in imports(path)}
-    assert "bench" not in known or path.is_relative_to(ROOT / "tests" / "bench")
+def test_only_tests_of_benchmarks_import_benchmarks() -> None:
+    others = (path for path in sources(ROOT / "tests") if not path.is_relative_to(ROOT / "tests" / "bench"))
+    assert faults(others, lambda path: _roots(path) & {"bench"}) == {}
 
 
-@pytest.mark.parametrize("path", sources(ROOT / "testkit"), ids=lambda path: str(path.relative_to(ROOT / "testkit")))
-def test_the_testkit_knows_neither_tests_nor_benchmarks(path: Path) -> None:
-    assert not {name.split(".")[0] for name in imports(path)} & {"tests", "bench"}
+def test_the_testkit_knows_neither_tests_nor_benchmarks() -> None:
+    assert faults(sources(ROOT / "testkit"), lambda path: _roots(path) & {"tests", "bench"}) == {}
+
+
+def _roots(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports(path)}
 
 
 def test_no_import_cycle() -> None:
@@ -143,30 +172,33 @@ def _cycles(known: Mapping[str, set[str]]) -> Iterator[str]:
     yield from sorted(left)
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_nothing_is_ever_unpickled_evaluated_or_printed_from_the_library(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    assert not called & {"eval", "exec", "compile", "__import__"}
-    streams = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _named(node.value, "sys")}
-    assert package(path) == "cli" or not ("print" in called or streams & {"stdout", "stderr"})
-    assert not {name.split(".")[0] for name in imports(path)} & {"pickle", "marshal", "shelve", "dill", "joblib"}
+def test_nothing_is_ever_unpickled_evaluated_or_printed_from_the_library() -> None:
+    def wrong(path: Path) -> set[str]:
+        calls = (node.func for node in nodes(path) if isinstance(node, ast.Call))
+        called = {name.id for name in calls if isinstance(name, ast.Name)}
+        streams = {
+            node.attr for node in nodes(path) if isinstance(node, ast.Attribute) and _named(node.value, "sys")
+        } & {"stdout", "stderr"}
+        printed = set() if package(path) == "cli" else called & {"print"} | streams
+        unpickled = _roots(path) & {"pickle", "marshal", "shelve", "dill", "joblib"}
+        return called & {"eval", "exec", "compile", "__import__"} | printed | unpickled
+
+    assert faults(sources(), wrong) == {}
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_default_address_is_open_to_everybody(path: Path) -> None:
-    values = [
-        node.value
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
-    assert not {"0.0.0.0", "::", "[::]"} & set(values)
+def test_no_default_address_is_open_to_everybody() -> None:
+    def wrong(path: Path) -> set[str]:
+        texts = {node.value for node in nodes(path) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        return texts & {"0.0.0.0", "::", "[::]"}
+
+    assert faults(sources(), wrong) == {}
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_an_assert_is_no_answer_to_a_user(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+def test_an_assert_is_no_answer_to_a_user() -> None:
+    def wrong(path: Path) -> list[int]:
+        return [node.lineno for node in nodes(path) if isinstance(node, ast.Assert)]
+
+    assert faults(sources(), wrong) == {}
 
 
 def tracked_texts() -> list[Path]:
@@ -191,7 +223,7 @@ def test_no_place_of_one_machine_is_written_down() -> None:
 def test_no_two_public_classes_share_a_name() -> None:
     classes: dict[str, list[str]] = {}
     for path in sources():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 classes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert not {name: paths for name, paths in classes.items() if len(paths) > 1}
@@ -250,7 +282,7 @@ def set_from_outside(trees: Mapping[Path, ast.Module]) -> Iterator[str]:
 
 
 def test_no_public_attribute_is_set_from_outside_its_class() -> None:
-    found = set_from_outside({path: ast.parse(path.read_text(encoding="utf-8")) for path in sources()})
+    found = set_from_outside({path: tree_of(path) for path in sources()})
     assert not list(found)
 
 
