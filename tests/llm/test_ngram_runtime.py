@@ -29,15 +29,22 @@ NUMBERS = (2, 5, 6, 5, 2)  # two of them twice: there the first reply can be cop
 MOST = 32
 
 
+@pytest.fixture(scope="module")
+def wanted(alone: LLM) -> dict[int, list[int]]:
+    """What the verifier replies alone, by the prompt's number."""
+    return {number: ids(alone.reply(case(number), max_tokens=MOST, retrieval="off")) for number in {*NUMBERS}}
+
+
 @pytest.mark.usefixtures("rows_are_cheap")
 @pytest.mark.parametrize("retrieval", ["auto", *SOURCES, "history,reuse", "context,calibration", ",".join(SOURCES)])
-def test_the_verifier_writes_what_it_writes_alone(f32_pair: tuple[Path, Path], alone: LLM, retrieval: str) -> None:
+def test_the_verifier_writes_what_it_writes_alone(
+    f32_pair: tuple[Path, Path], wanted: dict[int, list[int]], retrieval: str
+) -> None:
     copied = 0
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         for number in NUMBERS:
             reply = pair.reply(case(number), max_tokens=MOST, retrieval=retrieval)
-            wanted = ids(alone.reply(case(number), max_tokens=MOST, retrieval="off"))
-            assert ids(reply) == wanted
+            assert ids(reply) == wanted[number]
             copied += reply.summary.retrieved
             assert set(dict(reply.summary.retrieved_from)) <= set(SOURCES)
     if retrieval in ("auto", "history", "analogy", "history,reuse"):
@@ -62,27 +69,28 @@ def test_it_does_so_where_heads_are_computed_late(
 
 @pytest.mark.usefixtures("rows_are_cheap")
 def test_both_models_write_the_same_with_late_heads(
-    f32_pair: tuple[Path, Path], alone: LLM, heads_are_late: list[int]
+    f32_pair: tuple[Path, Path], wanted: dict[int, list[int]], heads_are_late: list[int]
 ) -> None:
     with LLM.open(*f32_pair, threads=1) as pair:
         for number in NUMBERS:
-            wanted = ids(alone.reply(case(number), max_tokens=MOST, retrieval="off"))
-            assert ids(pair.reply(case(number), max_tokens=MOST)) == wanted
-            assert ids(pair.reply(case(number), max_tokens=MOST, retrieval="off", budget=1.0)) == wanted
+            assert ids(pair.reply(case(number), max_tokens=MOST)) == wanted[number]
+            assert ids(pair.reply(case(number), max_tokens=MOST, retrieval="off", budget=1.0)) == wanted[number]
         told = list(pair.reply(case(5), max_tokens=8, logprobs=3))
     assert len(heads_are_late) > 20
     assert all(token.logprobs is not None for token in told if isinstance(token, Token))
 
 
 @pytest.mark.usefixtures("rows_are_cheap")
-def test_so_does_the_draft_model_and_so_do_both_together(f32_pair: tuple[Path, Path], alone: LLM) -> None:
+def test_so_does_the_draft_model_and_so_do_both_together(
+    f32_pair: tuple[Path, Path], wanted: dict[int, list[int]]
+) -> None:
     with LLM.open(f32_pair[0], "none", threads=1) as small, LLM.open(*f32_pair, threads=1) as pair:
         copied = [0, 0]
         for number in NUMBERS:
             one = small.reply(case(number), max_tokens=MOST)
             assert ids(one) == ids(small.reply(case(number), max_tokens=MOST, retrieval="off"))
             both = pair.reply(case(number), max_tokens=MOST)
-            assert ids(both) == ids(alone.reply(case(number), max_tokens=MOST, retrieval="off"))
+            assert ids(both) == wanted[number]
             copied = [copied[0] + one.summary.retrieved, copied[1] + both.summary.retrieved]
     assert copied[0] > 10
     assert copied[1] > 0  # the small model drafts most of it
@@ -124,13 +132,13 @@ def test_a_conversation_of_before_is_copied(f32_pair: tuple[Path, Path], alone: 
         assert reply.summary.rounds < len(written) // 2
 
 
-def test_two_replies_at_once_are_both_right(f32_pair: tuple[Path, Path], alone: LLM) -> None:
+def test_two_replies_at_once_are_both_right(f32_pair: tuple[Path, Path], wanted: dict[int, list[int]]) -> None:
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         for _ in range(2):
             replies = [pair.reply(case(number), max_tokens=MOST) for number in (2, 5)]
             rows = [[next(reply).id for reply in replies] for _ in range(4)]
             texts = [[row[at] for row in rows] + ids(reply) for at, reply in enumerate(replies)]
-            assert texts == [ids(alone.reply(case(n), max_tokens=MOST, retrieval="off")) for n in (2, 5)]
+            assert texts == [wanted[number] for number in (2, 5)]
 
 
 @pytest.mark.parametrize(

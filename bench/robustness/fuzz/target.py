@@ -25,7 +25,8 @@ from edgellm.errors import EdgeError
 CORPUS = Path(__file__).with_name("corpus.json")
 MEMORY = 4 * 2**20  # bytes that reading an input may take
 PER_BYTE = 32  # further bytes for each byte of the input
-_WEIGHED = 500  # inputs of a target whose memory is measured, which is slow
+_WEIGHED = 500  # inputs of a target whose memory is measured, which is slow: of a short run one in _SPARED
+_SPARED = 4
 _KEPT = 20
 
 
@@ -84,7 +85,7 @@ def fire(target: Target, count: int, seed: int) -> Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for number, data in enumerate(inputs(target, count, seed)):
-            every = max(1, count // _WEIGHED)
+            every = max(_SPARED, count // _WEIGHED)
             take(target, data, done, weigh=number % every == 0)
     done.seconds = perf_counter() - began
     return done

@@ -94,7 +94,7 @@ def sound_home(home: Path) -> None:
     store_speed(HERE, MeasuredSpeed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128)))
     store_links({(HERE, "x"): MeasuredLink(LinkSpeed(0.001, 1e6, 1e6), 1, "")})
     run_command(ASK)
-    with LLM.open() as pair:
+    with LLM.open(threads=1) as pair:  # threads that meet take very long where other programs have the cores
         pair.curve()
     old_chats(History().folder, now)
 
