@@ -18,7 +18,7 @@ from edgellm.errors import VerifierLost
 from edgellm.spec.types import GREEDY, NO_IDS
 from edgellm.upstream.completions import PROBE_SECONDS, UpstreamModel, cached_tokens, check_model, sampling_fields
 from edgellm.upstream.fields import entries, fields, seed_at, text, whole
-from edgellm.upstream.http.client import HttpAnswer, HttpClient, ServerRefused
+from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Upstream
 from edgellm.upstream.text_border import TextBorders, Written
 from edgellm.upstream.verdict import RowsUnusable

@@ -9,7 +9,7 @@ from typing import Any
 from edgellm.errors import InvalidOption, VerifierLost
 from edgellm.spec.types import Sampling
 from edgellm.upstream.fields import entries, fields, maybe_count, number, seed_at, text, whole
-from edgellm.upstream.http.client import HttpAnswer, HttpClient, ServerRefused
+from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top, Upstream
 from edgellm.upstream.verdict import RowsUnusable
 

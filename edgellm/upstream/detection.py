@@ -8,7 +8,7 @@ from typing import Any
 from edgellm.errors import InvalidOption
 from edgellm.upstream import by_text, llama_server, ollama, sglang, vllm
 from edgellm.upstream.completions import PROBE_SECONDS, CompletionsUpstream, served_model, takes_ids
-from edgellm.upstream.http.client import HttpClient, ServerRefused
+from edgellm.upstream.http_client import HttpClient, ServerRefused
 from edgellm.upstream.rows import Tier, Upstream
 from edgellm.upstream.text_border import TextBorders
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgellm.upstream.completions import UpstreamModel, check_model
 from edgellm.upstream.fields import entries, fields, maybe_count, number, seed_at, text, whole
-from edgellm.upstream.http.client import HttpClient
+from edgellm.upstream.http_client import HttpClient
 from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Upstream
 from edgellm.upstream.verdict import RowsUnusable
 

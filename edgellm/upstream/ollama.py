@@ -8,7 +8,7 @@ from edgellm.errors import VerifierLost
 from edgellm.upstream.by_text import TextUpstream
 from edgellm.upstream.completions import UpstreamModel
 from edgellm.upstream.fields import entries, fields, maybe_count, number, text, whole
-from edgellm.upstream.http.client import HttpClient, ServerRefused
+from edgellm.upstream.http_client import HttpClient, ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, Tier
 from edgellm.upstream.text_border import TextBorders, Written
 from edgellm.upstream.verdict import RowsUnusable

@@ -10,7 +10,7 @@ from edgellm.engine import Model
 from edgellm.errors import VerifierBusy, VerifierLost, VerifierUnreachable
 from edgellm.storage.known_servers import KnownServer, KnownServers
 from edgellm.upstream.detection import detect
-from edgellm.upstream.http.client import CONNECTIONS, HttpClient, ServerURL, read_key
+from edgellm.upstream.http_client import CONNECTIONS, HttpClient, ServerURL, read_key
 from edgellm.upstream.rows import MEANING, Tier, Upstream
 from edgellm.upstream.text_border import TextBorders
 from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier

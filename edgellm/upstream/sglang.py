@@ -13,7 +13,7 @@ from edgellm.errors import VerifierLost
 from edgellm.spec.types import Sampling
 from edgellm.upstream.completions import PROBE_SECONDS, UpstreamModel, check_model, sampling_fields
 from edgellm.upstream.fields import best, entries, fields, maybe_count, number, text, whole
-from edgellm.upstream.http.client import HttpAnswer, HttpClient, ServerRefused
+from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top, Upstream
 from edgellm.upstream.verdict import RowsUnusable
 

@@ -19,7 +19,7 @@ from edgellm.spec.patience import RetryDelay, VerdictDeadline, VerdictWork
 from edgellm.spec.protocols import Verifier, VerifierSession
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
-from edgellm.upstream.http.client import HttpClient, ServerRefused
+from edgellm.upstream.http_client import HttpClient, ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, Tier, Upstream
 from edgellm.upstream.verdict import RowsUnusable, verdict
 

@@ -25,7 +25,7 @@ from edgellm.upstream.completions import (
     takes_ids,
 )
 from edgellm.upstream.fields import best, entries, fields, number, text, whole
-from edgellm.upstream.http.client import HttpAnswer, HttpClient, ServerRefused
+from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
 from edgellm.upstream.verdict import RowsUnusable
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from edgellm.engine import Vocabulary
 from edgellm.errors import VocabularyMismatch
-from edgellm.upstream.http.client import ServerURL
+from edgellm.upstream.http_client import ServerURL
 from edgellm.upstream.rows import Upstream
 from edgellm.upstream.text_border import TextBorders
 

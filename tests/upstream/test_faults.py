@@ -14,7 +14,7 @@ from edgellm.engine import Context, Model
 from edgellm.errors import VerifierBusy, VerifierLost, VerifierUnreachable, VocabularyMismatch
 from edgellm.llm import LLM
 from edgellm.spec.types import Notice, Source, Token
-from edgellm.upstream.http.client import HttpClient, ServerURL
+from edgellm.upstream.http_client import HttpClient, ServerURL
 from edgellm.upstream.verifier import UpstreamTiming
 from testkit.upstream.dialects import LlamaServer, Vllm
 from testkit.upstream.engine import Engine

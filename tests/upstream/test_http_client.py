@@ -8,7 +8,7 @@ import pytest
 
 from edgellm.errors import InvalidOption
 from edgellm.llm.model_loading import is_remote
-from edgellm.upstream.http.client import ServerURL, read_key
+from edgellm.upstream.http_client import ServerURL, read_key
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ import pytest
 
 from edgellm.errors import VerifierLost
 from edgellm.rpc.trust.identity import web_certificate
-from edgellm.upstream.http.client import HttpClient, ServerURL
+from edgellm.upstream.http_client import HttpClient, ServerURL
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
 class Scripted:
-    """A server that answers the requests of each connection with what it was told, and then ends it."""
+    """A server that answers the requests of each connection with what it was told, ends it, and is gone behind the
+    last one."""
 
     def __init__(self, *connections: tuple[bytes, ...], tls: ssl.SSLContext | None = None) -> None:
         self._connections, self._tls = connections, tls
@@ -36,10 +37,10 @@ class Scripted:
                 for answer in answers:
                     self.heads.append(line.recv(65536))
                     line.sendall(answer)
+        self._listening.close()
 
     def close(self) -> None:
         self._thread.join()
-        self._listening.close()
 
 
 def client_of(port: int, scheme: str = "http") -> Iterator[HttpClient]:

@@ -20,7 +20,7 @@ import numpy as np
 from edgellm.errors import EdgeError, EngineFailed, VerifierBusy, VerifierLost, VerifierUnavailable
 from edgellm.spec.types import NO_IDS, Ids, Verdict
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
-from edgellm.upstream.http.client import ServerRefused
+from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import RowReply
 from edgellm.upstream.verifier import UpstreamText
 from edgellm.verifier.backend import VerifierBackend

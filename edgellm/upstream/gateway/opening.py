@@ -11,7 +11,7 @@ from edgellm.engine import Model
 from edgellm.errors import EdgeError, InvalidOption, VerifierUnreachable
 from edgellm.spec.patience import RetryDelay
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
-from edgellm.upstream.http.client import ServerURL
+from edgellm.upstream.http_client import ServerURL
 from edgellm.upstream.opening import UpstreamOptions, open_upstream
 
 AT_ONCE = 128

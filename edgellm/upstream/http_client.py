@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
+
+import aiohttp
 
 from edgellm.errors import EdgeError, InvalidOption, StateDamaged, VerifierBusy, VerifierLost
 from edgellm.spec.guarded_session import wait_for_result
 from edgellm.storage.state import read_state
-from edgellm.upstream.http.connections import AnswerTooLong, ConnectionFailed, ConnectionPool, ConnectTimeout
 
 KEY_VARIABLE = "EDGELLM_VERIFIER_KEY"
 MAX_ANSWER = 64 * 2**20  # bytes: rows of a whole prompt, which some servers add
@@ -60,7 +61,7 @@ class ServerURL:
                 "The server's address contains a password or a query.",
                 f"Leave it out, and put the key into a file (--verifier-key-file) or into {KEY_VARIABLE}.",
             )
-        if url.scheme not in _PORTS or not _HOST.fullmatch(url.hostname or "") or not _PATH.fullmatch(url.path):
+        if url.scheme not in _SCHEMES or not _HOST.fullmatch(url.hostname or "") or not _PATH.fullmatch(url.path):
             raise InvalidOption(f"{text[:80]!r} is no address of a server.", _FORM)
         host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
         where = f"{host}:{port}" if port else f"{host}"
@@ -70,12 +71,6 @@ class ServerURL:
     def host(self) -> str:
         """Return the server's name or address."""
         return urlsplit(self.base).hostname or ""
-
-    @property
-    def port(self) -> int:
-        """Return the server's port."""
-        url = urlsplit(self.base)
-        return url.port or _PORTS[url.scheme]
 
     @property
     def is_loopback(self) -> bool:
@@ -94,7 +89,7 @@ class ServerURL:
         return self.base
 
 
-_PORTS = {"http": 80, "https": 443}
+_SCHEMES = ("http", "https")
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 _PATH = re.compile(r"[!-~]*")
 _FORM = "Give http://HOST:PORT or https://HOST:PORT, and #MODEL behind it where the server has several."
@@ -148,6 +143,12 @@ class HttpAnswer:
     seconds: float
 
 
+class _RawAnswer(NamedTuple):
+    status: int
+    retry_after: str
+    body: bytes
+
+
 class HttpClient:
     """The way to one server. Its coroutines run in its own loop; `run` and `wait` are for other threads."""
 
@@ -161,18 +162,18 @@ class HttpClient:
         self._thread = threading.Thread(target=self._loop.run_forever, name="edgellm-upstream", daemon=True)
         self._thread.start()
         self._tasks: set[asyncio.Task[Any]] = set()
-        parts = urlsplit(url.base)
-        self._root = parts.path
-        self._headers = [("Host", parts.netloc), ("Accept", "application/json"), ("Accept-Encoding", "identity")]
-        if key:
-            self._headers.append(("Authorization", f"Bearer {key}"))
-        self._pool = self.wait(self._open())
+        self._session = self.wait(self._open())
 
-    async def _open(self) -> ConnectionPool:
-        # without proxies; the certificates are those that the system trusts
-        tls = ssl.create_default_context() if self.url.is_encrypted else None
-        return ConnectionPool(
-            self.url.host, self.url.port, tls, connections=self._connections, seconds=CONNECT_SECONDS
+    async def _open(self) -> aiohttp.ClientSession:
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        # without proxies and cookies; the certificates are those that the system trusts
+        tls = ssl.create_default_context() if self.url.is_encrypted else True
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=tls, limit=self._connections),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            headers=headers, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False,
         )  # fmt: skip
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -211,7 +212,7 @@ class HttpClient:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await self._pool.close()
+        await self._session.close()
 
     async def get(self, path: str, seconds: float | None = CONNECT_SECONDS) -> HttpAnswer:
         """Return the answer to a GET. Raises as `post`."""
@@ -229,27 +230,38 @@ class HttpClient:
         return await self._ask("POST", path, json.dumps(body, separators=(",", ":")).encode(), seconds)
 
     async def _ask(self, method: str, path: str, body: bytes | None, seconds: float | None) -> HttpAnswer:
-        headers = self._headers if body is None else [*self._headers, ("Content-Type", "application/json")]
         began = perf_counter()
         try:
             async with asyncio.timeout(seconds):
-                answer = await self._pool.ask(method, self._root + path, headers, body, self._max_answer)
-        except AnswerTooLong:
-            raise self._lost(f"answers with more than {self._max_answer} bytes") from None
-        except ConnectTimeout:
+                try:
+                    answer = await self._exchange(method, path, body)
+                except aiohttp.ServerDisconnectedError:  # it has closed a connection that was kept
+                    answer = await self._exchange(method, path, body)
+        except aiohttp.ServerTimeoutError:
             raise self._lost(f"does not answer within {CONNECT_SECONDS:g} seconds") from None
-        except ConnectionFailed as error:
-            raise self._lost(f"is gone ({self._quoted(str(error))})") from None
-        data = answer.body
-        if answer.headers.get("content-encoding", "identity") != "identity":
-            raise self._lost("answers in a coding that it was not asked for")
+        except aiohttp.ClientError as error:
+            raise self._lost(f"is gone ({self._quoted(str(error) or type(error).__name__)})") from None
         if not 200 <= answer.status < 300:
-            raise self._refusal(answer.status, answer.headers.get("retry-after", ""), data)
+            raise self._refusal(answer.status, answer.retry_after, answer.body)
         try:
-            found = json.loads(data)
+            found = json.loads(answer.body)
         except (ValueError, RecursionError):
             raise self._lost("answers with something that is not JSON") from None
-        return HttpAnswer(found, len(body or b""), len(data), perf_counter() - began)
+        return HttpAnswer(found, len(body or b""), len(answer.body), perf_counter() - began)
+
+    async def _exchange(self, method: str, path: str, body: bytes | None) -> _RawAnswer:
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        async with self._session.request(
+            method, self.url.base + path, data=body, headers=headers, allow_redirects=False
+        ) as response:
+            if response.headers.get("Content-Encoding", "identity") != "identity":
+                raise self._lost("answers in a coding that it was not asked for")
+            data = bytearray()
+            async for part in response.content.iter_any():
+                data += part
+                if len(data) > self._max_answer:
+                    raise self._lost(f"answers with more than {self._max_answer} bytes")
+            return _RawAnswer(response.status, response.headers.get("Retry-After", ""), bytes(data))
 
     def garbled(self, what: str) -> VerifierLost:
         """Return the error for an answer that contradicts the server's documentation: `what` is wrong with it."""

@@ -1,1 +1,0 @@
-"""HTTP to stock servers."""
