@@ -1,6 +1,6 @@
 """Write a bundled model as the folder that vLLM, SGLang and transformers load: weights in f32, config and tokenizer.
 
-    python -m models.to_safetensors models/verifier.gguf FOLDER
+    python -m models.to_safetensors models/verifier.gguf FOLDER     # needs: pip install -e '.[train]'
 
 llama.cpp turns neighbouring numbers of a head by one angle, transformers the numbers half a head apart; so the rows of
 queries and keys change places.
@@ -16,6 +16,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import save_file
 
 from models.corpus import END, SPECIAL, START, TEMPLATE
 
@@ -33,14 +34,18 @@ def convert(source: Path, folder: Path) -> None:
     """Write the model in the file `source` into `folder`, which is made."""
     reader = gguf.GGUFReader(source)
     facts = {name: field.contents() for name, field in reader.fields.items()}
-    heads = int(facts["llama.attention.head_count"])
+    heads = {
+        "q_proj.weight": int(facts["llama.attention.head_count"]),
+        "k_proj.weight": int(facts["llama.attention.head_count_kv"]),
+    }
     weights = {}
     for tensor in reader.tensors:
         array = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
         name = _name(tensor.name)
-        weights[name] = _by_halves(array, heads) if name.endswith(("q_proj.weight", "k_proj.weight")) else array
+        n = heads.get(name.partition("self_attn.")[2])
+        weights[name] = array if n is None else _by_halves(array, n)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_weights(folder / "model.safetensors", weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     tokens = facts["tokenizer.ggml.tokens"]
     texts: dict[str, Any] = {
         "config.json": _config(facts, tokens.index(START), tokens.index(END)),
@@ -64,7 +69,8 @@ def _name(name: str) -> str:
 def _by_halves(array: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
     """Return a matrix (rows, columns) of queries or keys whose pairs of rows are half a head apart."""
     rows, columns = array.shape
-    return array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    halves = array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2)
+    return np.ascontiguousarray(halves.reshape(rows, columns))
 
 
 def _config(facts: dict[str, Any], start: int, end: int) -> dict[str, Any]:
@@ -79,20 +85,6 @@ def _config(facts: dict[str, Any], start: int, end: int) -> dict[str, Any]:
         "rope_theta": float(facts["llama.rope.freq_base"]), "tie_word_embeddings": False,
         "max_position_embeddings": int(facts["llama.context_length"]), "bos_token_id": start, "eos_token_id": end,
     }  # fmt: skip
-
-
-def _write_weights(path: Path, weights: dict[str, npt.NDArray[np.float32]]) -> None:
-    """Write a safetensors file: the length of a JSON header, the header, and the tensors one after the other."""
-    header, at = dict[str, Any](), 0
-    for name, array in weights.items():
-        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
-        at += array.nbytes
-    text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in weights.values():
-            file.write(np.ascontiguousarray(array, dtype="<f4").tobytes())
 
 
 if __name__ == "__main__":

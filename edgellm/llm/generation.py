@@ -146,7 +146,7 @@ def _write(
             context=ContextLookup(prompt) if plan.choice.lookup_below else None,
             suggestions=None if ngram is None else ngram.suggestions,
             filling=NOT_FILLED if ngram is None else ngram.filling, channel=channels.channel, draft_prompt=draft_prompt,
-            on_progress=on_progress, grammar=_grammar(parts, sampling),
+            on_progress=on_progress, grammar=ReplyGrammar.of(sampling.constraint, parts.text.grammar),
             tail=parts.tail if drafts and _asks_tail(parts, options, plan) else None,
         )  # fmt: skip
         events = _generate(
@@ -312,12 +312,6 @@ def reporting(parts: Components, options: ReplyOptions) -> Verifier:
         return model_drafter
     retrieval = parts.retrieval or NgramRuntime(parts.text, parts.context, parts.threads, None)
     return retrieval.self_verifier()
-
-
-def _grammar(parts: Components, sampling: Sampling) -> ReplyGrammar | None:
-    """Return the grammar for drafts, which are in the vocabulary of `parts.text`."""
-    constraint = sampling.constraint
-    return None if constraint is None else ReplyGrammar(parts.text.grammar(constraint.schema), constraint)
 
 
 def check_grammar(parts: Components, sampling: Sampling) -> None:

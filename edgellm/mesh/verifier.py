@@ -68,9 +68,7 @@ class MeshVerifier(Verifier):
     def open(self, state: GenerationState) -> MeshSession:
         """See `Verifier.open`. The stages begin to load now, if they have not. Raises PlanImpossible."""
         self.mesh.pipeline()
-        grammar = None
-        if (constraint := state.sampling.constraint) is not None and self._grammar is not None:
-            grammar = ReplyGrammar(self._grammar(constraint.schema), constraint)
+        grammar = ReplyGrammar.of(state.sampling.constraint, self._grammar)
         return MeshSession(self.mesh, state, self.rows, self._is_eog, grammar)
 
     def measured(self, session: int = 0) -> list[StageRecord]:

@@ -8,7 +8,8 @@ on nothing but the text before, so verifying drafts by it gives what the verifie
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,14 @@ class GrammarState(Protocol):
 
 class ReplyGrammar:
     """The grammar of one reply, for one of those who choose its tokens: it keeps their place in it."""
+
+    @classmethod
+    def of(cls, constraint: Constraint | None, compile_schema: Callable[[str], GrammarState] | None) -> Self | None:
+        """Return the grammar of a reply with `constraint`, by a function that returns that of a JSON schema; None
+        without one of the two."""
+        if constraint is None or compile_schema is None:
+            return None
+        return cls(compile_schema(constraint.schema), constraint)
 
     def __init__(self, grammar: GrammarState, constraint: Constraint) -> None:
         self._grammar, self._start = grammar, constraint.start

@@ -222,8 +222,7 @@ class LocalSession(BlockingSession):
         self._context.set_cancel(state.should_stop, self._progress)
         self._context.fill(*state.filling)
         self._engine = VerifierEngine(self._context, 1, model.is_eog, Scheduler(ONE_PASS))
-        constraint = state.sampling.constraint
-        self._grammar = None if constraint is None else ReplyGrammar(model.grammar(constraint.schema), constraint)
+        self._grammar = ReplyGrammar.of(state.sampling.constraint, model.grammar)
 
     @property
     def mtp_layer(self) -> MtpLayer | None:
@@ -327,9 +326,7 @@ class ColocatedVerifier(Verifier):
 
     def open(self, state: GenerationState) -> ColocatedSession:
         """See `Verifier.open`."""
-        grammar = None
-        if (constraint := state.sampling.constraint) is not None and self._grammar is not None:
-            grammar = ReplyGrammar(self._grammar(constraint.schema), constraint)
+        grammar = ReplyGrammar.of(state.sampling.constraint, self._grammar)
         return ColocatedSession(self._backend, next(self._numbers), state, grammar)
 
 

@@ -208,7 +208,7 @@ class VerificationService:
             await _write(stream, pb.VerifierFrame(draining=pb.Draining()))
 
     async def _push_back(self, request: VerifyRequest, seconds: float, stream: Stream) -> None:
-        """Have the device ask again after about so many seconds. What the session holds stays as it was."""
+        """Have the device ask again after about `seconds`. What the session holds stays as it was."""
         busy = pb.Busy(round=request.round, retry_ms=_milliseconds(seconds))
         _log.info("session %d is asked to retry in %d ms", request.session, busy.retry_ms)
         await _write(stream, pb.VerifierFrame(busy=busy))
