@@ -40,7 +40,7 @@ LIBRARIES = {
     "spake2": {"rpc"},
     "zeroconf": {"rpc"},
     "huggingface_hub": {"storage"},
-    "h11": {"upstream"},
+    "aiohttp": {"upstream"},
     "fcntl": {"system"},
     "resource": {"system"},
     **{name: set() for name in ("grp", "msvcrt", "pty", "pwd", "termios", "tty", "winreg")},

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgellm.errors import InvalidOption
-from edgellm.upstream import by_text, llama_server, ollama, sglang, vllm
-from edgellm.upstream.completions import PROBE_SECONDS, CompletionsUpstream, served_model, takes_ids
+from edgellm.upstream.dialects import by_text, llama_server, ollama, sglang, vllm
+from edgellm.upstream.dialects.completions import CompletionsUpstream, takes_ids
+from edgellm.upstream.dialects.served import PROBE_SECONDS, served_model
 from edgellm.upstream.http_client import HttpClient, ServerRefused
 from edgellm.upstream.rows import Tier, Upstream
 from edgellm.upstream.text_border import TextBorders

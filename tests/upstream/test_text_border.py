@@ -9,8 +9,8 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.spec.types import GREEDY, Ids
-from edgellm.upstream.by_text import TextUpstream
-from edgellm.upstream.completions import UpstreamModel
+from edgellm.upstream.dialects.by_text import TextUpstream
+from edgellm.upstream.dialects.served import UpstreamModel
 from edgellm.upstream.http_client import HttpClient, ServerURL
 from edgellm.upstream.rows import RowReply, RowRequest, Tier
 from edgellm.upstream.text_border import TextBorders, Written

@@ -16,10 +16,16 @@ import numpy as np
 
 from edgellm.errors import VerifierLost
 from edgellm.spec.types import GREEDY, NO_IDS
-from edgellm.upstream.completions import PROBE_SECONDS, UpstreamModel, cached_tokens, check_model, sampling_fields
+from edgellm.upstream.dialects.served import (
+    PROBE_SECONDS,
+    ServedUpstream,
+    UpstreamModel,
+    cached_tokens,
+    sampling_fields,
+)
 from edgellm.upstream.fields import entries, fields, seed_at, text, whole
 from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
-from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Upstream
+from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier
 from edgellm.upstream.text_border import TextBorders, Written
 from edgellm.upstream.verdict import RowsUnusable
 
@@ -27,43 +33,20 @@ _TRIES = 3
 _MORE = 8  # tokens that are asked for beyond what was too little
 
 
-class TextUpstream(Upstream):
+class TextUpstream(ServedUpstream):
     """A server that continues a text."""
 
     def __init__(
         self, client: HttpClient, served: UpstreamModel, borders: TextBorders, end_of_turn: int | None
     ) -> None:
         """`end_of_turn` is the token that ends a turn, which servers leave out of their texts."""
-        self._client, self._served, self._borders, self._end_of_turn = client, served, borders, end_of_turn
-
-    @property
-    def name(self) -> str:
-        """See `Upstream.name`."""
-        return self._served.name
-
-    @property
-    def context_length(self) -> int | None:
-        """See `Upstream.context_length`."""
-        return self._served.context_length
-
-    @property
-    def tier(self) -> Tier:
-        """See `Upstream.tier`."""
-        return Tier.CONTINUE
-
-    @property
-    def reason(self) -> str:
-        """See `Upstream.reason`."""
-        return "it takes no token ids, and continues a text"
+        super().__init__(client, served, Tier.CONTINUE, "it takes no token ids, and continues a text")
+        self._borders, self._end_of_turn = borders, end_of_turn
 
     @property
     def by_text(self) -> bool:
         """See `Upstream.by_text`."""
         return True
-
-    async def check(self) -> None:
-        """See `Upstream.check`."""
-        await check_model(self._client, self._served.name)
 
     @abstractmethod
     async def write(self, prompt: str, tokens: int, request: RowRequest, seed: int) -> tuple[Written, RowReply]:

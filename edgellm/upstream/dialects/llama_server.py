@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edgellm.upstream.completions import UpstreamModel, check_model
+from edgellm.upstream.dialects.served import ServedUpstream, UpstreamModel
 from edgellm.upstream.fields import entries, fields, maybe_count, number, seed_at, text, whole
 from edgellm.upstream.http_client import HttpClient
-from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Upstream
+from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier
 from edgellm.upstream.verdict import RowsUnusable
 
 _MOST_TOP = 64
@@ -16,17 +16,17 @@ _DRAWING = ("temperature", "top_k", "top_p")
 """The samplers of our rule in our order; its own chain cools last, and drops tokens by min-p unless told otherwise."""
 
 
-class LlamaServerUpstream(Upstream):
+class LlamaServerUpstream(ServedUpstream):
     """A llama-server. It chooses the slot itself: the free one with the longest common prefix."""
 
     def __init__(
-        self, client: HttpClient, served: UpstreamModel, template: str, reason: str, end_of_turn: int | None,
+        self, client: HttpClient, served: UpstreamModel, template: str, end_of_turn: int | None,
         slots: int | None = None,
     ) -> None:  # fmt: skip
         """`template` is the model's chat template; `end_of_turn` the token that ends a turn; `slots` are the texts that
         it writes at once."""
-        self._client, self._served, self._template, self._reason = client, served, template, reason
-        self._end_of_turn, self._slots = end_of_turn, slots
+        super().__init__(client, served, Tier.CONTINUE, "llama-server scores no drafts")
+        self._template, self._end_of_turn, self._slots = template, end_of_turn, slots
 
     @property
     def dialect(self) -> str:
@@ -34,29 +34,9 @@ class LlamaServerUpstream(Upstream):
         return "llama-server"
 
     @property
-    def name(self) -> str:
-        """See `Upstream.name`."""
-        return self._served.name
-
-    @property
-    def context_length(self) -> int | None:
-        """See `Upstream.context_length`."""
-        return self._served.context_length
-
-    @property
     def chat_template(self) -> str:
         """See `Upstream.chat_template`."""
         return self._template
-
-    @property
-    def tier(self) -> Tier:
-        """See `Upstream.tier`."""
-        return Tier.CONTINUE
-
-    @property
-    def reason(self) -> str:
-        """See `Upstream.reason`."""
-        return self._reason
 
     @property
     def at_once(self) -> int | None:
@@ -67,10 +47,6 @@ class LlamaServerUpstream(Upstream):
     def most_top(self) -> int:
         """See `Upstream.most_top`."""
         return _MOST_TOP
-
-    async def check(self) -> None:
-        """See `Upstream.check`."""
-        await check_model(self._client, self._served.name)
 
     async def rows(self, request: RowRequest) -> RowReply:
         """See `Upstream.rows`."""
@@ -148,4 +124,4 @@ async def connect(
         raise client.garbled(str(error)) from None
     model = UpstreamModel(served.name, length or served.context_length)
     source = template if isinstance(template, str) else ""
-    return LlamaServerUpstream(client, model, source, "llama-server scores no drafts", end_of_turn, slots)
+    return LlamaServerUpstream(client, model, source, end_of_turn, slots)

@@ -11,22 +11,18 @@ from typing import Any
 
 from edgellm.errors import VerifierLost
 from edgellm.spec.types import Sampling
-from edgellm.upstream.completions import PROBE_SECONDS, UpstreamModel, check_model, sampling_fields
+from edgellm.upstream.dialects.served import PROBE_SECONDS, ServedUpstream, UpstreamModel, reply, sampling_fields
 from edgellm.upstream.fields import best, entries, fields, maybe_count, number, text, whole
-from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
-from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top, Upstream
+from edgellm.upstream.http_client import HttpClient, ServerRefused
+from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
 from edgellm.upstream.verdict import RowsUnusable
 
 _PATH = "/generate"
 _MOST_TOP = 64
 
 
-class SglangUpstream(Upstream):
+class SglangUpstream(ServedUpstream):
     """An SGLang server."""
-
-    def __init__(self, client: HttpClient, served: UpstreamModel, tier: Tier, reason: str) -> None:
-        """`tier` is how it verifies, and `reason` why."""
-        self._client, self._served, self._tier, self._reason = client, served, tier, reason
 
     @property
     def dialect(self) -> str:
@@ -34,33 +30,9 @@ class SglangUpstream(Upstream):
         return "SGLang"
 
     @property
-    def name(self) -> str:
-        """See `Upstream.name`."""
-        return self._served.name
-
-    @property
-    def context_length(self) -> int | None:
-        """See `Upstream.context_length`."""
-        return self._served.context_length
-
-    @property
-    def tier(self) -> Tier:
-        """See `Upstream.tier`."""
-        return self._tier
-
-    @property
-    def reason(self) -> str:
-        """See `Upstream.reason`."""
-        return self._reason
-
-    @property
     def most_top(self) -> int:
         """See `Upstream.most_top`."""
         return _MOST_TOP
-
-    async def check(self) -> None:
-        """See `Upstream.check`."""
-        await check_model(self._client, self._served.name)
 
     async def rows(self, request: RowRequest) -> RowReply:
         """See `Upstream.rows`."""
@@ -86,7 +58,7 @@ class SglangUpstream(Upstream):
             raise RowsUnusable(f"{len(found)} rows for {drafted} drafted tokens")
         tops = [_top(row) for row in found[len(found) - drafted :]]
         rows = [*(Row(best(top), top) for top in tops), *_rows(answer.json, 1)[:1]]
-        return _reply(Tier.SCORE, rows, answer, maybe_count(said.get("cached_tokens")))
+        return reply(Tier.SCORE, rows, answer, maybe_count(said.get("cached_tokens")))
 
     async def _fan_out(self, request: RowRequest) -> RowReply:
         prefix, draft = request.prefix.tolist(), request.draft.tolist()
@@ -98,7 +70,7 @@ class SglangUpstream(Upstream):
             raise RowsUnusable(f"{len(found)} answers to {len(prompts)} prompts")
         rows = [_rows(one, request.top)[0] for one in found]
         tier = Tier.SCORE if request.decisive else Tier.FAN_OUT
-        return _reply(tier, rows, answer, maybe_count(fields(found[0].get("meta_info")).get("cached_tokens")))
+        return reply(tier, rows, answer, maybe_count(fields(found[0].get("meta_info")).get("cached_tokens")))
 
     async def _continue(self, request: RowRequest) -> RowReply:
         sampling = request.sampling
@@ -106,7 +78,7 @@ class SglangUpstream(Upstream):
         answer = await self._client.post(_PATH, body)
         said = fields(fields(answer.json).get("meta_info"))
         rows = _rows(answer.json, request.top)
-        return _reply(Tier.CONTINUE, rows, answer, maybe_count(said.get("cached_tokens")))
+        return reply(Tier.CONTINUE, rows, answer, maybe_count(said.get("cached_tokens")))
 
     async def tokenize(self, text: str) -> Sequence[int] | None:
         """See `Upstream.tokenize`."""
@@ -157,10 +129,6 @@ def _top(row: Any) -> Top:
     if any(len(entry) < 2 for entry in found):
         raise RowsUnusable("a row whose entries are no pairs")
     return tuple((whole(entry[1]), number(entry[0])) for entry in found)
-
-
-def _reply(tier: Tier, rows: list[Row], answer: HttpAnswer, cached: int | None) -> RowReply:
-    return RowReply(tier, tuple(rows), cached, None, answer.bytes_up, answer.bytes_down)
 
 
 async def connect(client: HttpClient, served: UpstreamModel, token: int, asked: Tier | None) -> SglangUpstream:

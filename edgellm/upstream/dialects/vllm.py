@@ -14,15 +14,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgellm.errors import VerifierLost
-from edgellm.upstream.completions import (
+from edgellm.upstream.dialects.completions import CompletionsUpstream, takes_ids
+from edgellm.upstream.dialects.served import (
     NEUTRAL,
     PROBE_SECONDS,
-    CompletionsUpstream,
     UpstreamModel,
     cached_tokens,
     reply,
     sampling_fields,
-    takes_ids,
 )
 from edgellm.upstream.fields import best, entries, fields, number, text, whole
 from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused

@@ -2,67 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from edgellm.errors import InvalidOption, VerifierLost
-from edgellm.spec.types import Sampling
-from edgellm.upstream.fields import entries, fields, maybe_count, number, seed_at, text, whole
-from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
-from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top, Upstream
+from edgellm.upstream.dialects.served import (
+    NEUTRAL,
+    PROBE_SECONDS,
+    ServedUpstream,
+    UpstreamModel,
+    cached_tokens,
+    reply,
+    sampling_fields,
+)
+from edgellm.upstream.fields import entries, fields, number, seed_at, text, whole
+from edgellm.upstream.http_client import HttpClient, ServerRefused
+from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
 from edgellm.upstream.verdict import RowsUnusable
 
 _ID = "token_id:"
-NEUTRAL: Mapping[str, Any] = {
-    "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0.0,
-}  # fmt: skip
-"""What servers take from a model's own settings unless a request says otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamModel:
-    """A model of a server: its name there, the positions of a text if that is known, and who the server says it is."""
-
-    name: str
-    context_length: int | None = None
-    owner: str = ""
-
-
-async def served_model(client: HttpClient, wanted: str = "") -> UpstreamModel:
-    """Return the model `wanted` of a server, or its first one.
-
-    Raises:
-        InvalidOption: it has no such model; names those that it has.
-        VerifierLost, VerifierBusy: as `HttpClient.get`.
-    """
-    answer = await client.get("/v1/models")
-    try:
-        models = [fields(one) for one in entries(fields(answer.json).get("data"))]
-        names = [text(one.get("id")) for one in models]
-    except RowsUnusable as error:
-        raise client.garbled(str(error)) from None
-    if not names or (wanted and wanted not in names):
-        asked = f"has no model {wanted!r}" if names else "serves no model"
-        raise InvalidOption(
-            f"The server at {client.url} {asked}.",
-            f"Name one of these behind # in the address: {', '.join(names[:8])}." if names else "Load one there.",
-        )
-    found = models[names.index(wanted) if wanted else 0]
-    length = maybe_count(found.get("max_model_len")) or maybe_count(fields(found.get("meta") or {}).get("n_ctx"))
-    return UpstreamModel(wanted or names[0], length, str(found.get("owned_by") or "")[:40])
-
-
-class CompletionsUpstream(Upstream):
+class CompletionsUpstream(ServedUpstream):
     """A server whose /v1/completions takes token ids, many prompts at once, and answers with the ids that it took."""
 
     def __init__(
         self, client: HttpClient, served: UpstreamModel, tier: Tier, reason: str, *, top: int = 0,
         dialect: str = "completions",
     ) -> None:  # fmt: skip
-        """`tier` is how it verifies, and `reason` why; rows can include `top` likeliest tokens."""
-        self._client, self._served, self._tier, self._reason, self._top = client, served, tier, reason, top
-        self._dialect = dialect
+        """See `ServedUpstream`; rows can include `top` likeliest tokens."""
+        super().__init__(client, served, tier, reason)
+        self._top, self._dialect = top, dialect
 
     @property
     def dialect(self) -> str:
@@ -70,33 +38,9 @@ class CompletionsUpstream(Upstream):
         return self._dialect
 
     @property
-    def name(self) -> str:
-        """See `Upstream.name`."""
-        return self._served.name
-
-    @property
-    def context_length(self) -> int | None:
-        """See `Upstream.context_length`."""
-        return self._served.context_length
-
-    @property
-    def tier(self) -> Tier:
-        """See `Upstream.tier`."""
-        return self._tier
-
-    @property
-    def reason(self) -> str:
-        """See `Upstream.reason`."""
-        return self._reason
-
-    @property
     def most_top(self) -> int:
         """See `Upstream.most_top`."""
         return self._top
-
-    async def check(self) -> None:
-        """See `Upstream.check`."""
-        await check_model(self._client, self._served.name)
 
     async def rows(self, request: RowRequest) -> RowReply:
         """See `Upstream.rows`."""
@@ -144,32 +88,6 @@ class CompletionsUpstream(Upstream):
         if request.top:
             body |= {"logprobs": request.top, "return_tokens_as_token_ids": True}
         return body
-
-
-def sampling_fields(sampling: Sampling, temperature: float) -> dict[str, Any]:
-    """Return how a server is to draw a token: by our rule alone, whatever its model's own settings are."""
-    greedy = temperature <= 0.0
-    top_k = -1 if greedy or sampling.top_k <= 0 else sampling.top_k
-    return {"temperature": max(0.0, temperature), "top_k": top_k, "top_p": 1.0 if greedy else sampling.top_p, **NEUTRAL}
-
-
-async def check_model(client: HttpClient, name: str) -> None:
-    """Check that a server still has the model `name`. Raises VerifierLost where it has not."""
-    try:
-        await served_model(client, name)
-    except InvalidOption as error:
-        raise VerifierLost(error.what, "Load the model there again.") from None
-
-
-def reply(tier: Tier, rows: tuple[Row, ...], answer: HttpAnswer, cached: int | None) -> RowReply:
-    """Return the reply of one request."""
-    return RowReply(tier, rows, cached, None, answer.bytes_up, answer.bytes_down)
-
-
-def cached_tokens(answer: HttpAnswer) -> int | None:
-    """Return how many tokens of prompts were not computed again, None where the server does not say."""
-    usage = fields(fields(answer.json).get("usage") or {})
-    return maybe_count(fields(usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
 
 
 def _rows(choice: Any, top: int) -> tuple[Row, ...]:
@@ -226,7 +144,3 @@ async def takes_ids(client: HttpClient, served: UpstreamModel, token: int, top: 
     if len(rows) != 2 or any(len(one) != 1 for one in rows):
         return f"it answers two prompts with {len(rows)} tokens"
     return ""
-
-
-PROBE_SECONDS = 60.0
-"""Within which a server answers a first question: it may have to load its model."""

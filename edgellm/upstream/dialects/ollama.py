@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edgellm.errors import VerifierLost
-from edgellm.upstream.by_text import TextUpstream
-from edgellm.upstream.completions import UpstreamModel
+from edgellm.upstream.dialects.by_text import TextUpstream
+from edgellm.upstream.dialects.served import UpstreamModel
 from edgellm.upstream.fields import entries, fields, maybe_count, number, text, whole
 from edgellm.upstream.http_client import HttpClient, ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, Tier

@@ -1,0 +1,1 @@
+"""The kinds of stock servers, one module each: their requests and answers."""

@@ -1,0 +1,108 @@
+"""What all kinds of servers have in common: the list of their models, and fields of requests and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgellm.errors import InvalidOption, VerifierLost
+from edgellm.spec.types import Sampling
+from edgellm.upstream.fields import entries, fields, maybe_count, text
+from edgellm.upstream.http_client import HttpAnswer, HttpClient
+from edgellm.upstream.rows import Row, RowReply, Tier, Upstream
+from edgellm.upstream.verdict import RowsUnusable
+
+PROBE_SECONDS = 60.0
+"""Within which a server answers a first question: it may have to load its model."""
+
+NEUTRAL: Mapping[str, Any] = {
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0.0,
+}  # fmt: skip
+"""What servers take from a model's own settings unless a request says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamModel:
+    """A model of a server: its name there, the positions of a text if that is known, and who the server says it is."""
+
+    name: str
+    context_length: int | None = None
+    owner: str = ""
+
+
+async def served_model(client: HttpClient, wanted: str = "") -> UpstreamModel:
+    """Return the model `wanted` of a server, or its first one.
+
+    Raises:
+        InvalidOption: it has no such model; names those that it has.
+        VerifierLost, VerifierBusy: as `HttpClient.get`.
+    """
+    answer = await client.get("/v1/models")
+    try:
+        models = [fields(one) for one in entries(fields(answer.json).get("data"))]
+        names = [text(one.get("id")) for one in models]
+    except RowsUnusable as error:
+        raise client.garbled(str(error)) from None
+    if not names or (wanted and wanted not in names):
+        asked = f"has no model {wanted!r}" if names else "serves no model"
+        raise InvalidOption(
+            f"The server at {client.url} {asked}.",
+            f"Name one of these behind # in the address: {', '.join(names[:8])}." if names else "Load one there.",
+        )
+    found = models[names.index(wanted) if wanted else 0]
+    length = maybe_count(found.get("max_model_len")) or maybe_count(fields(found.get("meta") or {}).get("n_ctx"))
+    return UpstreamModel(wanted or names[0], length, str(found.get("owned_by") or "")[:40])
+
+
+class ServedUpstream(Upstream):
+    """A server of one model, with what all kinds have in common."""
+
+    def __init__(self, client: HttpClient, served: UpstreamModel, tier: Tier, reason: str) -> None:
+        """`tier` is how it verifies, and `reason` why, as a clause."""
+        self._client, self._served, self._tier, self._reason = client, served, tier, reason
+
+    @property
+    def name(self) -> str:
+        """See `Upstream.name`."""
+        return self._served.name
+
+    @property
+    def context_length(self) -> int | None:
+        """See `Upstream.context_length`."""
+        return self._served.context_length
+
+    @property
+    def tier(self) -> Tier:
+        """See `Upstream.tier`."""
+        return self._tier
+
+    @property
+    def reason(self) -> str:
+        """See `Upstream.reason`."""
+        return self._reason
+
+    async def check(self) -> None:
+        """See `Upstream.check`."""
+        try:
+            await served_model(self._client, self._served.name)
+        except InvalidOption as error:
+            raise VerifierLost(error.what, "Load the model there again.") from None
+
+
+def sampling_fields(sampling: Sampling, temperature: float) -> dict[str, Any]:
+    """Return how a server is to draw a token: by our rule alone, whatever its model's own settings are."""
+    greedy = temperature <= 0.0
+    top_k = -1 if greedy or sampling.top_k <= 0 else sampling.top_k
+    return {"temperature": max(0.0, temperature), "top_k": top_k, "top_p": 1.0 if greedy else sampling.top_p, **NEUTRAL}
+
+
+def reply(tier: Tier, rows: Sequence[Row], answer: HttpAnswer, cached: int | None) -> RowReply:
+    """Return the reply of one request."""
+    return RowReply(tier, tuple(rows), cached, None, answer.bytes_up, answer.bytes_down)
+
+
+def cached_tokens(answer: HttpAnswer) -> int | None:
+    """Return how many tokens of prompts were not computed again, None where the server does not say."""
+    usage = fields(fields(answer.json).get("usage") or {})
+    return maybe_count(fields(usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
