@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
+
+from testkit.upstream.loopback import LoopbackHandler, LoopbackServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,50 +21,28 @@ class Exchange:
     answer: Any
 
 
-class Relay:
-    """Hands requests on to the server at an address on loopback, in threads of this process."""
+class Relay(LoopbackServer):
+    """Hands requests on to the server at an address on loopback."""
 
     def __init__(self, url: str) -> None:
         self.target = urlsplit(url)
         self.exchanges: list[Exchange] = []
-        self._http = _Http(("127.0.0.1", 0), _Handler)
-        self._http.relay = self
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
+        super().__init__(_Handler)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}{self.target.path}"
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self.close()
+        return super().url + self.target.path
 
 
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-    relay: Relay
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # as `testkit.upstream.server` says
-
-    def do_GET(self) -> None:
+class _Handler(LoopbackHandler):
+    def get(self) -> None:
         self.hand_on(None)
 
-    def do_POST(self) -> None:
-        self.hand_on(self.rfile.read(int(self.headers["Content-Length"])))
+    def post(self, body: bytes) -> None:
+        self.hand_on(body)
 
     def hand_on(self, body: bytes | None) -> None:
-        relay: Relay = self.server.relay  # type: ignore[attr-defined]  # set by it
+        relay: Relay = self.owner
         headers = {name: self.headers[name] for name in ("Content-Type", "Authorization") if name in self.headers}
         # a connection of its own each time: servers close those that have been idle for some seconds
         onward = http.client.HTTPConnection(relay.target.hostname or "", relay.target.port)
@@ -73,18 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = answer.read()
         onward.close()
         relay.exchanges.append(Exchange(self.path, _json(body), answer.status, _json(data)))
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.headers.get("Content-Type", "application/json"))
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        try:
-            self.wfile.write(data)
-            self.wfile.flush()
-        except OSError:  # the client has given up
-            self.close_connection = True
-
-    def log_message(self, *_arguments: object) -> None:
-        return
+        self.send(answer.status, data, kind=answer.headers.get("Content-Type", "application/json"))
 
 
 def _json(data: bytes | None) -> Any:

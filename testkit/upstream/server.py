@@ -6,10 +6,10 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 
 from testkit.upstream.dialects import Dialect, Invalid, Missing
+from testkit.upstream.loopback import LoopbackHandler, LoopbackServer
 
 
 class Fault(StrEnum):
@@ -28,27 +28,15 @@ class Fault(StrEnum):
     REFUSED = "status 400"
 
 
-class UpstreamServer:
-    """A server in threads of this process. `fault` is what happens to each POST from now on, until `heal`."""
+class UpstreamServer(LoopbackServer):
+    """A server in front of a dialect. `fault` is what happens to each POST from now on, until `heal`."""
 
     def __init__(self, dialect: Dialect, *, key: str = "", port: int = 0) -> None:
         self.dialect, self.key = dialect, key
         self.fault: Fault | None = None
         self.requests: list[tuple[str, Any, Mapping[str, str]]] = []
         self._released = threading.Event()
-        self._http = _Http(("127.0.0.1", port), _Handler)
-        self._http.upstream = self
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        port: int = self._http.server_address[1]
-        return port
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        super().__init__(_Handler, port)
 
     def stall(self) -> None:
         """Wait until the server is healed or closed."""
@@ -63,40 +51,24 @@ class UpstreamServer:
     def close(self) -> None:
         """End the server, and the connections that wait for it."""
         self._released.set()
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self.close()
+        super().close()
 
 
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-    upstream: UpstreamServer
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet: the second of two waits 40 ms for the first to be acknowledged
-
+class _Handler(LoopbackHandler):
     @property
     def upstream(self) -> UpstreamServer:
-        found: UpstreamServer = self.server.upstream  # type: ignore[attr-defined]  # set by it
+        found: UpstreamServer = self.owner
         return found
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         if self.allowed():
             self.answer(lambda: self.upstream.dialect.get(self.path), None)
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.upstream.requests.append((self.path, body, dict(self.headers)))
+    def post(self, body: bytes) -> None:
+        asked = json.loads(body)
+        self.upstream.requests.append((self.path, asked, dict(self.headers)))
         if self.allowed():
-            self.answer(lambda: self.upstream.dialect.post(self.path, body), self.upstream.fault)
+            self.answer(lambda: self.upstream.dialect.post(self.path, asked), self.upstream.fault)
 
     def allowed(self) -> bool:
         if not self.upstream.key or self.headers.get("Authorization") == f"Bearer {self.upstream.key}":
@@ -144,22 +116,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b" " * 65536)
         except OSError:
             return
-
-    def send(self, status: int, data: bytes, headers: Mapping[str, str] | None = None) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        try:
-            self.wfile.write(data)
-            self.wfile.flush()
-        except OSError:  # the client has given up
-            self.close_connection = True
-
-    def log_message(self, *_arguments: object) -> None:
-        return
 
 
 _ANSWERS: dict[Fault | None, tuple[int, bytes, dict[str, str]]] = {
