@@ -1,1 +1,1 @@
-"""The bundled pair of tiny models, and the code that made them. Knows nothing of the package."""
+"""The pairs of tiny models that the repository makes, and the code that makes them. Knows nothing of the package."""

@@ -2,7 +2,7 @@
 
 A greedy reply is exact if and only if every token of the right reply is the most probable one after those before it.
 
-    python -m models.evaluate --verifier CHECKPOINT --draft CHECKPOINT [--cases 300]
+    python -m models.evaluate [--pair home] --verifier CHECKPOINT --draft CHECKPOINT [--cases 300]
 
 The shipped pair is judged through llama.cpp by `bench/synera/pair_quality.py`.
 """
@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from tokenizers import Tokenizer
 
 from models.case import Case
-from models.corpus import held_out, render
-from models.families import JUDGED
 from models.net import Net
-from models.recipe import RECIPES
-from models.tokenizer import load as load_tokenizer
-from models.train import HERE, _padded
+from models.pairs import PAIRS
+from models.recipe import Recipe
+from models.rendering import render
+from models.train import padded
 
 GAMMA = 4
 
@@ -39,16 +39,15 @@ class Judged:
 
 
 @torch.inference_mode()
-def judge(net: Net, cases: list[Case]) -> list[Judged]:
+def judge(net: Net, cases: list[Case], tokenizer: Tokenizer) -> list[Judged]:
     """Return the model's choice at every token of the last turn of each case."""
-    tokenizer = load_tokenizer(HERE / "tokenizer.json")
     rendered = [render(case, tokenizer, lookup_weight=2.0) for case in cases]
     answers = [len(tokenizer.encode(case.answer, add_special_tokens=False).ids) + 1 for case in cases]
     judged: list[Judged | None] = [None] * len(cases)
     order = sorted(range(len(cases)), key=lambda at: len(rendered[at].ids))
     for start in range(0, len(order), 32):
         group = order[start : start + 32]
-        ids, weights = _padded([rendered[at] for at in group])
+        ids, weights = padded([rendered[at] for at in group])
         written = net.head(net(ids)).argmax(-1).numpy()
         for row, at in enumerate(group):
             end = len(rendered[at].ids)
@@ -73,8 +72,8 @@ def whole_chunks(draft: Judged, verifier: Judged) -> tuple[int, int]:
     return whole, chunks
 
 
-def _net(name: str, path: Path) -> Net:
-    net = Net(RECIPES[name].shape)
+def _net(recipe: Recipe, path: Path) -> Net:
+    net = Net(recipe.shape)
     state = torch.load(path, map_location="cpu", weights_only=True)
     net.load_state_dict(state.get("net", state))
     return net.eval()
@@ -82,15 +81,18 @@ def _net(name: str, path: Path) -> Net:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pair", choices=PAIRS, default="home")
     parser.add_argument("--verifier", type=Path)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--cases", type=int, default=300)
     arguments = parser.parse_args()
-    nets = {name: _net(name, path) for name in RECIPES if (path := getattr(arguments, name))}
+    pair = PAIRS[arguments.pair]
+    tokenizer = pair.tokenizer()
+    nets = {name: _net(recipe, path) for name, recipe in pair.recipes.items() if (path := getattr(arguments, name))}
     totals = np.zeros(2, dtype=int)
-    for family in JUDGED:
-        cases = list(held_out(family, arguments.cases))
-        judged = {name: judge(net, cases) for name, net in nets.items()}
+    for family in pair.families:
+        cases = list(pair.held_out(family, arguments.cases))
+        judged = {name: judge(net, cases, tokenizer) for name, net in nets.items()}
         line = f"{family:10}"
         for name, each in judged.items():
             exact = np.mean([(case.right == case.written).all() for case in each])

@@ -12,8 +12,9 @@ import gguf
 import numpy as np
 import torch
 
-from models.corpus import END, SPECIAL, START, TEMPLATE
-from models.net import EPSILON, ROPE_BASE, Shape
+from models.net import EPSILON, ROPE_BASE
+from models.recipe import Shape
+from models.rendering import END, SPECIAL, START, TEMPLATE
 
 BLOCK_TENSORS = {
     "attn_norm": "attn_norm",
@@ -32,7 +33,7 @@ def export(state: dict[str, torch.Tensor], shape: Shape, name: str, tokenizer: P
     """Write `path`: matrices as Q8_0, norms as f32, and an untied head."""
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name(f"edgellm {name}")
-    writer.add_description("A tiny model of a small world, bundled with edgellm")
+    writer.add_description("A tiny model, made with edgellm")
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
     writer.add_block_count(shape.layers)

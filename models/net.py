@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.recipe import Shape
+
 ROPE_BASE = 10_000.0
 EPSILON = 1e-5
 WRITTEN_OUT = 400  # tokens a row; longer rows use the fused kernel, which needs no memory for their squares
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of a model. `head_size` times `heads` is the width; every size is a multiple of 32 for Q8_0."""
-
-    layers: int
-    width: int
-    heads: int
-    feed_forward: int
-    vocabulary: int
-    context: int = 1024
-
-    @property
-    def head_size(self) -> int:
-        return self.width // self.heads
 
 
 def rope_table(shape: Shape) -> Tensor:

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from models.corpus import END, SPECIAL, START, TEMPLATE
+from models.rendering import END, SPECIAL, START, TEMPLATE
 
-TOKENIZER = Path(__file__).with_name("tokenizer.json")
 NAMES = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
@@ -31,7 +30,7 @@ NAMES = {
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Write the model in the file `source` into `folder`, which is made."""
+    """Write the model in the file `source`, which has its tokenizer beside it, into `folder`, which is made."""
     reader = gguf.GGUFReader(source)
     facts = {name: field.contents() for name, field in reader.fields.items()}
     heads = {
@@ -58,7 +57,7 @@ def convert(source: Path, folder: Path) -> None:
     }  # fmt: skip
     for name, found in texts.items():
         (folder / name).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (folder / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
+    (folder / "tokenizer.json").write_bytes(source.with_name("tokenizer.json").read_bytes())
 
 
 def _name(name: str) -> str:

@@ -1,6 +1,6 @@
-"""Trains one model of the pair on the seeded stream, with checkpoints to resume from.
+"""Trains one model of a pair on its seeded stream, with checkpoints to resume from.
 
-python -m models.train verifier            # the first stage; or: draft
+python -m models.train home verifier            # the first stage; or: home draft, code verifier, code draft
 """
 
 from __future__ import annotations
@@ -18,51 +18,30 @@ from tokenizers import Tokenizer
 from torch import distributed
 from torch.nn import functional as F
 
-from models.corpus import SPECIAL, Rendered, case_at, render
 from models.muon import Muon
 from models.net import Net, seed_copy_heads
-from models.recipe import RECIPES, Recipe, long_share, mixture, practises, schedule, sharpens, size_at, tokens_at
-from models.tokenizer import load as load_tokenizer
+from models.pairs import PAIRS, Pair
+from models.practice import random_copying, random_lookups
+from models.recipe import Recipe, practises, schedule, sharpens, tokens_at
+from models.rendering import Rendered
 
-HERE = Path(__file__).parent
 POOL = 16  # batches drawn together, so that rows of one length share a batch
 
 
-def rows(recipe: Recipe, step: int, tokenizer: Tokenizer) -> list[Rendered]:
-    """Return the conversations of the pool that starts at `step`, always the same for one step."""
-    progress = recipe.progress(step)
-    rng = random.Random(f"{recipe.seed}/{step}")
-    drawn, total, index = [], 0, 0
-    families, longer = mixture(progress, recipe), 0.0
-    first = (recipe.seed - 1) * 10**9 + step * 10_000
-    enough = POOL * tokens_at(progress, recipe)
-    while total < enough:
-        is_long = longer < long_share(progress) * total
-        size = rng.uniform(2.0, 6.0) if is_long else size_at(progress)
-        case = case_at(first + index, size, families)
-        rendered = render(case, tokenizer, recipe.lookup_weight)
-        index += 1
-        if len(rendered.ids) > recipe.shape.context:
-            continue
-        drawn.append(rendered)
-        total += len(rendered.ids)
-        longer += len(rendered.ids) if is_long else 0
-    return drawn
-
-
-def batches(recipe: Recipe, step: int, tokenizer: Tokenizer) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches(pair: Pair, recipe: Recipe, step: int, tokenizer: Tokenizer) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return `POOL` batches of ids (rows, tokens) and target weights, of rows of similar length, in random order."""
-    drawn = sorted(rows(recipe, step, tokenizer), key=lambda row: len(row.ids))
+    drawn = sorted(pair.rows(recipe, step, POOL, tokenizer), key=lambda row: len(row.ids))
     groups: list[list[Rendered]] = [[]]
     for row in drawn:
         if (len(groups[-1]) + 1) * len(row.ids) > tokens_at(recipe.progress(step), recipe) * 1.05 and groups[-1]:
             groups.append([])
         groups[-1].append(row)
     random.Random(step).shuffle(groups)
-    return [_padded(group) for group in groups]
+    return [padded(group) for group in groups]
 
 
-def _padded(group: list[Rendered]) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(group: list[Rendered]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and weights, each (rows, tokens), of rows that are filled up to the longest."""
     longest = max(len(row.ids) for row in group)
     ids = np.zeros((len(group), longest), dtype=np.int64)
     weights = np.zeros((len(group), longest), dtype=np.float32)
@@ -71,55 +50,13 @@ def _padded(group: list[Rendered]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(ids), torch.from_numpy(weights)
 
 
-def stream(recipe: Recipe, start: int, tokenizer: Tokenizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def stream(pair: Pair, recipe: Recipe, start: int, tokenizer: Tokenizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield batches from step `start` on. Pools start at multiples of `POOL`."""
     step = start // POOL * POOL
     while True:
-        drawn = batches(recipe, step, tokenizer)[:POOL]
+        drawn = batches(pair, recipe, step, tokenizer)[:POOL]
         yield from drawn[max(0, start - step) :]
         step += POOL
-
-
-def random_copying(recipe: Recipe, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch of random tokens in which each row stands twice; only the second time counts."""
-    generator = torch.Generator().manual_seed(step)
-    length = int(torch.randint(4, 80, (1,), generator=generator))
-    shape = (recipe.tokens // (2 * length + 1), length)
-    once = torch.randint(len(SPECIAL), recipe.shape.vocabulary, shape, generator=generator)
-    weights = torch.zeros(shape[0], 2 * length)
-    weights[:, length + 1 :] = 1.0
-    return torch.cat((once, once), dim=1), weights
-
-
-LINKS = (" is", " the", " to", " with", " was", " by", " has", " on", " at", " for", ":", " -", " will", " it", " and")
-
-
-def random_lookups(recipe: Recipe, step: int, tokenizer: Tokenizer) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch of lists of random keys and values with up to four ordinary words between; each key is queried.
-
-    Only the value after the key and one such word count, so that a look-up does not depend on the distance of a value
-    from its key.
-    """
-    generator = torch.Generator().manual_seed(step)
-
-    def draw(low: int, high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=generator)
-
-    vocabulary = recipe.shape.vocabulary
-    words = torch.tensor([tokenizer.token_to_id(word.replace(" ", "\u0120")) for word in LINKS])
-    begin, end = (tokenizer.token_to_id(token) for token in ("-", "\u010a"))
-    pairs, key, gap, value = (int(draw(*bounds, 1)) for bounds in ((2, 13), (1, 3), (0, 5), (1, 3)))
-    count = max(2, recipe.tokens // (pairs * (2 * key + gap + 2 * value + 5)))
-    keys, values = (draw(len(SPECIAL), vocabulary, count, pairs, n) for n in (key, value))
-    fixed = [torch.full((count, pairs, 1), token) for token in (begin, end)]
-    between, queried = words[draw(0, len(words), count, pairs, gap)], words[draw(0, len(words), count, pairs, 1)]
-    pages = torch.cat((fixed[0], keys, between, values, fixed[1]), dim=2).flatten(1)
-    order = torch.rand(count, pairs, generator=generator).argsort(1)[..., None]
-    again = [part.gather(1, order.expand_as(part)) for part in (keys, values)]
-    questions = torch.cat((fixed[0], again[0], queried, again[1], fixed[1]), dim=2)
-    weights = torch.zeros(questions.shape)
-    weights[:, :, key + 2 : key + 2 + value] = 1.0
-    return torch.cat((pages, questions.flatten(1)), 1), torch.cat((torch.zeros(pages.shape), weights.flatten(1)), 1)
 
 
 def loss_of(net: Net, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -204,6 +141,7 @@ def save(path: Path, state: object) -> None:
 
 
 def train(
+    pair: Pair,
     recipe: Recipe,
     folder: Path,
     device: str = "cpu",
@@ -218,7 +156,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{recipe.name}.pt"
     torch.manual_seed(recipe.seed)
-    tokenizer = load_tokenizer(HERE / "tokenizer.json")
+    tokenizer = pair.tokenizer()
     net = Net(recipe.shape)
     if weights is None:
         seed_copy_heads(net)
@@ -235,7 +173,7 @@ def train(
         step = state["step"]
     began, tokens, mean = time.monotonic(), 0, 0.0
     last = min(recipe.steps, stop or recipe.steps)
-    for batch in stream(recipe, step, tokenizer):
+    for batch in stream(pair, recipe, step, tokenizer):
         if step >= last:
             break
         practice = practises(step, recipe)
@@ -272,14 +210,17 @@ def train(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=RECIPES)
-    parser.add_argument("--folder", type=Path, default=HERE / "checkpoints")
+    parser.add_argument("pair", choices=PAIRS)
+    parser.add_argument("name", choices=("verifier", "draft"))
+    parser.add_argument("--folder", type=Path, help="of the checkpoints; of the pair by default")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--stop", type=int)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    train(RECIPES[arguments.name], arguments.folder, arguments.device, stop=arguments.stop)
+    pair = PAIRS[arguments.pair]
+    folder = arguments.folder or pair.folder / "checkpoints"
+    train(pair, pair.recipes[arguments.name], folder, arguments.device, stop=arguments.stop)
 
 
 if __name__ == "__main__":

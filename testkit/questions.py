@@ -16,8 +16,8 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Chunk, Ids, Verdict
 from models.case import Case
-from models.corpus import HELD_OUT_SEED, held_out
-from models.families import FAMILIES
+from models.home.corpus import HELD_OUT_SEED, held_out
+from models.home.families import FAMILIES
 
 MOST = 96  # tokens of a reply
 

@@ -17,8 +17,8 @@ from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
 from edgellm.verifier.in_process import VerifierWorker
 from edgellm.verifier.requests import Answer, VerifyRequest
 from edgellm.verifier.scheduler import SchedulerLimits
-from models.corpus import held_out
-from models.families import FAMILIES
+from models.home.corpus import held_out
+from models.home.families import FAMILIES
 
 GAMMA, CACHED, WRONG = 4, 256, 0.3
 

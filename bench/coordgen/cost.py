@@ -35,7 +35,7 @@ from edgellm.spec.state import GenerationState, Suggestions
 from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
-from models.corpus import held_out
+from models.home.corpus import held_out
 from testkit import random_gguf
 
 _ONE = 100  # tokens that are added at a time, to measure the time of each

@@ -27,7 +27,7 @@ from bench.harness.statistics import spread
 from edgellm.engine import Message
 from edgellm.llm import LLM
 from edgellm.storage import resolve
-from models.corpus import held_out
+from models.home.corpus import held_out
 from testkit.network.relay import Network
 from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
 

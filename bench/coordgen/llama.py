@@ -33,7 +33,7 @@ from bench.harness.report import write
 from edgellm.engine import Message, Model
 from edgellm.llm import LLM
 from edgellm.storage import resolve
-from models.corpus import held_out
+from models.home.corpus import held_out
 
 MOST = 120
 POSITIONS = 1024

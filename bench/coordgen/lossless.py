@@ -36,7 +36,7 @@ from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.params import SOURCES
 from edgellm.storage import resolve
-from models.corpus import HELD_OUT_SEED
+from models.home.corpus import HELD_OUT_SEED
 from testkit.processes.rpc_device import DEVICES, require_device
 
 LATE = "the verifier alone, late heads"

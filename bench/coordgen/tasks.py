@@ -13,7 +13,7 @@ import numpy as np
 
 from edgellm.engine import Context, Message, Model
 from edgellm.spec.types import Ids
-from models.corpus import held_out
+from models.home.corpus import held_out
 
 TASKS = {"summary": "summary", "rag": "qa", "ui": "command", "reply": "reply"}
 """Families of the little world by the paper's names of its tasks."""

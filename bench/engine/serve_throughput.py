@@ -36,8 +36,8 @@ from edgellm.storage import resolve
 from edgellm.verifier.in_process import VerifierWorker
 from edgellm.verifier.requests import Answer, VerifyRequest
 from edgellm.verifier.scheduler import SchedulerLimits
-from models.corpus import held_out
-from models.families import FAMILIES
+from models.home.corpus import held_out
+from models.home.families import FAMILIES
 from testkit.processes.verifier import VerifierProcess
 
 GAMMA, TOKENS, POSITIONS, WRONG = 4, 128, 1024, 0.3

@@ -45,8 +45,8 @@ from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Token
 from edgellm.storage import fingerprint, resolve
-from models.corpus import held_out
-from models.families import FAMILIES
+from models.home.corpus import held_out
+from models.home.families import FAMILIES
 from testkit.processes.worker import WorkerProcess
 from testkit.traced_reply import Endless
 

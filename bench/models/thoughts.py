@@ -44,7 +44,7 @@ from edgellm.spec.types import Chunk, Decision, Round
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from models.case import Case
-from models.corpus import HELD_OUT_SEED, held_out
+from models.home.corpus import HELD_OUT_SEED, held_out
 from testkit.questions import MOST, Remembering
 
 FAMILY = "quantity"

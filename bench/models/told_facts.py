@@ -16,7 +16,7 @@ from typing import Any
 from bench.harness.report import write
 from edgellm.engine import Message
 from edgellm.llm import LLM
-from models.families.facts import UNKNOWN
+from models.home.families.facts import UNKNOWN
 
 CONVERSATIONS: tuple[tuple[list[str], str], ...] = (
     (["where is my mug?", "The mug is on the shelf.", "where is my mug?"], "The mug is on the shelf."),

@@ -20,8 +20,8 @@ from edgellm.llm import LLM
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.storage import resolve
-from models.corpus import held_out
-from models.families import FAMILIES
+from models.home.corpus import held_out
+from models.home.families import FAMILIES
 from testkit import ROOT
 from testkit.network.faulty_relay import FaultyRelay
 from testkit.processes.verifier import PairedVerifierProcess, acquaint

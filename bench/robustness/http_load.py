@@ -38,7 +38,7 @@ from bench.harness.report import write
 from bench.robustness.load import EVERY, GROWTH, PACED, drift, look, quantiles
 from edgellm.engine import to_f32
 from edgellm.storage import resolve
-from models.corpus import held_out
+from models.home.corpus import held_out
 from testkit import ROOT
 
 KINDS = {"whole": 8, "stream": 7, "sampled": 4, "left": 4, "refused": 1, "looked": 1}

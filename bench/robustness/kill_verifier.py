@@ -51,8 +51,8 @@ from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Ids, Notice, Sampling, Token
 from edgellm.storage import resolve
-from models.corpus import held_out
-from models.families import FAMILIES
+from models.home.corpus import held_out
+from models.home.families import FAMILIES
 from testkit.processes.verifier import VerifierProcess
 from testkit.traced_reply import (
     POSITIONS,

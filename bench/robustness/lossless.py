@@ -29,8 +29,8 @@ from edgellm.engine.hardware import Hardware, offload_devices
 from edgellm.spec.types import Ids
 from edgellm.storage import resolve
 from models.case import Case
-from models.corpus import HELD_OUT_SEED, held_out
-from models.families import FAMILIES
+from models.home.corpus import HELD_OUT_SEED, held_out
+from models.home.families import FAMILIES
 from testkit.processes.rpc_device import DEVICES, require_device
 
 ON_HOST = Hardware(gpu_layers=0)

@@ -36,7 +36,7 @@ from edgellm.engine import Message, Model, to_f32
 from edgellm.llm import LLM
 from edgellm.spec.stream import Reply
 from edgellm.storage import resolve
-from models.corpus import HELD_OUT_SEED
+from models.home.corpus import HELD_OUT_SEED
 from testkit.network.relay import Network, Relay
 from testkit.processes.rpc_device import DEVICES, require_device
 from testkit.processes.verifier import VerifierProcess

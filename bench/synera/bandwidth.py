@@ -24,7 +24,7 @@ from bench.harness.report import write
 from bench.synera.stalls import Method
 from edgellm.services.client.verifier_client import RemotePending
 from edgellm.storage import resolve
-from models.corpus import HELD_OUT_SEED
+from models.home.corpus import HELD_OUT_SEED
 from testkit.network.relay import Network
 from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
 from testkit.questions import questions

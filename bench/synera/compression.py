@@ -31,8 +31,8 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Distribution, Floats, Sampling
 from edgellm.storage import resolve
 from edgellm.verifier.requests import VerifyRequest
-from models.corpus import held_out
-from models.families import FAMILIES
+from models.home.corpus import held_out
+from models.home.families import FAMILIES
 
 GAMMA, WIDE = 4, 152_000
 SAMPLINGS = {

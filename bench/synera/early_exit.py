@@ -25,7 +25,7 @@ from bench.harness.figures import empty_plot, save_plot
 from bench.harness.report import write
 from bench.harness.statistics import spread
 from edgellm.llm import LLM
-from models.corpus import HELD_OUT_SEED
+from models.home.corpus import HELD_OUT_SEED
 from testkit.questions import MOST, Question, questions
 
 

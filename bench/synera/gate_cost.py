@@ -37,7 +37,7 @@ from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk
 from edgellm.storage import resolve
-from models.profile import OUTPUT
+from models.home.profile import OUTPUT
 from testkit import random_gguf
 
 POSITIONS = 256

@@ -33,7 +33,7 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Verdict
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
-from models.families import FAMILIES
+from models.home.families import FAMILIES
 from testkit.questions import MOST, Question, questions
 
 Flags: TypeAlias = npt.NDArray[np.bool_]

@@ -1,6 +1,6 @@
-"""Judge the bundled pair through llama.cpp on held-out cases, for the table of the model card.
+"""Judge a pair that the repository makes through llama.cpp on held-out cases, for the table of the model card.
 
-    python -m bench.synera.pair_quality [--cases 300] [--draft PATH] [--verifier PATH]
+    python -m bench.synera.pair_quality [--pair home] [--cases 300] [--draft PATH] [--verifier PATH]
 
 Greedy. Columns, for each family: exact match of the draft model alone, of the verifier alone, and of both together with
 every chunk verified; ROUGE-1 of both models; the share of chunks of four drafted tokens that were accepted whole; and
@@ -21,8 +21,8 @@ from bench.harness.report import write
 from edgellm.engine import Message
 from edgellm.spec.types import Summary
 from models.case import Case
-from models.corpus import HELD_OUT_SEED, held_out
-from models.families import JUDGED
+from models.home.corpus import HELD_OUT_SEED
+from models.pairs import PAIRS
 from testkit.questions import rouge_1
 
 MODES = ("draft", "verifier", "pair")
@@ -76,22 +76,21 @@ def replies(pair: edgellm.LLM, cases: list[Case]) -> Iterator[tuple[Case, str, S
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=300, help="a family")
-    parser.add_argument("--draft", default="edgellm-draft")
-    parser.add_argument("--verifier", default="edgellm-verifier")
-    parser.add_argument("--name", default="pair_quality", help="of the result file")
+    parser.add_argument("--pair", choices=PAIRS, default="home")
+    parser.add_argument("--draft", help="the pair's by default")
+    parser.add_argument("--verifier", help="the pair's by default")
+    parser.add_argument("--name", help="of the result file; of the pair by default")
     parser.add_argument("--show", type=int, default=0, help="the verifier's mistakes to print for each family")
     arguments = parser.parse_args()
-    chosen = {
-        "draft": (arguments.draft, "none"),
-        "verifier": ("none", arguments.verifier),
-        "pair": (arguments.draft, arguments.verifier),
-    }
-    families: dict[str, dict[str, Any]] = {family: {} for family in JUDGED}
+    made = PAIRS[arguments.pair]
+    draft, verifier = (getattr(arguments, name) or str(made.folder / f"{name}.gguf") for name in ("draft", "verifier"))
+    chosen = {"draft": (draft, "none"), "verifier": ("none", verifier), "pair": (draft, verifier)}
+    families: dict[str, dict[str, Any]] = {family: {} for family in made.families}
     for mode in MODES:
         with edgellm.LLM.open(*chosen[mode]) as pair:
-            for family in JUDGED:
+            for family in made.families:
                 score, shown = Score(), 0
-                for case, text, summary in replies(pair, list(held_out(family, arguments.cases))):
+                for case, text, summary in replies(pair, list(made.held_out(family, arguments.cases))):
                     score.add(case, text, summary)
                     if mode == "verifier" and text != case.answer and shown < arguments.show:
                         shown += 1
@@ -102,7 +101,8 @@ def main() -> None:
     chunks = sum(row["pair"]["chunks"] for row in families.values())
     whole = sum(row["pair"]["chunks_accepted_whole"] * row["pair"]["chunks"] for row in families.values()) / chunks
     figures = {"families": families, "chunks_accepted_whole": whole, "chunks": chunks}
-    write(arguments.name, "bench.synera.pair_quality", figures, HELD_OUT_SEED)
+    name = arguments.name or ("pair_quality" if arguments.pair == "home" else f"pair_quality_{arguments.pair}")
+    write(name, "bench.synera.pair_quality", figures, HELD_OUT_SEED)
     sys.stdout.write(table(figures))
 
 

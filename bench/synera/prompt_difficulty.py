@@ -29,9 +29,9 @@ from edgellm.spec.gates.fitting import build
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.profiler import Run
 from edgellm.storage import resolve
-from models.corpus import HELD_OUT_SEED
-from models.families import FAMILIES
-from models.profile import CASES, prompts
+from models.home.corpus import HELD_OUT_SEED
+from models.home.families import FAMILIES
+from models.home.profile import CASES, prompts
 from testkit.questions import Answers, Question, answered, by_family, questions, reply_with
 
 VERIFIER = "edgellm-verifier"

@@ -46,9 +46,9 @@ from edgellm.spec.gates.rules import SyneraGate
 from edgellm.spec.state import GenerationState
 from edgellm.storage import fingerprint, resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
-from models.corpus import HELD_OUT_SEED
-from models.families import FAMILIES
-from models.profile import CASES, prompts
+from models.home.corpus import HELD_OUT_SEED
+from models.home.families import FAMILIES
+from models.home.profile import CASES, prompts
 from testkit.questions import MOST, Answers, Question, Remembering, answered, by_family, questions, reply_with
 
 POSITIONS = 1024

@@ -38,7 +38,7 @@ from bench.harness.report import write
 from bench.harness.statistics import spread
 from edgellm.llm import LLM
 from edgellm.storage import resolve
-from models.corpus import HELD_OUT_SEED
+from models.home.corpus import HELD_OUT_SEED
 from testkit.network.relay import Network
 from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
 from testkit.questions import MOST, Question, questions

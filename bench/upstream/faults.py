@@ -36,8 +36,8 @@ from bench.robustness.kill_verifier import MOST_GAP, PACE, Device
 from edgellm.engine import Message, Model, to_f32
 from edgellm.storage import resolve
 from edgellm.upstream.opening import open_upstream
-from models.corpus import held_out
-from models.families import FAMILIES
+from models.home.corpus import held_out
+from models.home.families import FAMILIES
 from testkit.traced_reply import POSITIONS, TOKENS, Gap, Judge
 from testkit.upstream.process import KINDS, UpstreamProcess
 from testkit.upstream.server import Fault

@@ -46,7 +46,7 @@ from edgellm.storage import resolve
 from edgellm.upstream.opening import UpstreamOptions, open_upstream
 from edgellm.upstream.rows import Tier, Upstream
 from edgellm.upstream.verifier import UpstreamTiming
-from models.corpus import HELD_OUT_SEED
+from models.home.corpus import HELD_OUT_SEED
 from testkit.upstream.engine import Engine
 from testkit.upstream.process import KINDS, POSITIONS
 from testkit.upstream.relay import Exchange, Relay

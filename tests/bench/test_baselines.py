@@ -10,7 +10,7 @@ from bench.synera.baselines import edgefm, hybrid, hybrid_gate
 from edgellm.llm import LLM
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import BudgetController
-from models.profile import OUTPUT
+from models.home.profile import OUTPUT
 from testkit.questions import answered, questions, reply_with
 
 ASKED = questions(3)

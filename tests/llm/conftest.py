@@ -12,8 +12,8 @@ from edgellm.engine import Message, Model
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from models.corpus import held_out
-from models.families import FAMILIES
+from models.home.corpus import held_out
+from models.home.families import FAMILIES
 
 PROFILED, ASKED = 1001, 2002  # seeds of the prompts that are profiled, and of others
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from models import world
-from models.lexicon import LONG, WORDS
-from models.world import Pool
+from models.home import world
+from models.home.lexicon import LONG, WORDS
+from models.home.world import Pool
 
 
 def test_no_held_out_entity_is_a_training_word() -> None:

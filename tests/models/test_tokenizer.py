@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from edgellm.engine import Model
-from models.corpus import SPECIAL
-from models.tokenizer import SIZE
+from models.home.corpus import SIZE
+from models.rendering import SPECIAL
 
 TRAINED_WITH = Tokenizer.from_file(str(Path(__file__).parents[2] / "models" / "tokenizer.json"))
 AS_TEXT = Tokenizer.from_file(str(Path(__file__).parents[2] / "models" / "tokenizer.json"))

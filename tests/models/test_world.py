@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from models import world
 from models.case import Turn, assistant, look
-from models.corpus import case_at, held_out
-from models.families import JUDGED, PLAIN, PRACTICE
-from models.families.facts import UNKNOWN
-from models.families.plain import KINDS
-from models.world import Phrasings, Pool, Split, World
+from models.home import world
+from models.home.corpus import case_at, held_out
+from models.home.families import JUDGED, PLAIN, PRACTICE
+from models.home.families.facts import UNKNOWN
+from models.home.families.plain import KINDS
+from models.home.world import Phrasings, Pool, Split, World
 
 SHARED = ("facts", "wordings", "plain_wordings")
 
@@ -25,7 +25,7 @@ def test_a_case_is_the_same_whenever_it_is_asked_for() -> None:
 
 def test_training_and_held_out_share_neither_entities_nor_wordings() -> None:
     pools = [value for value in vars(world).values() if isinstance(value, Pool)]
-    modules = [__import__(f"models.families.{name}", fromlist=["*"]) for name in (*JUDGED, *SHARED)]
+    modules = [__import__(f"models.home.families.{name}", fromlist=["*"]) for name in (*JUDGED, *SHARED)]
     wordings = [value for module in modules for value in vars(module).values() if isinstance(value, Phrasings)]
     assert len(pools) >= 8
     assert len(wordings) >= 25

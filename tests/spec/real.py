@@ -7,8 +7,8 @@ from itertools import islice
 
 from edgellm.engine import Message
 from edgellm.spec.stream import Reply
-from models.families import FAMILIES
-from models.world import Split, World
+from models.home.families import FAMILIES
+from models.home.world import Split, World
 
 
 def case(number: int) -> list[Message]:

@@ -21,8 +21,8 @@ from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Source, Token, Verdict
 from edgellm.verifier.in_process import ContextPool, LocalSession, LocalVerifier
-from models.corpus import held_out
-from models.families import FAMILIES
+from models.home.corpus import held_out
+from models.home.families import FAMILIES
 
 POSITIONS = 512
 

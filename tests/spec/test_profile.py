@@ -27,8 +27,8 @@ from edgellm.spec.gates.rules import (
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import Ids
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
-from models.corpus import held_out
-from models.families import FAMILIES
+from models.home.corpus import held_out
+from models.home.families import FAMILIES
 
 GAMMA, MOST, LAYER = 4, 40, 2
 

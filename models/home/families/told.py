@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from models.case import Case, Turn, assistant, user
-from models.families import chat
-from models.families.facts import UNKNOWN
-from models.families.plain import PlainFact, draw
-from models.world import World
+from models.home.families import chat
+from models.home.families.facts import UNKNOWN
+from models.home.families.plain import PlainFact, draw
+from models.home.world import World
 
 
 def noted(facts: list[PlainFact]) -> Turn:

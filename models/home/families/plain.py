@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from models.case import look, sentence
-from models.families import wordings
-from models.families.facts import WEIGHTS
-from models.families.plain_wordings import (
+from models.home.families import wordings
+from models.home.families.facts import WEIGHTS
+from models.home.families.plain_wordings import (
     CODE_ASK,
     CODE_SHORT,
     CODE_TELL,
@@ -30,7 +30,7 @@ from models.families.plain_wordings import (
     WHO_SHORT,
     WHO_TELL,
 )
-from models.world import FURNITURE, Phrasings, Split, World
+from models.home.world import FURNITURE, Phrasings, Split, World
 
 NOTE_SHARE = 0.25
 """Share of the tellings and questions of the training that have the wordings of `facts`."""

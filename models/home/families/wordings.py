@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.world import phrasings
+from models.home.world import phrasings
 
 PLACE_NOTE = phrasings(
     """

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from models.case import look, sentence
-from models.families.page import page
-from models.families.wordings import (
+from models.home.families.page import page
+from models.home.families.wordings import (
     CODE_ASK,
     CODE_NOTE,
     HAS_ASK,
@@ -24,7 +24,7 @@ from models.families.wordings import (
     WHO_ASK,
     WHO_NOTE,
 )
-from models.world import Phrasings, World
+from models.home.world import Phrasings, World
 
 UNKNOWN = "I do not know that yet. Tell me, and I will remember it."
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from models.case import Case, conversation, look, sentence
-from models.families.page import page
-from models.world import Phrasings, World, phrasings
+from models.home.families.page import page
+from models.home.world import Phrasings, World, phrasings
 
 ON = phrasings(
     """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from models.case import Case, Turn, assistant, look, user
-from models.families import facts
-from models.world import World, phrasings
+from models.home.families import facts
+from models.home.world import World, phrasings
 
 HELLO = phrasings(
     "Hello! I am {n}.\nHi, my name is {n}.\nGood morning, {n} here.\nHey, I'm {n}.\nHello, this is {n}.\n"

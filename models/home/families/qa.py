@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from models.case import Case, conversation
-from models.families import facts
-from models.world import World
+from models.home.families import facts
+from models.home.world import World
 
 
 def make(world: World, size: float) -> Case:

@@ -5,7 +5,7 @@ Full tellings name the thing, short ones only the value.
 
 from __future__ import annotations
 
-from models.world import phrasings
+from models.home.world import phrasings
 
 PLACE_TELL = phrasings(
     """

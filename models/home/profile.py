@@ -1,6 +1,6 @@
 """Makes the bundled pair's profile, on cases of the little world that nothing else uses.
 
-    python -m models.profile [--cases 300]
+    python -m models.home.profile [--cases 300]
 
 The times in it are this machine's. It is found by the hashes of both models, so make it again with them.
 """
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from edgellm.engine import Message
 from edgellm.llm import LLM
-from models.corpus import held_out
-from models.families import JUDGED
+from models.home.corpus import held_out
+from models.home.families import JUDGED
 
 SEED = 1001  # differs from that of the cases that measure quality
 CASES = 300  # for each family
-OUTPUT = Path(__file__).parent / "profile.json"
+OUTPUT = Path(__file__).parents[1] / "profile.json"
 
 
 def prompts(cases: int) -> list[list[Message]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models.case import Case, assistant, look, sentence, user
-from models.world import Phrasings, World, phrasings
+from models.home.world import Phrasings, World, phrasings
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from models.lexicon import LONG, WORDS
+from models.home.lexicon import LONG, WORDS
 
 _ONSETS = (
     "b",

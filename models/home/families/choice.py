@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from models.case import Case, conversation, look
-from models.families import facts
-from models.world import World, phrasings
+from models.home.families import facts
+from models.home.world import World, phrasings
 
 RIGHT = phrasings(
     """

@@ -5,10 +5,10 @@ line or several, with and without a blank line between.
 from __future__ import annotations
 
 from models.case import Case, assistant, user
-from models.families import command, judge, qa, quantity
-from models.families.page import page
-from models.families.plain import draw
-from models.world import World
+from models.home.families import command, judge, qa, quantity
+from models.home.families.page import page
+from models.home.families.plain import draw
+from models.home.world import World
 
 OTHERS = (qa.make, qa.make, judge.make, command.make, quantity.make)
 """Families whose notes and questions are sometimes laid out in these ways, too."""

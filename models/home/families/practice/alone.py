@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from models.case import Case, assistant, user
-from models.families import chat, facts
-from models.world import World
+from models.home.families import chat, facts
+from models.home.world import World
 
 
 def make(world: World, size: float) -> Case:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from models.case import Case, conversation, look
-from models.families.quantity import clock_sum, count_sum
-from models.world import World
+from models.home.families.quantity import clock_sum, count_sum
+from models.home.world import World
 
 ASK = ("How much is {s}?", "What does {s} make?", "{s}?", "And {s}?", "Tell me: {s}?")
 

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from models.strange import any_word, invented
+from models.home.strange import any_word, invented
 
 
 class Split(StrEnum):

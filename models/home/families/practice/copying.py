@@ -7,8 +7,8 @@ learned last of all, and every question about who has or does a thing needs it.
 from __future__ import annotations
 
 from models.case import Case, assistant, conversation, look, user
-from models.families.page import page
-from models.world import World, strange
+from models.home.families.page import page
+from models.home.world import World, strange
 
 BEHIND = ("What stands behind {k}?", "After {k}, what comes next?", "What does {k} have?", "Go on from {k}.")
 BEFORE = ("What stands before {k}?", "Who has {k}?", "Who is it with {k}?", "Which word has {k}?")

@@ -7,7 +7,7 @@ A few pages of the training text are bare lines, as people also write them.
 
 from __future__ import annotations
 
-from models.world import Split, World
+from models.home.world import Split, World
 
 BARE_SHARE = 0.08
 MARKS = ("-", "-", "*")

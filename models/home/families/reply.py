@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from models.case import Case, assistant, look, sentence, user
-from models.world import World, phrasings
+from models.home.world import World, phrasings
 
 MESSAGE = phrasings(
     """

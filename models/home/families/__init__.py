@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from models.case import Case
-from models.families import chat, choice, command, inline, judge, qa, quantity, reply, summary, told
-from models.families.practice import alone, copying, sums
-from models.world import World
+from models.home.families import chat, choice, command, inline, judge, qa, quantity, reply, summary, told
+from models.home.families.practice import alone, copying, sums
+from models.home.world import World
 
 FAMILIES: dict[str, Callable[[World, float], Case]] = {
     "qa": qa.make,

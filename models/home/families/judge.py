@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from models.case import Case, conversation, look
-from models.families.page import page
-from models.world import World, phrasings
+from models.home.families.page import page
+from models.home.world import World, phrasings
 
 LIKES = phrasings(
     """

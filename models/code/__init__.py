@@ -1,0 +1,1 @@
+"""The code pair: Python's own standard library, and tasks on it."""
