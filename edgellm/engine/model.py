@@ -127,6 +127,7 @@ class Model:
         dry: bool = False,
         mtp: bool = False,
         embeds: bool = False,
+        faults: Sequence[str] = (),
     ) -> Model:
         """Load a model, whose header is checked first if only its path is given; of a split one, its first part's.
 
@@ -138,7 +139,7 @@ class Model:
         `mtp` the layer that predicts further tokens is loaded, too, if it can be used: see `engine.mtp.support`. With
         `dry` nothing is allocated, neither here nor by contexts: llama.cpp only logs what it would take.
 
-        `embeds`: the trial embeds a text instead.
+        `embeds`: the trial embeds a text instead. `faults`: the trials that are known to fail, where `probe` is False.
 
         Raises:
             ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`.
@@ -162,7 +163,7 @@ class Model:
         try:
             if chat and template is not None:
                 template.start()
-            faults = verdict.faults if verdict is not None else ()
+            faults = verdict.faults if verdict is not None else faults
             mtp = mtp and usable and "mtp" not in faults
             owned = _load(file.path, hardware, text_only, progress, dry, mtp)
             model = cls(file, owned, template, hardware, faults, mtp=mtp)

@@ -30,6 +30,7 @@ from edgellm.isolation.serving import LENGTH, OUT_OF_MEMORY
 GRACE_SECONDS = 30.0  # limit of an answer by the clock, plus ten times its processor-time limit
 _POLL_SECONDS = 0.02  # between two checks of the child
 _FIRST_POLL_SECONDS = 0.001
+_TAIL = 4_096  # bytes of the last output
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"})  # sent by the system or a user
 
 
@@ -84,6 +85,13 @@ def cause_of(code: int) -> str:
             f"A child process was ended by {cause}.", "Try again; if the machine is short of memory, free some first."
         )
     return cause
+
+
+def last_lines(output: IO[bytes]) -> str:
+    """Return the last lines that a process has written to the file `output`, in one line without control characters."""
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
+    lines = output.read().decode("utf-8", "replace").splitlines()[-3:]
+    return "; ".join("".join(filter(str.isprintable, line)).strip() for line in lines if line.strip())
 
 
 class ChildProcess:

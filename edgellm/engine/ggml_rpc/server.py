@@ -26,13 +26,12 @@ from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.native import available_threads
 from edgellm.errors import EngineFailed
-from edgellm.isolation.child_process import start_child
+from edgellm.isolation.child_process import last_lines, start_child
 from edgellm.system import be_killed_first, limit
 
 STARTING_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _BESIDE = 2**30  # bytes of a server's own memory beside what its client asks for
-_TAIL = 4_096  # bytes of the last output
 _HASHED = "rpc"  # folder in which llama.cpp's own program keeps weights
 _NONE = "-"
 
@@ -44,6 +43,14 @@ def server_kind() -> tuple[str, Path | None]:
         return "llama.cpp's RPC backend, which is compiled in", None
     program = backend.find_program()
     return ("", None) if program is None else (f"the program {program}", program)
+
+
+def require_server() -> tuple[str, Path | None]:
+    """Return `server_kind`'s answer. Raise EngineFailed where nothing here can serve."""
+    what, program = server_kind()
+    if not what:
+        raise EngineFailed("This device has no RPC server of llama.cpp.", f"Compile one: {backend.BUILD}.")
+    return what, program
 
 
 class RpcServer:
@@ -64,9 +71,7 @@ class RpcServer:
         Raises:
             EngineFailed: nothing here can serve, or the server does not start.
         """
-        what, program = server_kind()
-        if not what:
-            raise EngineFailed("This device has no RPC server of llama.cpp.", f"Compile one: {backend.BUILD}.")
+        _what, program = require_server()
         with socket.create_server((backend.HOST, 0)) as free:
             self.port: int = free.getsockname()[1]
         threads = hardware.threads or available_threads()
@@ -95,9 +100,7 @@ class RpcServer:
     def last_words(self) -> str:
         """Return the end of what the process has printed, in one line without control characters."""
         with suppress(OSError, ValueError):
-            self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - _TAIL))
-            lines = self._output.read().decode("utf-8", "replace").splitlines()[-3:]
-            return "; ".join("".join(filter(str.isprintable, line)).strip() for line in lines if line.strip())
+            return last_lines(self._output)
         return ""
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from edgellm.engine.gguf.reader import SCALARS, SPLIT_KEYS, TENSOR_TYPES, GgufHe
 from edgellm.engine.vocabulary import Floats
 from edgellm.errors import ModelCorrupt, ModelUnsupported
 
-_UINT32, _INT32, _BOOL, _STRING, _ARRAY = 4, 5, 7, 8, 9
+_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _FIRST_ENTRY = 24  # bytes of magic, version and the two counts
 _STEP = 2**20
 
@@ -45,6 +45,11 @@ def raw_entries(source: BufferedReader, header: GgufHeader) -> dict[str, bytes]:
 def number(key: str, value: int) -> bytes:
     """Return an entry with an unsigned 32-bit number."""
     return _key(key, _UINT32) + struct.pack("<I", value)
+
+
+def real(key: str, value: float) -> bytes:
+    """Return an entry with a 32-bit floating-point number."""
+    return _key(key, _FLOAT32) + struct.pack("<f", value)
 
 
 def text(key: str, value: str) -> bytes:

@@ -27,13 +27,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from edgellm import errors, places
 from edgellm.engine.gguf.reader import GgufHeader, check_gguf, is_index
 from edgellm.engine.native import VERSION, features
 from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
-from edgellm.isolation.child_process import cause_of, start_child
+from edgellm.isolation.child_process import cause_of, last_lines, start_child
 
 INSTRUCTION = "AMX_INT8"
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
@@ -87,7 +87,6 @@ AGAIN = "Try again; if it fails again, install edgellm once more."
 """What to do where a trial fails that says nothing of the file."""
 _FORMAT = 5  # raise this when the child tries more than before, or kept verdicts may be wrong
 _MOST_KEPT = 1_000  # verdicts
-_TAIL = 4_096  # bytes of the child's last output
 _PORTION = 2**20
 _BUNDLED = ("draft.gguf", "verifier.gguf")
 
@@ -146,10 +145,7 @@ def require_loadable(probe: Probe, progress: Callable[[float], None] | None = No
     path = probe.paths[0]
     if os.environ.get("EDGELLM_PROBE") == "off" or not sys.executable or _is_bundled(path):
         return LoadTrial()
-    try:
-        kept = places.cache_dir() / "probed" / f"{probe.key()}.json"
-    except OSError as error:
-        raise ModelUnsupported(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+    kept = _kept(probe)
     known = read_verdict(kept)
     verdict = try_in_child(probe, progress) if known is None else known
     if verdict.fatal and probe.mtp and known is None:
@@ -158,11 +154,43 @@ def require_loadable(probe: Probe, progress: Callable[[float], None] | None = No
     if known is None:
         write_verdict(kept, verdict)
     if verdict.fatal:
-        raise ModelUnsupported(
-            f"{path} ends the process that loads it: {verdict.fatal}.",
-            "Use another file of this model; this one will not be loaded again.",
-        )
+        raise _fatal(path, verdict)
     return verdict
+
+
+def known_faults(probe: Probe) -> tuple[str, ...] | None:
+    """Return the faults of an earlier trial, none where models are not tried; None where this one has not been.
+
+    Raises:
+        ModelUnsupported: the file cannot be read, or ended the process of an earlier trial.
+    """
+    path = probe.paths[0]
+    if os.environ.get("EDGELLM_PROBE") == "off" or _is_bundled(path):
+        return ()
+    verdict = read_verdict(_kept(probe))
+    if verdict is not None and verdict.fatal:
+        raise _fatal(path, verdict)
+    return None if verdict is None else verdict.faults
+
+
+def keep_faults(probe: Probe, faults: Sequence[str]) -> None:
+    """Save the outcome of a trial that was made elsewhere."""
+    write_verdict(_kept(probe), LoadTrial("", tuple(faults)))
+
+
+def _kept(probe: Probe) -> Path:
+    path = probe.paths[0]
+    try:
+        return places.cache_dir() / "probed" / f"{probe.key()}.json"
+    except OSError as error:
+        raise ModelUnsupported(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+
+
+def _fatal(path: Path, verdict: LoadTrial) -> ModelUnsupported:
+    return ModelUnsupported(
+        f"{path} ends the process that loads it: {verdict.fatal}.",
+        "Use another file of this model; this one will not be loaded again.",
+    )
 
 
 def _checked_parts(header: GgufHeader) -> Iterator[tuple[int, int]]:
@@ -209,7 +237,7 @@ def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, 
         if outcome is not None:
             _raise_error(outcome)
             return LoadTrial("", _texts(outcome.get("faults")), new=True)
-        cause, words = cause_of(child.returncode), _last_lines(output)
+        cause, words = cause_of(child.returncode), last_lines(output)
         if not began:
             raise EngineFailed(f"The child process that tries a model did not start: {words or cause}.", AGAIN)
         return LoadTrial(f"{cause}, {words}" if words else cause, new=True)
@@ -242,13 +270,6 @@ def _raise_error(outcome: dict[str, Any]) -> None:
     error = getattr(errors, str(outcome.get("error")), None)
     if isinstance(error, type) and issubclass(error, EdgeError):
         raise error(str(outcome.get("what")), str(outcome.get("next_step")))
-
-
-def _last_lines(output: IO[bytes]) -> str:
-    """Return the last lines of the output, in one line without control characters."""
-    output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
-    lines = output.read().decode("utf-8", "replace").splitlines()[-3:]
-    return "; ".join("".join(filter(str.isprintable, line)).strip() for line in lines if line.strip())
 
 
 def read_verdict(kept: Path) -> LoadTrial | None:
