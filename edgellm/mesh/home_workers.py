@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from edgellm.engine import ModelFile
+from edgellm.engine.gguf.stand_in import stand_in
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.errors import InvalidOption, NotPaired
@@ -12,7 +13,7 @@ from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.deploy import DeployPart
 from edgellm.mesh.fleet_profiler import Notify, Survey, survey
-from edgellm.mesh.model_costs import model_costs
+from edgellm.mesh.model_costs import model_costs, shape_of
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, find_workers, local_worker, reach_worker, worker_at_address
@@ -42,17 +43,21 @@ def discover_workers(hosts: Sequence[str], addresses: Sequence[tuple[str, Addres
 
 
 def measure_workers(
-    model: ModelFile, workers: Sequence[Worker], remeasure: bool, notify: Notify, hardware: Hardware = ON_PROCESSOR
-) -> Survey:
+    model: ModelFile, workers: Sequence[Worker], remeasure: bool, notify: Notify, hardware: Hardware = ON_PROCESSOR,
+    *, by_stand_in: bool = False,
+) -> Survey:  # fmt: skip
     """Return measurements of this device, where `hardware` has it compute, and these workers for a model; `remeasure`:
-    ignore stored ones.
+    ignore stored ones. `by_stand_in`: layers are timed that stand in for those of a model that cannot be cut.
 
-    Raises the errors of `ComputeUnit.choose`, `blocks_of` and `model_costs`.
+    Raises the errors of `ComputeUnit.choose`, `blocks_of` and `model_costs`, or `stand_in`.
     """
-    costs, unit = model_costs(model), ComputeUnit.choose(hardware)
-    return survey(
-        Trust.load(), workers, blocks_of(model), costs.name, costs.shape, remeasure=remeasure, notify=notify, unit=unit
-    )
+    unit = ComputeUnit.choose(hardware)
+    if by_stand_in:
+        blocks, known = stand_in(model)
+        shape = shape_of(known)
+    else:
+        blocks, shape = blocks_of(model), model_costs(model).shape
+    return survey(Trust.load(), workers, blocks, model.name, shape, remeasure=remeasure, notify=notify, unit=unit)
 
 
 def parse_peer(text: str) -> tuple[str, Address]:

@@ -18,7 +18,7 @@ def model_costs(file: ModelFile) -> ModelCosts:
     Raises:
         ModelUnsupported: it is not a transformer with layers, or they cannot be cut apart.
     """
-    shape = _shape(dimensions(file.header))
+    shape = shape_of(dimensions(file.header))
     weights, embedding, head = [0.0] * shape.layers, 0.0, 0.0
     tied = True
     vocabulary = 0
@@ -45,7 +45,8 @@ def model_costs(file: ModelFile) -> ModelCosts:
     )  # fmt: skip
 
 
-def _shape(known: Dimensions) -> TransformerShape:
+def shape_of(known: Dimensions) -> TransformerShape:
+    """Return the shape for the cost model of layers with these dimensions."""
     return TransformerShape(
         layers=known.layers, d_model=known.d_model, heads=known.heads, kv_heads=known.kv_heads, d_head=known.keys,
         d_ff=known.d_ff,

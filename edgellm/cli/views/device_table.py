@@ -23,11 +23,12 @@ _QUIET_SECONDS = 1.0  # before progress is printed
 
 
 def survey_home(
-    model: ModelFile, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = (), *, hardware: Hardware
-) -> Survey:
+    model: ModelFile, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = (), *, hardware: Hardware,
+    by_stand_in: bool = False,
+) -> Survey:  # fmt: skip
     """Find the workers, and survey them and this device for a model. Arguments as for `find_home_workers` and
     `survey_workers`."""
-    return survey_workers(model, find_home_workers(interface, peers), fresh, hardware)
+    return survey_workers(model, find_home_workers(interface, peers), fresh, hardware, by_stand_in=by_stand_in)
 
 
 def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:
@@ -40,15 +41,18 @@ def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()
         return discover_workers(chosen_hosts(interface or ()), places)
 
 
-def survey_workers(model: ModelFile, workers: Sequence[Worker], fresh: bool, hardware: Hardware) -> Survey:
+def survey_workers(
+    model: ModelFile, workers: Sequence[Worker], fresh: bool, hardware: Hardware, *, by_stand_in: bool = False
+) -> Survey:
     """Measure what this device, as `hardware` has it compute, and `workers` can do with a model, if unknown or `fresh`;
-    print which are left out."""
+    print which are left out. `by_stand_in` as for `measure_workers`."""
     from edgellm.mesh.home_workers import measure_workers
 
     with progress("asking the devices") as update:
         found = measure_workers(
-            model, workers, fresh, lambda device, activity: update(f"{device}: {activity}"), hardware
-        )
+            model, workers, fresh, lambda device, activity: update(f"{device}: {activity}"), hardware,
+            by_stand_in=by_stand_in,
+        )  # fmt: skip
     print_left_out(found.left_out)
     for sentence in found.doubts():
         say(sentence, style="yellow")

@@ -88,7 +88,7 @@ class RpcSession:
 
     def __init__(self, endpoint: Endpoint, *, memory: int, weights: int, model: str, beat: float = HEARTBEAT_SECONDS):
         """Set up a session for a part of `model` that takes `memory` bytes there, `weights` of them of tensors."""
-        self.endpoint, self.name = endpoint, endpoint.name
+        self.endpoint, self._name = endpoint, endpoint.name
         self._begin = pb.Begin(
             protocol=RPC_ENGINE, session=os.urandom(SESSION_BYTES), memory=memory, weights=weights, name=model
         )
@@ -98,8 +98,16 @@ class RpcSession:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._live: Future[None] | None = None
         self._heard = 0.0
-        self.lost: Future[EdgeError] = Future()
+        self._lost: Future[EdgeError] = Future()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def lost(self) -> Future[EdgeError]:
         """The reason why the session has ended, once it has by itself."""
+        return self._lost
 
     def open(self) -> int:
         """Have the worker start a server; return the port of this machine that leads there.
@@ -169,7 +177,7 @@ class RpcSession:
         if not serving.done():
             serving.set_exception(error)
         if not closed:
-            self.lost.set_result(error)
+            self._lost.set_result(error)
 
     async def _end(self, channel: grpc.aio.Channel | None, listener: asyncio.Server | None) -> None:
         if listener is not None:
@@ -240,3 +248,22 @@ def _is_of(process: int | None, port: int) -> bool:
         return any(at.laddr.port == port for at in psutil.Process(process).net_connections(kind="tcp"))
     except psutil.Error:
         return False
+
+
+class RpcWorker:
+    """A worker that serves llama.cpp's RPC; see `edgellm.mesh.ggml_rpc.model.RpcDevice`."""
+
+    def __init__(self, endpoint: Endpoint, beat: float = HEARTBEAT_SECONDS) -> None:
+        self.endpoint, self._beat = endpoint, beat
+
+    @property
+    def name(self) -> str:
+        return self.endpoint.name
+
+    def free_memory(self) -> int:
+        """See `RpcDevice.free_memory`."""
+        return ask_offer(self.endpoint).memory
+
+    def rpc_session(self, *, memory: int, weights: int, model: str) -> RpcSession:
+        """See `RpcDevice.rpc_session`."""
+        return RpcSession(self.endpoint, memory=memory, weights=weights, model=model, beat=self._beat)

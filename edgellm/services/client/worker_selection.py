@@ -30,7 +30,7 @@ def remote_devices(
             compute there, or cannot be used.
     """
     if discovered:
-        endpoints = {worker.name: _endpoint_of(worker) for worker in discovered}
+        endpoints = {worker.name: endpoint_of(worker) for worker in discovered}
     else:
         endpoints = {endpoint.name: endpoint for endpoint in map(_endpoint_at, peers)}
     endpoints |= _resolved([name for name in dict.fromkeys(names) if name not in (HERE, *endpoints)])
@@ -39,10 +39,11 @@ def remote_devices(
 
 def remote_device(worker: Worker, known: Device, own: OwnPieces) -> RemoteDevice:
     """Return a discovered worker that was measured. Raise why it cannot be used."""
-    return RemoteDevice(_endpoint_of(worker), known=known, own=own)
+    return RemoteDevice(endpoint_of(worker), known=known, own=own)
 
 
-def _endpoint_of(worker: Worker) -> Endpoint:
+def endpoint_of(worker: Worker) -> Endpoint:
+    """Return the endpoint of a discovered worker. Raise why it cannot be used."""
     if worker.address is None:
         raise worker.error or NotPaired(
             f"The address of {worker.name} is unknown.", "Check that it is switched on and runs edgellm serve."

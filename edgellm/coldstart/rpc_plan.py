@@ -1,0 +1,283 @@
+"""Which layers of a model go to which device over llama.cpp's RPC, and what a reply then takes.
+
+The asking device reads the model, sends each other device its layers, and computes what is left. Rows go from it to one
+device after the other and back each time, so the order of the devices does not matter, and times add up: a layer costs
+each device a number of seconds, and each device that takes part costs some more. The least sum is found by trying all
+sets of devices, and filling the cheapest of each first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from edgellm.coldstart.hardware import Device, Link
+from edgellm.coldstart.plan import MIN_SAVING, Objective, format_seconds
+from edgellm.errors import PlanImpossible
+from edgellm.layer_range import HERE, LayerRange, StageShare
+
+START_SECONDS = 1.5
+"""For the processes that load and serve, before anything is read."""
+_BATCH = 512  # rows that cross the network at once
+_MOST = 8  # devices whose sets are tried; their number doubles with each
+
+
+@dataclass(frozen=True, slots=True)
+class RpcModelCosts:
+    """A model of any architecture: of each layer the bytes, those that one token reads, and the weights that one token
+    is multiplied by; of the head its bytes and weights; the `embedding`, which stays on the asking device.
+
+    `cache` bytes of a layer's keys, values or states; `compute` bytes on each device to compute in. A row between
+    layers has `width` numbers of 32 bits, one of logits `vocabulary`.
+    """
+
+    name: str
+    layer_bytes: tuple[int, ...]
+    token_bytes: tuple[float, ...]
+    products: tuple[float, ...]
+    head: int
+    head_products: float
+    embedding: int
+    width: int
+    vocabulary: int
+    cache: float = 0.0
+    compute: float = 0.0
+
+    @property
+    def layers(self) -> int:
+        return len(self.layer_bytes)
+
+    def weights(self, layers: LayerRange) -> int:
+        """Return the bytes of some layers, with the head if the last one is among them."""
+        return sum(self.layer_bytes[layers.start : layers.stop]) + self.head * (layers.stop == self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class RpcSite:
+    """A device that serves, the lines to it and back, and the share of the model's weights that it keeps on its
+    disk."""
+
+    device: Device
+    up: Link
+    down: Link
+    kept: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RpcOption:
+    """The layers of each device, in order, and seconds: of loading, to the first token, per further token, and to the
+    end of the reply."""
+
+    shares: tuple[StageShare, ...]
+    load_s: float
+    ttft_s: float
+    token_s: float
+    reply_s: float
+
+    def seconds(self, objective: Objective) -> float:
+        """Return the time that an objective minimises."""
+        return self.reply_s if objective == "reply" else self.ttft_s
+
+
+@dataclass(frozen=True, slots=True)
+class RpcPlan:
+    """The best way over RPC; this device `alone`, None if it has no memory for that; and the best single other device
+    that can hold the model whole and verify there, if any: `elsewhere`, whose one share names it."""
+
+    option: RpcOption
+    alone: RpcOption | None
+    elsewhere: RpcOption | None
+    objective: Objective
+
+    @property
+    def advice(self) -> str:
+        """Return what is best, and why, in a sentence or two."""
+        best, goal = self.option, self.objective
+        taken = format_seconds(best.seconds(goal))
+        names = [share.name for share in best.shares]
+        if names == [HERE]:
+            text = f"Use this device alone: {taken}, and no other one makes it faster."
+        else:
+            alone = (
+                "it does not fit this device alone"
+                if self.alone is None
+                else f"instead of {format_seconds(self.alone.seconds(goal))} on this device alone"
+            )
+            text = f"Over RPC on {' and '.join(names)}: {taken}; {alone}."
+        if (better := self.one_each) is not None:
+            text += (
+                f" Better is one model each: with the whole model on {better.shares[0].name}, which verifies what this"
+                f" device drafts, it takes {format_seconds(better.seconds(goal))} and"
+                f" {format_seconds(better.token_s)} for each further token, against {format_seconds(best.token_s)}."
+            )
+        return text
+
+    @property
+    def one_each(self) -> RpcOption | None:
+        """Return the way with the whole model on one other device if that beats any split; else None."""
+        best, other = self.option, self.elsewhere
+        if other is None or other.seconds(self.objective) > (1.0 - MIN_SAVING) * best.seconds(self.objective):
+            return None
+        return other
+
+
+def plan_rpc(
+    here: Device, sites: Sequence[RpcSite], model: RpcModelCosts, tokens_in: int, tokens_out: int, *,
+    objective: Objective = "ttft", cards: bool = False, cold: bool = True,
+) -> RpcPlan:  # fmt: skip
+    """Return the best way to hold `model` on this device and the `sites`. `cards`: this device computes on graphics
+    cards, which then have the last layers and the head. With `cold` False everything is loaded.
+
+    Raises:
+        PlanImpossible: the devices together cannot hold it.
+    """
+    search = _Search(here, sites[:_MOST], model, max(1, tokens_in), max(0, tokens_out - 1), cards, cold)
+    options = list(search.options(objective))
+    if not options:
+        have = sum(max(0.0, site.device.memory) for site in sites) + here.memory
+        need = sum(model.layer_bytes) + model.head + model.embedding + model.layers * model.cache
+        raise PlanImpossible(
+            f"{model.name} needs {need / 1e9:.1f} GB with its caches, and the devices have {have / 1e9:.1f} GB.",
+            "Choose a smaller model or quantisation, a shorter context, or add a device.",
+        )
+    best = min(options, key=lambda option: option.seconds(objective))
+    alone = next((option for option in options if [share.name for share in option.shares] == [HERE]), None)
+    whole = list(search.whole())
+    elsewhere = min(whole, key=lambda option: option.seconds(objective), default=None)
+    return RpcPlan(best, alone, elsewhere, objective)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Seconds of something on one device: to load it, for the prompt, and for a further token."""
+
+    load: float
+    prompt: float
+    token: float
+
+    def __add__(self, other: _Part) -> _Part:
+        return _Part(self.load + other.load, self.prompt + other.prompt, self.token + other.token)
+
+    def times(self, count: int) -> _Part:
+        return _Part(count * self.load, count * self.prompt, count * self.token)
+
+
+_NOTHING = _Part(0.0, 0.0, 0.0)
+
+
+class _Search:
+    def __init__(
+        self, here: Device, sites: Sequence[RpcSite], model: RpcModelCosts, tokens: int, further: int, cards: bool,
+        cold: bool,
+    ) -> None:  # fmt: skip
+        self._here, self._sites, self._model = here, sites, model
+        self._tokens, self._further, self._cards, self._cold = tokens, further, cards, cold
+        count = model.layers
+        self._layer = sum(model.layer_bytes) / count, sum(model.token_bytes) / count, sum(model.products) / count
+
+    def options(self, objective: Objective) -> Iterator[RpcOption]:
+        """Yield the best way with each set of devices that can hold the model."""
+        for count in range(len(self._sites) + 1):
+            for chosen in combinations(self._sites, count):
+                if not chosen or self._cards:
+                    heads: Sequence[RpcSite | None] = [None]
+                else:
+                    heads = chosen
+                found = [option for head in heads if (option := self._option(chosen, head, objective)) is not None]
+                if found:
+                    yield min(found, key=lambda option: option.seconds(objective))
+
+    def whole(self) -> Iterator[RpcOption]:
+        """Yield the way with the whole model on each other device, from its own disk, and nothing but ids between."""
+        model = self._model
+        size = sum(model.layer_bytes) + model.head + model.embedding
+        for site in self._sites:
+            if size + model.layers * model.cache + model.compute > site.device.memory:
+                continue
+            round_trip = site.up.latency + site.down.latency
+            part = self._compute(site.device, sum(model.token_bytes), sum(model.products))
+            part += self._compute(site.device, model.head, model.head_products, rows=1)
+            part += _Part(size / site.device.disk, round_trip, round_trip)
+            yield self._timed((StageShare(site.device.name, LayerRange(0, model.layers)),), part)
+
+    def _option(self, chosen: Sequence[RpcSite], head: RpcSite | None, objective: Objective) -> RpcOption | None:
+        """Return the best way with these devices, each with a layer at least, and this one; `head` is on one of them,
+        or here. None if they cannot hold the model."""
+        model = self._model
+        each = {site.device.name: self._a_layer(site) for site in chosen}
+        each[HERE] = self._a_layer(None)
+        room = {site.device.name: self._room(site, site is head) for site in chosen}
+        room[HERE] = self._room(None, head is None)
+        counts = {site.device.name: 1 for site in chosen} | {HERE: 0}
+        left = model.layers - len(chosen)
+        if left < 0 or any(room[name] < count for name, count in counts.items()):
+            return None
+        for name in sorted(each, key=lambda name: self._score(each[name], objective)):
+            more = min(left, room[name] - counts[name])
+            counts[name] += more
+            left -= more
+        if left:
+            return None
+        part = self._a_head(head)
+        for name, count in counts.items():
+            part += each[name].times(count)
+        for site in chosen:
+            part += self._traffic(site, logits=site is head)
+        last = sorted(chosen, key=lambda site: site is head)
+        names = [site.device.name for site in last]
+        names = [*names, HERE] if self._cards else [HERE, *names]
+        shares, at = [], 0
+        for name in names:
+            if counts[name]:
+                shares.append(StageShare(name, LayerRange(at, at + counts[name])))
+                at += counts[name]
+        return self._timed(tuple(shares), part)
+
+    def _timed(self, shares: tuple[StageShare, ...], part: _Part) -> RpcOption:
+        load = START_SECONDS + part.load if self._cold else 0.0
+        ttft = load + part.prompt
+        return RpcOption(shares, load, ttft, part.token, ttft + self._further * part.token)
+
+    def _score(self, part: _Part, objective: Objective) -> float:
+        further = self._further if objective == "reply" else 0
+        return part.load * self._cold + part.prompt + further * part.token
+
+    def _room(self, site: RpcSite | None, head: bool) -> int:
+        """Return how many layers fit a device."""
+        model = self._model
+        memory = self._here.memory - model.embedding if site is None else site.device.memory
+        memory -= model.compute + model.head * head
+        return max(0, math.floor(memory / (self._layer[0] + model.cache)))
+
+    def _a_layer(self, site: RpcSite | None) -> _Part:
+        size, read, products = self._layer
+        device = self._here if site is None else site.device
+        return self._load(site, size) + self._compute(device, read, products)
+
+    def _a_head(self, site: RpcSite | None) -> _Part:
+        device = self._here if site is None else site.device
+        model = self._model
+        return self._load(site, model.head) + self._compute(device, model.head, model.head_products, rows=1)
+
+    def _load(self, site: RpcSite | None, size: float) -> _Part:
+        read = size / self._here.disk
+        if site is not None:  # what is kept there is read on both sides: it is known by its hash
+            sent = max(read, 8.0 * size / site.up.rate)
+            read = site.kept * (read + size / site.device.disk) + (1.0 - site.kept) * sent
+        return _Part(read, 0.0, 0.0)
+
+    def _compute(self, device: Device, read: float, products: float, rows: int | None = None) -> _Part:
+        one = read / device.bandwidth if device.bandwidth else 2.0 * products / device.speed(1)
+        rows = self._tokens if rows is None else rows
+        return _Part(0.0, max(one, 2.0 * products * rows / device.speed(rows)), one)
+
+    def _traffic(self, site: RpcSite, *, logits: bool) -> _Part:
+        """Return the seconds for rows to a device and back."""
+        row, last = 4.0 * self._model.width, 4.0 * self._model.vocabulary * logits
+        batches = math.ceil(self._tokens / _BATCH)
+        latency, per_row = site.up.latency + site.down.latency, 8.0 * row / site.up.rate
+        back = 8.0 * last / site.down.rate
+        per_row += 0.0 if logits else 8.0 * row / site.down.rate
+        return _Part(0.0, batches * latency + self._tokens * per_row + back, latency + per_row + back)

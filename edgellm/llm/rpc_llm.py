@@ -1,0 +1,231 @@
+"""A model that several devices hold by llama.cpp's RPC, and replies from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Self
+
+from edgellm.coldstart.plan import Objective
+from edgellm.coldstart.rpc_plan import RpcSite
+from edgellm.engine import Model, ModelFile
+from edgellm.engine.ggml_rpc import backend
+from edgellm.engine.ggml_rpc.model_process import ContextSizes, ModelProcess
+from edgellm.engine.hardware import N_BATCH, ON_PROCESSOR, Hardware
+from edgellm.engine.memory_fit import free_memory
+from edgellm.errors import EdgeError, InvalidOption
+from edgellm.layer_range import HERE, StageShare, read_split
+from edgellm.llm.idle_work import IdleWork
+from edgellm.llm.llm import LLM
+from edgellm.llm.mesh_llm import SESSIONS, positions_of
+from edgellm.llm.model_loading import Named, PairFit, fit, load, named, place_named
+from edgellm.mesh.compute_unit import ComputeUnit
+from edgellm.mesh.ggml_rpc.costs import rpc_costs
+from edgellm.mesh.ggml_rpc.model import RpcDevice, RpcModel, RpcWork
+from edgellm.mesh.ggml_rpc.placement import RpcPlacement, by_memory, place
+from edgellm.mesh.ggml_rpc.verifier import RpcVerifier
+
+if TYPE_CHECKING:
+    from edgellm.mesh.fleet_profiler import Survey
+    from edgellm.rpc.discovery.workers import Worker
+    from edgellm.services.client.rpc_session import RpcOffer
+
+
+@dataclass(frozen=True, slots=True)
+class RpcOptions:
+    """The settings of a model over RPC: its layers follow `split`, or the placement `placed` on the measured devices
+    (`place_over_rpc`).
+
+    `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices.
+    """
+
+    split: str | None = None
+    placed: RpcPlacement | None = None
+    peers: tuple[str, ...] = ()
+    context: int | None = None
+    sessions: int = SESSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRpc:
+    """A pair whose verifier is a model over RPC. `began` is the `perf_counter` time when it began to load."""
+
+    pair: LLM
+    verifier: RpcVerifier
+    began: float
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.pair.close()
+
+
+def place_over_rpc(
+    file: ModelFile, home: Survey, offers: RpcOffers | None = None, *, tokens_in: int, tokens_out: int,
+    objective: Objective = "ttft", context: int | None = None, sessions: int = 1, hardware: Hardware = ON_PROCESSOR,
+    cold: bool = True,
+) -> RpcPlacement:  # fmt: skip
+    """Return the best placement of the model in `file` on the surveyed devices that serve llama.cpp's RPC; the
+    arguments are as for `edgellm.llm.mesh_llm.place_at_home`. `offers` are those of the devices, if they were asked
+    already. With `cold` False everything is loaded.
+
+    Raises:
+        EngineFailed: this llama.cpp has no RPC backend.
+        ModelUnsupported, DeviceLost: llama.cpp cannot use the model.
+        PlanImpossible: the devices cannot hold it.
+    """
+    backend.require()
+    unit = ComputeUnit.choose(hardware)
+    sizes = _sizes(file, context, sessions, hardware)
+    process = ModelProcess(file.path, rpc_costs(file).vocabulary, sizes, unit.hardware)
+    try:
+        costs = rpc_costs(file, *process.beside_weights())
+    finally:
+        process.close()
+    offers = offers or ask_offers(home.workers)
+    left_out = [*offers.refused, *((name, error.what) for name, error in home.left_out)]
+    fleet = home.fleet()
+    known = {device.name: device for device in fleet.devices}
+    total, links, sites = sum(costs.layer_bytes) + costs.head, fleet.links or {}, []
+    for name, offer in offers.given.items():
+        device = replace(known[name], memory=float(max(1, offer.memory)))
+        sites.append(RpcSite(device, links[HERE, name], links[name, HERE], min(1.0, offer.cached / total)))
+    workers = {name: home.workers[name] for name in offers.given}
+    return place(
+        costs, known[HERE], sites, workers, tokens_in, tokens_out, objective=objective, cards=bool(unit.name),
+        left_out=left_out, cold=cold,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RpcOffers:
+    """What the workers that serve llama.cpp's RPC offer, by name; and why others do not."""
+
+    given: Mapping[str, RpcOffer]
+    refused: Sequence[tuple[str, str]] = ()
+
+
+def ask_offers(workers: Mapping[str, Worker]) -> RpcOffers:
+    """Ask all workers at once whether they serve llama.cpp's RPC."""
+    if not workers:
+        return RpcOffers({})
+    from edgellm.services.client.rpc_session import ask_offer
+    from edgellm.services.client.worker_selection import endpoint_of
+
+    given: dict[str, RpcOffer] = {}
+    refused: list[tuple[str, str]] = []
+
+    def ask(name: str) -> None:
+        try:
+            given[name] = ask_offer(endpoint_of(workers[name]))
+        except EdgeError as error:
+            refused.append((name, str(error)))
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(ask, workers))
+    return RpcOffers({name: given[name] for name in workers if name in given}, sorted(refused))
+
+
+def open_over_rpc(
+    file: ModelFile,
+    options: RpcOptions,
+    *,
+    draft: Named | None = None,
+    hardware: Hardware = ON_PROCESSOR,
+    draft_hardware: Hardware = ON_PROCESSOR,
+    history: bool = True,
+    notify: Callable[[str], None] | None = None,
+) -> OpenedRpc:
+    """Load the model in `file` over the devices, and open the pair meanwhile. This device's own layers are computed as
+    `hardware` says, and the draft model beside them. `history` as for `LLM.open`.
+
+    Raises:
+        EngineFailed: this llama.cpp has no RPC backend, or cannot use the model.
+        InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model.
+        NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot be used.
+        VocabularyMismatch: the draft model has another vocabulary.
+    """
+    backend.require()
+    began = perf_counter()
+    shares = _shares(options)
+    unit, costs = ComputeUnit.choose(hardware), rpc_costs(file)
+    sizes = _sizes(file, options.context, options.sessions, hardware)
+    work = RpcWork(file, costs.vocabulary, sizes, unit.hardware, unit.devices if unit.name else ())
+    devices = _devices(options, [share.name for share in shares])
+    closing, idle = ExitStack(), IdleWork()
+    closing.callback(idle.close)
+    try:
+        model = RpcModel(work, devices, _planner(options, shares, devices, file), notify)
+        closing.callback(model.close)
+        with ThreadPoolExecutor(1) as pool:
+            opening = pool.submit(model.open)
+            text = Model.load(file, text_only=True, chat=True)
+            closing.callback(text.close)
+            opening.result()
+        small, compared = None, PairFit()
+        if (name := named(draft)) is not None:
+            own = sum(costs.weights(share.layers) for share in model.shares if share.name == HERE) + costs.embedding
+            placed = place_named(name, draft_hardware, Counter({"CPU": own}), verifies=False)
+            small = load(placed, progress=None, closing=closing, idle=idle)
+            compared = fit(small, text, name, file.path)
+            small = None if compared.left_out else small
+        verifier = RpcVerifier(model, text.is_eog, text.grammar)
+        closing.callback(verifier.close)
+        pair = LLM(
+            text, draft=small, verifier=verifier, model_hash=idle.file_hash(file.path).compute, fit=compared,
+            history=history, closing=closing, idle=idle,
+        )  # fmt: skip
+    except BaseException:
+        closing.close()
+        raise
+    return OpenedRpc(pair, verifier, began)
+
+
+def _sizes(file: ModelFile, context: int | None, sessions: int, hardware: Hardware) -> ContextSizes:
+    return ContextSizes(positions_of(file.header, context or hardware.n_ctx), sessions, hardware.n_batch or N_BATCH)
+
+
+def _shares(options: RpcOptions) -> tuple[StageShare, ...]:
+    if options.split is not None:
+        return read_split(options.split)
+    if options.placed is not None:
+        return options.placed.shares
+    raise InvalidOption("Neither a split nor measured devices are given.", "Give a split: --split here:1-12,desk:13-24")
+
+
+def _devices(options: RpcOptions, names: Sequence[str]) -> list[RpcDevice]:
+    """Return the other devices that hold layers, and further ones that may."""
+    if options.placed is None and not options.peers and set(names) == {HERE}:  # gRPC is slow to import
+        return []
+    from edgellm.services.client.rpc_session import RpcWorker
+    from edgellm.services.client.worker_selection import remote_devices
+
+    discovered = () if options.placed is None else tuple(options.placed.workers.values())
+    found = remote_devices(names, options.peers, discovered, {}, lambda _wanted: ())
+    return [RpcWorker(device.endpoint) for device in found.values()]
+
+
+def _planner(
+    options: RpcOptions, shares: Sequence[StageShare], devices: Sequence[RpcDevice], file: ModelFile
+) -> Callable[[Collection[str]], Sequence[StageShare]]:
+    """Return the function that says which device holds what: as asked for, and by figures or memory after a loss."""
+    wanted = {share.name for share in shares} - {HERE}
+
+    def plan(names: Collection[str]) -> Sequence[StageShare]:
+        if wanted.issubset(names):
+            return shares
+        if options.placed is not None:
+            return options.placed.again(names)
+        memory = {HERE: free_memory()}
+        for device in devices:
+            if device.name in names:
+                with suppress(EdgeError):  # it is lost, too
+                    memory[device.name] = device.free_memory()
+        return by_memory(rpc_costs(file), memory)
+
+    return plan

@@ -1,0 +1,393 @@
+"""A model over the RPC servers of several devices, which is loaded again over the others when one is lost.
+
+The context lives in a child process, with the text's cache. A loss ends that process: the text itself is with the
+sessions, which are told that the verifier is busy until the model is there again, and then send it once more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgellm.engine import Floats, Ids, ModelFile, SeqRows
+from edgellm.engine.ggml_rpc.model_process import ContextSizes, ModelProcess, ServedLayers
+from edgellm.engine.hardware import ALL_LAYERS, Hardware
+from edgellm.engine.trial.probe import Probe, keep_faults, known_faults
+from edgellm.errors import DeviceLost, EdgeError, InvalidOption, MeshBroken, PlanImpossible, VerifierBusy
+from edgellm.layer_range import HERE, StageShare
+from edgellm.mesh.coordinator import check_shares
+from edgellm.mesh.ggml_rpc.costs import rpc_costs
+from edgellm.spec.types import NO_IDS
+
+_log = logging.getLogger(__name__)
+_BLAME_SECONDS = 1.0  # within which a session says that it is lost, after llama.cpp has ended the process over it
+_MARGIN = 64 * 2**20  # bytes on a device beside weights, caches and what it computes in
+_CRASHES = 3  # of the process in a row, with no device at fault
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0  # seconds before all devices are tried again
+_LEAST_SECONDS = 10.0  # announced for loading again
+
+
+class RpcHost(Protocol):
+    """A session of llama.cpp's RPC at a device: a server there, and a port of this machine that leads to it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lost(self) -> Future[EdgeError]:
+        """The reason why the session has ended, once it has by itself."""
+        ...
+
+    def open(self) -> int:
+        """Start the server; return the port. Raise an EdgeError if the device cannot be used."""
+        ...
+
+    def admit(self, process: int) -> None:
+        """Let a process of this machine through, and no other."""
+        ...
+
+    def confirm(self) -> None:
+        """Say that the model is loaded."""
+        ...
+
+    def close(self) -> None:
+        """End the session, and the server."""
+        ...
+
+
+class RpcDevice(Protocol):
+    """A device that serves llama.cpp's RPC."""
+
+    @property
+    def name(self) -> str: ...
+
+    def free_memory(self) -> int:
+        """Return the bytes that are free there. Raise an EdgeError if the device cannot be asked."""
+        ...
+
+    def rpc_session(self, *, memory: int, weights: int, model: str) -> RpcHost:
+        """Return a session, which is not open yet, for a part of `model` that takes `memory` bytes there, `weights` of
+        them of tensors."""
+        ...
+
+
+Planner = Callable[[Collection[str]], Sequence[StageShare]]
+"""Returns the layers of each device, in order, over those of these names and this one. Raises PlanImpossible."""
+
+
+@dataclass(frozen=True, slots=True)
+class RpcWork:
+    """A model and its context. This device computes its own share as `hardware` says, on its `cards` or the
+    processor."""
+
+    file: ModelFile
+    n_vocab: int
+    sizes: ContextSizes
+    hardware: Hardware
+    cards: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Opened:
+    """A loaded model: its process, and the sessions at the other devices."""
+
+    shares: tuple[StageShare, ...]
+    process: ModelProcess
+    hosts: tuple[RpcHost, ...] = ()
+
+    def close(self) -> None:
+        self.process.close()
+        for host in self.hosts:
+            host.close()
+
+
+class _DeviceFailed(Exception):
+    """A device cannot be used."""
+
+    def __init__(self, name: str, error: EdgeError) -> None:
+        super().__init__(name)
+        self.name, self.error = name, error
+
+
+class RpcModel:
+    """A model as the verifier's engine decodes with it (`edgellm.verifier.engine.ModelRunner`). One thread decodes.
+
+    While the model is being loaded again, decodes raise VerifierBusy, and MeshBroken while it cannot be: then all
+    devices are tried again from time to time.
+    """
+
+    lazy_head = None
+
+    def __init__(
+        self, work: RpcWork, devices: Sequence[RpcDevice], plan: Planner, notify: Callable[[str], None] | None = None
+    ) -> None:
+        """Set up the model; `open` loads it. `notify` is called with every change, in words for people."""
+        self.work = work
+        self._devices = {device.name: device for device in devices}
+        self._plan, self._notify = plan, notify or (lambda _text: None)
+        self._probe = Probe(work.file.paths, work.file.parts, ALL_LAYERS)
+        self._costs = rpc_costs(work.file)
+        self._lock = threading.Lock()
+        self._opened: _Opened | None = None
+        self._closed = threading.Event()
+        self._loading: ModelProcess | None = None
+        self._reopening: threading.Thread | None = None
+        self._lost: dict[str, EdgeError] = {}
+        self._broken: EdgeError | None = None
+        self._stale: set[int] = set()  # sequences of a process that has ended, which nobody has synced since
+        self._crashes = 0
+        self._load_seconds = 0.0
+        self.shares: tuple[StageShare, ...] = ()
+        """Which device holds which layers now, or held last."""
+        self.recoveries = 0
+        """How often the model was loaded again."""
+
+    def open(self) -> None:
+        """Load the model.
+
+        Raises:
+            PlanImpossible: the devices cannot hold it.
+            InvalidOption: this device's layers are not the first ones.
+            ModelUnsupported, EngineFailed: llama.cpp cannot use it.
+            DeviceLost: a device cannot be used; the errors of `RpcHost.open`.
+        """
+        try:
+            self._install(self._load(tuple(self._devices)))
+        except _DeviceFailed as failed:
+            raise failed.error from None
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the model is loaded."""
+        return self._opened is not None
+
+    def decode_rows(self, rows: list[SeqRows]) -> list[Floats]:
+        """See `ModelRunner`. Raise VerifierBusy for a sequence that was lost, and MeshBroken."""
+        opened = self._required()
+        if any(one.seq in self._stale for one in rows):
+            raise self._away()
+        try:
+            found = opened.process.decode_rows(rows)
+        except DeviceLost:
+            self._lose(opened)
+            raise self._away() from None
+        self._crashes = 0
+        return found
+
+    def decode_lazy(
+        self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = (),  # noqa: ARG002
+    ) -> Floats:  # fmt: skip
+        """See `ModelRunner`; all logits are computed."""
+        return self.decode_rows([SeqRows(seq, ids, outputs)])[0]
+
+    def cached(self, seq: int = 0) -> Ids:
+        """See `ModelRunner`."""
+        opened = self._opened
+        return NO_IDS if opened is None or seq in self._stale else opened.process.cached(seq)
+
+    def sync(self, ids: Ids, seq: int = 0) -> int:
+        """See `ModelRunner`. Raise VerifierBusy and MeshBroken."""
+        opened = self._required()
+        self._stale.discard(seq)
+        try:
+            return opened.process.sync(ids, seq)
+        except DeviceLost:
+            self._lose(opened)
+            raise self._away() from None
+
+    def rollback(self, length: int, seq: int = 0) -> None:
+        """See `ModelRunner`. If the process has ended, the next decode says so."""
+        self._quietly(lambda process: process.rollback(length, seq), seq)
+
+    def copy_prefix(self, src: int, dst: int, length: int) -> None:
+        """See `ModelRunner`. If the process has ended, the next decode says so."""
+        self._quietly(lambda process: process.copy_prefix(src, dst, length), src)
+
+    def clear(self, seq: int = 0) -> None:
+        """See `ModelRunner`."""
+        self._quietly(lambda process: process.clear(seq), seq)
+        self._stale.discard(seq)
+
+    def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
+        """See `ModelRunner`; nothing is padded."""
+
+    def stop(self) -> None:
+        """Have decodes end at once; the model is not loaded again."""
+        self._closed.set()
+        for process in (self._loading, None if (opened := self._opened) is None else opened.process):
+            if process is not None:
+                process.kill()
+
+    def close(self) -> None:
+        """End the process and all sessions."""
+        self.stop()
+        if self._reopening is not None:
+            self._reopening.join()
+        with self._lock:
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    def _quietly(self, change: Callable[[ModelProcess], None], seq: int) -> None:
+        opened = self._opened
+        if opened is None or seq in self._stale:
+            return
+        try:
+            change(opened.process)
+        except DeviceLost:
+            self._lose(opened)
+
+    def _required(self) -> _Opened:
+        opened = self._opened
+        if opened is None:
+            raise self._away()
+        return opened
+
+    def _away(self) -> EdgeError:
+        """Return why the model cannot be asked now."""
+        broken = self._broken
+        if broken is not None:
+            return MeshBroken(broken.what, broken.next_step)
+        if self._closed.is_set():
+            return MeshBroken("The model is closed.", "Open it again.")
+        seconds = max(_LEAST_SECONDS, 2 * self._load_seconds)
+        return VerifierBusy("A device was lost: the model is loaded on the others.", "Wait a moment.", seconds)
+
+    # Losses.
+
+    def _lose(self, opened: _Opened) -> None:
+        """Give up a process that has ended or is about to; begin to load the model again."""
+        with self._lock:
+            if self._opened is not opened or self._closed.is_set():
+                return
+            self._opened = None
+            self._stale = set(range(self.work.sizes.n_seq))
+            self._reopening = threading.Thread(
+                target=self._reopen, args=(opened,), name="edgellm-rpc-reopen", daemon=True
+            )
+            self._reopening.start()
+
+    def _session_lost(self, opened: _Opened) -> None:
+        opened.process.kill()
+        self._lose(opened)
+
+    def _reopen(self, opened: _Opened) -> None:
+        if not self._blame(opened):
+            self._crashes += 1
+        opened.close()
+        wait = _FIRST_WAIT
+        while not self._closed.is_set():
+            try:
+                if self._crashes > _CRASHES:
+                    raise DeviceLost("The process that holds the model ends again and again.", "Open it again.")
+                self._install(self._load([name for name in self._devices if name not in self._lost]))
+            except _DeviceFailed as failed:
+                self._lost[failed.name] = failed.error
+                continue
+            except EdgeError as error:
+                self._broken = self._explained(error)
+            else:
+                return
+            self._closed.wait(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
+            self._lost.clear()
+            self._crashes = 0
+
+    def _blame(self, opened: _Opened) -> bool:
+        """Note the devices whose sessions are lost; return whether there are any."""
+        if opened.hosts:
+            wait_for([host.lost for host in opened.hosts], _BLAME_SECONDS, return_when="FIRST_COMPLETED")
+        lost = {host.name: host.lost.result() for host in opened.hosts if host.lost.done()}
+        self._lost |= lost
+        return bool(lost)
+
+    def _explained(self, error: EdgeError) -> EdgeError:
+        why = "".join(f" {name}: {lost.what}" for name, lost in self._lost.items())
+        return PlanImpossible(error.what + why, error.next_step)
+
+    # Loading.
+
+    def _install(self, opened: _Opened) -> None:
+        with self._lock:
+            again, why = bool(self.shares), "; ".join(f"{name}: {error.what}" for name, error in self._lost.items())
+            self._opened, self.shares, self._broken = opened, opened.shares, None
+            self.recoveries += again
+        if again:
+            who = ", ".join(f"{share.name} {share.layers}" for share in opened.shares)
+            _log.warning("a device is lost (%s), the layers are now on %s", why, who)
+            self._notify(f"A device was lost ({why}) The layers are now on {who}; the reply continues.")
+        for host in opened.hosts:
+            host.lost.add_done_callback(lambda _error: self._session_lost(opened))
+        if self._closed.is_set():
+            opened.process.kill()
+
+    def _load(self, names: Collection[str]) -> _Opened:
+        """Load the model over some devices and this one. Raise _DeviceFailed if one of them cannot be used."""
+        began = time.monotonic()
+        work, faults = self.work, known_faults(self._probe)
+        process = self._loading = ModelProcess(work.file.path, work.n_vocab, work.sizes, work.hardware)
+        hosts: list[RpcHost] = []
+        try:
+            shares = self._checked(self._plan(names))
+            remote = [share for share in shares if share.name != HERE]
+            hosts += self._sessions(remote, *process.beside_weights())
+            ports = self._ports(hosts, process.pid)
+            served = [ServedLayers(port, len(share.layers)) for port, share in zip(ports, remote, strict=True)]
+            own = sum(len(share.layers) for share in shares if share.name == HERE)
+            found = process.load(served, work.cards, own if work.cards else 0, faults)
+        except BaseException as error:
+            opened = _Opened((), process, tuple(hosts))
+            lost = isinstance(error, DeviceLost) and self._blame(opened)
+            opened.close()
+            if lost:
+                name = next(host.name for host in hosts if host.name in self._lost)
+                raise _DeviceFailed(name, self._lost[name]) from None
+            raise
+        if faults is None:
+            keep_faults(self._probe, found)
+        for host in hosts:
+            host.confirm()
+        self._load_seconds = time.monotonic() - began
+        return _Opened(shares, process, tuple(hosts))
+
+    def _checked(self, shares: Sequence[StageShare]) -> tuple[StageShare, ...]:
+        """Return the shares if llama.cpp can lay the layers out like that."""
+        check_shares(shares, self._costs.layers, (HERE, *self._devices))
+        names = [share.name for share in shares]
+        if HERE in names and names.index(HERE) != (len(names) - 1 if self.work.cards else 0):
+            raise InvalidOption(
+                f"This device has layers {shares[names.index(HERE)].layers} of {self._costs.name}.",
+                f"Over RPC it can only have the {'last' if self.work.cards else 'first'} ones.",
+            )
+        return tuple(shares)
+
+    def _sessions(self, shares: Sequence[StageShare], caches: int, compute: int) -> list[RpcHost]:
+        costs, hosts = self._costs, []
+        for share in shares:
+            weights = costs.weights(share.layers)
+            memory = weights + caches * len(share.layers) // costs.layers + compute + _MARGIN
+            device = self._devices[share.name]
+            hosts.append(device.rpc_session(memory=memory, weights=weights, model=costs.name))
+        return hosts
+
+    def _ports(self, hosts: Sequence[RpcHost], process: int) -> list[int]:
+        """Open all sessions at once; return their ports, which lead only the process there."""
+
+        def open_one(host: RpcHost) -> int:
+            try:
+                port = host.open()
+            except EdgeError as error:
+                raise _DeviceFailed(host.name, error) from None
+            host.admit(process)
+            return port
+
+        if not hosts:
+            return []
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            return list(pool.map(open_one, hosts))

@@ -1,0 +1,44 @@
+"""A model over RPC servers as a verifier: the verifier's engine, with the context in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from edgellm.mesh.ggml_rpc.model import RpcModel
+from edgellm.spec.constraint import GrammarState
+from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
+from edgellm.verifier.scheduler import SchedulerLimits
+
+
+class _Worker(VerifierWorker):
+    """The engine's thread, which has nothing to decode with while the model is being loaded again."""
+
+    def __init__(self, model: RpcModel, is_eog: Callable[[int], bool]) -> None:
+        sizes, default = model.work.sizes, SchedulerLimits()
+        # each batch crosses the network, so a prompt goes in as few as possible
+        limits = replace(default, rows=sizes.n_batch, chunk=min(default.chunk, sizes.n_batch), solo_chunk=sizes.n_batch)
+        super().__init__(model, sizes.n_seq, is_eog, limits)
+        self._model = model
+
+    def ready(self) -> bool:
+        """See `VerifierBackend.ready`."""
+        return self._model.ready
+
+
+class RpcVerifier(ColocatedVerifier):
+    """See `Verifier`. The model is closed with it."""
+
+    def __init__(
+        self, model: RpcModel, is_eog: Callable[[int], bool], grammar: Callable[[str], GrammarState] | None
+    ) -> None:
+        """Answer from `model`, which is open. `grammar` returns the grammar of a JSON schema."""
+        self.model = model
+        self._worker = _Worker(model, is_eog)
+        super().__init__(self._worker, model.work.file.name, model.work.sizes.n_ctx, grammar)
+        self._worker.start()
+
+    def close(self) -> None:
+        """See `Verifier.close`. What is being decoded is given up."""
+        self.model.stop()
+        self._worker.close()

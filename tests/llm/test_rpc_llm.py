@@ -1,0 +1,106 @@
+"""Replies from a pair whose verifier is over llama.cpp's RPC, and which engine a model gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgellm.engine import ModelFile
+from edgellm.engine.ggml_rpc import backend
+from edgellm.engine.hardware import Hardware
+from edgellm.errors import EngineFailed, ModelUnsupported
+from edgellm.llm import LLM
+from edgellm.llm.rpc_llm import OpenedRpc, RpcOptions, open_over_rpc
+from edgellm.mesh.compute_unit import ComputeUnit
+from edgellm.mesh.ggml_rpc.engine_choice import choose_engine
+from edgellm.mesh.layer_sources import SeveralSources
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.rpc.address import Address
+from edgellm.services.server.servers import WorkerServer
+from edgellm.spec.types import Source
+from tests.conftest import Architectures
+
+compiled = pytest.mark.skipif(not backend.is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+
+QUESTION = "Where is my mug?"
+TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def peers() -> Iterator[tuple[str, ...]]:
+    """Two workers of this machine."""
+    with ExitStack() as running:
+        found = []
+        for name in "ab":
+            cache = WeightCache(SeveralSources(), unit=ComputeUnit(Hardware(threads=1)), memory=2**30)
+            server = running.enter_context(WorkerServer(cache, Address.parse("127.0.0.1:0"), rpc_engine=True))
+            found.append(f"{name}={server.address}")
+        yield tuple(found)
+
+
+@pytest.fixture(scope="module")
+def hybrid(architectures: Architectures) -> Path:
+    return architectures("qwen35")
+
+
+@pytest.fixture
+def opened(peers: tuple[str, ...], hybrid: Path, architectures: Architectures) -> Iterator[OpenedRpc]:
+    options = RpcOptions("here:1,a:2-3,b:4", peers=peers, context=512, sessions=1)
+    with open_over_rpc(
+        ModelFile.open(hybrid), options, draft=architectures("qwen35", 0.12), hardware=Hardware(threads=1),
+        history=False,
+    ) as found:  # fmt: skip
+        yield found
+
+
+@compiled
+def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_lost(
+    opened: OpenedRpc, hybrid: Path
+) -> None:
+    with LLM.open(None, hybrid, threads=1, n_ctx=512, history=False) as alone:
+        expected = [token.id for token in alone.reply(QUESTION, max_tokens=TOKENS)]
+    reply = opened.pair.reply(QUESTION, max_tokens=TOKENS)
+    assert [token.id for token in reply] == expected
+    assert reply.summary.accepted > 0
+
+    told: list[str] = []
+    broken = opened.pair.reply(QUESTION, max_tokens=TOKENS, retrieval="off")
+    broken.listen(on_notice=lambda notice: told.append(notice.text))
+    written = []
+    for token in broken:
+        written.append(token)
+        if len(written) == 8:
+            _kill_a_server()
+    assert [token.id for token in written[:8]] == expected[:8]
+    assert any(token.source is Source.DRAFT for token in written[8:])
+    assert any("The draft model continues alone, unverified" in text for text in told)
+
+
+def _kill_a_server() -> None:
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if "edgellm.engine.ggml_rpc.server" in child.cmdline():
+                child.kill()
+                return
+    raise AssertionError("no server runs")
+
+
+def test_stages_for_what_they_can_cut_and_rpc_for_the_rest(
+    architectures: Architectures, hybrid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, uncut = ModelFile.open(architectures("llama")), ModelFile.open(hybrid)
+    monkeypatch.setattr(backend, "is_compiled_in", lambda: True)
+    assert (choose_engine(plain).engine, choose_engine(uncut).engine) == ("stages", "rpc")
+    assert "recurrent state cannot be rolled back" in choose_engine(uncut).reason
+    assert choose_engine(plain, "rpc").over_rpc
+    assert not choose_engine(uncut, "stages").over_rpc
+    monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
+    assert choose_engine(plain).engine == "stages"
+    with pytest.raises(ModelUnsupported, match="--with rpc"):
+        choose_engine(uncut)
+    with pytest.raises(EngineFailed, match="--with rpc"):
+        choose_engine(plain, "rpc")

@@ -1,0 +1,229 @@
+"""A model that cannot be cut, over two paired workers by llama.cpp's RPC: its text, and what happens when one is
+lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import psutil
+import pytest
+
+from edgellm.engine import Context, Ids, Model, ModelFile
+from edgellm.engine.ggml_rpc.backend import is_compiled_in
+from edgellm.engine.ggml_rpc.model_process import ContextSizes
+from edgellm.engine.hardware import Hardware
+from edgellm.errors import InvalidOption, MeshBroken, NotPaired, PlanImpossible, VerifierBusy
+from edgellm.layer_range import StageShare, read_split
+from edgellm.mesh.compute_unit import ComputeUnit
+from edgellm.mesh.ggml_rpc.model import Planner, RpcModel, RpcWork
+from edgellm.mesh.ggml_rpc.verifier import RpcVerifier
+from edgellm.mesh.layer_sources import SeveralSources
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client.rpc_session import RpcWorker
+from edgellm.services.client.stage_client import Endpoint
+from edgellm.services.server.servers import WorkerServer
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk
+from tests.conftest import Architectures
+from tests.engine.logits import some_ids
+from tests.rpc.doors import impostor
+from tests.rpc.strangers import befriend, device
+from tests.services.conftest import ANYWHERE
+
+pytestmark = pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+
+PROMPT = some_ids(40, 2000, 5)
+TOKENS = 24
+NOTHING = Chunk()
+SPLIT = read_split("here:1,a:2-3,b:4")
+
+
+@pytest.fixture(scope="module")
+def hybrid(architectures: Architectures) -> ModelFile:
+    """Its recurrent layers cannot be cut apart from the others."""
+    return ModelFile.open(architectures("lfm2"))
+
+
+@pytest.fixture(scope="module")
+def alone(hybrid: ModelFile) -> list[int]:
+    found: list[int] = []
+    with Model.load(hybrid) as model, Context(model, n_ctx=256, threads=1) as context:
+        ids = PROMPT
+        for _ in range(TOKENS):
+            found.append(int(context.decode(ids)[0].argmax()))
+            ids = np.array(found[-1:], dtype=np.int32)
+    return found
+
+
+@pytest.fixture(scope="module")
+def trusts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trust, Trust]:
+    """A device that serves, and one that may have it compute."""
+    folder = tmp_path_factory.mktemp("trust")
+    host, guest = device(folder / "host"), device(folder / "guest")
+    befriend(host, guest, "compute")
+    return host, guest
+
+
+@pytest.fixture(scope="module")
+def workers(trusts: tuple[Trust, Trust], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RpcWorker]]:
+    """Two workers in this process, as their clients see them: their servers are processes of their own."""
+    host, guest = trusts
+    with ExitStack() as running, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGELLM_HOME", str(tmp_path_factory.mktemp("home")))
+        found = []
+        for name in ("a", "b"):
+            cache = WeightCache(SeveralSources(), unit=ComputeUnit(Hardware(threads=1)), memory=2**30)
+            server = running.enter_context(WorkerServer(cache, ANYWHERE, trust=host, rpc_engine=True))
+            found.append(RpcWorker(Endpoint(name, server.address, guest, host.identity.id)))
+        yield found
+
+
+def planned(first: Sequence[StageShare], then: str = "here:1-4") -> Planner:
+    """Returns the first shares as long as all of their devices are there."""
+    names = {share.name for share in first} - {"here"}
+    return lambda left: tuple(first) if names.issubset(left) else read_split(then)
+
+
+class Opened:
+    """A model over the workers, and what has been said of it."""
+
+    def __init__(self, file: ModelFile, workers: Sequence[RpcWorker], plan: Planner, sessions: int = 1) -> None:
+        self.told: list[str] = []
+        with Model.load(file, text_only=True) as text:
+            vocabulary = text.n_vocab
+        work = RpcWork(file, vocabulary, ContextSizes(256, sessions), Hardware(threads=1))
+        self.model = RpcModel(work, workers, plan, self.told.append)
+        self.model.open()
+        self.verifier = RpcVerifier(self.model, lambda _token: False, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.verifier.close()
+
+    def write(self, n: int, at: Callable[[int], None] = lambda _n: None) -> list[int]:
+        """`n` tokens, asked for again while the model is away; `at` is called with the number of each."""
+        session, text = self.verifier.open(GenerationState()), PROMPT
+        for number in range(n):
+            at(number)
+            text = np.append(text, self.next(session.submit, text)).astype(np.int32)
+        session.close()
+        return text[len(PROMPT) :].tolist()
+
+    def next(self, submit: Callable[[Ids, Chunk], object], text: Ids) -> int:
+        while True:
+            try:
+                return int(submit(text, NOTHING).result().tokens[0])  # type: ignore[attr-defined]
+            except VerifierBusy:
+                wait_until(lambda: self.model.ready)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def servers() -> list[psutil.Process]:
+    """The RPC servers that this process has started."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if "edgellm.engine.ggml_rpc.server" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def test_its_text_is_that_of_the_model_alone_also_with_drafts(
+    hybrid: ModelFile, workers: list[RpcWorker], alone: list[int]
+) -> None:
+    with Opened(hybrid, workers, planned(SPLIT)) as opened:
+        assert len(servers()) == 2
+        assert opened.write(TOKENS) == alone
+        session, text = opened.verifier.open(GenerationState()), PROMPT
+        while len(text) < len(PROMPT) + TOKENS - 5:
+            rest = alone[len(text) - len(PROMPT) :]
+            draft = np.array([*rest[:3], (rest[3] + 1) % 2000], np.int32)  # the fourth is wrong
+            found = session.submit(text, Chunk(draft, np.ones(4, np.float32))).result()
+            assert found.accepted == 3
+            text = np.concatenate((text, draft[:3], found.tokens)).astype(np.int32)
+        assert text[len(PROMPT) :].tolist() == alone[: len(text) - len(PROMPT)]
+    wait_until(lambda: not servers())
+
+
+def test_a_peer_that_is_killed_mid_reply_ends_its_client_and_the_text_goes_on(
+    hybrid: ModelFile, workers: list[RpcWorker], alone: list[int]
+) -> None:
+    with Opened(hybrid, workers, planned(SPLIT, "here:1-2,b:3-4"), sessions=2) as opened:
+
+        def kill(number: int) -> None:
+            if number == 9:
+                servers()[0].kill()
+
+        assert opened.write(TOKENS, kill) == alone
+        assert opened.model.recoveries == 1
+        assert [share.name for share in opened.model.shares] == ["here", "b"]
+        (told,) = opened.told
+        assert "A device was lost (" in told
+        assert "here 1-2, b 3-4" in told
+
+
+def test_where_the_rest_cannot_hold_it_it_says_so_and_comes_back_with_the_device(
+    hybrid: ModelFile, workers: list[RpcWorker], alone: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.mesh.ggml_rpc.model._FIRST_WAIT", 0.05)
+    impossible = [False]
+
+    def plan(names: object) -> Sequence[StageShare]:
+        if impossible[0]:
+            raise PlanImpossible("The rest is too small.", "Reconnect it.")
+        return SPLIT
+
+    with Opened(hybrid, workers, plan) as opened:
+        assert opened.write(3) == alone[:3]
+        impossible[0] = True
+        servers()[0].kill()
+        session = opened.verifier.open(GenerationState())
+        wait_until(lambda: not opened.model.ready)
+
+        def broken() -> bool:
+            try:
+                session.submit(PROMPT, NOTHING).result()
+            except MeshBroken as error:
+                return "The rest is too small." in error.what
+            except VerifierBusy:
+                return False
+            return False
+
+        wait_until(broken)
+        impossible[0] = False
+        wait_until(lambda: opened.model.ready)
+        assert opened.write(3) == alone[:3]
+
+
+def test_a_stranger_gets_no_server(
+    hybrid: ModelFile, workers: list[RpcWorker], trusts: tuple[Trust, Trust], tmp_path: Path
+) -> None:
+    stranger = impostor(trusts[1], tmp_path / "stranger", Identity.new())
+    strange = [RpcWorker(Endpoint(one.name, one.endpoint.address, stranger)) for one in workers]
+    with pytest.raises(NotPaired):
+        Opened(hybrid, strange, planned(SPLIT))
+    assert not servers()
+
+
+def test_layers_that_llama_cpp_cannot_lay_out_like_that_are_refused(
+    hybrid: ModelFile, workers: list[RpcWorker]
+) -> None:
+    with pytest.raises(InvalidOption, match="only have the first ones"):
+        Opened(hybrid, workers, lambda _names: read_split("a:1,here:2-4"))
+    with pytest.raises(PlanImpossible, match="ends with layer 3"):
+        Opened(hybrid, workers, lambda _names: read_split("here:1,a:2-3"))
