@@ -25,6 +25,7 @@ from edgellm.storage import fingerprint, resolve
 from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
+from tests.conftest import Architectures
 from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
@@ -376,3 +377,33 @@ def test_two_workers_of_one_name_are_refused(edge: Edge, measurable: WorkerServe
     done = at_home(edge, measurable, "--peer", f"desk={measurable.address}")
     assert (done.code, done.out) == (2, "")
     assert "Two devices are called 'desk'" in done.err
+
+
+@pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+def test_a_model_that_cannot_be_cut_runs_over_rpc(
+    edge: Edge, quick_figures: None, architectures: Architectures, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, cache = str(architectures("lfm2")), WeightCache(SeveralSources(), unit=ComputeUnit(), memory=2**30)
+    stored = StoredLayers(LayerStore(tmp_path / "layers", 10**9))
+    question = ("--max-tokens", "12", "--retrieval", "off")
+    alone = edge("chat", QUESTION, "--draft", "none", "--verifier", model, *question)
+    with WorkerServer(cache, ANYWHERE, stored=stored, rpc_engine=True) as worker:
+        run = ("mesh", "run", model, QUESTION, *question, "--peer", f"desk={worker.address}")
+        done = edge(*run, "--split", "here:1-2,desk:3-4")
+        assert (done.code, done.out) == (0, alone.out)
+        assert "engine: rpc. The layers of this lfm2 model cannot be cut" in done.err
+        assert edge(*run, "--f32").code == 2
+        planned = ("mesh", "plan", model, "--peer", f"desk={worker.address}")
+        plan = edge(*planned, "--json").answer
+        assert plan["engine"] == "rpc"
+        assert plan["plan"]["shares"][-1]["last_layer"] == 4
+        assert plan["one_model_each"]["shares"] == [{"device": "desk", "first_layer": 1, "last_layer": 4}]
+        shown = edge(*planned)
+        assert "this device alone" in shown.out
+        assert edge(*run).out == alone.out
+        over = edge("chat", QUESTION, "--draft", "none", "--verifier", model, "--mesh", "desk:1-4",
+                    "--peer", f"desk={worker.address}", *question)  # fmt: skip
+        assert over.out == alone.out
+        both = edge("mesh", "plan", "edgellm-verifier", "--peer", f"desk={worker.address}")
+        assert "Engine: stages" in both.err
+    assert "cannot be cut" in edge("mesh", "run", model, QUESTION, "--engine", "stages").err

@@ -12,7 +12,7 @@ import typer
 
 from edgellm.cli.chat_session import ChatSession, StoredConversation, read_text
 from edgellm.cli.commands.conversations import conversation_ids
-from edgellm.cli.commands.mesh.run import INTERRUPTED, OverDevices, over_devices
+from edgellm.cli.commands.mesh.run import INTERRUPTED, Engine, EngineName, OverDevices, over_devices
 from edgellm.cli.commands.peers import peer_names
 from edgellm.cli.help_examples import GATES, SOURCES, gate_names, model_names, source_names
 from edgellm.cli.model_options import (
@@ -86,6 +86,7 @@ def chat(
     verifier_tier: VerifierTier = None,
     verifier_key_file: VerifierKeyFile = None,
     mesh: OverDevices = None,
+    engine: EngineName = Engine.AUTO,
     budget: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Share of chunks to verify, 0 to 1.", show_default="all")
     ] = None,
@@ -221,11 +222,11 @@ def chat(
     if mesh is None:
         pair = opener.open(draft, verifier, peer or (), profile)
     else:
-        over, reports = over_devices(
+        over = over_devices(
             mesh, verifier, peer or (), draft, max_tokens, as_json=as_json, explain=explain, history=history,
-            hardware=hardware,
+            hardware=hardware, engine=engine,
         )  # fmt: skip
-        pair = opener.prepare(over.pair)
+        pair, reports = opener.prepare(over.pair), over.reports
     session = ChatSession(
         pair, options, context=texts, system=system, remember=opener.recall(pair), history=stored.messages(),
         stored=stored, reports=reports,

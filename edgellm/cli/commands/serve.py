@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgellm.cli.commands.mesh.run import OverDevices, over_devices
+from edgellm.cli.commands.mesh.run import Engine, EngineName, OverDevices, over_devices
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.commands.peers import peer_names
 from edgellm.cli.help_examples import model_names
@@ -130,13 +130,17 @@ def serve_worker(
     keep: float,
     store: float | None = None,
     hardware: Hardware | None = None,
+    rpc: bool = False,
 ) -> WorkerServer:
     """Start a worker. It has all layers of `model`, if given, and those that other devices upload, up to `store`
     gigabytes on disk, and computes as `hardware` says. Its `memory` is limited, in gigabytes; by default to nine tenths
     of what is free now, or what a graphics card has free, since otherwise other devices would decide how much it takes.
+    With `rpc` it serves llama.cpp's RPC, too.
 
-    Raises what `WorkerServer`, `ComputeUnit.choose` and, if the model cannot be cut, `WholeModel` raise.
+    Raises EngineFailed where nothing here serves that, and what `WorkerServer`, `ComputeUnit.choose` and, if the model
+    cannot be cut, `WholeModel` raise.
     """
+    from edgellm.engine.ggml_rpc.server import require_server
     from edgellm.engine.hardware import ON_PROCESSOR
     from edgellm.mesh.compute_unit import ComputeUnit
     from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
@@ -148,6 +152,8 @@ def serve_worker(
 
     address = Address.of(host, port)
     unit = ComputeUnit.choose(hardware or ON_PROCESSOR)
+    if rpc:
+        require_server()
     trust = None if address.loopback and not paired_only else Trust.load()
     layer_store = LayerStore(limit=None if store is None else int(store * 1e9))
     stored = StoredLayers(layer_store)
@@ -155,7 +161,7 @@ def serve_worker(
     layers = SeveralSources(*own, stored)
     limit, reason = unit.available() if memory is None else (int(memory * 1e9), "--memory")
     cache = WeightCache(layers, unit=unit, memory=limit, keep=keep)
-    server = WorkerServer(cache, address, on_event=_print_event, trust=trust, stored=stored)
+    server = WorkerServer(cache, address, on_event=_print_event, trust=trust, stored=stored, rpc_engine=rpc)
     server.start()
     say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold")
     say(f"Layers are computed on {unit.name or 'the processor'} ({unit.description}): {unit.reason}.", style="dim")
@@ -247,6 +253,7 @@ def serve(
     upstream_tier: UpstreamTier = None,
     upstream_key_file: UpstreamKeyFile = None,
     mesh: OverDevices = None,
+    engine: EngineName = Engine.AUTO,
     host: Annotated[
         str,
         typer.Option(
@@ -292,6 +299,11 @@ def serve(
         typer.Option(metavar="GB", min=0.0, help="Worker: disk space for uploaded layers.",
                      show_default="half of what is free"),
     ] = None,
+    rpc: Annotated[
+        bool,
+        typer.Option("--rpc/--no-rpc", help="Worker: also serve llama.cpp's RPC to paired devices that may compute "
+                     "here. It runs what they send, with your rights."),
+    ] = False,
     log_level: Annotated[
         LogLevel, typer.Option(help="Log requests, connections and lost devices to stderr; never a prompt.")
     ] = LogLevel.off,
@@ -318,7 +330,7 @@ def serve(
     with http_server(options) as server, embedding(server, embeddings, hardware.of(VERIFIER)):
         if role is Role.PAIR:
             how = upstream_options(verifier_tier, verifier_key_file)
-            _serve_pair(server, draft, verifier, peer, plan, mesh, at_once, defaults, hardware, how)
+            _serve_pair(server, draft, verifier, peer, plan, mesh, engine, at_once, defaults, hardware, how)
         elif upstream:
             how = upstream_options(upstream_tier, upstream_key_file, "--upstream-tier")
             _check_gateway(model, hardware)
@@ -329,17 +341,18 @@ def serve(
             )
         else:
             _serve_worker(
-                server, model, host, port, paired_only, memory, keep, store, announce, interface, hardware.of(VERIFIER)
-            )
+                server, model, host, port, paired_only, memory, keep, store, rpc, announce, interface,
+                hardware.of(VERIFIER),
+            )  # fmt: skip
 
 
 _LINK = {"model", "host", "port", "paired_only", "announce", "interface"}
 _TEMPLATE = {"think", "reasoning_effort", "template_arg", "ctx_size", "batch_size"}  # of whoever asks for replies
-_PAIR = {"draft", "verifier", "verifier_tier", "verifier_key_file", "peer", "mesh", "plan", "keep_alive"}
+_PAIR = {"draft", "verifier", "verifier_tier", "verifier_key_file", "peer", "mesh", "engine", "plan", "keep_alive"}
 _USES = {
     Role.PAIR: _PAIR | _TEMPLATE,
     Role.VERIFIER: _LINK | _TEMPLATE | {"upstream", "upstream_tier", "upstream_key_file"},
-    Role.WORKER: _LINK | {"memory", "keep", "store"},
+    Role.WORKER: _LINK | {"memory", "keep", "store", "rpc"},
 }
 
 _OF_A_PAIR = {
@@ -364,14 +377,14 @@ def _check_role(role: Role, ctx: typer.Context) -> None:
 
 def _serve_worker(
     http: HttpServer | None, model: str | None, host: str, port: int, paired_only: bool, memory: float | None,
-    keep: float, store: float | None, announce: bool, interface: list[str] | None, hardware: Hardware,
+    keep: float, store: float | None, rpc: bool, announce: bool, interface: list[str] | None, hardware: Hardware,
 ) -> None:  # fmt: skip
     from edgellm.engine import ModelFile
     from edgellm.storage import resolve
 
     file = None if model is None else ModelFile.open(resolve(model))
     worker = serve_worker(
-        file, host, port, paired_only=paired_only, memory=memory, keep=keep, store=store, hardware=hardware
+        file, host, port, paired_only=paired_only, memory=memory, keep=keep, store=store, hardware=hardware, rpc=rpc
     )
     with ExitStack() as closing:
         closing.callback(worker.close)
@@ -385,7 +398,7 @@ def _serve_worker(
 
 def _serve_pair(
     http: HttpServer | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None, mesh: str | None,
-    sessions: int, replies: ReplyOptions, hardware: HardwareOptions, upstream: UpstreamOptions | None,
+    engine: Engine, sessions: int, replies: ReplyOptions, hardware: HardwareOptions, upstream: UpstreamOptions | None,
 ) -> None:  # fmt: skip
     from edgellm.http.local_models import LocalModels, ModelDefaults, PairOpener
     from edgellm.http.mesh_status import read_plan
@@ -399,18 +412,11 @@ def _serve_pair(
     if mesh is not None:
         from edgellm.http.mesh_status import MeshRecorder
 
-        opened, _ = over_devices(
-            mesh,
-            verifier,
-            peer or (),
-            draft,
-            PLANNED,
-            as_json=False,
-            explain=False,
-            sessions=sessions,
-            hardware=hardware,
-        )
-        pair, recorder = opened.pair, MeshRecorder(opened)
+        opened = over_devices(
+            mesh, verifier, peer or (), draft, PLANNED, as_json=False, explain=False, sessions=sessions,
+            hardware=hardware, engine=engine,
+        )  # fmt: skip
+        pair, recorder = opened.pair, None if opened.mesh is None else MeshRecorder(opened.mesh)
         served = ServedModel(pair, pair.name, in_turns=False, options=replies, recorder=recorder)
     else:
         with Loading() as loading:

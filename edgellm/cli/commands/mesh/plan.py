@@ -12,21 +12,24 @@ import typer
 
 from edgellm.cli.commands.mesh.deploy import deploy, layers
 from edgellm.cli.commands.mesh.peers import peers
-from edgellm.cli.commands.mesh.run import Objective, Workers, run
+from edgellm.cli.commands.mesh.run import Engine, EngineName, Objective, Workers, choice_of, run
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import FLEET_FILE, model_names
 from edgellm.cli.help_pages import add_command, command_group
 from edgellm.cli.model_options import VERIFIER, HardwareOptions, with_unit
 from edgellm.cli.views.console import emit, out, say
 from edgellm.cli.views.device_table import print_units, survey_home
-from edgellm.errors import InvalidOption
+from edgellm.cli.views.rpc_plan_view import engines_compared, rpc_figures
+from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.coldstart.cost_model import ModelCosts
     from edgellm.coldstart.plan import Plan, PlanOption
     from edgellm.engine import ModelFile
+    from edgellm.engine.hardware import Hardware
     from edgellm.mesh.fleet_file import Fleet
     from edgellm.mesh.fleet_profiler import Survey
+    from edgellm.mesh.ggml_rpc.placement import RpcPlacement
 
 _RUN = (
     "Without --split and --devices, this device, the paired ones and those at --peer are measured if that was not done "
@@ -86,6 +89,7 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure all devices again.")
     ] = False,
+    engine: EngineName = Engine.AUTO,
     peer: Workers = None,
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -104,8 +108,15 @@ def plan(
         raise InvalidOption(f"--plot cannot write {plot}.", "Use a file name that ends in .png or .svg.")
     home: Survey | None = None
     file = None if model is None else ModelFile.open(resolve(model))
-    if devices is None and preset is None and file is not None:
-        home = survey_home(file, interface, measure, peer or (), hardware=hardware.of(VERIFIER))
+    own = hardware.of(VERIFIER)
+    if devices is None and preset is None and model is not None and file is not None:
+        choice = choice_of(file, engine)
+        home = survey_home(file, interface, measure, peer or (), hardware=own, by_stand_in=choice.over_rpc)
+        if choice.over_rpc:
+            if plot is not None:
+                raise InvalidOption("--plot draws stages, and this plan has none.", "Leave it out, or --engine stages.")
+            over_rpc(model, file, home, choice.reason, tokens_in, tokens_out, objective, own, warm, as_json)
+            return
     fleet = _fleet(devices, preset) if home is None else home.fleet()
     planned = _described(fleet) if file is None else model_costs(file)
     began = time.perf_counter()
@@ -114,21 +125,71 @@ def plan(
         links=fleet.links, cold=not warm, stop=lambda: time.perf_counter() - began > time_limit,
     )  # fmt: skip
     milliseconds = 1e3 * (time.perf_counter() - began)
+    rival = None
+    if home is not None and file is not None and engine is Engine.AUTO:
+        rival = rival_over_rpc(file, home, found, tokens_in, tokens_out, own, cold=not warm)
     moves = None if home is None or file is None else _moves(file, found, home)
     if plot is not None:
         _draw(found, planned, plot)
     if as_json:
         doubts = {} if home is None else {"doubtful": home.doubts()}
-        emit(json.dumps(figures(found, milliseconds, overlap.value) | _moves_row(moves) | _units_row(home) | doubts))
+        rpc = {} if rival is None else {"rpc": rpc_figures(rival)}
+        emit(
+            json.dumps(
+                figures(found, milliseconds, overlap.value) | _moves_row(moves) | _units_row(home) | doubts | rpc
+            )
+        )
         return
     from edgellm.cli.views.plan_view import print_plan
 
     cards = {} if home is None else {name: one.figures.unit for name, one in home.speeds.items() if one.figures.unit}
     print_plan(out(), found, planned, tokens_in, tokens_out, milliseconds, moves, cards)
+    if rival is not None:
+        say(engines_compared(found, rival), style="dim")
     if home is not None:
         print_units(home)
     if plot is not None:
         say(f"wrote {plot}", style="dim")
+
+
+def over_rpc(
+    model: str, file: ModelFile, home: Survey, reason: str, tokens_in: int, tokens_out: int, objective: Objective,
+    hardware: Hardware, warm: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Plan a model over llama.cpp's RPC, and print the plan."""
+    from edgellm.cli.views.rpc_plan_view import print_rpc_plan
+    from edgellm.llm.rpc_llm import place_over_rpc
+
+    placed = place_over_rpc(
+        file, home, tokens_in=tokens_in, tokens_out=tokens_out, objective=objective.value, hardware=hardware,
+        cold=not warm,
+    )  # fmt: skip
+    if as_json:
+        emit(json.dumps({"engine": "rpc", "reason": reason, **rpc_figures(placed), "doubtful": home.doubts()}))
+        return
+    print_rpc_plan(out(), placed, model, tokens_in, tokens_out)
+    print_units(home)
+
+
+def rival_over_rpc(
+    file: ModelFile, home: Survey, found: Plan, tokens_in: int, tokens_out: int, hardware: Hardware, *, cold: bool
+) -> RpcPlacement | None:
+    """Return the plan over llama.cpp's RPC beside one of stages; None where none of the other devices serves it."""
+    from edgellm.engine.ggml_rpc.backend import is_compiled_in
+    from edgellm.llm.rpc_llm import ask_offers, place_over_rpc
+
+    if not home.workers or not is_compiled_in():
+        return None
+    offers = ask_offers(home.workers)
+    if not offers.given:
+        return None
+    try:
+        return place_over_rpc(
+            file, home, offers, tokens_in=tokens_in, tokens_out=tokens_out, objective=found.objective,
+            hardware=hardware, cold=cold,
+        )  # fmt: skip
+    except EdgeError:
+        return None
 
 
 def _fleet(devices: Path | None, preset: str | None) -> Fleet:

@@ -31,13 +31,24 @@ if TYPE_CHECKING:
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.engine import ModelFile
     from edgellm.engine.hardware import Hardware
+    from edgellm.llm import LLM
     from edgellm.llm.mesh_llm import OpenedMesh
+    from edgellm.llm.rpc_llm import OpenedRpc
     from edgellm.mesh.fleet_file import Fleet
+    from edgellm.mesh.ggml_rpc.engine_choice import EngineChoice
     from edgellm.mesh.placement import Placement
 
 INTERRUPTED = 130
 AUTO = "auto"
 CHAT_TOKENS = 256  # of a prompt, in a conversation whose length is unknown
+
+
+class Engine(enum.StrEnum):
+    """What spreads a model over devices."""
+
+    AUTO = "auto"
+    STAGES = "stages"
+    RPC = "rpc"
 
 
 class Objective(enum.StrEnum):
@@ -77,12 +88,23 @@ OverDevices = Annotated[
 ]  # fmt: skip
 
 
+EngineName = Annotated[
+    Engine,
+    typer.Option(
+        "--engine", metavar="auto|stages|rpc", show_default="auto",
+        help="stages: each device computes its own layers of the file. rpc: llama.cpp's RPC, for models whose layers "
+        "cannot be cut apart. auto: stages where that is possible.",
+    ),
+]  # fmt: skip
+
+
 @with_hardware
 def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names, help="As for mesh plan.")],
     prompt: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Question.")],
     split: Split = None,
     devices: Devices = None,
+    engine: EngineName = Engine.AUTO,
     peer: Workers = None,
     draft: Annotated[
         str,
@@ -135,6 +157,17 @@ def run(
         say("--context-length is called --ctx-size now.", style="dim")
     own = hardware.of(VERIFIER)
     target = PlanTarget(max(1, len(question) // 4), max_tokens, objective.value, own.n_ctx or context_length)
+    if choice_of(file, engine).over_rpc:
+        if devices is not None or f32:
+            raise InvalidOption(f"--{'f32' if f32 else 'devices'} is for stages only.", "Leave it out.")
+        with open_rpc(
+            model, file, split or AUTO, target, tuple(peer or ()), interface, draft, explain=explain, hardware=hardware
+        ) as over:
+            summary = print_reply(
+                over.pair.reply(compose(question, system=system), reply_options),
+                Display(as_json=as_json, explain=explain),
+            )
+            return INTERRUPTED if summary.finish_reason == "cancelled" else 0
     placed: Placement | None = None
     if split is None and fleet is None:
         split, placed = place_at_home(model, file, target, tuple(peer or ()), interface, explain=explain, hardware=own)
@@ -155,10 +188,29 @@ def run(
         return INTERRUPTED if summary.finish_reason == "cancelled" else 0
 
 
+def choice_of(file: ModelFile, asked: Engine) -> EngineChoice:
+    """Return the engine for a model, and say why where it was not asked for and is not the usual one."""
+    from edgellm.mesh.ggml_rpc.engine_choice import choose_engine
+
+    choice = choose_engine(file, asked.value)
+    if asked is Engine.AUTO and choice.over_rpc:
+        say(f"engine: {choice.engine}. {choice.reason}", style="dim")
+    return choice
+
+
+@dataclass(frozen=True, slots=True)
+class OverDevicesPair:
+    """A pair whose verifier is on several devices; `reports` and `mesh` where it is there by stages."""
+
+    pair: LLM
+    reports: Reports | None = None
+    mesh: OpenedMesh | None = None
+
+
 def over_devices(
     mesh: str, model: str, peers: Sequence[str], draft: str, max_tokens: int, *, as_json: bool, explain: bool,
-    sessions: int = 1, history: bool = True, hardware: HardwareOptions,
-) -> tuple[OpenedMesh, Reports]:  # fmt: skip
+    sessions: int = 1, history: bool = True, hardware: HardwareOptions, engine: Engine = Engine.AUTO,
+) -> OverDevicesPair:  # fmt: skip
     """Open a mesh for `chat --mesh` and `serve --mesh`. `mesh`: a split, the name of a devices file, or AUTO for the
     best split over the measured devices."""
     from edgellm.cli.views.timeline_view import Reports
@@ -170,6 +222,14 @@ def over_devices(
     # in a conversation the layers stay loaded, so the time of every token counts, not only that of the first
     own = hardware.of(VERIFIER)
     target = PlanTarget(CHAT_TOKENS, max_tokens, "reply", own.n_ctx)
+    if choice_of(file, engine).over_rpc:
+        if mesh.endswith(".toml"):
+            raise InvalidOption(f"--mesh {mesh} is for stages only.", "Give a split, or --mesh auto.")
+        opened_rpc = open_rpc(
+            model, file, mesh, target, peers, None, draft, explain=explain, hardware=hardware, sessions=sessions,
+            history=history,
+        )  # fmt: skip
+        return OverDevicesPair(opened_rpc.pair)
     split: str | None = None
     fleet: Fleet | None = None
     placed: Placement | None = None
@@ -186,7 +246,41 @@ def over_devices(
         file, options, draft=draft, history=history, hardware=own, draft_hardware=hardware.of(DRAFT),
         notify=lambda text: say(text, style="yellow"),
     )  # fmt: skip
-    return opened, Reports(opened, as_json=as_json)
+    return OverDevicesPair(opened.pair, Reports(opened, as_json=as_json), opened)
+
+
+def open_rpc(
+    model: str, file: ModelFile, split: str, target: PlanTarget, peers: Sequence[str], interface: Sequence[str] | None,
+    draft: str, *, explain: bool, hardware: HardwareOptions, sessions: int = 1, history: bool = True,
+) -> OpenedRpc:  # fmt: skip
+    """Open a model over llama.cpp's RPC, by a split or AUTO for the best one over the measured devices; print the
+    plan's reason."""
+    from edgellm.llm.rpc_llm import RpcOptions, open_over_rpc, place_over_rpc
+    from edgellm.mesh.ggml_rpc.costs import rpc_costs
+
+    own, placed = hardware.of(VERIFIER), None
+    workers = find_home_workers(interface, peers) if split == AUTO else []
+    if split == AUTO and all(worker.error is not None for worker in workers):
+        print_left_out([(worker.name, worker.error) for worker in workers if worker.error is not None])
+        say("No other device can be used, so this one holds all layers.", style="dim")
+        split = f"{HERE}:1-{rpc_costs(file).layers}"
+    if split == AUTO:
+        home = survey_workers(file, workers, False, own, by_stand_in=True)
+        placed = place_over_rpc(
+            file, home, tokens_in=target.tokens_in, tokens_out=target.tokens_out, objective=target.objective,
+            context=target.context, sessions=sessions, hardware=own,
+        )  # fmt: skip
+        say(placed.plan.advice, style="dim")
+        if (better := placed.one_model_each(model)) is not None:
+            say(better, style="yellow")
+        if explain:
+            for name, why in placed.left_out:
+                say(f"left out: {name}: {why}", style="dim")
+    options = RpcOptions(None if split == AUTO else split, placed, tuple(peers), target.context, sessions)
+    return open_over_rpc(
+        file, options, draft=draft, hardware=own, draft_hardware=hardware.of(DRAFT), history=history,
+        notify=lambda text: say(text, style="yellow"),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
