@@ -17,6 +17,7 @@ from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
 from testkit.architectures import Mtp, write
 from testkit.processes.rpc_device import DEVICES, require_device
+from testkit.speculators import eagle3
 from tests.decodes import Watched, watch_decodes
 from tests.once import once
 from tests.spec.real import case
@@ -25,6 +26,7 @@ MODELS = Path(__file__).parent.parent / "models"
 HOMES = Path(__file__).parent / "net"
 
 Architectures: TypeAlias = Callable[..., Path]
+Heads: TypeAlias = Callable[..., Path]
 
 settings.register_profile("edgellm", deadline=None)  # the suite also passes on a machine that is busy otherwise
 settings.load_profile("edgellm")
@@ -116,6 +118,19 @@ def architectures(tmp_path_factory: pytest.TempPathFactory) -> Architectures:
     def path(name: str, noise: float = 0.0, mtp: Mtp = "none") -> Path:
         file = f"{name}-{noise}-{mtp}.gguf"
         return once(tmp_path_factory, file, lambda folder: write(name, folder / file, noise=noise, mtp=mtp)) / file
+
+    return path
+
+
+@pytest.fixture(scope="session")
+def heads(architectures: Architectures, tmp_path_factory: pytest.TempPathFactory) -> Heads:
+    """Returns the path of a small EAGLE-3 head for the model that `architectures` makes of a name; `options` as for
+    `testkit.speculators.eagle3.write`."""
+
+    def path(verifier: str, **options: Any) -> Path:
+        file = f"{verifier}-{'-'.join(f'{key}{value}' for key, value in sorted(options.items()))}-eagle3.gguf"
+        model = architectures(verifier)
+        return once(tmp_path_factory, file, lambda folder: eagle3.write(folder / file, model, **options)) / file
 
     return path
 

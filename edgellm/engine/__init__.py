@@ -27,10 +27,9 @@ from edgellm.engine.lm_head import (
     why_lazy,
 )
 from edgellm.engine.model import Model
-from edgellm.engine.mtp.layer import MtpLayer
-from edgellm.engine.mtp.support import MtpSupport
-from edgellm.engine.mtp.support import support as mtp_support
 from edgellm.engine.native import ShouldStop, Stop, never
+from edgellm.engine.speculators.speculator import Speculator
+from edgellm.engine.speculators.support import MtpSupport, mtp_support
 from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, VocabularyMatch, common_prefix
 
 __all__ = [
@@ -49,12 +48,12 @@ __all__ = [
     "Message",
     "Model",
     "ModelFile",
-    "MtpLayer",
     "MtpSupport",
     "Recorder",
     "Rows",
     "SeqRows",
     "ShouldStop",
+    "Speculator",
     "Stop",
     "TensorInfo",
     "ToolCall",

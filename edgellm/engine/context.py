@@ -21,9 +21,8 @@ from edgellm.engine.kv_cache import KVCache, snapshots_that_fit
 from edgellm.engine.llama_api import LlamaBatch, LogitsView
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
 from edgellm.engine.model import Model
-from edgellm.engine.mtp.layer import MtpLayer
-from edgellm.engine.mtp.support import STATES_OF_LAST_ROWS
 from edgellm.engine.native import Stop
+from edgellm.engine.speculators.speculator import Speculator, Trunk
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import ContextFull, EngineFailed, InvalidOption, ModelUnsupported, Stopped
 
@@ -144,7 +143,7 @@ class Context:
         flash: bool | None = None,
         lazy: bool = False,
         rolls_back: bool = False,
-        mtp: bool = False,
+        speculates: bool = False,
         whole_window: bool = False,
     ) -> None:
         """Reserve the cache. What is not given is as the model's `hardware` says, or else by default: batches of
@@ -153,7 +152,7 @@ class Context:
         `rolls_back`: where the model's state is recurrent, keep snapshots of it, so that drafted tokens at the end of a
         batch can be rolled back at once. Otherwise checkpoints are saved to roll back to.
 
-        With `mtp` the model's layer that predicts further tokens is opened beside it, if `Model.mtp` says so.
+        With `speculates` the model's `speculator` is opened beside it, if it has one.
 
         `whole_window`: keep all positions of a sliding window, so that rows can be rolled back, which cannot be read
         again.
@@ -215,8 +214,8 @@ class Context:
             whole_window=whole_window,
         )  # fmt: skip
         self._one_at_a_time, self._row_by_row = "sequences" in model.faults, "rows" in model.faults
-        self._placed: list[tuple[int, int, int, int]] = []  # rows of the batch, for the MTP layer
-        self._mtp = self._open_mtp() if mtp and model.mtp and capture is None else None
+        self._placed: list[tuple[int, int, int, int]] = []  # rows of the batch, for the speculator
+        self._speculator = self._open_speculator() if speculates and capture is None else None
         self._lost: dict[int, int] = {}  # sequences whose last positions must be read again, and how many they have
         if not self._cache.exists:
             raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
@@ -244,18 +243,18 @@ class Context:
         """Return how many tokens at the end of a batch can be rolled back by snapshots of a recurrent state."""
         return self._cache.snapshots
 
-    def _open_mtp(self) -> MtpLayer:
-        model, hardware = self.model, self.model.hardware
-        return MtpLayer(
-            model.owned, self._open(), n_ctx=self.n_ctx, n_seq=self.n_seq, threads=self.threads, n_vocab=model.n_vocab,
-            cache_type=_cache_type(hardware.cache_type, self.exact, self.flash), flash=self.flash,
-            all_states=model.architecture not in STATES_OF_LAST_ROWS,
-        )  # fmt: skip
+    def _open_speculator(self) -> Speculator | None:
+        if self.model.speculator is None:
+            return None
+        cache_type = _cache_type(self.model.hardware.cache_type, self.exact, self.flash)
+        return self.model.speculator.open(
+            Trunk(self._open(), self.n_ctx, self.n_seq, self.threads, self.model.n_vocab, cache_type, self.flash)
+        )
 
     @property
-    def mtp(self) -> MtpLayer | None:
-        """The model's layer that predicts further tokens, which follows this context; None without it."""
-        return self._mtp
+    def speculator(self) -> Speculator | None:
+        """What drafts from this context's states; None without it."""
+        return self._speculator
 
     @property
     def pointer(self) -> Any:
@@ -273,8 +272,8 @@ class Context:
         if self._owned is not None:
             stop = should_stop if isinstance(should_stop, Stop) else None
             llama_api.set_cancel(self._owned, stop)
-            if self._mtp is not None:
-                self._mtp.set_cancel(stop)
+            if self._speculator is not None:
+                self._speculator.set_cancel(stop)
         self._should_stop, self._progress = should_stop, progress
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
@@ -291,9 +290,9 @@ class Context:
 
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
-        if self._mtp is not None:
-            self._mtp.close()
-            self._mtp = None
+        if self._speculator is not None:
+            self._speculator.close()
+            self._speculator = None
         self._owned = None
         self._cache.close()
         if self._lazy_head is not None:
@@ -329,8 +328,8 @@ class Context:
         if length == now:
             return
         self._lengths[seq] = length
-        if self._mtp is not None:
-            self._mtp.truncate(seq, length)
+        if self._speculator is not None:
+            self._speculator.truncate(seq, length)
         if seq in self._lost:
             now = self._lost.pop(seq)
             if now <= length:
@@ -383,8 +382,8 @@ class Context:
 
     def _copy(self, src: int, dst: int) -> None:
         self._lost.pop(dst, None)
-        if self._mtp is not None:
-            self._mtp.clear(dst)
+        if self._speculator is not None:
+            self._speculator.clear(dst)
         copied = self._cache.copy(src, dst)
         self._sequences.copy(src, dst)
         self._lose(dst, self._lost.get(src, self._lengths[src]) if copied else 0, self._lengths[src])
@@ -408,8 +407,8 @@ class Context:
         """Empty a sequence."""
         self._lengths[self._sequences.known(seq)] = 0
         self._lost.pop(seq, None)
-        if self._mtp is not None:
-            self._mtp.clear(seq)
+        if self._speculator is not None:
+            self._speculator.clear(seq)
         self._open()
         self._cache.clear(seq)
 
@@ -631,7 +630,7 @@ class Context:
         """Put `ids` into the batch from row `at` on, and into the record; return the row after them."""
         if self._cache.recurrent:
             self._cache.begin_batch(seq, self._lengths[seq], len(ids), outputs)
-        if self._mtp is not None:
+        if self._speculator is not None:
             self._placed = [*(self._placed if at else ()), (at, seq, self._lengths[seq], len(ids))]
         return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs, self._flag_all)
 
@@ -648,8 +647,8 @@ class Context:
                 self.threads_used = share
             self.shared += share < self.threads
             llama_api.decode(context, batch, n)
-        if self._mtp is not None:
-            self._mtp.note(self._placed)
+        if self._speculator is not None:
+            self._speculator.note(self._placed)
 
     def _save(self, seqs: set[int]) -> None:
         """Save checkpoints of sequences in the middle of a long prompt: its end may change."""
@@ -677,8 +676,8 @@ class Context:
     def _restore(self, starts: dict[int, int]) -> None:
         for seq, start in starts.items():
             now, self._lengths[seq] = self._lengths[seq], start
-            if self._mtp is not None:
-                self._mtp.truncate(seq, start)
+            if self._speculator is not None:
+                self._speculator.truncate(seq, start)
             if self._owned is not None:  # it may have been closed from elsewhere
                 self._lost.pop(seq, None)
                 self._lose(seq, self._cache.distrust(seq, start, now), start)

@@ -1,18 +1,22 @@
-"""Calls into llama.cpp for a context: open it, fill a batch over numpy's arrays, decode it, see the logits."""
+"""Calls into llama.cpp: load a model, open a context, fill a batch over numpy's arrays, decode it, see the logits."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine import native
-from edgellm.engine.hardware import CACHE_TYPES
+from edgellm.engine.hardware import CACHE_TYPES, Hardware, apply
 from edgellm.engine.native import Stop, abort_if_set, lib, no_abort
+from edgellm.engine.trial.probe import amx_failure
 from edgellm.engine.vocabulary import Floats, Ids
-from edgellm.errors import ContextFull, EngineFailed, InvalidOption, Stopped
+from edgellm.errors import ContextFull, EngineFailed, InvalidOption, ModelUnsupported, Stopped
 
 
 class LlamaBatch:
@@ -87,12 +91,56 @@ _NO_CELL, _ABORTED = 1, 2
 
 
 _decode = native.bind(lib.llama_decode, ctypes.c_int32, ctypes.c_void_p, lib.llama_batch)
+_encode = native.bind(lib.llama_encode, ctypes.c_int32, ctypes.c_void_p, lib.llama_batch)
 
 
 _set_threads = native.bind_nonblocking(lib.llama_set_n_threads, None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 
 
 _logits = native.bind(lib.llama_get_logits, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def load_model(
+    path: Path, hardware: Hardware, *, text_only: bool = False, progress: Callable[[float], None] | None = None,
+    dry: bool = False, mtp: bool = False,
+) -> native.Owned:  # fmt: skip
+    """Have llama.cpp load a file. `progress`, `text_only` and `dry` as for `Model.load`; with `mtp`, also its MTP
+    layer.
+
+    Raises:
+        ModelUnsupported: llama.cpp cannot load it.
+    """
+    params = lib.llama_model_default_params()
+    _kept = apply(hardware, params)  # arrays that llama.cpp reads
+    params.vocab_only, params.load_mtp = text_only, mtp
+    if dry:
+        params.no_alloc, params.load_mode = True, 0  # LLAMA_LOAD_MODE_NONE
+    params.use_extra_bufts = text_only or not amx_failure()
+    raised: list[BaseException] = []
+
+    def report(share: float, _user: int | None) -> bool:
+        try:
+            if progress is not None:
+                progress(share)
+        except BaseException as error:  # noqa: BLE001  nothing may be raised through C
+            raised.append(error)
+        return not raised and not native.process_exit.in_other_thread
+
+    params.progress_callback = lib.llama_progress_callback(report)
+    mark = native.log.count
+    with native.NativeGuard():
+        pointer = lib.llama_model_load_from_file(os.fsencode(path), params)
+    native.process_exit.block_if_exiting()
+    if raised:
+        if pointer:
+            lib.llama_model_free(pointer)
+        raise raised[0]
+    if not pointer:
+        raise ModelUnsupported(
+            f"llama.cpp cannot load {path}: {native.log.since(mark) or 'it gives no reason'}.",
+            "Use another file of this model, or update llama-cpp-python.",
+        )
+    return native.Owned(pointer, lib.llama_model_free)
 
 
 def check_sizes(n_ctx: int, n_seq: int, n_batch: int, threads: int | None, unified: bool, spare: int | None) -> None:
@@ -134,10 +182,11 @@ def open_context(
     mtp: bool = False,
     whole_window: bool = False,
     embeddings: bool = False,
+    beside: native.Owned | None = None,
 ) -> native.Owned:
     """Return a native context of `positions` in all that decodes up to `rows` at once; with `mtp`, one of the model's
     MTP layer, which must have been loaded: llama.cpp ends the process without it. With `embeddings` it pools states as
-    the model says.
+    the model says. It uses weights of the model of the context `beside`, which must outlive its last computation.
 
     Raises:
         EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
@@ -154,6 +203,8 @@ def open_context(
     params.embeddings = embeddings
     if mtp:
         params.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
+    if beside is not None:
+        params.ctx_other = beside.pointer
     if callback is not None:
         params.cb_eval = callback
     params.type_k = params.type_v = CACHE_TYPES[cache_type]
@@ -192,10 +243,20 @@ def decode(context: native.Owned, batch: Any, n: int) -> None:
         Stopped: the context's `Stop` was set meanwhile.
         EngineFailed: llama.cpp refuses the rows; the message has its reason.
     """
+    _compute(_decode, context, batch, n)
+
+
+def encode(context: native.Owned, batch: Any, n: int) -> None:
+    """Have the model's encoder compute the first `n` rows of a batch, all of which are flagged. Raises what `decode`
+    raises."""
+    _compute(_encode, context, batch, n)
+
+
+def _compute(function: Any, context: native.Owned, batch: Any, n: int) -> None:
     batch.n_tokens = n
     mark = native.log.count
     with context.guard:
-        status = _decode(context.pointer, batch)
+        status = function(context.pointer, batch)
     if status == _NO_CELL:
         raise ContextFull(f"The cache has no cells left for {n} more rows.", "Clear a branch, or open spare cells.")
     if status == _ABORTED:

@@ -20,6 +20,7 @@ import psutil
 from edgellm.engine import native
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, attention_layers
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
+from edgellm.engine.speculators.eagle3 import check_eagle3, window_bytes
 from edgellm.errors import InvalidOption, MemoryShort
 
 if TYPE_CHECKING:
@@ -143,11 +144,12 @@ def default_context(
 @dataclass(frozen=True, slots=True)
 class Placed:
     """A model's file and where it goes: the layers on graphics cards and the positions of its contexts are chosen, for
-    these `reasons`."""
+    these `reasons`. `eagle3`: the EAGLE-3 head that drafts beside it, if there is one."""
 
     file: ModelFile
     hardware: Hardware
     reasons: tuple[str, ...]
+    eagle3: ModelFile | None = None
 
     @property
     def reason(self) -> str:
@@ -155,13 +157,20 @@ class Placed:
         return f"{self.file.path.name}: {'; '.join(self.reasons)}"
 
 
-def place(file: ModelFile, hardware: Hardware, taken: Counter[str], *, verifies: bool, sessions: int = 1) -> Placed:
+def place(
+    file: ModelFile, hardware: Hardware, taken: Counter[str], *, verifies: bool, sessions: int = 1,
+    eagle3: ModelFile | None = None,
+) -> Placed:  # fmt: skip
     """Return where a model goes beside what is `taken` of each device, to which its own bytes are added. Less than
     nothing is taken where memory will be given back.
 
-    `verifies`: it has the context of a verifier, with `sessions` sequences. Raises what `fit` raises.
+    `verifies`: it has the context of a verifier, with `sessions` sequences, beside which the head
+    `eagle3` drafts. Raises what `fit` raises, and ModelUnsupported where the head does not fit the model.
     """
     reasons = []
+    if eagle3 is not None:
+        check_eagle3(eagle3, file)
+        reasons.append(f"the EAGLE-3 head {eagle3.path.name} drafts from its states")
     if hardware.n_ctx is None:
         trained = file.header.metadata.get(f"{file.header.architecture}.context_length")
         trained = trained if isinstance(trained, int) and trained > 0 else LEAST_CONTEXT
@@ -175,16 +184,20 @@ def place(file: ModelFile, hardware: Hardware, taken: Counter[str], *, verifies:
         n_ctx = hardware.n_ctx or LEAST_CONTEXT
         if not verifies:
             return [Context(model, n_ctx=n_ctx)]
-        return [Context(model, n_ctx=n_ctx, n_seq=sessions, unified=sessions == 1, rolls_back=True, mtp=True)]
+        return [Context(model, n_ctx=n_ctx, n_seq=sessions, unified=sessions == 1, rolls_back=True, speculates=True)]
 
-    fitted = fit(file, hardware, contexts, taken)
+    before = Counter(taken)
+    if eagle3 is not None:
+        before["CPU"] += sessions * window_bytes(eagle3.header)
+    fitted = fit(file, hardware, contexts, before, eagle3)
     taken.clear()
     taken.update(fitted.taken)
-    return Placed(file, fitted.hardware, (fitted.reason, *reasons))
+    return Placed(file, fitted.hardware, (fitted.reason, *reasons), eagle3)
 
 
-def reckon(file: ModelFile, hardware: Hardware, contexts: Contexts) -> MemoryUse:
-    """Return what llama.cpp would take for a model with these contexts; nothing is loaded.
+def reckon(file: ModelFile, hardware: Hardware, contexts: Contexts, eagle3: ModelFile | None = None) -> MemoryUse:
+    """Return what llama.cpp would take for a model with these contexts, and for the EAGLE-3 head `eagle3` beside them;
+    nothing is loaded.
 
     Raises:
         ModelUnsupported: llama.cpp cannot use the file.
@@ -193,11 +206,21 @@ def reckon(file: ModelFile, hardware: Hardware, contexts: Contexts) -> MemoryUse
     from edgellm.engine.model import Model
 
     with native.log.listen() as lines, ExitStack() as closing:
-        model = closing.enter_context(Model.load(file, hardware=hardware, probe=False, dry=True, mtp=True))
+        model = closing.enter_context(
+            Model.load(file, hardware=hardware, probe=False, dry=True, speculates=True, eagle3=eagle3)
+        )
         for context in contexts(model):
             closing.enter_context(context)
-    device_of = {int(found[1]): found[2] for line in lines if (found := _ASSIGNED.search(line))}
+    device_of: dict[int, str] = {}
+    device_of_eagle3 = "CPU"
+    for line in lines:
+        if found := _ASSIGNED.search(line):
+            if int(found[1]) in device_of:  # the head's lines come behind the model's
+                device_of_eagle3 = found[2]
+            device_of.setdefault(int(found[1]), found[2])
     weights: Counter[str] = Counter()
+    if eagle3 is not None:
+        weights[device_of_eagle3] += sum(tensor.nbytes for tensor in eagle3.header.tensors)
     for tensor in file.header.tensors:
         block = _BLOCK.match(tensor.name)
         layer = int(block[1]) if block else max(device_of, default=0) if tensor.name.startswith("output") else -1
@@ -229,9 +252,13 @@ class Fitted:
     taken: Counter[str]
 
 
-def fit(file: ModelFile, hardware: Hardware, contexts: Contexts, taken: Counter[str] | None = None) -> Fitted:
-    """Return how a model is loaded beside what is `taken` already: with the layers on graphics cards that `hardware`
-    asks for, or as many as fit. `EDGELLM_FIT=off` leaves out the check against the machine's memory.
+def fit(
+    file: ModelFile, hardware: Hardware, contexts: Contexts, taken: Counter[str] | None = None,
+    eagle3: ModelFile | None = None,
+) -> Fitted:  # fmt: skip
+    """Return how a model is loaded beside what is `taken` already, and an EAGLE-3 head with it: with the layers on
+    graphics cards that `hardware` asks for, or as many as fit. `EDGELLM_FIT=off` leaves out the check against the
+    machine's memory.
 
     Raises:
         MemoryShort: the model does not fit; says what would.
@@ -240,24 +267,25 @@ def fit(file: ModelFile, hardware: Hardware, contexts: Contexts, taken: Counter[
     taken = taken if taken is not None else Counter()
     cards = offload_devices(hardware.devices) if hardware.gpu_layers != 0 else []
     if cards:
-        return _on_cards(file, hardware, contexts, cards, taken)
+        return _on_cards(file, hardware, contexts, cards, taken, eagle3)
     if hardware.gpu_layers:
         raise InvalidOption(
             f"{_layers(hardware.gpu_layers)} of {file.path.name} cannot be on a graphics card: llama.cpp finds none.",
             "Leave --gpu-layers out; edgellm doctor tells how llama.cpp is compiled for a graphics card.",
         )
     reason = "none asked for" if hardware.gpu_layers == 0 else "llama.cpp finds no graphics card that it can use"
-    return _on_processor(file, hardware, contexts, taken, f"on the processor: {reason}")
+    return _on_processor(file, hardware, contexts, taken, f"on the processor: {reason}", eagle3)
 
 
 def _on_cards(
-    file: ModelFile, hardware: Hardware, contexts: Contexts, cards: Sequence[ComputeDevice], taken: Counter[str]
-) -> Fitted:
+    file: ModelFile, hardware: Hardware, contexts: Contexts, cards: Sequence[ComputeDevice], taken: Counter[str],
+    eagle3: ModelFile | None,
+) -> Fitted:  # fmt: skip
     room = {card.name: max(0, spare_memory(card) - taken[card.name]) for card in cards if card.total}
     layers, short = hardware.gpu_layers or ALL_LAYERS, ""
     for _ in range(_TRIES):
         chosen = replace(hardware, gpu_layers=layers)
-        use = reckon(file, chosen, contexts)
+        use = reckon(file, chosen, contexts, eagle3)
         short = next((_lack(use, name, left) for name, left in room.items() if use.on(name) > left), "")
         if not short:
             _check_memory(file, chosen, use, taken)
@@ -273,17 +301,22 @@ def _on_cards(
         layers = min(most - 1, int(most * sum(room.values()) / needed))
         if layers <= 0:
             break
-    return _on_processor(file, hardware, contexts, taken, f"on the processor: on graphics cards it takes {short}")
+    return _on_processor(
+        file, hardware, contexts, taken, f"on the processor: on graphics cards it takes {short}", eagle3
+    )
 
 
-def _on_processor(file: ModelFile, hardware: Hardware, contexts: Contexts, taken: Counter[str], reason: str) -> Fitted:
+def _on_processor(
+    file: ModelFile, hardware: Hardware, contexts: Contexts, taken: Counter[str], reason: str, eagle3: ModelFile | None
+) -> Fitted:
     chosen = replace(hardware, gpu_layers=0)
-    weights = sum(tensor.nbytes for tensor in file.header.tensors)
+    headers = [file.header, *([] if eagle3 is None else [eagle3.header])]
+    weights = sum(tensor.nbytes for header in headers for tensor in header.tensors)
     length = hardware.n_ctx or _CONTEXTS[0]
-    estimate = weights + length * cache_bytes_per_token(file.header)
+    estimate = weights + length * sum(map(cache_bytes_per_token, headers))
     if estimate < _PLENTY * (free_memory() - taken["CPU"]):
         return Fitted(chosen, reason, _added(taken, Counter(CPU=estimate)))
-    use = reckon(file, chosen, contexts)
+    use = reckon(file, chosen, contexts, eagle3)
     _check_memory(file, chosen, use, taken)
     return Fitted(chosen, reason, _added(taken, use.by_device))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -14,16 +13,19 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from edgellm.engine import native
+from edgellm.engine import llama_api, native
 from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokenizer
 from edgellm.engine.gguf.reader import GgufArray, ModelFile, attention_layers
 from edgellm.engine.grammar import Grammar, to_gbnf
-from edgellm.engine.hardware import ON_PROCESSOR, Hardware, apply, offload_devices, placement
-from edgellm.engine.mtp.support import drafter_file, support
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware, offload_devices, placement
 from edgellm.engine.native import ShouldStop, lib, never
+from edgellm.engine.speculators.eagle3 import Eagle3Model, check_eagle3
+from edgellm.engine.speculators.mtp import MtpModel
+from edgellm.engine.speculators.speculator import SpeculatorModel
+from edgellm.engine.speculators.support import drafter_file, mtp_support
 from edgellm.engine.thinking import ThinkingMarkup, find_markup
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
-from edgellm.engine.trial.probe import Probe, amx_failure, require_loadable
+from edgellm.engine.trial.probe import EAGLE3, MTP, Probe, require_loadable
 from edgellm.engine.vocabulary import Ids, Vocabulary
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 
@@ -59,14 +61,13 @@ class Model:
         hardware: Hardware,
         faults: Sequence[str] = (),
         *,
-        mtp: bool = False,
+        speculator: SpeculatorModel | None = None,
     ) -> None:
         """Set up a model that `load` has loaded; not for other callers."""
         self.hardware = hardware
         self.faults = frozenset(faults)
         """Which trials of `engine.trial.self_test` fail: what llama.cpp computes wrongly is avoided."""
-        self.mtp = mtp
-        """Whether its layer that predicts further tokens is loaded."""
+        self._speculator = speculator
         self.file, self.path, self.header = file, file.path, file.header
         self.text_only = False
         self._owned: native.Owned | None = owned
@@ -106,6 +107,11 @@ class Model:
         self._template = template
 
     @property
+    def speculator(self) -> SpeculatorModel | None:
+        """What is loaded to draft from the model's states, its MTP layer or an EAGLE-3 head; None without either."""
+        return self._speculator
+
+    @property
     def head_is_plain(self) -> bool | None:
         """Whether a single product turns the last norm's output into logits; None: not known yet."""
         return self._head_is_plain
@@ -125,7 +131,8 @@ class Model:
         probe: bool = True,
         chat: bool = False,
         dry: bool = False,
-        mtp: bool = False,
+        speculates: bool = False,
+        eagle3: ModelFile | None = None,
         embeds: bool = False,
         faults: Sequence[str] = (),
     ) -> Model:
@@ -136,26 +143,31 @@ class Model:
         weights are loaded: the model tokenises, but no context can be opened over it. A model whose header is new on
         this machine is loaded in a child process first, unless `probe` is False: see `engine.trial.probe`. With `chat`
         the process that renders its chat template starts meanwhile, so that the first `chat_prompt` need not wait. With
-        `mtp` the layer that predicts further tokens is loaded, too, if it can be used: see `engine.mtp.support`. With
         `dry` nothing is allocated, neither here nor by contexts: llama.cpp only logs what it would take.
 
-        `embeds`: the trial embeds a text instead. `faults`: the trials that are known to fail, where `probe` is False.
+        With `speculates` what drafts from the model's states is loaded, too: the EAGLE-3 head `eagle3`, if it is given,
+        or else the layer that predicts further tokens (MTP), if it can be used; see `engine.speculators`. `embeds`: the
+        trial embeds a text instead. `faults`: the trials that are known to fail, where `probe` is False.
 
         Raises:
             ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`.
-            ModelUnsupported: llama.cpp cannot use it, ends the process over it, it does not generate text, or it only
-                drafts for another model.
+            ModelUnsupported: llama.cpp cannot use it, ends the process over it, it does not generate text, it only
+                drafts for another model, or the EAGLE-3 head does not fit it.
             EngineFailed: the child process cannot be started, or was ended from outside.
         """
         native.start()
         file = source if isinstance(source, ModelFile) else ModelFile.open(source)
         if kind := drafter_file(file.header):
             raise ModelUnsupported(
-                f"{file.path.name} is {kind}: it reads another model's states, and edgellm does not use it.",
-                "Name a whole model; MTP layers inside a model's own file are used. edgellm show tells.",
+                f"{file.path.name} is {kind}: it drafts from another model's states, and writes no text by itself.",
+                "Name it as the draft model, with the verifier that it was made for."
+                if file.header.architecture == EAGLE3
+                else "Name a whole model; MTP layers inside a model's own file are used. edgellm show tells.",
             )
-        usable = not text_only and support(file.header).usable
-        trial = Probe(file.paths, file.parts, hardware.gpu_layers or 0, text_only, usable, embeds)
+        if eagle3 is not None:
+            check_eagle3(eagle3, file)
+        mtp = not text_only and eagle3 is None and mtp_support(file.header).usable
+        trial = Probe(file.paths, file.parts, hardware.gpu_layers or 0, text_only, mtp, embeds, eagle3)
         verdict = require_loadable(trial, _first_half(progress)) if probe else None
         if verdict is not None and verdict.new:
             progress = _second_half(progress)
@@ -164,9 +176,14 @@ class Model:
             if chat and template is not None:
                 template.start()
             faults = verdict.faults if verdict is not None else faults
-            mtp = mtp and usable and "mtp" not in faults
-            owned = _load(file.path, hardware, text_only, progress, dry, mtp)
-            model = cls(file, owned, template, hardware, faults, mtp=mtp)
+            mtp = speculates and mtp and MTP not in faults
+            owned = llama_api.load_model(file.path, hardware, text_only=text_only, progress=progress, dry=dry, mtp=mtp)
+            if lib.llama_model_has_encoder(owned.pointer) or not lib.llama_model_has_decoder(owned.pointer):
+                raise ModelUnsupported(f"{file.path} is an encoder.", "Use a model that generates text.")
+            speculator: SpeculatorModel | None = MtpModel(owned, file.header.architecture) if mtp else None
+            if speculates and eagle3 is not None and EAGLE3 not in faults:
+                speculator = Eagle3Model.load(eagle3, file, hardware, dry=dry)
+            model = cls(file, owned, template, hardware, faults, speculator=speculator)
         except BaseException:
             if template is not None:
                 template.close()
@@ -352,7 +369,7 @@ class Model:
 
     def close(self) -> None:
         """Let go of the native model; contexts that are still open keep it alive until they are closed."""
-        self._owned = None
+        self._owned = self._speculator = None
         self._tokenizer.close()
         if self._template is not None:
             self._template.close()
@@ -394,51 +411,6 @@ class Model:
             if n >= 0:
                 return buffer.raw[:n]
             size = -n
-
-
-def _load(
-    path: Path,
-    hardware: Hardware,
-    text_only: bool,
-    progress: Callable[[float], None] | None,
-    dry: bool = False,
-    mtp: bool = False,
-) -> native.Owned:
-    """Have llama.cpp load the file. Raises as `Model.load`."""
-    params = lib.llama_model_default_params()
-    _kept = apply(hardware, params)  # arrays that llama.cpp reads
-    params.vocab_only, params.load_mtp = text_only, mtp
-    if dry:
-        params.no_alloc, params.load_mode = True, 0  # LLAMA_LOAD_MODE_NONE
-    params.use_extra_bufts = text_only or not amx_failure()
-    raised: list[BaseException] = []
-
-    def report(share: float, _user: int | None) -> bool:
-        try:
-            if progress is not None:
-                progress(share)
-        except BaseException as error:  # noqa: BLE001  nothing may be raised through C
-            raised.append(error)
-        return not raised and not native.process_exit.in_other_thread
-
-    params.progress_callback = lib.llama_progress_callback(report)
-    mark = native.log.count
-    with native.NativeGuard():
-        pointer = lib.llama_model_load_from_file(os.fsencode(path), params)
-    native.process_exit.block_if_exiting()
-    if raised:
-        if pointer:
-            lib.llama_model_free(pointer)
-        raise raised[0]
-    if not pointer:
-        raise ModelUnsupported(
-            f"llama.cpp cannot load {path}: {native.log.since(mark) or 'it gives no reason'}.",
-            "Use another file of this model, or update llama-cpp-python.",
-        )
-    owned = native.Owned(pointer, lib.llama_model_free)
-    if lib.llama_model_has_encoder(pointer) or not lib.llama_model_has_decoder(pointer):
-        raise ModelUnsupported(f"{path} is an encoder.", "Use a model that generates text.")
-    return owned
 
 
 def _metadata(file: ModelFile) -> Mapping[str, str]:

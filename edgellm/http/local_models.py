@@ -14,8 +14,8 @@ from edgellm.errors import EdgeError, MemoryShort, Stopped
 from edgellm.http.model_host import ServedModel
 from edgellm.http.schemas.responses import ModelInfo
 from edgellm.llm import LLM, Named
-from edgellm.llm.abilities import draft_for
-from edgellm.llm.model_loading import place_draft, place_named
+from edgellm.llm.abilities import draft_for, heads_for
+from edgellm.llm.model_loading import eagle3_named, place_draft, place_named
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import StoredModel, list_models, name_of, resolve
 from edgellm.storage.model_names import looks_like_path, unknown
@@ -44,10 +44,10 @@ class PairOpener:
 
     def check_fits(self, beside: Counter[str]) -> None:
         """See `Opener`."""
-        taken = Counter(beside)
+        taken, eagle3 = Counter(beside), eagle3_named(self._draft)
         if self._verifier is not None:
-            place_named(self._verifier, self._defaults.hardware, taken, verifies=True)
-        if self._draft is not None:
+            place_named(self._verifier, self._defaults.hardware, taken, verifies=True, eagle3=eagle3)
+        if self._draft is not None and eagle3 is None:
             place_draft(self._draft, self._defaults.draft_hardware, taken, None)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
@@ -106,6 +106,10 @@ class ModelOpener:
         file = ModelFile.open(self._path)
         if mtp_support(file.header).usable:
             return None, "its MTP layer drafts"
+        for head in heads_for(file, others):
+            with suppress(MemoryShort):
+                self._pair(paths[head]).check_fits(beside)
+                return paths[head], "it is an EAGLE-3 head for this model"
         if (name := draft_for(file, others)) is None:
             return None, "no model here has its tokenizer and at most half of its size"
         try:

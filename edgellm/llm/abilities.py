@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from edgellm.engine import ModelFile, check_cuttable, mtp_support
 from edgellm.engine.gguf.cuttable import cut_points
-from edgellm.engine.gguf.reader import GgufArray, GgufHeader, attention_layers, recurrent_state_bytes, text_layers
+from edgellm.engine.gguf.reader import GgufHeader, attention_layers, recurrent_state_bytes, text_layers
+from edgellm.engine.gguf.tokens import PADDING, TOKENS, token_texts
 from edgellm.engine.graph_hooks import attention_bytes
 from edgellm.engine.hardware import N_BATCH
 from edgellm.engine.memory_fit import cache_bytes_per_token, default_context, free_memory
-from edgellm.engine.mtp.support import drafter_file
-from edgellm.errors import EdgeError
+from edgellm.engine.speculators.eagle3 import check_eagle3, is_eagle3, target_layers
+from edgellm.engine.speculators.support import drafter_file
+from edgellm.errors import EdgeError, ModelUnsupported
 from edgellm.layer_range import ranges
 from edgellm.llm.drafter_pool import exit_layers
 from edgellm.spec.ngram.suffix_automaton import BYTES_A_TOKEN
 
-_PADDING = 256  # entries that one vocabulary may have more than another: they mean nothing
-_TOKENS = "tokenizer.ggml.tokens"
-_PORTION = 1 << 20
 _MOST_OF_VERIFIER = 0.5  # of a verifier's bytes, that a draft model may have to be of use
 _STEP = 1024  # tokens: proposed contexts are a multiple of it
 
@@ -72,6 +70,8 @@ def _longest(header: GgufHeader, trained: int) -> int:
 def abilities(file: ModelFile, others: Mapping[str, ModelFile] = MappingProxyType({})) -> list[Ability]:
     """Return what works with a model; `others` are the models that it might be paired with, by name."""
     header = file.header
+    if is_eagle3(header):
+        return [_chat(header), _head(file, others)]
     return [
         _chat(header),
         _pair(file, others),
@@ -85,8 +85,9 @@ def abilities(file: ModelFile, others: Mapping[str, ModelFile] = MappingProxyTyp
 
 def _chat(header: GgufHeader) -> Ability:
     if kind := drafter_file(header):
-        return Ability("chat", False, f"it is {kind}, and edgellm does not use it: it reads another model's states")
-    if header.metadata.get(_TOKENS) is None:
+        used = "" if is_eagle3(header) else ", and edgellm does not use it"
+        return Ability("chat", False, f"it is {kind}{used}: it drafts from another model's states")
+    if header.metadata.get(TOKENS) is None:
         return Ability("chat", False, "the file carries no tokenizer: it is a part of a model")
     if not header.metadata.get("tokenizer.chat_template"):
         return Ability("chat", False, "the file has no chat template: it continues texts only")
@@ -104,24 +105,41 @@ def draft_for(file: ModelFile, others: Mapping[str, ModelFile]) -> str | None:
     return min(_partners(file, drafts), key=lambda name: drafts[name].header.file_size, default=None)
 
 
+def heads_for(file: ModelFile, others: Mapping[str, ModelFile]) -> list[str]:
+    """Return the names of those of `others` that are EAGLE-3 heads for a model."""
+    return sorted(name for name, other in others.items() if is_eagle3(other.header) and _fits(other, file))
+
+
+def _fits(head: ModelFile, verifier: ModelFile) -> bool:
+    try:
+        check_eagle3(head, verifier)
+    except ModelUnsupported:
+        return False
+    return True
+
+
 def same_tokenizer(file: ModelFile, other: ModelFile) -> bool:
     """Return whether two models have the same tokens, up to unused ones at the end of one."""
-    return _same(_tokens(file), _tokens(other))
+    return _same(token_texts(file), token_texts(other))
 
 
 def _partners(file: ModelFile, others: Mapping[str, ModelFile]) -> dict[str, ModelFile]:
     """Return those of `others` that have the same tokenizer as a model."""
-    tokens = _tokens(file)
-    return {name: other for name, other in others.items() if other.path != file.path and _same(tokens, _tokens(other))}
+    own = token_texts(file)
+    whole = {
+        name: other for name, other in others.items() if other.path != file.path and not drafter_file(other.header)
+    }
+    return {name: other for name, other in whole.items() if _same(own, token_texts(other))}
 
 
 def _pair(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
     partners, size = _partners(file, others), file.header.file_size
-    if not partners:
+    heads = heads_for(file, others)
+    if not partners and not heads:
         return Ability("pair", False, "no other model here has its vocabulary")
     drafts = sorted(name for name, other in partners.items() if other.header.file_size < size)
     verifiers = sorted(name for name, other in partners.items() if other.header.file_size >= size)
-    roles = (("the draft model", drafts), ("the verifier", verifiers))
+    roles = (("the EAGLE-3 head", heads), ("the draft model", drafts), ("the verifier", verifiers))
     return Ability("pair", True, "; ".join(f"with {role} {', '.join(names)}" for role, names in roles if names))
 
 
@@ -138,6 +156,14 @@ def _copies(header: GgufHeader) -> Ability:
 def _mtp(header: GgufHeader) -> Ability:
     found = mtp_support(header)
     return Ability("MTP drafts", found.usable, found.reason)
+
+
+def _head(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
+    """Return for which of `others` an EAGLE-3 head can draft."""
+    name, layers = "EAGLE-3 drafts", ", ".join(map(str, target_layers(file.header)))
+    if fitting := sorted(other for other, model in others.items() if _fits(file, model)):
+        return Ability(name, True, f"as the draft model of {', '.join(fitting)}, from the inputs of layers {layers}")
+    return Ability(name, False, f"no model here has the width and vocabulary for it, and layers {layers} to read")
 
 
 def _importance(header: GgufHeader) -> Ability:
@@ -203,23 +229,4 @@ def longer_context(models: Mapping[str, tuple[GgufHeader, int]], tokens: int) ->
 def _same(tokens: Sequence[bytes], others: Sequence[bytes]) -> bool:
     """Return whether two vocabularies are equal up to padding at the end of one."""
     shorter = min(len(tokens), len(others))
-    return shorter > 0 and abs(len(tokens) - len(others)) <= _PADDING and tokens[:shorter] == others[:shorter]
-
-
-def _tokens(file: ModelFile) -> Sequence[bytes]:
-    """Return the texts of all tokens; none where the file has no vocabulary."""
-    described = file.header.metadata.get(_TOKENS)
-    if not isinstance(described, GgufArray):
-        return ()
-    with file.path.open("rb") as source:
-        source.seek(described.offset)
-        data, at, found = b"", 0, []
-        for _ in range(described.count):
-            if at + 8 > len(data):
-                data, at = data[at:] + source.read(_PORTION), 0
-            (length,) = struct.unpack_from("<Q", data, at)
-            while at + 8 + length > len(data):
-                data, at = data[at:] + source.read(max(_PORTION, length)), 0
-            found.append(data[at + 8 : at + 8 + length])
-            at += 8 + length
-    return found
+    return shorter > 0 and abs(len(tokens) - len(others)) <= PADDING and tokens[:shorter] == others[:shorter]

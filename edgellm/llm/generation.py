@@ -18,9 +18,9 @@ from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.draft_length import MAX_DRAFT
 from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.mtp import MtpDrafter
 from edgellm.spec.drafters.pace import PaceChoice
 from edgellm.spec.drafters.parallel import MAX_AHEAD, ParallelDrafter
+from edgellm.spec.drafters.speculator import SpeculatorDrafter
 from edgellm.spec.drafters.translation import TokenTranslation
 from edgellm.spec.drafters.verdict_prediction import BRANCHES, MAX_BRANCHES, choose_branches, rejection
 from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
@@ -71,8 +71,8 @@ class Components:
     retrieval: NgramRuntime | None = None
     idle: IdleWork = field(default_factory=IdleWork)
     placements: tuple[str, ...] = ()  # where each model is, and why
-    mtp_or_draft: PaceChoice = field(default_factory=lambda: PaceChoice(_REPLIES))
-    """Between the draft model, and the verifier's own layer that predicts further tokens, from reply to reply."""
+    speculator_or_draft: PaceChoice = field(default_factory=lambda: PaceChoice(_REPLIES))
+    """Between the draft model and the verifier's speculator, from reply to reply."""
     tail: PaceChoice = field(default_factory=lambda: PaceChoice(_VERDICTS))
     """Between chunks of the draft model alone, and with extra tokens of a linked verifier behind them."""
 
@@ -120,15 +120,15 @@ def _write(
 ) -> Generator[Event, None, None]:  # fmt: skip
     plan = plan_reply(parts, options, sampling.seed)
     yield from plan.notices
-    mtp, mtp_why = _choose_mtp(parts, options, plan)
-    ngram, why = _open_retrieval(parts, options, plan, mtp)
-    mtp = mtp and ngram is not None
-    _log.debug("reply to a prompt of %d tokens: %s", len(prompt), "; ".join((*plan.reasons, why, mtp_why)))
+    speculates, speculator_why = _choose_speculator(parts, options, plan)
+    ngram, why = _open_retrieval(parts, options, plan, speculates)
+    speculates = speculates and ngram is not None
+    _log.debug("reply to a prompt of %d tokens: %s", len(prompt), "; ".join((*plan.reasons, why, speculator_why)))
     try:
         if explain:
             yield from (
                 Explanation(None, reason)
-                for reason in (*plan.reasons, why, mtp_why, channels.reason, *parts.placements)
+                for reason in (*plan.reasons, why, speculator_why, channels.reason, *parts.placements)
                 if reason
             )
         verifier, gate = parts.verifier, plan.choice.gate
@@ -150,8 +150,9 @@ def _write(
             tail=parts.tail if drafts and _asks_tail(parts, options, plan) else None,
         )  # fmt: skip
         events = _generate(
-            parts, state, channels, plan, gate, verifier, ngram, stats, options.drafter, drafts=drafts, mtp=mtp
-        )
+            parts, state, channels, plan, gate, verifier, ngram, stats, options.drafter, drafts=drafts,
+            speculates=speculates,
+        )  # fmt: skip
         yield from cut_at_stops(options.stop, events, stats) if options.stop else events
     finally:
         _log.info("reply of %d tokens to a prompt of %d: %s", stats.tokens, len(prompt), stats.finish_reason)
@@ -159,8 +160,8 @@ def _write(
             ngram.close()
         if parts.knowledge is not None and stats.verdict_seconds is not None:
             parts.knowledge.observe_verdicts(stats.verdict_seconds, stats.verified_drafted)
-    if parts.draft is not None and parts.verifier is not None and parts.verifier.has_mtp and ngram is not None:
-        parts.mtp_or_draft.record(mtp, stats.tokens, stats.seconds)
+    if parts.draft is not None and parts.verifier is not None and parts.verifier.speculator_name and ngram is not None:
+        parts.speculator_or_draft.record(speculates, stats.tokens, stats.seconds)
     if parts.retrieval is not None and stats.finish_reason == "stop":
         parts.retrieval.add(prompt, stats.ids)
 
@@ -180,12 +181,12 @@ def _limits(
 def _generate(
     parts: Components, state: GenerationState, channels: ChannelSplitter, plan: GenerationPlan, gate: Gate,
     verifier: Verifier | None, ngram: NgramSession | None, stats: Stats, drafter: Drafter | None, *, drafts: bool,
-    mtp: bool,
+    speculates: bool,
 ) -> Generator[Event, None, None]:  # fmt: skip
-    """Write the reply `state` as `plan` says. `drafts`: the draft model drafts; with `mtp` the verifier's layer that
-    predicts further tokens does, in its place; and `ngram`, if given."""
+    """Write the reply `state` as `plan` says. `drafts`: the draft model drafts; with `speculates` the verifier's
+    speculator does, in its place; and `ngram`, if given."""
     choice, text = plan.choice, parts.text
-    model_drafter = parts.drafters.take(plan.kind) if parts.drafters is not None and drafts and not mtp else None
+    model_drafter = parts.drafters.take(plan.kind) if parts.drafters is not None and drafts and not speculates else None
     drafter = drafter or model_drafter
     guessed = None
     if plan.branches and isinstance(model_drafter, ModelDrafter):
@@ -199,7 +200,8 @@ def _generate(
         drafter, guessed = ahead, ahead.guessed
     if ngram is not None:
         verifier = ngram.verifier(verifier)
-        drafter = ngram.hybrid_drafter(MtpDrafter(verifier, text.is_eog) if mtp else drafter, plan.gamma, mtp=mtp)
+        drafter = SpeculatorDrafter(verifier, text.is_eog) if speculates else drafter
+        drafter = ngram.hybrid_drafter(drafter, plan.gamma, speculates=speculates)
         gate = AlwaysGate() if parts.verifier is None else gate
     stats.count_with(choice.controller, guessed, ngram.counts if ngram is not None else None)
     try:
@@ -232,23 +234,24 @@ def _close_thought(text: Model, state: GenerationState, channels: ChannelSplitte
     return closed
 
 
-def _choose_mtp(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> tuple[bool, str]:
-    """Return whether the layer that predicts further tokens drafts, and why; "" for a model without one."""
-    verifier = parts.verifier
-    usable = (parts.text.mtp if verifier is None else verifier.has_mtp) and not parts.linked
-    if not usable:
+def _choose_speculator(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> tuple[bool, str]:
+    """Return whether the speculator of the model that decides the text drafts, and why; "" for a model without one."""
+    verifier, own = parts.verifier, parts.text.speculator
+    name = verifier.speculator_name if verifier is not None else own.name if own is not None else ""
+    if not name or parts.linked:
         return False, ""
+    nothing = f"{name} drafts nothing"
     if options.drafter is not None or options.logprobs is not None:
-        return False, f"{_NO_MTP}: {'a custom drafter is used' if options.drafter else _LOGPROBS}"
+        return False, f"{nothing}: {'a custom drafter is used' if options.drafter else _LOGPROBS}"
     if not _checked(parts, options, plan):
-        return False, f"{_NO_MTP}: not everything is verified"
+        return False, f"{nothing}: not everything is verified"
     if verifier is not None and parts.draft is not None:
         if options.temperature > 0.0:
-            return False, f"{_NO_MTP}: with sampled drafts, a seed would not reproduce the reply"
-        if plan.kind.layers or options.early_exit == "on" or not parts.mtp_or_draft.second():
-            return False, f"{_NO_MTP}: the draft model drafts in this reply"
-        return True, "the verifier's MTP layer drafts in this reply, in place of the draft model"
-    return True, "the model's MTP layer drafts where that is faster"
+            return False, f"{nothing}: with sampled drafts, a seed would not reproduce the reply"
+        if plan.kind.layers or options.early_exit == "on" or not parts.speculator_or_draft.second():
+            return False, f"{nothing}: the draft model drafts in this reply"
+        return True, f"{name} drafts in this reply, in place of the draft model"
+    return True, f"{name} drafts where that is faster"
 
 
 def _asks_tail(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> bool:
@@ -259,9 +262,8 @@ def _asks_tail(parts: Components, options: ReplyOptions, plan: GenerationPlan) -
 
 
 _VERDICTS = 8  # with extra tokens and without, before the faster way is chosen
-_NO_MTP = "the model's MTP layer drafts nothing"
 _LOGPROBS = "log-probabilities are requested"
-_REPLIES = 2  # with the draft model and with the MTP layer, before the faster one is chosen
+_REPLIES = 2  # with the draft model and with the speculator, before the faster one is chosen
 
 
 def _checked(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> bool:
@@ -272,16 +274,16 @@ def _checked(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> 
 
 
 def _open_retrieval(
-    parts: Components, options: ReplyOptions, plan: GenerationPlan, mtp: bool
+    parts: Components, options: ReplyOptions, plan: GenerationPlan, speculates: bool
 ) -> tuple[NgramSession | None, str]:
-    """Return the retrieval session of the reply, None if it cannot be used; and why. It also chooses whether `mtp`,
-    the MTP layer, drafts, then without sources if need be."""
+    """Return the retrieval session of the reply, None if it cannot be used; and why. With `speculates` it also chooses
+    when the speculator drafts, then without sources if need be."""
     if options.drafter is not None:
         return None, "no retrieval: a custom drafter is used"
     if options.logprobs is not None:
         return None, f"no retrieval: {_LOGPROBS}"
     sources = options.sources()
-    if not sources and not mtp:
+    if not sources and not speculates:
         return None, "no retrieval, as requested"
     if parts.retrieval is None:
         return None, "no retrieval: the verifier is on another device, or missing"

@@ -33,14 +33,15 @@ from edgellm.llm.model_loading import (
     PairFit,
     PairMemory,
     Progress,
+    eagle3_beside,
     fit,
-    is_remote,
     load,
     local_verifier,
     measure_elsewhere,
     named,
     place_draft,
     place_named,
+    place_verifier,
     positions,
     remote_verifier,
 )
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from edgellm.upstream.opening import UpstreamOptions
 
 _AVOIDED = {
+    "eagle3": "EAGLE-3 drafts",
     "mtp": "MTP drafts",
     "rollback": "rolled back texts",
     "rows": "several tokens of a text in one batch",
@@ -180,7 +182,8 @@ class LLM:
         A model is a path, an alias or `user/repo:quant`. The verifier may also be the `HOST:PORT` of a served one, or
         "auto" for the best one of the paired devices (of `peers`, given as names, IDs or `HOST:PORT`, if any);
         `verifier_reason` explains that choice. Or it is the URL of a stock server such as vLLM or llama-server, used as
-        `upstream` says. None or "none" leaves one of the two out. `tokenizer` names the model
+        `upstream` says. None or "none" leaves one of the two out. In place of the draft model, an EAGLE-3 head drafts
+        from the states of a verifier in this process. `tokenizer` names the model
         whose vocabulary and template are used if neither model is in this process. `profile` is a file from `edgellm
         profile`; by default the pair's own is found by the hashes of its models. `n_ctx` limits prompt and reply
         together, in tokens. `hardware` says how the verifier, or the only model, is loaded and computed;
@@ -194,6 +197,7 @@ class LLM:
             InvalidOption: both models are left out, `n_ctx` is more than a model was trained for, or there is no such
                 device.
             ModelNotFound, ModelCorrupt, ModelUnsupported: from loading.
+            ModelUnsupported: an EAGLE-3 head does not fit the verifier, which must be in this process.
             MemoryShort: the models and their contexts do not fit; raised before anything is loaded.
             VocabularyMismatch: a verifier in another process has another tokenizer; names the first token that differs.
             VerifierUnreachable: nothing answers at the address.
@@ -213,12 +217,13 @@ class LLM:
         closing.callback(idle.close)
         loaded = partial(load, progress=progress, closing=closing, idle=idle)
         try:
-            here = verifier is not None and not is_remote(verifier)
-            big = place_named(verifier, hardware, taken, verifies=True) if verifier is not None and here else None
+            eagle3 = eagle3_beside(verifier, draft)
+            draft = None if eagle3 is not None else draft
+            big = place_verifier(verifier, hardware, taken, eagle3)
             placement = None if draft is None else place_draft(draft, draft_hardware or hardware, taken, threads)
             placed = None if placement is None else placement.placed
             alone = verifier is None
-            small = loaded(placed, chat=not here, mtp=alone) if placed is not None else None
+            small = loaded(placed, chat=big is None, speculates=alone) if placed is not None else None
             checker: Verifier | None = None
             remote: OpenedVerifier | None = None
             pair = PairFit()
@@ -231,7 +236,7 @@ class LLM:
                     checker = remote.verifier
                     pair = PairFit(remote.shared_tokens if remote.shared_tokens < text.n_vocab else None)
             else:
-                text = loaded(big, chat=True, mtp=True)
+                text = loaded(big, chat=True, speculates=True)
                 if small is not None and draft is not None and verifier is not None:
                     pair = fit(small, text, draft, verifier)
                     text = small if pair.left_out == "verifier" else text

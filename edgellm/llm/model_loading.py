@@ -15,7 +15,8 @@ from edgellm.engine import Context, Model, ModelFile, head_pays
 from edgellm.engine.hardware import ALL_LAYERS, Hardware, offload_devices
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, cache_bytes_per_token, place
 from edgellm.engine.native import Stop
-from edgellm.errors import EdgeError, InvalidOption, MemoryShort
+from edgellm.engine.speculators.eagle3 import is_eagle3
+from edgellm.errors import EdgeError, InvalidOption, MemoryShort, ModelUnsupported
 from edgellm.llm.cost_curves import ModelCurve, token_seconds
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafters.translation import TokenTranslation
@@ -116,11 +117,60 @@ def positions(model: Model, n_ctx: int | None) -> int:
     return n_ctx
 
 
-def place_named(name: Named, hardware: Hardware, taken: Counter[str], *, verifies: bool) -> Placed:
+def place_named(
+    name: Named, hardware: Hardware, taken: Counter[str], *, verifies: bool, eagle3: ModelFile | None = None
+) -> Placed:
     """Return where the model `name` goes; see `place`. Raises what `resolve`, `ModelFile.open` and `place` raise."""
+    return place(_file(name), hardware, taken, verifies=verifies, eagle3=eagle3)
+
+
+def eagle3_named(draft: Named | None) -> ModelFile | None:
+    """Return the EAGLE-3 head that is named in place of a draft model; None for a draft model, or none. Raises what
+    `resolve` and `ModelFile.open` raise."""
+    if draft is None or draft == DRAFT:
+        return None
+    file = _file(draft)
+    return file if is_eagle3(file.header) else None
+
+
+def eagle3_beside(verifier: Named | None, draft: Named | None) -> ModelFile | None:
+    """Return the EAGLE-3 head that is named in place of a draft model for `verifier`; None for a draft model, or none.
+
+    Raises:
+        ModelUnsupported: there is a head, and the verifier is not in this process.
+        Also what `eagle3_named` raises.
+    """
+    if (eagle3 := eagle3_named(draft)) is None:
+        return None
+    name = eagle3.path.name
+    if verifier is None:
+        raise ModelUnsupported(
+            f"{name} is an EAGLE-3 head: it drafts from a verifier's states, and there is no verifier.",
+            "Name the verifier that it was made for with --verifier (verifier=).",
+        )
+    if is_remote(verifier):
+        raise ModelUnsupported(
+            f"{name} is an EAGLE-3 head: it drafts from the states of a verifier in this process, and {verifier} is in"
+            " another.",
+            f"Name it where the verifier runs: edgellm serve --role verifier -m MODEL --draft {name}.",
+        )
+    return eagle3
+
+
+def place_verifier(
+    verifier: Named | None, hardware: Hardware, taken: Counter[str], eagle3: ModelFile | None
+) -> Placed | None:
+    """Return where a verifier goes, with its EAGLE-3 head; None where it is in another process, or there is none.
+    Raises what `place_named` raises."""
+    if verifier is None or is_remote(verifier):
+        return None
+    return place_named(verifier, hardware, taken, verifies=True, eagle3=eagle3)
+
+
+def _file(name: Named) -> ModelFile:
     from edgellm.storage import resolve
 
-    return place(ModelFile.open(resolve(str(name))), hardware, taken, verifies=verifies)
+    return ModelFile.open(resolve(str(name)))
 
 
 class DraftPlacement(NamedTuple):
@@ -182,13 +232,20 @@ def measure_elsewhere(placement: DraftPlacement | None, threads: int | None, idl
 
 def load(
     placed: Placed, *, progress: Progress | None, closing: ExitStack, idle: IdleWork, chat: bool = False,
-    mtp: bool = False,
+    speculates: bool = False,
 ) -> Model:  # fmt: skip
-    """Load a model, owned by `closing`; `chat` and `mtp` as for `Model.load`. Meanwhile, its file is hashed. Raises
-    what `Model.load` raises."""
+    """Load a model, owned by `closing`; `chat` and `speculates` as for `Model.load`. Meanwhile, its file is hashed.
+    Raises what `Model.load` raises."""
     idle.file_hash(placed.file.path)
     on_progress = partial(progress, placed.file.path.name) if progress else None
-    model = Model.load(placed.file, hardware=placed.hardware, progress=on_progress, chat=chat, mtp=mtp)
+    model = Model.load(
+        placed.file,
+        hardware=placed.hardware,
+        progress=on_progress,
+        chat=chat,
+        speculates=speculates,
+        eagle3=placed.eagle3,
+    )
     closing.callback(model.close)
     return model
 
@@ -204,7 +261,7 @@ def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
     """Return a verifier over `model`."""
 
     def context() -> Context:
-        return Context(model, n_ctx=n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True, mtp=True)
+        return Context(model, n_ctx=n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True, speculates=True)
 
     return LocalVerifier(model, ContextPool(context), n_ctx)
 

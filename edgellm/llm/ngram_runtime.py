@@ -164,12 +164,13 @@ class NgramSession:
         """Return the padding of the verifier's decodes, and the times of its heads."""
         return self._retrieval.curve().filling()
 
-    def hybrid_drafter(self, model: Drafter | None, gamma: int, *, mtp: bool = False) -> Drafter:
+    def hybrid_drafter(self, model: Drafter | None, gamma: int, *, speculates: bool = False) -> Drafter:
         """Return a drafter that copies, and uses `model`, if given, for up to `gamma` tokens where that is better.
-        `mtp`: it is not a draft model, and rounds with it are compared apart."""
+        `speculates`: it is no draft model but a speculator, and rounds with it are compared apart."""
         if model is None:
             return self._drafter
-        return HybridDrafter(self._drafter, model, gamma, self._index.mtp_rounds if mtp else self._index.rounds)
+        rounds = self._index.speculator_rounds if speculates else self._index.rounds
+        return HybridDrafter(self._drafter, model, gamma, rounds)
 
     def verifier(self, given: Verifier | None) -> Verifier:
         """Return the verifier of the reply: the given one, or the model itself."""

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-from edgellm.engine import MtpLayer
+from edgellm.engine import Speculator
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Ids, Round, Verdict
 
@@ -180,13 +180,13 @@ class Verifier(ABC):
         return False
 
     @property
-    def has_mtp(self) -> bool:
-        """Return whether sessions have the model's layer that predicts further tokens, for a drafter in this process
-        to use."""
-        return False
+    def speculator_name(self) -> str:
+        """Return what drafts from the states of sessions, for a drafter in this process to use; "" where nothing
+        does."""
+        return ""
 
-    def mtp_layer(self, state: GenerationState) -> MtpLayer | None:
-        """Return that layer of the open session of a reply; None where there is none."""
+    def speculator(self, state: GenerationState) -> Speculator | None:
+        """Return the speculator of the open session of a reply; None where there is none."""
         return None
 
     @abstractmethod

@@ -1,13 +1,13 @@
-"""Drafts of the tokens that a verifier writes alone at a device's request, by its model's MTP layer."""
+"""Drafts of the tokens that a verifier writes alone at a device's request, by its speculator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
 
-from edgellm.engine import MtpLayer
-from edgellm.spec.drafters.mtp import draft
+from edgellm.engine import Speculator
 from edgellm.spec.drafters.pace import PaceChoice
+from edgellm.spec.drafters.speculator import draft
 from edgellm.spec.types import Chunk
 from edgellm.verifier.requests import VerifyRequest
 
@@ -22,9 +22,9 @@ class ExtraDrafts:
     A verdict then brings as many tokens as without drafts, in fewer passes, and they are the same tokens.
     """
 
-    def __init__(self, layer: MtpLayer, is_eog: Callable[[int], bool]) -> None:
-        """Draft with the MTP `layer` of the engine's context."""
-        self._layer, self._is_eog = layer, is_eog
+    def __init__(self, speculator: Speculator, is_eog: Callable[[int], bool]) -> None:
+        """Draft with the `speculator` of the engine's context."""
+        self._speculator, self._is_eog = speculator, is_eog
         self._choice = PaceChoice(_PASSES)
         self._token_seconds = 0.0  # that a drafted token takes, with its row
         self._drafting = 0.0  # seconds of the last draft
@@ -39,7 +39,7 @@ class ExtraDrafts:
         floor = self._token_seconds / plain if plain else 0.0
         began = perf_counter()
         chunk = draft(
-            self._layer, request.ids, left, request.sampling, self._is_eog, lambda _drafted: floor, request.slot
+            self._speculator, request.ids, left, request.sampling, self._is_eog, lambda _drafted: floor, request.slot
         )
         self._drafting = perf_counter() - began
         return chunk

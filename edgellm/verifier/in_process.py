@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from edgellm.engine import Context, Model, MtpLayer, ShouldStop, common_prefix
+from edgellm.engine import Context, Model, ShouldStop, Speculator, common_prefix
 from edgellm.errors import EdgeError, EngineFailed, ProtocolError
 from edgellm.spec.constraint import GrammarState, ReplyGrammar
 from edgellm.spec.guarded_session import wait_for_result
@@ -168,14 +168,14 @@ class LocalVerifier(Verifier):
         return self._model.name
 
     @property
-    def has_mtp(self) -> bool:
-        """See `Verifier.has_mtp`."""
-        return self._model.mtp
+    def speculator_name(self) -> str:
+        """See `Verifier.speculator_name`."""
+        return "" if self._model.speculator is None else self._model.speculator.name
 
-    def mtp_layer(self, state: GenerationState) -> MtpLayer | None:
-        """See `Verifier.mtp_layer`."""
+    def speculator(self, state: GenerationState) -> Speculator | None:
+        """See `Verifier.speculator`."""
         session = self._sessions.get(state)
-        return None if session is None else session.mtp_layer
+        return None if session is None else session.speculator
 
     @property
     def context_length(self) -> int:
@@ -225,9 +225,9 @@ class LocalSession(BlockingSession):
         self._grammar = ReplyGrammar.of(state.sampling.constraint, model.grammar)
 
     @property
-    def mtp_layer(self) -> MtpLayer | None:
-        """Return the model's layer that predicts further tokens, beside the session's context."""
-        return None if self._context is None else self._context.mtp
+    def speculator(self) -> Speculator | None:
+        """Return what drafts from the states of the session's context; None without it."""
+        return None if self._context is None else self._context.speculator
 
     def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
         """Return the verdict: one pass over the uncached tokens of `prefix` and over `chunk`, then at most `extra`

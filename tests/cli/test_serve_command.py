@@ -134,6 +134,7 @@ def test_a_taken_port_is_told(edge: Edge) -> None:
         (("--host", "192.168.1.2"), 1, "air the devices first"),
         (("--port", "70000"), 2, "70000"),
         (("-m", "none.gguf"), 1, "There is no file none.gguf"),
+        (("--draft", "edgellm-draft"), 2, "edgellm-draft is no EAGLE-3 head"),
     ],
 )
 def test_what_cannot_be_served(edge: Edge, words: tuple[str, ...], code: int, says: str) -> None:

@@ -133,7 +133,7 @@ def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
         (("--host", "192.0.2.1"), "Use --http-host"),
         (("--keep", "5"), "--keep belongs to the role worker"),
         (("--role", "verifier", "--mesh", "here:1-12"), "--mesh belongs to the role pair"),
-        (("--role", "worker", "--draft", "none"), "--draft belongs to the role pair"),
+        (("--role", "worker", "--draft", "none"), "--draft belongs to the roles pair and verifier"),
         (("--mesh", "here:1-12,nobody"), "is not a part of a split"),
         (("--no-http",), "HTTP only"),
         (("-m", "edgellm-draft"), "--draft and --verifier"),

@@ -13,7 +13,7 @@ from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware
 from edgellm.engine.memory_fit import MemoryUse, default_context, fit, place, reckon
 from edgellm.errors import InvalidOption, MemoryShort
 from testkit.architectures import ARCHITECTURES
-from tests.conftest import Architectures
+from tests.conftest import Architectures, Heads
 
 N_CTX = 2_048
 _BUFFER = re.compile(r"(?:KV|RS|compute|output|state) buffer size = +([\d.]+) MiB")
@@ -33,6 +33,23 @@ def test_the_reckoning_is_what_llama_cpp_takes(architectures: Architectures, nam
     taken = sum(float(found[1]) for line in lines for found in _BUFFER.finditer(line)) * 2**20
     assert use.on("CPU") - use.weights["CPU"] == pytest.approx(taken, rel=0.1, abs=0.1 * 2**20)
     assert use.weights["CPU"] == pytest.approx(file.header.file_size, rel=0.25)  # besides its metadata
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_head_counts_with_its_verifier(architectures: Architectures, heads: Heads, own: bool) -> None:
+    file, head = ModelFile.open(architectures("llama")), ModelFile.open(heads("llama", own=own))
+
+    def contexts(model: Model) -> list[Context]:
+        return [Context(model, n_ctx=N_CTX, n_seq=2, threads=1, unified=False, speculates=True)]
+
+    alone, both = (reckon(file, Hardware(), contexts, eagle3) for eagle3 in (None, head))
+    assert both.weights["CPU"] - alone.weights["CPU"] == sum(tensor.nbytes for tensor in head.header.tensors)
+    with native.log.listen() as lines, Model.load(file, probe=False, speculates=True, eagle3=head) as model:
+        for context in contexts(model):
+            context.close()
+    taken = sum(float(found[1]) for line in lines for found in _BUFFER.finditer(line)) * 2**20
+    assert both.on("CPU") - both.weights["CPU"] == pytest.approx(taken, rel=0.1, abs=0.1 * 2**20)
+    assert both.caches["CPU"] == pytest.approx(1.5 * alone.caches["CPU"], rel=0.3)  # a layer more, of twice the heads
 
 
 def test_a_context_is_as_long_as_memory_allows(draft_path: Path) -> None:
@@ -82,7 +99,7 @@ class Card:
         self.device, self.size, self.layers = ComputeDevice("Card0", "a card", "gpu", free, free), size, layers
         self.tried: list[int] = []
 
-    def reckon(self, _file: object, hardware: Hardware, _contexts: object) -> MemoryUse:
+    def reckon(self, _file: object, hardware: Hardware, *_: object) -> MemoryUse:
         n = self.layers + 1 if hardware.gpu_layers == ALL_LAYERS else hardware.gpu_layers or 0
         self.tried.append(n)
         return MemoryUse(Counter(Card0=n * self.size, CPU=(self.layers + 1 - n) * self.size), Counter(), Counter())

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.engine import Model, check_gguf, cut
+from edgellm.engine import Model, ModelFile, check_gguf, cut
 from edgellm.engine.gguf import reader
 from edgellm.engine.trial import probe
 from edgellm.errors import EngineFailed, ModelCorrupt, ModelUnsupported
 from testkit.hostile.crafted_gguf import BASE, BIASED, EXPERTS, KNOWN, Crafted, crafted, made
 from testkit.random_gguf import Shape, write
-from tests.conftest import Architectures
+from tests.conftest import Architectures, Heads
 from tests.engine.conftest import TINY
 
 
@@ -97,10 +97,39 @@ def test_a_model_whose_mtp_layer_ends_the_child_is_used_without_it(
 
     monkeypatch.setattr(probe, "try_in_child", ended)
     for _ in range(2):
-        with Model.load(architectures("qwen35", mtp="useful"), mtp=True) as model:
-            assert not model.mtp
+        with Model.load(architectures("qwen35", mtp="useful"), speculates=True) as model:
+            assert model.speculator is None
             assert model.faults == {probe.MTP}
     assert tried == [True, False]
+
+
+def test_a_model_whose_head_ends_the_child_is_used_without_it(
+    guarded: Path, architectures: Architectures, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[bool] = []
+
+    def ended(trial: probe.Probe, *_: object, **__: str) -> probe.LoadTrial:
+        tried.append(trial.eagle3 is not None)
+        return probe.LoadTrial(fatal="SIGABRT" if tried[-1] else "", new=True)
+
+    monkeypatch.setattr(probe, "try_in_child", ended)
+    head = ModelFile.open(heads("llama"))
+    for _ in range(2):
+        with Model.load(architectures("llama"), speculates=True, eagle3=head) as model:
+            assert model.speculator is None
+            assert model.faults == {probe.EAGLE3}
+    Model.load(architectures("llama")).close()
+    assert tried == [True, False, False]
+
+
+def test_a_head_is_tried_with_its_verifier(
+    guarded: Path, children: Children, architectures: Architectures, heads: Heads
+) -> None:
+    head = ModelFile.open(heads("llama", own=True))
+    for _ in range(2):
+        with Model.load(architectures("llama"), speculates=True, eagle3=head) as model:
+            assert model.speculator is not None
+    assert children.started == 1
 
 
 def test_a_sound_file_is_tried_once_wherever_it_lies(

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from edgellm import LLM
-from edgellm.engine import Context, Floats, Model, SeqRows
+from edgellm.engine import Context, Floats, Model, ModelFile, SeqRows
 from edgellm.engine.kv_cache import KVCache
-from edgellm.engine.mtp.layer import StateWindow
-from edgellm.engine.trial.probe import MTP
+from edgellm.engine.speculators.state_window import StateWindow
+from edgellm.engine.trial.probe import EAGLE3, MTP
 from edgellm.engine.trial.self_test import ROWS, SEQUENCES, self_test
 from edgellm.errors import ContextFull
 from testkit.architectures import ARCHITECTURES, WITH_MTP
 from testkit.cache_faults import FAULTS
-from tests.conftest import Architectures
+from tests.conftest import Architectures, Heads
 
 WRONG = {"plamo2": [SEQUENCES]}
 """Architectures with which llama.cpp itself is wrong: plamo2 with equal numbers of rows of several sequences."""
@@ -41,7 +41,14 @@ def test_a_fault_in_each_of_the_traps_is_caught_every_time(architectures: Archit
 
 @pytest.mark.parametrize("name", WITH_MTP)
 def test_mtp_layers_predict_the_same_after_a_rejected_draft(architectures: Architectures, name: str) -> None:
-    with Model.load(architectures(name, mtp="useful"), probe=False, mtp=True) as model:
+    with Model.load(architectures(name, mtp="useful"), probe=False, speculates=True) as model:
+        assert self_test(model) == []
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35"])
+def test_heads_predict_the_same_after_a_rejected_draft(architectures: Architectures, heads: Heads, name: str) -> None:
+    head = ModelFile.open(heads(name, useful=False, own=name == "llama"))
+    with Model.load(architectures(name), probe=False, speculates=True, eagle3=head) as model:
         assert self_test(model) == []
 
 
@@ -61,8 +68,17 @@ def test_a_fault_of_an_mtp_layer_is_caught_every_time(
     architectures: Architectures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeping_old_states(monkeypatch)
-    with Model.load(architectures("glm4moe", mtp="useful"), probe=False, mtp=True) as model:
+    with Model.load(architectures("glm4moe", mtp="useful"), probe=False, speculates=True) as model:
         assert [self_test(model, seed) for seed in range(TIMES)] == [[MTP]] * TIMES
+
+
+def test_a_fault_of_a_head_is_caught_every_time(
+    architectures: Architectures, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping_old_states(monkeypatch)
+    head = ModelFile.open(heads("llama", useful=False))
+    with Model.load(architectures("llama"), probe=False, speculates=True, eagle3=head) as model:
+        assert [self_test(model, seed) for seed in range(TIMES)] == [[EAGLE3]] * TIMES
 
 
 @pytest.mark.parametrize("lazy", [True, False])

@@ -21,6 +21,7 @@ from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
 from testkit.random_gguf import SHAPES, write
+from tests.conftest import Architectures, Heads
 from tests.http.conftest import HOME, Answer, Ask, asker, conversation, written
 
 OTHER = "some/tiny:F32"
@@ -106,6 +107,25 @@ def test_a_verifier_gets_the_draft_model_that_fits_it(cache: Path) -> None:
         assert reply.summary.drafted > 0
     reason = "it has the same tokenizer and 21% of the size"
     assert opened == [f"edgellm-verifier is open with the draft model edgellm-draft: {reason}."]
+
+
+def test_a_verifier_gets_a_head_that_was_made_for_it(
+    cache: Path, architectures: Architectures, heads: Heads, rows_are_cheap: None
+) -> None:
+    opened: list[str] = []
+    for repo, file in (("llama", architectures("llama")), ("head", heads("llama", own=True))):
+        snapshot = cache / f"models--heads--{repo}" / "snapshots" / ("0" * 40)
+        snapshot.mkdir(parents=True)
+        shutil.copy(file, snapshot / f"{repo}-F32.gguf")
+    hardware = Hardware(n_ctx=512, threads=1)
+    opener = LocalModels(ModelDefaults(hardware, hardware, ReplyOptions(), opened.append)).find("heads/llama:F32")
+    served = opener.open(Counter(), bool)
+    with served.pair as pair:
+        list(reply := pair.reply("Where is my mug?", max_tokens=24, retrieval="off"))
+        assert reply.summary.drafted > 0
+    for repo in ("llama", "head"):
+        shutil.rmtree(cache / f"models--heads--{repo}")
+    assert "with the draft model heads/head:F32: it is an EAGLE-3 head for this model" in opened[0]
 
 
 def needed(path: Path, n_ctx: int, monkeypatch: pytest.MonkeyPatch) -> int:

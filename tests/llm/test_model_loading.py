@@ -31,7 +31,7 @@ def cards(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def listed(names: tuple[str, ...] = ()) -> list[ComputeDevice]:
         return [card for card in CARDS if not names or card.name in names]
 
-    def reckoned(_file: ModelFile, hardware: Hardware, _contexts: object) -> MemoryUse:
+    def reckoned(_file: ModelFile, hardware: Hardware, *_: object) -> MemoryUse:
         device = listed(hardware.devices)[0].name if hardware.gpu_layers else "CPU"
         return MemoryUse(Counter({device: SIZE}), Counter(), Counter())
 

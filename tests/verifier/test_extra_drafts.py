@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgellm import LLM
-from edgellm.engine import Context, Ids, Message, Model, MtpLayer
+from edgellm.engine import Context, Ids, Message, Model, ModelFile, Speculator
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.pace import PaceChoice
@@ -20,15 +20,26 @@ from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.in_process import ONE_PASS
 from edgellm.verifier.requests import VerifyRequest
 from edgellm.verifier.scheduler import Scheduler
-from tests.conftest import Architectures
+from tests.conftest import Architectures, Heads
 
 EXTRA = 7
 QUESTION = "Where is the mug, and where is the key?"
 
 
-@pytest.fixture(params=["qwen35", "glm4moe"])
-def path(request: pytest.FixtureRequest, architectures: Architectures) -> Path:
-    return architectures(request.param, mtp="useful")
+@pytest.fixture(params=["qwen35", "glm4moe", "llama"])
+def name(request: pytest.FixtureRequest) -> str:
+    """The name of a model, with an MTP layer or, the last one, with an EAGLE-3 head beside it."""
+    return str(request.param)
+
+
+@pytest.fixture
+def path(name: str, architectures: Architectures) -> Path:
+    return architectures(name) if name == "llama" else architectures(name, mtp="useful")
+
+
+@pytest.fixture
+def eagle3(name: str, heads: Heads) -> ModelFile | None:
+    return ModelFile.open(heads(name, own=True)) if name == "llama" else None
 
 
 @pytest.fixture
@@ -42,8 +53,8 @@ class Session:
     """One session at an engine of its own, whose verdicts are written to `ids`."""
 
     def __init__(self, model: Model, prompt: Ids, sampling: Sampling = GREEDY, *, drafts: bool) -> None:
-        self._context = Context(model, n_ctx=256, threads=1, rolls_back=True, mtp=drafts)
-        layer, self._is_eog = self._context.mtp, model.is_eog
+        self._context = Context(model, n_ctx=256, threads=1, rolls_back=True, speculates=drafts)
+        layer, self._is_eog = self._context.speculator, model.is_eog
         self.ids, self.passes, self._sampling = prompt, 0, sampling
         extra_drafts = ExtraDrafts(layer, self.is_eog) if layer is not None else None
         self._engine = VerifierEngine(self._context, 1, self.is_eog, Scheduler(ONE_PASS), extra_drafts)
@@ -65,8 +76,8 @@ class Session:
 
 
 @pytest.fixture
-def model(path: Path) -> Iterator[Model]:
-    with Model.load(path, mtp=True) as loaded:
+def model(path: Path, eagle3: ModelFile | None) -> Iterator[Model]:
+    with Model.load(path, speculates=True, eagle3=eagle3) as loaded:
         yield loaded
 
 
@@ -104,9 +115,9 @@ def test_never_more_tokens_than_asked_for_and_none_behind_the_end(model: Model, 
 
 def test_drafts_that_take_longer_than_they_save_end(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are made up: a pass takes a second, and a draft three."""
-    clock, asked, predict, decode = 0.0, 0, MtpLayer.predict, Context.decode
+    clock, asked, predict, decode = 0.0, 0, Speculator.predict, Context.decode
 
-    def predicted(self: MtpLayer, ids: Ids, seq: int = 0) -> object:
+    def predicted(self: Speculator, ids: Ids, seq: int = 0) -> object:
         nonlocal clock, asked
         clock, asked = clock + 3.0, asked + 1
         return predict(self, ids, seq)
@@ -116,7 +127,7 @@ def test_drafts_that_take_longer_than_they_save_end(model: Model, monkeypatch: p
         clock += 1.0
         return decode(self, ids, seq=seq, outputs=outputs)
 
-    monkeypatch.setattr(MtpLayer, "predict", predicted)
+    monkeypatch.setattr(Speculator, "predict", predicted)
     monkeypatch.setattr(Context, "decode", decoded)
     for module in ("engine", "extra_drafts"):
         monkeypatch.setattr(f"edgellm.verifier.{module}.perf_counter", lambda: clock)
@@ -129,12 +140,12 @@ def test_drafts_that_take_longer_than_they_save_end(model: Model, monkeypatch: p
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 6}])
 def test_a_served_verifier_writes_as_before(
-    path: Path, model: Model, architectures: Architectures, options: dict[str, Any], always: None
+    path: Path, eagle3: ModelFile | None, options: dict[str, Any], always: None
 ) -> None:
     rounds = []
-    for mtp in (True, False):
+    for speculates in (True, False):
         with (
-            Model.load(path, mtp=mtp) as served,
+            Model.load(path, speculates=speculates, eagle3=eagle3) as served,
             VerifierServer(served, Address("127.0.0.1", 0), context=256, sessions=2, threads=1) as server,
             LLM.open(None, str(server.address), tokenizer=path, threads=1, history=False) as llm,
         ):

@@ -65,7 +65,7 @@ def chat(
         str,
         typer.Option(
             "-m", "--draft", metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names,
-            help="Small model that drafts; 'none': the verifier writes alone.",
+            help="Small model that drafts, or an EAGLE-3 head of the verifier; 'none': the verifier writes alone.",
         ),
     ] = "edgellm-draft",
     verifier: Annotated[

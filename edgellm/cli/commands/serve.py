@@ -234,8 +234,8 @@ def serve(
     ] = None,
     draft: Annotated[
         str,
-        typer.Option(metavar="MODEL", help="Role pair: small model that drafts, or 'none'.",
-                     autocompletion=model_names),
+        typer.Option(metavar="MODEL", help="Role pair: small model that drafts, or 'none'. Roles pair and verifier: an "
+                     "EAGLE-3 head of the verifier.", autocompletion=model_names),
     ] = "edgellm-draft",
     verifier: Annotated[
         str,
@@ -333,11 +333,20 @@ def serve(
             _serve_pair(server, draft, verifier, peer, plan, mesh, engine, at_once, defaults, hardware, how)
         elif upstream:
             how = upstream_options(upstream_tier, upstream_key_file, "--upstream-tier")
-            _check_gateway(model, hardware)
+            _check_gateway(ctx, model, hardware)
             _serve_gateway(server, upstream, how, model or "", host, port, paired_only, announce, interface, defaults)
         elif role is Role.VERIFIER:
             _serve_verifier(
-                server, model or "edgellm-verifier", host, port, paired_only, announce, interface, defaults, hardware
+                server,
+                model or "edgellm-verifier",
+                host,
+                port,
+                paired_only,
+                announce,
+                interface,
+                defaults,
+                hardware,
+                _eagle3(ctx, draft),
             )
         else:
             _serve_worker(
@@ -351,7 +360,7 @@ _TEMPLATE = {"think", "reasoning_effort", "template_arg", "ctx_size", "batch_siz
 _PAIR = {"draft", "verifier", "verifier_tier", "verifier_key_file", "peer", "mesh", "engine", "plan", "keep_alive"}
 _USES = {
     Role.PAIR: _PAIR | _TEMPLATE,
-    Role.VERIFIER: _LINK | _TEMPLATE | {"upstream", "upstream_tier", "upstream_key_file"},
+    Role.VERIFIER: _LINK | _TEMPLATE | {"draft", "upstream", "upstream_tier", "upstream_key_file"},
     Role.WORKER: _LINK | {"memory", "keep", "store", "rpc"},
 }
 
@@ -365,8 +374,7 @@ _OF_A_PAIR = {
 def _check_role(role: Role, ctx: typer.Context) -> None:
     """Refuse options on the command line that do not belong to this role."""
     for name in sorted(set().union(*_USES.values()) - _USES[role]):
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if _on_command_line(ctx, name):
             roles = [one for one, uses in _USES.items() if name in uses]
             instead = _OF_A_PAIR.get(name) if role is Role.PAIR else None
             raise InvalidOption(
@@ -446,6 +454,7 @@ def _serve_verifier(
     interface: list[str] | None,
     defaults: ReplyOptions,
     hardware: HardwareOptions,
+    eagle3: ModelFile | None,
 ) -> None:
     from edgellm.http.model_host import ServedModel
     from edgellm.llm import LLM
@@ -464,7 +473,7 @@ def _serve_verifier(
 
         server = serve_verifier(
             path, host=host, port=port, paired_only=paired_only, on_event=_print_event, hardware=hardware.of(VERIFIER),
-            progress=partial(loading, path.name), measure=measured,
+            progress=partial(loading, path.name), measure=measured, eagle3=eagle3,
         )  # fmt: skip
     say(f"{server.placement}.", style="dim")
     say(f"{server.pieces}.", style="dim")
@@ -493,8 +502,29 @@ def _say_how_to_use(server: Listener, interface: list[str] | None) -> None:
         say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=one)}", style="dim")
 
 
-def _check_gateway(model: str | None, hardware: HardwareOptions) -> None:
+def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
+    """Return the EAGLE-3 head of a served verifier. What a pair's settings name as its draft model is left out; raise
+    InvalidOption where the command line names one."""
+    from edgellm.llm.model_loading import eagle3_named, named
+
+    eagle3 = eagle3_named(named(draft))
+    if eagle3 is None and draft != "none" and _on_command_line(ctx, "draft"):
+        raise InvalidOption(
+            f"{draft} is no EAGLE-3 head, and nothing else drafts for a served verifier.",
+            "Name the draft model on the devices: edgellm chat --draft MODEL --verifier HOST:PORT.",
+        )
+    return eagle3
+
+
+def _on_command_line(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check_gateway(ctx: typer.Context, model: str | None, hardware: HardwareOptions) -> None:
     """Refuse a gateway without a tokenizer, and options for a model that it does not load."""
+    if _on_command_line(ctx, "draft"):
+        raise InvalidOption("--draft has no meaning with --upstream: no model is computed here.", "Leave it out.")
     if model is None:
         raise InvalidOption(
             "--upstream needs a model with the server's tokenizer.",

@@ -17,6 +17,7 @@ import numpy as np
 
 from edgellm.engine.context import Context
 from edgellm.engine.embedding.embedder import Embedder
+from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.layer_block import Block
 from edgellm.engine.model import Model
@@ -34,14 +35,15 @@ _MEMORY = 4 * _GIGABYTE  # besides twice the file, which llama.cpp may lay out a
 
 
 def main(arguments: list[str]) -> None:
-    """Try a model; `arguments` are its path, the bytes of all its parts, GPU layers, 1 for the vocabulary alone, 1
-    for its MTP layer, too, and 1 for embeddings."""
-    path, size, gpu_layers, text_only, mtp, embeds = Path(arguments[0]), *map(int, arguments[1:])
+    """Try a model; `arguments` are its path, that of an EAGLE-3 head or nothing, the bytes of all files, GPU layers, 1
+    for the vocabulary alone, 1 for its MTP layer, too, and 1 for embeddings."""
+    path, eagle3 = Path(arguments[0]), Path(arguments[1]) if arguments[1] else None
+    size, gpu_layers, text_only, mtp, embeds = map(int, arguments[2:])
     _limit(size)
     _say(0.0)
     outcome: dict[str, object] = {}
     try:
-        outcome = {"faults": _load(path, gpu_layers, bool(text_only), bool(mtp), bool(embeds))}
+        outcome = {"faults": _load(path, eagle3, gpu_layers, bool(text_only), bool(mtp), bool(embeds))}
     except EdgeError as error:
         outcome = {"error": type(error).__name__, "what": error.what, "next_step": error.next_step}
     except MemoryError:  # it takes more than it is granted
@@ -52,7 +54,7 @@ def main(arguments: list[str]) -> None:
     _say(outcome)
 
 
-def _load(path: Path, gpu_layers: int, text_only: bool, mtp: bool, embeds: bool) -> list[str]:
+def _load(path: Path, eagle3: Path | None, gpu_layers: int, text_only: bool, mtp: bool, embeds: bool) -> list[str]:
     """Load, decode and test the model; return what `self_test` does, nothing for one that embeds."""
     reported = 0.0
 
@@ -68,7 +70,8 @@ def _load(path: Path, gpu_layers: int, text_only: bool, mtp: bool, embeds: bool)
         text_only=text_only,
         progress=report,
         probe=False,
-        mtp=mtp,
+        speculates=mtp or eagle3 is not None,
+        eagle3=None if eagle3 is None else ModelFile.open(eagle3),
     ) as model:
         if model.has_vocabulary:
             _ = model.vocabulary

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from edgellm import errors, places
-from edgellm.engine.gguf.reader import GgufHeader, check_gguf, is_index
+from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf, is_index
 from edgellm.engine.native import VERSION, features
 from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
 from edgellm.isolation.child_process import cause_of, last_lines, start_child
@@ -81,8 +81,8 @@ def _build() -> str:
     return digest.hexdigest()[:16]
 
 
-MTP = "mtp"
-"""The fault of a model whose MTP layer must not be used."""
+MTP, EAGLE3 = "mtp", "eagle3"
+"""Faults of a model from whose states its MTP layer, or an EAGLE-3 head, must not draft."""
 AGAIN = "Try again; if it fails again, install edgellm once more."
 """What to do where a trial fails that says nothing of the file."""
 _FORMAT = 5  # raise this when the child tries more than before, or kept verdicts may be wrong
@@ -93,8 +93,8 @@ _BUNDLED = ("draft.gguf", "verifier.gguf")
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A model to try: a file with its other parts, and how to load it; with `mtp` its MTP layer is tried, too. With
-    `embeds` it embeds a text instead of generating one."""
+    """A model to try: a file with its other parts, and how to load it; with `mtp` its MTP layer is tried, too, and with
+    `eagle3` this EAGLE-3 head beside it. With `embeds` it embeds a text instead of generating one."""
 
     paths: Sequence[Path]
     headers: Sequence[GgufHeader]
@@ -102,6 +102,12 @@ class Probe:
     text_only: bool = False
     mtp: bool = False
     embeds: bool = False
+    eagle3: ModelFile | None = None
+
+    @property
+    def speculator(self) -> str:
+        """The kind of what is to draft from the model's states; "" without it."""
+        return EAGLE3 if self.eagle3 is not None else MTP if self.mtp else ""
 
     def key(self) -> str:
         """Return the SHA-256 of everything that decides whether the loading ends the process, in hex.
@@ -111,7 +117,11 @@ class Probe:
         digest = hashlib.sha256(f"{_FORMAT} {VERSION} {self.gpu_layers != 0} {self.text_only}".encode())
         digest.update(b" mtp" if self.mtp else b"")
         digest.update(b" embeds" if self.embeds else b"")
-        for path, header in zip(self.paths, self.headers, strict=True):
+        files = list(zip(self.paths, self.headers, strict=True))
+        if self.eagle3 is not None:
+            digest.update(b" eagle3")
+            files += zip(self.eagle3.paths, self.eagle3.parts, strict=True)
+        for path, header in files:
             digest.update(f" {header.file_size}".encode())
             with path.open("rb", buffering=0) as file:
                 for offset, n in _checked_parts(header):
@@ -148,9 +158,9 @@ def require_loadable(probe: Probe, progress: Callable[[float], None] | None = No
     kept = _kept(probe)
     known = read_verdict(kept)
     verdict = try_in_child(probe, progress) if known is None else known
-    if verdict.fatal and probe.mtp and known is None:
-        without = try_in_child(replace(probe, mtp=False), progress)
-        verdict = replace(without, faults=(*without.faults, MTP))
+    if verdict.fatal and (speculator := probe.speculator) and known is None:
+        without = try_in_child(replace(probe, mtp=False, eagle3=None), progress)
+        verdict = replace(without, faults=(*without.faults, speculator))
     if known is None:
         write_verdict(kept, verdict)
     if verdict.fatal:
@@ -220,8 +230,10 @@ def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, 
         EdgeError: loading raised this error in the child, or as for `require_loadable`.
     """
     size = sum(header.file_size for header in probe.headers)
+    size += 0 if probe.eagle3 is None else probe.eagle3.header.file_size
     numbers = (size, probe.gpu_layers, *map(int, (probe.text_only, probe.mtp, probe.embeds)))
-    arguments = (str(probe.paths[0]), *map(str, numbers))
+    eagle3 = "" if probe.eagle3 is None else str(probe.eagle3.path)
+    arguments = (str(probe.paths[0]), eagle3, *map(str, numbers))
     variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **environment}
     with tempfile.TemporaryFile() as output:
         child = start_child(

@@ -262,10 +262,10 @@ class VerifierServer(SessionServer):
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         engine = Context(
             model, n_ctx=self.context_length, n_seq=sessions, n_batch=rows, threads=threads, unified=False,
-            lazy=head_pays(model), rolls_back=True, mtp=True,
+            lazy=head_pays(model), rolls_back=True, speculates=True,
         )  # fmt: skip
-        self._drafts_extra = engine.mtp is not None
-        drafts = None if engine.mtp is None else ExtraDrafts(engine.mtp, model.is_eog)
+        self._drafts_extra = engine.speculator is not None
+        drafts = None if engine.speculator is None else ExtraDrafts(engine.speculator, model.is_eog)
         self._worker = VerifierWorker(engine, sessions, model.is_eog, limits, drafts)
         super().__init__(address, model, self._worker, max_waiting=max_waiting, on_event=on_event, trust=trust)
         self._name = name_of(model.path)
@@ -311,13 +311,15 @@ def serve_verifier(
     context: int | None = None,
     threads: int | None = None,
     hardware: Hardware = ON_PROCESSOR,
+    eagle3: ModelFile | None = None,
     paired_only: bool = False,
     on_event: Callable[[ServerEvent], None] | None = None,
     progress: Callable[[float], None] | None = None,
     measure: Callable[[Model], CostCurve] | None = None,
 ) -> VerifierServer:
     """Load the model file and serve it; return the running server, which the caller stops. `measure` returns the cost
-    curve of the loaded model, before any request; see `VerifierServer.use_curve`.
+    curve of the loaded model, before any request; see `VerifierServer.use_curve`. `eagle3` is an EAGLE-3 head
+    that drafts the extra tokens of verdicts.
 
     Off loopback, and with `paired_only` everywhere, paired devices alone are answered, by mutual TLS.
 
@@ -326,6 +328,7 @@ def serve_verifier(
         model
             is loaded.
         ModelNotFound, ModelCorrupt, ModelUnsupported, EngineFailed: from loading.
+        ModelUnsupported: the head does not fit the model.
     """
     address = Address.of(host, port)
     trust = None if address.loopback and not paired_only else Trust.load()
@@ -334,9 +337,9 @@ def serve_verifier(
     check_bindable(address)
     placed = place(
         ModelFile.open(model), replace(hardware, n_ctx=context or hardware.n_ctx), Counter(), verifies=True,
-        sessions=sessions,
+        sessions=sessions, eagle3=eagle3,
     )  # fmt: skip
-    loaded = Model.load(placed.file, hardware=placed.hardware, progress=progress, mtp=True)
+    loaded = Model.load(placed.file, hardware=placed.hardware, progress=progress, speculates=True, eagle3=placed.eagle3)
     curve = None if measure is None else measure(loaded)
     server = VerifierServer(
         loaded,

@@ -68,7 +68,7 @@ class DraftIndex:
         self._chances = AcceptanceModel([PRIORS[name] for name in self._names])
         self.length = length or DraftLengthController(curve)
         self._new_curve: CostCurve | None = None
-        self.rounds, self.mtp_rounds = DrafterSelector(), DrafterSelector()
+        self.rounds, self.speculator_rounds = DrafterSelector(), DrafterSelector()
         self._conversations: list[PastConversation] = []
         self._pending: list[PastConversation] = []
         self._busy = threading.Lock()
@@ -113,7 +113,7 @@ class DraftIndex:
     def add(self, conversation: PastConversation) -> None:
         """Add a finished conversation; it is searched from the next reply on."""
         self._pending = recent([*self._pending, conversation])
-        for rounds in (self.rounds, self.mtp_rounds):
+        for rounds in (self.rounds, self.speculator_rounds):
             rounds.record_reply(len(conversation.reply))
 
     def index_pending(self) -> None:

@@ -94,13 +94,15 @@ def here_or_pulled(name: str, *, yes: bool) -> Path:
 
 
 def fitting_draft(name: str, path: Path) -> tuple[str, str]:
-    """Return the draft model for a verifier among those here, or "none", and the reason."""
+    """Return the draft model, or EAGLE-3 head, for a verifier among those here, or "none", and the reason."""
     from edgellm.engine import ModelFile
-    from edgellm.llm.abilities import draft_for
+    from edgellm.llm.abilities import draft_for, heads_for
     from edgellm.storage import catalog
     from edgellm.storage.pair_choice import ModelRoom
 
     file, others = ModelFile.open(path), other_models(path)
+    if heads := heads_for(file, others):
+        return heads[0], f"{heads[0]} drafts for {name}: it is an EAGLE-3 head for it. Alone: --draft none"
     found = draft_for(file, others)
     if found is None:
         known = catalog().find(name)

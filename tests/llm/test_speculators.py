@@ -1,22 +1,24 @@
-"""A model's MTP layer beside copies and a draft model: the text is the verifier's, and each choice has its reason."""
+"""A speculator beside copies and a draft model: the text is the verifier's, and each choice has its reason."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgellm import LLM
 from edgellm.engine import Model, ModelFile
+from edgellm.errors import ModelUnsupported
 from edgellm.llm.abilities import abilities
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.pace import PaceChoice
 from edgellm.spec.types import Explanation, Source, Token
-from tests.conftest import Architectures
+from tests.conftest import Architectures, Heads
 
 NOTES = "The mug is on the shelf. The key is in the drawer."
 QUESTION = f"{NOTES}\n\nWhere is the mug, and where is the key?"
@@ -27,7 +29,7 @@ def written(llm: LLM, **options: Any) -> tuple[list[int], list[str]]:
     reasons: list[str] = []
     reply = llm.reply(QUESTION, max_tokens=TOKENS, **options)
     reply.listen(on_explain=lambda said: reasons.append(said.text) if isinstance(said, Explanation) else None)
-    return [token.id for token in reply], [reason for reason in reasons if "MTP" in reason]
+    return [token.id for token in reply], [reason for reason in reasons if "MTP" in reason or "EAGLE-3 head" in reason]
 
 
 OPTIONS: list[dict[str, Any]] = [{}, {"retrieval": "off"}, {"temperature": 0.8, "seed": 7}]
@@ -65,15 +67,51 @@ def test_a_pair_writes_the_same_with_either_drafter(
         assert all(ids == expected for ids, _ in replies)
         said = {reason for _, reasons in replies for reason in reasons}
         assert said == {
-            "the verifier's MTP layer drafts in this reply, in place of the draft model",
+            "the model's MTP layer drafts in this reply, in place of the draft model",
             "the model's MTP layer drafts nothing: the draft model drafts in this reply",
         }
+
+
+@pytest.mark.parametrize(("name", "own"), [("llama", True), ("qwen35", False)])
+def test_replies_with_a_head_are_those_of_the_verifier_alone(
+    architectures: Architectures, heads: Heads, name: str, own: bool, rows_are_cheap: None
+) -> None:
+    """`--draft HEAD --verifier MODEL`."""
+    head = heads(name, own=own)
+    with (
+        LLM.open(head, architectures(name), threads=1, n_ctx=512, history=False) as llm,
+        LLM.open(None, architectures(name), threads=1, n_ctx=512, history=False) as alone,
+    ):
+        assert llm.draft_name is None
+        for options in OPTIONS:
+            found, reasons = written(llm, **options)
+            assert found == written(alone, **options)[0]
+            assert reasons[0] == f"the EAGLE-3 head {head.name} drafts where that is faster"
+            assert f"the EAGLE-3 head {head.name} drafts from its states" in reasons[1]
+
+
+def test_a_head_is_refused_without_the_verifier_that_it_reads(
+    architectures: Architectures, heads: Heads, verifier_path: Path
+) -> None:
+    head = heads("llama")
+    for verifier, why, instead in (
+        (None, "there is no verifier", "--verifier"),
+        ("localhost:50151", "localhost:50151 is in another", "serve --role verifier"),
+        (verifier_path, "does not fit the verifier verifier.gguf", "that it was trained for"),
+        (architectures("qwen2"), "hands over no states of qwen2", "that it was trained for"),
+    ):
+        with pytest.raises(ModelUnsupported, match=why) as refused:
+            LLM.open(head, verifier)
+        assert instead in refused.value.next_step
+    with pytest.raises(ModelUnsupported, match="is an EAGLE-3 head") as refused:
+        LLM.open(architectures("llama"), head)
+    assert "as the draft model" in refused.value.next_step
 
 
 @pytest.fixture
 def served(architectures: Architectures) -> Iterator[VerifierServer]:
     with (
-        Model.load(architectures("qwen35", mtp="useful"), mtp=True) as model,
+        Model.load(architectures("qwen35", mtp="useful"), speculates=True) as model,
         VerifierServer(model, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as server,
     ):
         yield server
@@ -139,16 +177,19 @@ def test_where_it_cannot_draft_the_reason_is_told(architectures: Architectures) 
             assert [said.endswith(reason) for said in written(pair, **options)[1]] == [True]
 
 
-def test_a_layer_that_llama_cpp_computes_wrongly_is_not_loaded(
-    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
+def test_a_speculator_that_llama_cpp_computes_wrongly_is_not_loaded(
+    architectures: Architectures, heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edgellm.engine import model
-    from edgellm.engine.trial.probe import MTP, LoadTrial
+    from edgellm.engine.trial.probe import EAGLE3, MTP, LoadTrial
 
-    monkeypatch.setattr(model, "require_loadable", lambda *_: LoadTrial(faults=(MTP,)))
+    monkeypatch.setattr(model, "require_loadable", lambda *_: LoadTrial(faults=(MTP, EAGLE3)))
     with LLM.open(None, architectures("qwen35", mtp="useful"), threads=1, n_ctx=512, history=False) as llm:
         assert written(llm)[1] == []
         assert [notice for notice in llm.notices if "MTP drafts" in notice]
+    with LLM.open(heads("llama"), architectures("llama"), threads=1, n_ctx=512, history=False) as llm:
+        assert not [reason for reason in written(llm)[1] if "where that is faster" in reason]
+        assert [notice for notice in llm.notices if "EAGLE-3 drafts" in notice]
 
 
 def test_show_tells_it(architectures: Architectures) -> None:
@@ -156,3 +197,16 @@ def test_show_tells_it(architectures: Architectures) -> None:
         told = {ability.name: ability for ability in abilities(ModelFile.open(architectures("qwen35", mtp=mtp)))}
         assert told["MTP drafts"].able == able
         assert "predicts further tokens (MTP)" in told["MTP drafts"].reason
+
+
+def test_show_tells_what_a_head_is_and_for_whom(architectures: Architectures, heads: Heads) -> None:
+    others = {name: ModelFile.open(architectures(name)) for name in ("llama", "qwen2")}
+    head = ModelFile.open(heads("llama"))
+    chat, drafts = abilities(head, others)
+    assert (chat.able, chat.reason) == (False, "it is an EAGLE-3 head: it drafts from another model's states")
+    assert (drafts.able, drafts.reason) == (True, "as the draft model of llama, from the inputs of layers 1, 2, 3")
+    assert not abilities(head)[1].able
+    pair = next(ability for ability in abilities(others["llama"], {"mine": head}) if ability.name == "pair")
+    assert (pair.able, pair.reason) == (True, "with the EAGLE-3 head mine")
+    pair = next(ability for ability in abilities(others["qwen2"], {"mine": head}) if ability.name == "pair")
+    assert not pair.able

@@ -1,16 +1,17 @@
-"""Drafts of a model's MTP layer change the number of passes, and not the text."""
+"""Drafts of a speculator change the number of passes, and not the text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from time import sleep
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Floats, Ids, Message, Model, MtpLayer
+from edgellm.engine import Context, Floats, Ids, Message, Model, ModelFile, Speculator
 from edgellm.llm import LLM
-from edgellm.spec.drafters.mtp import MtpDrafter, draft
+from edgellm.spec.drafters.speculator import SpeculatorDrafter, draft
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
 from edgellm.spec.state import GenerationLimits, GenerationState, Suggestions
@@ -18,7 +19,7 @@ from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Chunk, Penalties, Sampling, Source, Token
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from testkit.architectures import WITH_MTP
-from tests.conftest import Architectures
+from tests.conftest import Architectures, Heads
 
 QUESTION = "Where is the mug, and where is the key?"
 PENALTIES = Penalties(repeat=1.3, frequency=0.4, presence=0.2, bias=((7, -2.0),))
@@ -39,7 +40,7 @@ def verify() -> Iterator[Verify]:
     pools: list[ContextPool] = []
 
     def opened(model: Model) -> LocalVerifier:
-        pools.append(ContextPool(lambda: Context(model, n_ctx=256, threads=1, rolls_back=True, mtp=True)))
+        pools.append(ContextPool(lambda: Context(model, n_ctx=256, threads=1, rolls_back=True, speculates=True)))
         return LocalVerifier(model, pools[-1], 256)
 
     yield opened
@@ -53,17 +54,30 @@ def run(model: Model, verifier: LocalVerifier, sampling: Sampling, *, drafts: bo
     )
     stats = Stats()
     events = generate(
-        state, vocabulary=model, drafter=MtpDrafter(verifier, model.is_eog) if drafts else None, gate=AlwaysGate(),
-        verifier=verifier, stats=stats,
-    )  # fmt: skip
+        state,
+        vocabulary=model,
+        drafter=SpeculatorDrafter(verifier, model.is_eog) if drafts else None,
+        gate=AlwaysGate(),
+        verifier=verifier,
+        stats=stats,
+    )
     return [event for event in events if isinstance(event, Token)], stats
 
 
-@pytest.mark.parametrize("name", WITH_MTP)
+EAGLE3: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("qwen35", {"own": True}),
+    ("gpt-oss", {"layers": (1, 2, 4), "norms": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "head"), [*((name, None) for name in WITH_MTP), *EAGLE3])
 def test_the_text_is_the_verifiers_own_greedy_and_sampled(
-    architectures: Architectures, name: str, verify: Verify
+    architectures: Architectures, heads: Heads, name: str, head: dict[str, Any] | None, verify: Verify
 ) -> None:
-    with Model.load(architectures(name, mtp="useful"), mtp=True) as model:
+    path = architectures(name, mtp="useful") if head is None else architectures(name)
+    eagle3 = None if head is None else ModelFile.open(heads(name, **head))
+    with Model.load(path, speculates=True, eagle3=eagle3) as model:
         verifier, accepted = verify(model), 0
         for sampling in RULES:
             alone, _ = run(model, verifier, sampling, drafts=False)
@@ -79,21 +93,32 @@ def test_the_text_is_the_verifiers_own_greedy_and_sampled(
 def test_a_useful_layer_is_right_more_often_than_a_useless_one(architectures: Architectures, verify: Verify) -> None:
     rates = []
     for mtp in ("useful", "useless"):
-        with Model.load(architectures("qwen35", mtp=mtp), mtp=True) as model:
+        with Model.load(architectures("qwen35", mtp=mtp), speculates=True) as model:
+            rates.append(run(model, verify(model), GREEDY, drafts=True)[1].summary(0).acceptance_rate or 0.0)
+    assert rates[0] > 0.1 > rates[1]
+
+
+def test_a_useful_head_is_right_more_often_than_a_useless_one(
+    architectures: Architectures, heads: Heads, verify: Verify
+) -> None:
+    rates = []
+    for useful in (True, False):
+        head = ModelFile.open(heads("llama", useful=useful))
+        with Model.load(architectures("llama"), speculates=True, eagle3=head) as model:
             rates.append(run(model, verify(model), GREEDY, drafts=True)[1].summary(0).acceptance_rate or 0.0)
     assert rates[0] > 0.1 > rates[1]
 
 
 def test_a_chunk_ends_where_further_tokens_do_not_pay(architectures: Architectures) -> None:
     with (
-        Model.load(architectures("qwen35", mtp="useful"), mtp=True) as model,
-        Context(model, n_ctx=128, threads=1, mtp=True) as context,
+        Model.load(architectures("qwen35", mtp="useful"), speculates=True) as model,
+        Context(model, n_ctx=128, threads=1, speculates=True) as context,
     ):
-        assert context.mtp is not None
+        assert context.speculator is not None
         ids = model.chat_prompt([Message("user", QUESTION)])
         context.decode(ids[:-1])
 
-        layer = context.mtp
+        layer = context.speculator
 
         def drafted(gamma: int, pays: int = 99) -> int:
             """Return the length of a chunk of which so many tokens pay."""
@@ -108,15 +133,15 @@ def test_a_layer_that_takes_longer_than_it_saves_is_hardly_asked(
     architectures: Architectures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without `HybridDrafter` it would be asked in every round."""
-    asked, predict = 0, MtpLayer.predict
+    asked, predict = 0, Speculator.predict
 
-    def slow(self: MtpLayer, ids: Ids, seq: int = 0) -> Floats | None:
+    def slow(self: Speculator, ids: Ids, seq: int = 0) -> Floats | None:
         nonlocal asked
         asked += 1
         sleep(0.03)
         return predict(self, ids, seq)
 
-    monkeypatch.setattr(MtpLayer, "predict", slow)
+    monkeypatch.setattr(Speculator, "predict", slow)
     with LLM.open(None, architectures("qwen35", mtp="useless"), threads=1, n_ctx=512, history=False) as llm:
         rounds = 0
         for number in range(3):
@@ -131,11 +156,11 @@ def test_nothing_is_drafted_where_not_even_a_sure_token_pays(architectures: Arch
         def floors(self, seconds: float = 0.0) -> list[float]:
             return [1.0 + seconds]
 
-    with Model.load(architectures("glm4moe", mtp="useful"), mtp=True) as model:
+    with Model.load(architectures("glm4moe", mtp="useful"), speculates=True) as model:
         verifier = verify(model)
         for suggestions, drafted in ((None, 1), (Suggestions(), 1), (Dear(), 0)):
             state = GenerationState(model.chat_prompt([Message("user", QUESTION)]), suggestions=suggestions)
-            session, drafter = verifier.open(state), MtpDrafter(verifier, model.is_eog)
+            session, drafter = verifier.open(state), SpeculatorDrafter(verifier, model.is_eog)
             session.verify(state.ids, Chunk())
             drafter.begin(state)
             state.append(5)
@@ -144,14 +169,14 @@ def test_nothing_is_drafted_where_not_even_a_sure_token_pays(architectures: Arch
 
 
 def test_nothing_is_drafted_before_the_prompt_is_read(architectures: Architectures, verify: Verify) -> None:
-    with Model.load(architectures("glm4moe", mtp="useful"), mtp=True) as model:
+    with Model.load(architectures("glm4moe", mtp="useful"), speculates=True) as model:
         verifier = verify(model)
         state = GenerationState(np.array([3, 4, 5], dtype=np.int32))
-        drafter = MtpDrafter(verifier, model.is_eog)
+        drafter = SpeculatorDrafter(verifier, model.is_eog)
         assert not len(drafter.propose(state, 4))  # no reply has begun
         session = verifier.open(state)
         drafter.begin(state)
         assert not len(drafter.propose(state, 4))
         drafter.end()
         session.close()
-        assert verifier.mtp_layer(state) is None
+        assert verifier.speculator(state) is None

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from edgellm.engine import Context, Floats, Ids, Model, MtpLayer, SeqRows, Stop, llama_api
+from edgellm.engine import Context, Floats, Ids, Model, SeqRows, Speculator, Stop, llama_api
 from edgellm.engine.llama_api import LlamaBatch
-from edgellm.engine.mtp.layer import WINDOW, StateWindow
-from edgellm.engine.mtp.support import state_functions
 from edgellm.engine.native import lib
+from edgellm.engine.speculators.state_functions import StateFunctions
+from edgellm.engine.speculators.state_window import WINDOW
 from edgellm.errors import Stopped
 from testkit.architectures import WITH_MTP
 from tests.conftest import Architectures
@@ -26,23 +24,23 @@ N = 48
 
 @pytest.fixture(params=WITH_MTP)
 def model(request: pytest.FixtureRequest, architectures: Architectures) -> Iterator[Model]:
-    with Model.load(architectures(request.param, mtp="useful"), mtp=True) as loaded:
+    with Model.load(architectures(request.param, mtp="useful"), speculates=True) as loaded:
         yield loaded
 
 
 @pytest.fixture
 def hybrid(architectures: Architectures) -> Iterator[Model]:
-    with Model.load(architectures("qwen35", mtp="useful"), mtp=True) as loaded:
+    with Model.load(architectures("qwen35", mtp="useful"), speculates=True) as loaded:
         yield loaded
 
 
 def opened(model: Model, n_ctx: int = 128, **options: Any) -> Context:
-    return Context(model, n_ctx=n_ctx, threads=1, mtp=True, rolls_back=True, **options)
+    return Context(model, n_ctx=n_ctx, threads=1, speculates=True, rolls_back=True, **options)
 
 
-def layer(context: Context) -> MtpLayer:
-    assert context.mtp is not None
-    return context.mtp
+def layer(context: Context) -> Speculator:
+    assert context.speculator is not None
+    return context.speculator
 
 
 def predicted(context: Context, ids: Ids, seq: int = 0) -> Floats:
@@ -53,21 +51,19 @@ def predicted(context: Context, ids: Ids, seq: int = 0) -> Floats:
 
 def afresh(model: Model, ids: Ids) -> Floats:
     """Return the prediction after `ids`, read in one batch by contexts of its own, as llama.cpp's server does it."""
-    functions = state_functions()
-    assert functions is not None
-    keep, states = functions
+    functions = StateFunctions.require()
     n, width = len(ids), model.n_embd
     options: dict[str, Any] = {"positions": n, "sequences": 1, "rows": n, "threads": 1, "unified": True}
     options |= {"cache_type": "f32", "flash_attention": False}
     trunk = llama_api.open_context(model.owned, **options)
     second = llama_api.open_context(model.owned, **options, mtp=True)
-    keep(trunk.pointer, True, False)
+    functions.keep(trunk, every_row=True)
     batch = LlamaBatch(n, n)
     llama_api.decode(trunk, batch.tokens, batch.put(0, 0, 0, ids, 1, False))
     given = np.zeros((n, width), dtype=np.float32)
-    given[1:] = np.ctypeslib.as_array((ctypes.c_float * (n * width)).from_address(states(trunk.pointer))).reshape(
-        n, width
-    )[:-1]
+    states = functions.states(trunk, n, width)
+    assert states is not None
+    given[1:] = states[:-1]
     llama_api.decode(second, batch.with_states(given), n)
     found = (ctypes.c_float * model.n_vocab).from_address(
         ctypes.cast(lib.llama_get_logits(second.pointer), ctypes.c_void_p).value or 0
@@ -163,22 +159,9 @@ def test_a_stop_ends_it(hybrid: Model) -> None:
 
 
 def test_without_it_the_model_is_as_before(architectures: Architectures) -> None:
-    with Model.load(architectures("qwen35", mtp="useful")) as model, Context(model, n_ctx=64, mtp=True) as context:
-        assert not model.mtp
-        assert context.mtp is None
-
-
-@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9)), max_size=40))
-def test_a_window_has_the_latest_states_without_a_gap(steps: list[tuple[int, int]]) -> None:
-    window, known, end, clock = StateWindow(1, window=8), dict[int, float](), 0, 0.0
-    for back, n in steps:
-        start = max(0, end - back)
-        window.truncate(start)
-        known = {at: value for at, value in known.items() if at < start}
-        rows = np.arange(clock, clock + n, dtype=np.float32)[:, None]
-        window.add(start, rows)
-        known |= dict(enumerate(rows[:, 0].tolist(), start))
-        end, clock = start + n, clock + n
-        assert window.end == end
-        assert window.end - window.first >= min(n, 8)
-        assert window.of(window.first, end)[:, 0].tolist() == [known[at] for at in range(window.first, end)]
+    with (
+        Model.load(architectures("qwen35", mtp="useful")) as model,
+        Context(model, n_ctx=64, speculates=True) as context,
+    ):
+        assert model.speculator is None
+        assert context.speculator is None

@@ -12,7 +12,8 @@ import pytest
 
 from edgellm.engine import Model, ModelFile, mtp_support
 from edgellm.engine.gguf.reader import GgufHeader, attention_layers, recurrent_state_bytes
-from edgellm.engine.mtp.support import drafter_file, state_functions
+from edgellm.engine.speculators.state_functions import StateFunctions
+from edgellm.engine.speculators.support import drafter_file
 from edgellm.errors import ModelUnsupported
 from testkit.architectures import WITH_MTP
 from tests.conftest import Architectures
@@ -40,12 +41,12 @@ def test_each_reason_against_it(architectures: Architectures, monkeypatch: pytes
     assert "not tried with mimo2" in mtp_support(other).reason
     assert "the file has 2" in mtp_support(changed(header, nextn_predict_layers=2)).reason
     assert "lacks blk.4.nextn.hnorm" in mtp_support(replace(header, tensors=without)).reason
-    monkeypatch.setattr("edgellm.engine.mtp.support.state_functions", lambda: None)
+    monkeypatch.setattr(StateFunctions, "find", lambda: None)
     assert "does not export" in mtp_support(header).reason
 
 
 def test_this_llama_cpp_exports_the_functions() -> None:
-    assert state_functions() is not None
+    assert StateFunctions.find() is not None
 
 
 @pytest.mark.parametrize("architecture", ["eagle3", "dflash", "gemma4-assistant"])

@@ -1,4 +1,4 @@
-"""Drafts from the verifier's own model: its layer that predicts further tokens (MTP, next-n)."""
+"""Drafts of the verifier's speculator: its MTP layer, or an EAGLE-3 head beside it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import MtpLayer, top2
+from edgellm.engine import Speculator, top2
 from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.spec.sampling import Purpose, draw, exact_distribution, penalised, uniforms
 from edgellm.spec.state import GenerationState
@@ -19,7 +19,7 @@ Floor = Callable[[int], float]
 
 
 def draft(
-    layer: MtpLayer, prefix: Ids, gamma: int, sampling: Sampling, is_eog: Callable[[int], bool], floor: Floor,
+    speculator: Speculator, prefix: Ids, gamma: int, sampling: Sampling, is_eog: Callable[[int], bool], floor: Floor,
     seq: int = 0,
 ) -> Chunk:  # fmt: skip
     """Return up to `gamma` tokens after `prefix` (n,), of which the verifier's context has all but the last decoded;
@@ -29,7 +29,7 @@ def draft(
     tokens are drawn with the numbers with which the verifier draws its own, and verified like copies: the text is the
     same as without drafts, and the likelier two draws agree, the nearer are the two distributions.
     """
-    logits = layer.predict(prefix, seq) if gamma > 0 else None
+    logits = speculator.predict(prefix, seq) if gamma > 0 else None
     if logits is None:
         return Chunk()
     numbers = None if sampling.greedy else uniforms(sampling.seed, len(prefix), gamma, Purpose.VERIFY)[:, 1]
@@ -51,35 +51,35 @@ def draft(
         alive *= facts.p1
         if len(ids) == gamma or is_eog(token) or alive < floor(len(ids)):
             return Chunk(np.array(ids, np.int32), _floats(confidence), _floats(margin))
-        logits = layer.follow(token, seq)
+        logits = speculator.follow(token, seq)
 
 
 def _floats(values: Sequence[float]) -> Floats:
     return np.array(values, dtype=np.float32)
 
 
-class MtpDrafter(Drafter):
-    """Drafts with the MTP layer of a verifier in this process, which must verify every token: the layer needs its
+class SpeculatorDrafter(Drafter):
+    """Drafts with the speculator of a verifier in this process, which must verify every token: the speculator reads its
     states."""
 
     def __init__(self, verifier: Verifier, is_eog: Callable[[int], bool]) -> None:
         self._verifier, self._is_eog = verifier, is_eog
-        self._layer: MtpLayer | None = None
+        self._speculator: Speculator | None = None
         self._seconds = 0.0  # that a token takes
 
     @property
     def needs_verdict(self) -> bool:
-        """See `Drafter.needs_verdict`: the layer stands still without the verifier."""
+        """See `Drafter.needs_verdict`: the speculator stands still without the verifier."""
         return True
 
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`. The session at the verifier is open."""
-        self._layer = self._verifier.mtp_layer(state)
+        self._speculator = self._verifier.speculator(state)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """See `Drafter.propose`; nothing in the first round, before the verifier has read the prompt, and while not
         even a sure token would pay."""
-        if self._layer is None:
+        if self._speculator is None:
             return Chunk()
         floors = () if state.suggestions is None else state.suggestions.floors(self._seconds)
         if floors and floors[0] >= 1.0:
@@ -89,12 +89,12 @@ class MtpDrafter(Drafter):
             return floors[drafted] if drafted < len(floors) else 0.0
 
         began = perf_counter()
-        chunk = draft(self._layer, state.ids, min(gamma, state.tokens_left), state.sampling, self._is_eog, floor)
+        chunk = draft(self._speculator, state.ids, min(gamma, state.tokens_left), state.sampling, self._is_eog, floor)
         if len(chunk) > 1:
             took = (perf_counter() - began) / len(chunk)
             self._seconds += _WEIGHT * (took - self._seconds) if self._seconds else took
         return chunk
 
     def end(self) -> None:
-        """See `Drafter.end`. The layer goes back with the verifier's context."""
-        self._layer = None
+        """See `Drafter.end`. The speculator goes back with the verifier's context."""
+        self._speculator = None

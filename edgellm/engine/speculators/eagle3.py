@@ -1,0 +1,204 @@
+"""A head that was trained to draft for a verifier (EAGLE-3, Li and others, 2025), in a file of its own.
+
+It reads the rows that enter three of the verifier's layers. An encoder makes one row of the three, and a single layer
+with attention reads that row beside the next token's embedding. Embeddings and LM head are its own or the verifier's;
+its own LM head may know fewer tokens than the verifier, and then says which (`d2t`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgellm.engine import llama_api, native
+from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, ModelFile, text_layers
+from edgellm.engine.gguf.tokens import PADDING, token_count, token_texts
+from edgellm.engine.hardware import Hardware
+from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, Trunk
+from edgellm.engine.speculators.state_functions import StateFunctions
+from edgellm.engine.speculators.state_window import WINDOW
+from edgellm.engine.trial.probe import EAGLE3
+from edgellm.engine.vocabulary import Floats
+from edgellm.errors import EngineFailed, ModelUnsupported
+
+VERIFIERS = frozenset((
+    "gemma4", "gpt-oss", "hunyuan-dense", "lfm2", "lfm2moe", "llama", "mimo2", "minimax-01", "minimax-m2", "qwen3",
+    "qwen35", "qwen35moe", "qwen3moe", "qwen3next",
+))  # fmt: skip
+"""Architectures whose graphs hand over the rows that enter a layer, as our tests compare. For most others llama.cpp
+ends the process; not tried are bailingmoe3, deepseek4, hunyuan_vl, muse-glimmer, nanbeige, nemotron_h,
+nemotron_h_moe and qwen4exp."""
+LAST_OUTPUT = frozenset(("gpt-oss",))
+"""Those that also hand over what the last layer adds up to, which counts as the input of a layer behind it."""
+_LAYERS = 3
+_ROWS = 64  # of a batch: llama.cpp reserves logits of each
+_D2T = "d2t"
+
+
+def is_eagle3(header: GgufHeader) -> bool:
+    """Return whether a file is an EAGLE-3 head."""
+    return header.architecture == EAGLE3
+
+
+def target_layers(header: GgufHeader) -> tuple[int, ...]:
+    """Return the verifier's layers whose inputs a head reads; none where its header does not say."""
+    found = header.metadata.get(f"{header.architecture}.target_layers")
+    return found if isinstance(found, tuple) and all(isinstance(layer, int) for layer in found) else ()
+
+
+def window_bytes(header: GgufHeader) -> int:
+    """Return the most bytes of states that a head keeps of a sequence: four for a number, and room for a quarter more
+    rows than the window has."""
+    return 5 * WINDOW * len(target_layers(header)) * _number(header, "target_hidden_size")
+
+
+def misfit(head: GgufHeader, verifier: GgufHeader) -> str:
+    """Return why a head cannot draft for a verifier, by their headers; "" if it can."""
+    if verifier.architecture not in VERIFIERS:
+        return f"llama.cpp hands over no states of {verifier.architecture or 'this architecture'} inside the model"
+    count, layers = text_layers(verifier), target_layers(head)
+    if len(layers) != _LAYERS or text_layers(head) != 1:
+        return f"it reads {len(layers)} layers with {text_layers(head)} of its own; llama.cpp knows {_LAYERS} with one"
+    last = count if verifier.architecture in LAST_OUTPUT else count - 1
+    if wrong := [layer for layer in layers if not 0 <= layer <= last]:
+        return f"it reads layer {wrong[0]}, and of the {count} layers of the verifier those up to {last} can be read"
+    width, read = _number(verifier, "embedding_length"), _number(head, "target_hidden_size")
+    if read != width:
+        return f"it reads states of {read} numbers, and the verifier's have {width}"
+    tokens, known = token_count(verifier), token_count(head)
+    if known != tokens:
+        return f"its vocabulary has {known} tokens, and the verifier's {tokens}"
+    own, heads = _number(head, "embedding_length"), max(1, _number(head, "attention.head_count"))
+    keys, values = (_number(head, f"attention.{part}_length", own // heads) for part in ("key", "value"))
+    if keys != values:
+        return f"its attention has keys of {keys} numbers and values of {values}, which must be as many"
+    return _misfit_of_tensors(head, own=own, width=width, tokens=tokens)
+
+
+def _misfit_of_tensors(head: GgufHeader, *, own: int, width: int, tokens: int) -> str:
+    """Return what is wrong with embeddings and LM head of a head of the width `own`."""
+    embedding, output, map_ = (head.tensor(name) for name in ("token_embd.weight", "output.weight", _D2T))
+    drafted = tokens if map_ is None else map_.n_elements
+    if own != width and (embedding is None or output is None):
+        part = "embeddings" if embedding is None else "LM head"
+        return f"it uses the verifier's {part}, whose rows have {width} numbers, and its own {own}"
+    if embedding is not None and embedding.shape[-1] != tokens:
+        return f"it has embeddings of {embedding.shape[-1]} tokens, and a vocabulary of {tokens}"
+    if output is None and drafted != tokens:
+        return f"it drafts {drafted} tokens, and uses the verifier's LM head of {tokens}"
+    if map_ is not None and TENSOR_TYPES[map_.kind][0] != "I64":
+        return f"its tokens are named in {TENSOR_TYPES[map_.kind][0]} numbers, and llama.cpp reads I64"
+    return ""
+
+
+def _number(header: GgufHeader, key: str, default: int = 0) -> int:
+    value = header.metadata.get(f"{header.architecture}.{key}", default)
+    value = max(value, default=0) if isinstance(value, tuple) else value
+    return value if isinstance(value, int) else default
+
+
+class Eagle3Head(Speculator):
+    """An EAGLE-3 head beside one context of its verifier."""
+
+    def __init__(
+        self, model: native.Owned, trunk: Trunk, layers: tuple[int, ...], *, n_layer: int, width: int, states: int
+    ) -> None:
+        """Open a head whose rows have `width` numbers, and which reads the inputs of `layers`, rows of `states`
+        numbers. Layer `n_layer` stands for what the last layer adds up to.
+
+        Raises:
+            EngineFailed: this llama.cpp exports no functions for it, or cannot reserve the memory.
+        """
+        self._layers, self._n_layer, self._state_width = layers, n_layer, states
+        rows = max(trunk.n_seq, min(_ROWS, trunk.n_ctx * trunk.n_seq))
+        StateFunctions.require()
+        owned = llama_api.open_context(
+            model, positions=trunk.n_ctx * trunk.n_seq, sequences=trunk.n_seq, rows=rows, threads=trunk.threads,
+            unified=trunk.n_seq == 1, cache_type=trunk.cache_type, flash_attention=trunk.flash, beside=trunk.owned,
+        )  # fmt: skip
+        # llama.cpp computes logits of all rows, and hands over those of the first ones: the last row is computed alone
+        super().__init__(trunk, owned, states=len(layers) * states, inputs=width, rows=rows, every=False)
+        for layer in layers:
+            if layer < self._n_layer:
+                self._functions.keep_inputs(trunk.owned, layer)
+            else:
+                self._functions.keep(trunk.owned, every_row=True)
+
+    def _trunk_states(self, n: int) -> Floats | None:
+        parts = [
+            self._functions.inputs(self._trunk.owned, layer, n, self._state_width)
+            if layer < self._n_layer
+            else self._functions.states(self._trunk.owned, n, self._state_width)
+            for layer in self._layers
+        ]
+        known = [part for part in parts if part is not None]
+        return np.concatenate(known, axis=1) if len(known) == len(parts) else None
+
+    def _fill(self, seq: int, start: int, n: int) -> None:
+        """Fill the inputs with what the encoder makes of the states; it uses positions for nothing but a check."""
+        self._batch.put(0, seq, start, self._ids[seq, :n], n, False)
+        states = self._windows[seq].of(start - 1, start - 1 + n)
+        self._compute(self._batch.embeddings(states), n, encoder=True)
+        encoded = self._functions.states(self._open(), n, self._width)
+        if encoded is None:
+            raise EngineFailed("llama.cpp has encoded no states.", "Report this.")
+        self._inputs[:n] = encoded
+
+
+class Eagle3Model(SpeculatorModel):
+    """The weights of an EAGLE-3 head."""
+
+    kind = EAGLE3
+
+    def __init__(self, owned: native.Owned, file: ModelFile, n_layer: int) -> None:
+        """Take over the loaded weights of `file`, a head for a verifier of `n_layer` layers."""
+        self._owned, self._layers, self._n_layer = owned, target_layers(file.header), n_layer
+        self._width = _number(file.header, "embedding_length")
+        self._states = _number(file.header, "target_hidden_size")
+        self.name = f"the EAGLE-3 head {file.path.name}"
+
+    @classmethod
+    def load(cls, file: ModelFile, verifier: ModelFile, hardware: Hardware, *, dry: bool = False) -> Eagle3Model:
+        """Load a head that drafts for `verifier`; `dry` as for `Model.load`.
+
+        Raises:
+            ModelUnsupported: it does not fit the verifier, or llama.cpp cannot use it.
+        """
+        check_eagle3(file, verifier)
+        return cls(llama_api.load_model(file.path, hardware, dry=dry), file, text_layers(verifier.header))
+
+    def open(self, trunk: Trunk) -> Eagle3Head:
+        """See `SpeculatorModel.open`."""
+        return Eagle3Head(
+            self._owned, trunk, self._layers, n_layer=self._n_layer, width=self._width, states=self._states
+        )
+
+
+def check_eagle3(file: ModelFile, verifier: ModelFile) -> None:
+    """Raise ModelUnsupported where a head cannot draft for a verifier."""
+    why = misfit(file.header, verifier.header)
+    if not why and StateFunctions.find() is None:
+        why = "this build of llama.cpp does not export the functions for it"
+    if why := why or _other_tokens(file, verifier) or _wild_map(file):
+        raise ModelUnsupported(
+            f"The EAGLE-3 head {file.path.name} does not fit the verifier {verifier.path.name}: {why}.",
+            "Name the verifier that it was trained for, or leave the head out.",
+        )
+
+
+def _other_tokens(file: ModelFile, verifier: ModelFile) -> str:
+    """Return how the two vocabularies differ; "" where they are equal, up to names of tokens without a meaning."""
+    pairs = zip(token_texts(file), token_texts(verifier), strict=True)
+    different = [number for number, (one, two) in enumerate(pairs) if one != two]
+    return (
+        f"{len(different)} of its tokens are others, from token {different[0]} on" if len(different) > PADDING else ""
+    )
+
+
+def _wild_map(file: ModelFile) -> str:
+    """Return what is wrong with the ids of the tokens that a head drafts: llama.cpp ends the process over them."""
+    tensor = file.header.tensor(_D2T)
+    if tensor is None:
+        return ""
+    ids = np.fromfile(file.paths[tensor.part], dtype="<i8", count=tensor.n_elements, offset=tensor.offset)
+    wild = ids[(ids < 0) | (ids >= token_count(file.header))]
+    return f"it drafts token {wild[0]}, which does not exist" if len(wild) else ""

@@ -1,0 +1,67 @@
+"""The layer with which a model predicts further tokens (MTP, next-n; DeepSeek-V3, section 2.2).
+
+llama.cpp computes it in a second context over the same model, from the states that the model's last norm gave.
+"""
+
+from __future__ import annotations
+
+from edgellm.engine import llama_api, native
+from edgellm.engine.native import lib
+from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, Trunk
+from edgellm.engine.speculators.state_functions import StateFunctions
+from edgellm.engine.speculators.state_window import StateWindow
+from edgellm.engine.trial.probe import MTP
+from edgellm.engine.vocabulary import Floats
+
+STATES_OF_LAST_ROWS = frozenset(("qwen3next", "step35"))
+"""Architectures whose graph of the MTP layer gives the states of rows with logits alone. Of the others llama.cpp can
+hand over the states of all rows; asked for those with logits alone, it would copy the first rows instead."""
+_ROWS = 256  # of a batch
+
+
+class MtpLayer(Speculator):
+    """The MTP layer beside one context."""
+
+    def __init__(self, model: native.Owned, trunk: Trunk, *, every: bool) -> None:
+        """Open the layer of `model`. `every` as for `Speculator`: see `STATES_OF_LAST_ROWS`.
+
+        Raises:
+            EngineFailed: this llama.cpp exports no functions for it, or cannot reserve the memory.
+        """
+        self._state_width = int(lib.llama_model_n_embd_out(model.pointer))
+        rows = max(trunk.n_seq, min(_ROWS, trunk.n_ctx * trunk.n_seq))
+        StateFunctions.require()
+        owned = llama_api.open_context(
+            model, positions=trunk.n_ctx * trunk.n_seq, sequences=trunk.n_seq, rows=rows, threads=trunk.threads,
+            unified=trunk.n_seq == 1, cache_type=trunk.cache_type, flash_attention=trunk.flash, mtp=True,
+        )  # fmt: skip
+        super().__init__(trunk, owned, states=self._state_width, inputs=self._state_width, rows=rows, every=every)
+        self._functions.keep(trunk.owned, every_row=True)
+
+    def _trunk_states(self, n: int) -> Floats | None:
+        return self._functions.states(self._trunk.owned, n, self._state_width)
+
+    def _first(self, window: StateWindow) -> int:
+        """Return the first position: a text's first token has a row, too, with zeros for a state."""
+        return window.first + 1 if window.first else 0
+
+    def _fill(self, seq: int, start: int, n: int) -> None:
+        window = self._windows[seq]
+        if start:
+            self._inputs[:n] = window.of(start - 1, start - 1 + n)
+        else:
+            self._inputs[0] = 0.0
+            self._inputs[1:n] = window.of(0, n - 1)
+
+
+class MtpModel(SpeculatorModel):
+    """The MTP layer of a loaded model."""
+
+    kind, name = MTP, "the model's MTP layer"
+
+    def __init__(self, owned: native.Owned, architecture: str) -> None:
+        self._owned, self._every = owned, architecture not in STATES_OF_LAST_ROWS
+
+    def open(self, trunk: Trunk) -> MtpLayer:
+        """See `SpeculatorModel.open`."""
+        return MtpLayer(self._owned, trunk, every=self._every)

@@ -1,0 +1,196 @@
+"""What a drafter needs of anything that predicts tokens from a verifier's own states, and what all of these share.
+
+llama.cpp computes a speculator in a context of its own beside the verifier's, the trunk. Its row for position p takes
+the token there and the verifier's state at p - 1, and predicts the token at p + 1. For a second drafted token its own
+state stands in for the verifier's, and so on.
+
+A `Context` with a speculator hands over the states of all rows that it decodes. The latest `WINDOW` of each sequence
+are kept, and the speculator reads them when it is first asked for a draft: a reply in which it drafts nothing costs
+nothing but a copy of the states, and behind a long prompt its attention begins `WINDOW` tokens before the reply.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgellm.engine import cores, llama_api, native
+from edgellm.engine.llama_api import LlamaBatch, LogitsView
+from edgellm.engine.native import Stop, lib
+from edgellm.engine.speculators.state_functions import StateFunctions
+from edgellm.engine.speculators.state_window import StateWindow
+from edgellm.engine.vocabulary import Floats, Ids, common_prefix
+from edgellm.errors import EngineFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Trunk:
+    """The verifier's context, beside which a speculator is opened: `n_seq` sequences of `n_ctx` positions, computed by
+    `threads`. `flash`: with flash attention."""
+
+    owned: native.Owned
+    n_ctx: int
+    n_seq: int
+    threads: int
+    n_vocab: int
+    cache_type: str
+    flash: bool
+
+
+class Speculator(ABC):
+    """Predicts tokens from the states of one context. It belongs to that context's thread.
+
+    Subclasses say what a state is, and what of it enters a row.
+    """
+
+    def __init__(self, trunk: Trunk, owned: native.Owned, *, states: int, inputs: int, rows: int, every: bool) -> None:
+        """Take over `owned`, the speculator's own context, which decodes up to `rows` rows at once. `states` is the
+        width of a state of the trunk, `inputs` that of a row's input and of the speculator's own states. `every`: it
+        has a state of every row of a batch, and not of those with logits alone.
+        """
+        self._trunk = trunk
+        self._owned: native.Owned | None = owned
+        self._threads_used = trunk.threads
+        self._every, self._last_row, self._width = every, 0, inputs
+        self._functions = StateFunctions.require()
+        self._functions.keep(owned, every_row=every)
+        self._memory = lib.llama_get_memory(owned.pointer)
+        self._batch, self._rows = LlamaBatch(rows, trunk.n_ctx), rows
+        self._inputs = np.zeros((rows, inputs), dtype=np.float32)
+        self._native = self._batch.with_states(self._inputs)
+        self._logits = LogitsView(trunk.n_vocab)
+        self._windows = [StateWindow(states) for _ in range(trunk.n_seq)]
+        self._ids = np.zeros((trunk.n_seq, trunk.n_ctx), dtype=np.int32)
+        # per sequence: the speculator's cache is right for the positions from `begins` to `held`
+        self._begins, self._held, self._next = [0] * trunk.n_seq, [0] * trunk.n_seq, [0] * trunk.n_seq
+
+    @abstractmethod
+    def _trunk_states(self, n: int) -> Floats | None:
+        """Return the states of the first `n` rows of the trunk's last decode, (n, states); None where it has none."""
+
+    def _first(self, window: StateWindow) -> int:
+        """Return the first position for which a row can be computed: behind the first state."""
+        return window.first + 1
+
+    @abstractmethod
+    def _fill(self, seq: int, start: int, n: int) -> None:
+        """Fill the inputs of `n` rows of a sequence for the positions from `start` on, which follow its cache."""
+
+    def close(self) -> None:
+        """Close the speculator's context; its memory is freed once no view of its logits is left."""
+        self._owned = None
+
+    def set_cancel(self, stop: Stop | None) -> None:
+        """Have decodes end early once `stop` is set; see `Context.set_cancel`."""
+        if self._owned is not None:
+            llama_api.set_cancel(self._owned, stop)
+
+    def note(self, placed: Sequence[tuple[int, int, int, int]]) -> None:
+        """Take over the states of the context's last decode; `placed` are (row, sequence, position, rows)."""
+        states = self._trunk_states(max(at + n for at, _, _, n in placed))
+        if states is None:
+            for _, seq, _, _ in placed:
+                self.clear(seq)
+            return
+        for at, seq, start, n in placed:
+            self._windows[seq].add(start, states[at : at + n])
+            self._held[seq] = min(self._held[seq], start + 1)
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Follow a rollback of the context's sequence."""
+        self._windows[seq].truncate(length)
+        self._held[seq] = min(self._held[seq], length + 1)
+
+    def clear(self, seq: int) -> None:
+        """Forget a sequence."""
+        self._windows[seq].clear()
+        self._begins[seq] = self._held[seq] = 0
+
+    def predict(self, ids: Ids, seq: int = 0) -> Floats | None:
+        """Return the logits (n_vocab,) of the token after `ids`, all of whose tokens but the last are in the context's
+        cache; None where their states are not known. The view is valid until the next call.
+
+        Raises:
+            Stopped: `set_cancel`'s flag was set meanwhile.
+            EngineFailed: llama.cpp refuses the rows.
+        """
+        window, last = self._windows[seq], len(ids) - 1
+        if last < 1 or window.end < last or window.first >= last or last >= self._ids.shape[1]:
+            return None
+        at = self._common(seq, ids, last)
+        if self._begins[seq] < at > window.first:
+            lib.llama_memory_seq_rm(self._memory, seq, at, -1)
+        else:
+            lib.llama_memory_seq_rm(self._memory, seq, -1, -1)
+            at = self._begins[seq] = self._first(window)
+        self._held[seq] = at
+        while at <= last:
+            # without the states of all rows, the last row alone: with others llama.cpp would give that of the first
+            n = min(self._rows, last + 1 - at) if self._every else min(self._rows, last - at) or 1
+            self._fill(seq, at, n)
+            end = at + n
+            self._run(seq, at, ids[at:end], outputs=int(end > last))
+            self._ids[seq, at:end] = ids[at:end]
+            at = self._held[seq] = end
+        self._next[seq] = at
+        return self._row()
+
+    def follow(self, token: int, seq: int = 0) -> Floats:
+        """Return the logits of the token after `token`, which was drafted behind the tokens of the last call. Raises
+        what `predict` raises."""
+        states = self._functions.states(self._open(), self._last_row + 1, self._width)
+        if states is None:
+            raise EngineFailed("llama.cpp has no state of the last drafted token.", "Report this.")
+        self._inputs[0] = states[self._last_row]
+        self._run(seq, self._next[seq], np.array([token], dtype=np.int32), outputs=1)
+        self._next[seq] += 1
+        return self._row()
+
+    def _common(self, seq: int, ids: Ids, last: int) -> int:
+        """Return up to which position, at most `last`, the speculator's cache holds what it would have for `ids`."""
+        begin, end = self._begins[seq], min(self._held[seq], last)
+        return begin + common_prefix(self._ids[seq, begin:end], ids[begin:end]) if end > begin else begin
+
+    def _run(self, seq: int, start: int, ids: Ids, outputs: int) -> None:
+        n = self._batch.put(0, seq, start, ids, outputs, False)
+        self._compute(self._native, n)
+        self._last_row = n - 1 if self._every else 0
+
+    def _compute(self, batch: Any, n: int, *, encoder: bool = False) -> None:
+        """Compute the first `n` rows of a batch with the threads that are free."""
+        owned = self._open()
+        with cores.computation(self._trunk.threads) as share:
+            if share != self._threads_used:
+                llama_api.set_threads(owned, share)
+                self._threads_used = share
+            (llama_api.encode if encoder else llama_api.decode)(owned, batch, n)
+
+    def _row(self) -> Floats:
+        row: Floats = self._logits.rows(self._open(), 1)[0]
+        return row
+
+    def _open(self) -> native.Owned:
+        if self._owned is None:
+            raise EngineFailed("The context is closed.", "Open another.")
+        return self._owned
+
+
+class SpeculatorModel(ABC):
+    """The weights of a speculator, loaded beside a verifier's."""
+
+    kind: str
+    """Its kind: the fault of `engine.trial.probe` with which it must not be used."""
+    name: str
+    """What it is, in a sentence that tells what drafts."""
+
+    @abstractmethod
+    def open(self, trunk: Trunk) -> Speculator:
+        """Return a speculator beside `trunk`, whose rows' states are kept from now on.
+
+        Raises:
+            EngineFailed: llama.cpp cannot reserve the memory.
+        """

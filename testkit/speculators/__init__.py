@@ -1,0 +1,1 @@
+"""Small speculators for the models of `testkit.architectures`."""

@@ -1,0 +1,295 @@
+"""An EAGLE-3 head predicts what its tensors say, from the states that its verifier hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from edgellm.engine import Capture, Context, Floats, Ids, Model, ModelFile, SeqRows, Speculator, llama_api
+from edgellm.engine.gguf.reader import GgufArray, GgufHeader
+from edgellm.engine.gguf.tokens import token_texts
+from edgellm.engine.llama_api import LlamaBatch
+from edgellm.engine.speculators.eagle3 import LAST_OUTPUT, VERIFIERS, check_eagle3, misfit
+from edgellm.engine.speculators.state_functions import StateFunctions
+from edgellm.engine.speculators.state_window import WINDOW
+from edgellm.errors import ModelUnsupported
+from testkit.speculators.eagle3 import EPSILON, HEADS
+from tests.conftest import Architectures, Heads
+from tests.engine.logits import CLOSE, difference, some_ids
+
+N = 40
+KINDS: list[dict[str, Any]] = [
+    {"useful": False},
+    {"useful": False, "own": True, "norms": True},
+    {"useful": False, "own": True, "width": 32, "layers": (0, 1, 3)},
+]
+
+
+@pytest.fixture(params=KINDS, ids=["shared", "own", "narrow"])
+def head(request: pytest.FixtureRequest, heads: Heads) -> Path:
+    return heads("llama", **request.param)
+
+
+@pytest.fixture
+def model(architectures: Architectures, head: Path) -> Iterator[Model]:
+    with opened_model(architectures("llama"), head) as loaded:
+        yield loaded
+
+
+def opened_model(verifier: Path, head: Path) -> Model:
+    return Model.load(verifier, speculates=True, eagle3=ModelFile.open(head))
+
+
+def opened(model: Model, n_ctx: int = 128, **options: Any) -> Context:
+    return Context(model, n_ctx=n_ctx, threads=1, speculates=True, rolls_back=True, **options)
+
+
+def speculator(context: Context) -> Speculator:
+    assert context.speculator is not None
+    return context.speculator
+
+
+def predicted(context: Context, ids: Ids, seq: int = 0) -> Floats:
+    row = speculator(context).predict(ids, seq)
+    assert row is not None
+    return row.copy()
+
+
+def layer_inputs(model: Model, ids: Ids, layers: tuple[int, ...]) -> Floats:
+    """Return the rows that enter these layers for `ids`, side by side, as a capture sees them."""
+    with Context(model, n_ctx=len(ids), threads=1, capture=Capture(outputs=tuple(range(model.n_layer)))) as context:
+        context.decode(ids)
+        assert context.captured is not None
+        embeddings = gguf.GGUFReader(model.path)
+        (table,) = (tensor.data for tensor in embeddings.tensors if tensor.name == "token_embd.weight")
+        rows = [context.captured.output(layer - 1) if layer else table[ids] for layer in layers]
+        return np.concatenate(rows, axis=1).copy()
+
+
+class Reference:
+    """A head in numpy, float64."""
+
+    def __init__(self, head: Path, verifier: Path) -> None:
+        own, other = gguf.GGUFReader(head), gguf.GGUFReader(verifier)
+        self._tensors = {tensor.name: np.array(tensor.data, dtype=np.float64) for tensor in own.tensors}
+        for name in ("token_embd.weight", "output.weight"):
+            shared = {tensor.name: tensor.data for tensor in other.tensors}
+            self._tensors.setdefault(name, np.array(shared[name], dtype=np.float64))
+        self._norms = bool(own.fields["eagle3.norm_before_fc"].contents())
+        self.layers = tuple(int(layer) for layer in own.fields["eagle3.target_layers"].contents())
+        self.keys: Any = np.zeros((0, HEADS, self._width // HEADS))
+        self.values = self.keys.copy()
+        self._last: Any = None  # the state of the last row
+
+    @property
+    def _width(self) -> int:
+        return len(self._tensors["blk.0.attn_norm.weight"])
+
+    def _norm(self, rows: Any, name: str) -> Any:
+        return rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True) + EPSILON) * self._tensors[name]
+
+    def _heads(self, rows: Any, part: str) -> Any:
+        return (rows @ self._tensors[f"blk.0.attn_{part}.weight"].T).reshape(len(rows), HEADS, -1)
+
+    def predict(self, states: Floats, ids: Ids) -> Any:
+        """Return the logits after `ids`, (n_vocab,), from the states of all of them but the last."""
+        rows = states.astype(np.float64)
+        if self._norms:
+            rows = self._norm(rows, "enc.output_norm.weight")
+        self.keys = self.values = np.zeros((0, HEADS, self._width // HEADS))
+        return self._rows(rows @ self._tensors["fc.weight"].T, ids[1:])[0]
+
+    def _rows(self, states: Any, ids: Ids) -> tuple[Any, Any]:
+        """Return the logits of the last of the rows behind those before, and its state."""
+        first, n = len(self.keys), len(ids)
+        tokens = self._norm(self._tensors["token_embd.weight"][ids], "blk.0.attn_norm.weight")
+        normed = self._norm(states, "blk.0.attn_norm_2.weight")
+        both = np.concatenate((tokens, normed), axis=1)
+        at = np.arange(first, first + n)
+        query, key = (_rotated(self._heads(both, part), at) for part in ("q", "k"))
+        self.keys = np.concatenate((self.keys, key))
+        self.values = np.concatenate((self.values, self._heads(both, "v")))
+        scores = np.einsum("qhd,khd->hqk", query, self.keys) / np.sqrt(query.shape[-1])
+        scores[:, np.arange(len(self.keys))[None, :] > at[:, None]] = -np.inf
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        seen = np.einsum("hqk,khd->qhd", weights, self.values).reshape(n, -1)
+        rows = (normed if self._norms else states) + seen @ self._tensors["blk.0.attn_output.weight"].T
+        inner = self._norm(rows, "blk.0.ffn_norm.weight")
+        gate, up = (inner @ self._tensors[f"blk.0.ffn_{part}.weight"].T for part in ("gate", "up"))
+        rows = rows + (gate / (1 + np.exp(-gate)) * up) @ self._tensors["blk.0.ffn_down.weight"].T
+        logits = self._norm(rows[-1:], "output_norm.weight")[0] @ self._tensors["output.weight"].T
+        if (known := self._tensors.get("d2t")) is not None:
+            all_ = np.full(len(self._tensors["token_embd.weight"]), -np.inf)
+            all_[known.astype(int)] = logits
+            logits = all_
+        self._last = rows[-1:]
+        return logits, self._last
+
+    def follow(self, token: int) -> Any:
+        """Return the logits after a token that was drafted behind those before."""
+        return self._rows(self._last, np.array([token]))[0]
+
+
+def _rotated(rows: Any, positions: Any) -> Any:
+    """Return rows (n, heads, d), each pair of neighbours turned by its position."""
+    half = rows.shape[-1] // 2
+    angles = positions[:, None] * 10_000.0 ** (-np.arange(half) / half)
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    even, odd = rows[..., ::2], rows[..., 1::2]
+    return np.stack((even * cos - odd * sin, even * sin + odd * cos), axis=-1).reshape(rows.shape)
+
+
+def close(found: Floats, expected: Any) -> bool:
+    known = np.isfinite(expected)
+    assert np.array_equal(known, np.isfinite(found))
+    return difference(found[known], expected[known]) < CLOSE
+
+
+def test_it_predicts_what_its_tensors_say_after_rejected_drafts(model: Model, head: Path) -> None:
+    ids, other = some_ids(N, model.n_vocab), some_ids(N, model.n_vocab, seed=1)
+    reference = Reference(head, model.path)
+    states = layer_inputs(model, ids, reference.layers)
+    with opened(model) as context:
+        context.decode(ids[:20])
+        for at, kept in ((20, 0), (21, 2), (24, 4), (29, 1)):
+            assert close(predicted(context, ids[: at + 1]), reference.predict(states[:at], ids[: at + 1]))
+            for token in other[:3].tolist():  # drafted behind it, which leaves rows in its cache
+                assert close(speculator(context).follow(token), reference.follow(token))
+            chunk = np.concatenate((ids[at : at + 1 + kept], other[: 4 - kept]))
+            context.decode(chunk, outputs=len(chunk))
+            context.rollback(at + 1 + kept)
+        assert close(predicted(context, ids[:32]), reference.predict(states[:31], ids[:32]))
+
+
+def test_sequences_do_not_mix(architectures: Architectures, heads: Heads) -> None:
+    head = heads("llama", **KINDS[1])
+    with opened_model(architectures("llama"), head) as model:
+        texts = [some_ids(N, model.n_vocab, seed=seed) for seed in range(3)]
+        reference = Reference(head, model.path)
+        with opened(model, n_seq=3, unified=False) as context:
+            context.decode_rows([SeqRows(seq, text[: 10 + seq]) for seq, text in enumerate(texts)])
+            for seq, text in enumerate(texts):
+                n = 10 + seq
+                states = layer_inputs(model, text[:n], reference.layers)
+                assert close(predicted(context, text[: n + 1], seq), reference.predict(states, text[: n + 1]))
+            context.clear(1)
+            assert speculator(context).predict(texts[1][:12], 1) is None
+
+
+def test_behind_a_long_prompt_it_reads_the_latest_states(architectures: Architectures, heads: Heads) -> None:
+    n = WINDOW + WINDOW // 2
+    with opened_model(architectures("llama"), heads("llama", **KINDS[0])) as model:
+        ids = some_ids(n, model.n_vocab)
+        with opened(model, n_ctx=n + 8, n_batch=256) as context:
+            context.decode(ids[:-1])
+            near = predicted(context, ids)
+            assert np.isfinite(near).all()
+            context.rollback(n - 3)
+            context.decode(ids[n - 3 : -1])
+            assert difference(predicted(context, ids), near) < CLOSE
+
+
+@pytest.mark.parametrize("name", sorted(VERIFIERS))
+def test_the_states_are_the_inputs_of_the_layers(architectures: Architectures, name: str) -> None:
+    functions, ids = StateFunctions.require(), some_ids(12)
+    with Model.load(architectures(name)) as model:
+        last = model.n_layer if name in LAST_OUTPUT else model.n_layer - 1
+        layers = tuple(range(1, last + 1))
+        flash = Context(model, n_ctx=12).flash
+        trunk = llama_api.open_context(
+            model.owned, positions=12, sequences=1, rows=12, threads=1, unified=True, cache_type="f32",
+            flash_attention=flash,
+        )  # fmt: skip
+        for layer in layers:
+            if layer < model.n_layer:
+                functions.keep_inputs(trunk, layer)
+            else:
+                functions.keep(trunk, every_row=True)
+        batch = LlamaBatch(12, 12)
+        llama_api.decode(trunk, batch.tokens, batch.put(0, 0, 0, ids, 1, False))
+        captured = layer_inputs(model, ids, layers).reshape(12, len(layers), -1)
+        for number, layer in enumerate(layers):
+            if layer < model.n_layer:
+                found = functions.inputs(trunk, layer, 12, model.n_embd)
+            else:
+                found = functions.states(trunk, 12, model.n_embd)
+            assert found is not None
+            rows = (
+                slice(11, None) if layer == model.n_layer else slice(None)
+            )  # of the last layer only some are captured
+            assert difference(found[rows], captured[rows, number]) < CLOSE, layer
+
+
+def test_a_head_is_refused_before_loading_where_it_does_not_fit(
+    architectures: Architectures, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, narrow = (ModelFile.open(heads("llama", **kind)) for kind in (KINDS[0], KINDS[2]))
+    verifier = ModelFile.open(architectures("llama"))
+    assert misfit(head.header, verifier.header) == misfit(narrow.header, verifier.header) == ""
+
+    def changed(header: GgufHeader, without: str = "-", **metadata: object) -> GgufHeader:
+        more = {f"{header.architecture}.{key.replace('__', '.')}": value for key, value in metadata.items()}
+        tensors = tuple(tensor for tensor in header.tensors if tensor.name != without)
+        return replace(header, metadata={**header.metadata, **more}, tensors=tensors)
+
+    for one, other, why in (
+        (head.header, ModelFile.open(architectures("qwen2")).header, "hands over no states of qwen2"),
+        (changed(head.header, target_layers=(1, 2)), verifier.header, "it reads 2 layers with 1 of its own"),
+        (
+            changed(head.header, target_layers=(1, 2, 4)),
+            verifier.header,
+            "of the 4 layers of the verifier those up to 3",
+        ),
+        (
+            changed(head.header, target_hidden_size=96),
+            verifier.header,
+            "states of 96 numbers, and the verifier's have 64",
+        ),
+        (changed(head.header, attention__key_length=8), verifier.header, "keys of 8 numbers and values of 16"),
+        (changed(narrow.header, "output.weight"), verifier.header, "the verifier's LM head, whose rows have 64"),
+        (changed(narrow.header, "token_embd.weight"), verifier.header, "the verifier's embeddings, whose rows have 64"),
+    ):
+        assert why in misfit(one, other)
+    with pytest.raises(ModelUnsupported, match=r"does not fit the verifier .*: it reads states of 96 numbers"):
+        check_eagle3(replace(head, header=changed(head.header, target_hidden_size=96)), verifier)
+    monkeypatch.setattr(StateFunctions, "find", lambda: None)
+    with pytest.raises(ModelUnsupported, match="does not export the functions"):
+        opened_model(architectures("llama"), head.path)
+
+
+def test_tokens_that_a_head_must_not_draft_are_refused(
+    architectures: Architectures, heads: Heads, tmp_path: Path
+) -> None:
+    verifier, good = ModelFile.open(architectures("llama")), ModelFile.open(heads("llama", **KINDS[1]))
+    path, d2t = tmp_path / "wild.gguf", good.header.tensor("d2t")
+    assert d2t is not None
+    data = bytearray(good.path.read_bytes())
+    data[d2t.offset : d2t.offset + 8] = (10**6).to_bytes(8, "little")
+    path.write_bytes(data)
+    with pytest.raises(ModelUnsupported, match="it drafts token 1000000, which does not exist"):
+        check_eagle3(ModelFile.open(path), verifier)
+
+
+def test_a_head_of_another_vocabulary_is_refused(
+    architectures: Architectures, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier, head = ModelFile.open(architectures("llama")), ModelFile.open(heads("llama", **KINDS[0]))
+
+    def texts(file: ModelFile) -> Sequence[bytes]:
+        return token_texts(file)[:: -1 if file is head else 1]
+
+    monkeypatch.setattr("edgellm.engine.speculators.eagle3.token_texts", texts)
+    with pytest.raises(ModelUnsupported, match="of its tokens are others, from token 0 on"):
+        check_eagle3(head, verifier)
+    tokens = head.header.metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, GgufArray)
+    fewer = replace(tokens, count=5)
+    header = replace(head.header, metadata={**head.header.metadata, "tokenizer.ggml.tokens": fewer})
+    assert misfit(header, verifier.header).startswith("its vocabulary has 5 tokens, and the verifier's ")
