@@ -249,7 +249,7 @@ class Model:
     def grammar(self, schema: str) -> Grammar:
         """Return the grammar of replies that are valid by a JSON `schema`. Raises InvalidOption as `to_gbnf` does."""
         self._check_vocabulary()
-        return Grammar(self.owned, self._vocab, to_gbnf(schema))
+        return Grammar(cast(native.Owned, self._owned), self._vocab, to_gbnf(schema))
 
     def tokenize(
         self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never

@@ -191,3 +191,12 @@ def test_alternatives_that_multiply_end_with_an_error(model: Model) -> None:
 def test_what_is_no_schema_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="JSON schema"):
         to_gbnf(text)
+
+
+def test_a_vocabulary_alone_does_for_a_grammar(model: Model, verifier_path: Path) -> None:
+    """The device that asks over a mesh has no weights, and judges what a schema allows."""
+    schema, nothing, ids = '{"type": "object"}', np.empty(0, np.int32), np.arange(model.n_vocab, dtype=np.int32)
+    with Model.load(verifier_path, text_only=True) as text:
+        allowed = text.grammar(schema).allowed(nothing, ids)
+    assert np.array_equal(allowed, model.grammar(schema).allowed(nothing, ids))
+    assert allowed.any()
