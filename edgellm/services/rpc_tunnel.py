@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from typing import cast
 
 from edgellm.errors import SAME_VERSION, ProtocolError
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
@@ -22,42 +22,105 @@ Read = Callable[[], Awaitable[object]]
 Write = Callable[[bytes], Awaitable[None]]
 
 
-async def carry(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, read: Read, write: Write, session: bytes = b""
-) -> None:
+class Socket(asyncio.Protocol):
+    """A connection of llama.cpp's, which sends each message in three parts: what comes together is read together."""
+
+    def __init__(self, made: Callable[[Socket], None] = lambda _socket: None) -> None:
+        """`made` is called once it is connected."""
+        self._made = made
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._arrived, self._writable = asyncio.Event(), asyncio.Event()
+        self._writable.set()
+        self._ended = False
+
+    @property
+    def peer_port(self) -> int:
+        """The port of the other side."""
+        return 0 if self._transport is None else int(self._transport.get_extra_info("peername")[1])
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._made(self)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._buffer += data
+        self._arrived.set()
+        if len(self._buffer) >= MAX_DATA and self._transport is not None:
+            self._transport.pause_reading()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._ended = True
+        self._arrived.set()
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._writable.set()
+
+    async def read(self) -> bytes:
+        """Return what has arrived, at most `MAX_DATA` bytes; nothing at the end."""
+        await self._arrived.wait()
+        await asyncio.sleep(0)  # the other parts of a message are here, too
+        data = bytes(self._buffer[:MAX_DATA])
+        del self._buffer[:MAX_DATA]
+        if not self._buffer and not self._ended:
+            self._arrived.clear()
+            if self._transport is not None:
+                self._transport.resume_reading()
+        return data
+
+    async def write(self, data: bytes) -> bool:
+        """Send bytes, as fast as they are taken; return whether the connection still stands."""
+        if self._ended or self._transport is None:
+            return False
+        self._transport.write(data)
+        await self._writable.wait()
+        return not self._ended
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def carry(socket: Socket, read: Read, write: Write, session: bytes = b"") -> None:
     """Carry bytes between a socket and a stream of frames, both ways, until either ends. Each side is read only as fast
     as the other takes it. `session` is named in the first frame, which is sent at once."""
-    out = asyncio.ensure_future(_to_stream(reader, write, session))
-    back = asyncio.ensure_future(_to_socket(writer, read))
+    out = asyncio.ensure_future(_to_stream(socket, write, session))
+    back = asyncio.ensure_future(_to_socket(socket, read))
     try:
         done, _ = await asyncio.wait((out, back), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        writer.close()  # before anything is awaited, which may be cancelled
+        socket.abort()  # before anything is awaited, which may be cancelled
         for task in (out, back):
             task.cancel()
         await asyncio.gather(out, back, return_exceptions=True)
 
 
-async def _to_stream(reader: asyncio.StreamReader, write: Write, session: bytes) -> None:
+async def _to_stream(socket: Socket, write: Write, session: bytes) -> None:
     if session:
         await write(pb.RpcFrame(session=session).SerializeToString())
-    with suppress(OSError):  # a connection that is reset has ended, too
-        while data := await reader.read(MAX_DATA):
-            await write(pb.RpcFrame(data=data).SerializeToString())
+    while data := await socket.read():
+        await write(pb.RpcFrame(data=data).SerializeToString())
 
 
-async def _to_socket(writer: asyncio.StreamWriter, read: Read) -> None:
+async def _to_socket(socket: Socket, read: Read) -> None:
     """Raise ProtocolError for a frame that is too long, or no frame."""
     while isinstance(data := await read(), bytes):
         frame = parse_message(pb.RpcFrame, data)
         if len(frame.data) > MAX_DATA:
             raise ProtocolError(f"A frame has {len(frame.data)} bytes.", SAME_VERSION)
-        try:
-            writer.write(frame.data)
-            await writer.drain()
-        except OSError:
+        if not await socket.write(frame.data):
             return
 
 

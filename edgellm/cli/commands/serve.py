@@ -152,8 +152,7 @@ def serve_worker(
 
     address = Address.of(host, port)
     unit = ComputeUnit.choose(hardware or ON_PROCESSOR)
-    if rpc:
-        require_server()
+    served_by = require_server()[0] if rpc else ""
     trust = None if address.loopback and not paired_only else Trust.load()
     layer_store = LayerStore(limit=None if store is None else int(store * 1e9))
     stored = StoredLayers(layer_store)
@@ -166,6 +165,8 @@ def serve_worker(
     say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold")
     say(f"Layers are computed on {unit.name or 'the processor'} ({unit.description}): {unit.reason}.", style="dim")
     say(f"Memory for layers and caches: {size(limit)} ({reason}).", style="dim")
+    if served_by:
+        say(f"llama.cpp's RPC is served, too, by {served_by}.", style="dim")
     return server
 
 

@@ -44,7 +44,7 @@ def add_server(port: int) -> tuple[str, ...]:
     """
     require()
     known = {device.name for device in compute_devices()}
-    add = _function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
+    add = function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
     added = add(f"{HOST}:{port}".encode())
     if not added:
         raise EngineFailed(f"The RPC server at port {port} has no device.", "Start it with a device.")
@@ -65,7 +65,7 @@ def serve(port: int, threads: int, devices: Sequence[str], cache: Path | None = 
     registry = native.registry()
     by_name = registry.ggml_backend_dev_by_name
     by_name.argtypes, by_name.restype = [ctypes.c_char_p], ctypes.c_void_p
-    run = _function(
+    run = function(
         "ggml_backend_rpc_start_server", None,
         ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p),
     )  # fmt: skip
@@ -79,8 +79,8 @@ def require() -> None:
         raise EngineFailed("llama.cpp is compiled without its RPC backend.", f"Compile it with: {BUILD}.")
 
 
-def _function(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function of the backend, by the registry's own way to it."""
+def function(name: str, result: Any, *arguments: Any) -> Any:
+    """Return a C function of the backend with this result and these arguments, by the registry's own way to it."""
     base, registry = native.ggml("ggml-base"), native.registry()
     by_name = registry.ggml_backend_reg_by_name
     by_name.argtypes, by_name.restype = [ctypes.c_char_p], ctypes.c_void_p

@@ -24,7 +24,7 @@ from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.services.client.stage_client import Endpoint, explained
 from edgellm.services.mesh_codec import lost
-from edgellm.services.rpc_tunnel import MAX_DATA, OFFER, RPC_ENGINE, SERVE, SESSION_BYTES, TUNNEL, carry, ended
+from edgellm.services.rpc_tunnel import OFFER, RPC_ENGINE, SERVE, SESSION_BYTES, TUNNEL, Socket, carry, ended
 
 _log = logging.getLogger(__name__)
 _STARTING_SECONDS = 90.0  # for a server to start
@@ -148,12 +148,12 @@ class RpcSession:
                 await self._next(call, "serving")
             tunnelled = channel
 
-            def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                self._task(self._tunnel(tunnelled, reader, writer)).add_done_callback(
-                    lambda _: writer.transport.abort()  # also where the task is cancelled before it begins
+            def connected(socket: Socket) -> None:
+                self._task(self._tunnel(tunnelled, socket)).add_done_callback(
+                    lambda _: socket.abort()  # also where the task is cancelled before it begins
                 )
 
-            listener = await asyncio.start_server(connected, HOST, 0, limit=MAX_DATA)
+            listener = await asyncio.get_running_loop().create_server(lambda: Socket(connected), HOST, 0)
             serving.set_result(listener.sockets[0].getsockname()[1])
             works = [asyncio.ensure_future(one) for one in (self._read(call), self._write(call), self._watch())]
             done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
@@ -223,17 +223,14 @@ class RpcSession:
             heard = self._heard
         raise lost(f"{self.name} at {self.endpoint.address} has stopped responding.")
 
-    async def _tunnel(
-        self, channel: grpc.aio.Channel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        port = writer.get_extra_info("peername")[1]
+    async def _tunnel(self, channel: grpc.aio.Channel, socket: Socket) -> None:
         try:
-            if not await asyncio.to_thread(_is_of, self._client, port):
+            if not await asyncio.to_thread(_is_of, self._client, socket.peer_port):
                 _log.warning("refused a connection to %s from another process", self.name)
                 return
             call = channel.stream_stream(TUNNEL, bytes, bytes)()  # type: ignore[call-arg]  # written to
             try:
-                await carry(reader, writer, call.read, call.write, self._begin.session)
+                await carry(socket, call.read, call.write, self._begin.session)
             finally:
                 call.cancel()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, EdgeError):

@@ -21,7 +21,7 @@ from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, caller_id
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import check_version, parse_message
-from edgellm.services.rpc_tunnel import MAX_DATA, RPC_ENGINE, RPC_SERVICE, SESSION_BYTES, carry, ended
+from edgellm.services.rpc_tunnel import RPC_ENGINE, RPC_SERVICE, SESSION_BYTES, Socket, carry, ended
 from edgellm.services.server.streams import first_of
 from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.storage.tensor_cache import TensorCache
@@ -174,10 +174,10 @@ class RpcEngineService:
                 await stream.abort(grpc.StatusCode.NOT_FOUND, "The caller has no such session.")
                 return
             try:
-                reader, writer = await asyncio.open_connection(HOST, session.server.port, limit=MAX_DATA)
+                _, socket = await asyncio.get_running_loop().create_connection(Socket, HOST, session.server.port)
             except OSError as error:
                 raise EngineFailed(f"The RPC server does not answer: {error.strerror}.", "Begin again.") from None
-            await carry(reader, writer, stream.read, stream.write)
+            await carry(socket, stream.read, stream.write)
         except EdgeError as error:
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
