@@ -20,7 +20,7 @@ ROLLBACK, SEQUENCES, ROWS = "rollback", "sequences", "rows"
 TRIALS = (ROLLBACK, SEQUENCES, ROWS, MTP, EAGLE3)
 """After a rollback; of several sequences in one batch, branches among them; of several rows of a sequence in one; by an
 MTP layer, or an EAGLE-3 head, after a rejected draft."""
-_TEXT = 14  # tokens
+_TEXT = 6  # tokens
 _POSITIONS, _ROWS = 64, 16
 _WINDOW_ROWS, _CELLS = 64, 256  # of a batch; to a multiple of the latter llama.cpp rounds a window up
 _MOST_WORK = 2e11  # positions times parameters, about ten seconds of two cores
