@@ -13,7 +13,15 @@ import tempfile
 from itertools import product
 from pathlib import Path
 
-from testkit.browser.page_states import SCHEMES, SIZES, STATES, opened_browser, page_in_state, server_without_model
+from testkit.browser.page_states import (
+    SCHEMES,
+    SIZES,
+    STATES,
+    opened_browser,
+    page_in_state,
+    server_without_model,
+    window,
+)  # fmt: skip
 
 
 def main(folder: str, *names: str) -> int:
@@ -23,7 +31,11 @@ def main(folder: str, *names: str) -> int:
         for name, size, scheme in product(names or STATES, SIZES, SCHEMES):
             with tempfile.TemporaryDirectory() as home:
                 os.environ["EDGELLM_HOME"] = home
-                with server_without_model() as server, page_in_state(browser, server, name, size, scheme) as page:
+                with (
+                    server_without_model() as server,
+                    window(browser, size, scheme) as context,
+                    page_in_state(context, server, name) as page,
+                ):
                     page.screenshot(path=out / f"{name}-{size}-{scheme}.png")
     return 0
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
 from edgellm.http.server import HttpServer
 from edgellm.rpc.address import Address
@@ -291,13 +291,15 @@ def _answer(body: str, route: Route) -> None:
     route.fulfill(body=body)
 
 
+def window(browser: Browser, size: str, scheme: Literal["light", "dark"]) -> BrowserContext:
+    """Open a window for pages in a size of SIZES and a colour scheme."""
+    return browser.new_context(viewport=SIZES[size], color_scheme=scheme, has_touch=size == "narrow")
+
+
 @contextmanager
-def page_in_state(
-    browser: Browser, server: HttpServer, name: str, size: str, scheme: Literal["light", "dark"]
-) -> Iterator[Page]:
-    """Open the page of `server`, which was made with `KEY`, in a state, a size of SIZES and a colour scheme."""
+def page_in_state(context: BrowserContext, server: HttpServer, name: str) -> Iterator[Page]:
+    """Open the page of `server`, which was made with `KEY`, in a state."""
     show, status = STATES[name]
-    context = browser.new_context(viewport=SIZES[size], color_scheme=scheme, has_touch=size == "narrow")
     page = context.new_page()
     page.set_default_timeout(60_000)
     page.add_init_script(_FETCH)
@@ -310,7 +312,8 @@ def page_in_state(
     try:
         yield page
     finally:
-        context.close()
+        page.evaluate("localStorage.clear()")
+        page.close()
 
 
 def server_without_model() -> HttpServer:

@@ -26,12 +26,12 @@ from edgellm.spec.types import Summary
 from edgellm.storage.layers.store import LayerStore
 from testkit.browser.page_states import SIZES
 from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation
-from tests.http.test_page import browser, needs_browser, page, say
+from tests.http.test_page import context, needs_browser, page, say
 from tests.http.test_wire_format import same
 from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
 from tests.services.conftest import ANYWHERE
 
-__all__ = ["browser", "page"]
+__all__ = ["context", "page"]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page, expect
 
 from edgellm.engine import Message, Model
 from edgellm.errors import InvalidOption
@@ -44,6 +44,7 @@ from testkit.browser.page_states import (
     page_in_state,
     server_without_model,
     show_open_panel,
+    window,
 )  # fmt: skip
 from tests.http.conftest import HOME, QUESTION, Ask, asker
 from tests.http.test_streaming import Scripted, endless, failing, said, scripted
@@ -72,8 +73,9 @@ needs_browser = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with opened_browser() as opened:
+def context() -> Iterator[BrowserContext]:
+    """A window, which takes as long to open as a test with its page."""
+    with opened_browser() as browser, window(browser, "wide", "light") as opened:
         yield opened
 
 
@@ -84,9 +86,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Conversations:
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
+def page(context: BrowserContext) -> Iterator[Page]:
     """A page that asks its own server alone, and reports no errors."""
-    opened = browser.new_page(viewport=SIZES["wide"])
+    opened = context.new_page()
     opened.set_default_timeout(60_000)
     asked: list[str] = []
     complaints: list[str] = []
@@ -103,6 +105,7 @@ def page(browser: Browser) -> Iterator[Page]:
     assert own is not None
     assert {url for url in asked if not url.startswith((own[0], "data:"))} == set()
     assert complaints == []
+    opened.evaluate("localStorage.clear()")
     opened.close()
 
 
@@ -550,9 +553,9 @@ def test_files_go_before_the_question(page: Page) -> None:
 
 @needs_browser
 @pytest.mark.parametrize("name", STATES)
-def test_there_is_no_barrier_in_any_state(browser: Browser, store: Conversations, name: str) -> None:
+def test_there_is_no_barrier_in_any_state(context: BrowserContext, store: Conversations, name: str) -> None:
     axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
-    with server_without_model() as server, page_in_state(browser, server, name, "wide", "light") as page:
+    with server_without_model() as server, page_in_state(context, server, name) as page:
         page.emulate_media(reduced_motion="reduce")
         page.evaluate(axe)
         for size, scheme, rules in (("wide", "light", []), ("wide", "dark", COLOURS), ("narrow", "dark", []),

@@ -42,14 +42,14 @@ def interrupt(pair: LLM, after: int, **options: Any) -> ProfileStopped:
             raise KeyboardInterrupt
 
     with pytest.raises(ProfileStopped) as stopped:
-        pair.profile(prompts(PROFILED, 2), max_tokens=MOST, progress=reached, **options)
+        pair.profile(prompts(PROFILED, 1), max_tokens=MOST, progress=reached, **options)
     return stopped.value
 
 
 def test_an_interrupted_profile_continues_and_is_the_same(
     pair: LLM, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = pair.profile(prompts(PROFILED, 2), max_tokens=MOST)
+    whole = pair.profile(prompts(PROFILED, 1), max_tokens=MOST)
     assert not list((home / "data" / "profiles").glob("*"))  # while it was slow, its progress was saved
     stopped = interrupt(pair, 3)
     assert (stopped.done, stopped.kept) == (3, True)
@@ -63,8 +63,8 @@ def test_an_interrupted_profile_continues_and_is_the_same(
         return record(self, *arguments)
 
     monkeypatch.setattr(PairProfiler, "record", noted)
-    continued = pair.profile(prompts(PROFILED, 2), max_tokens=MOST)
-    assert len(recorded) == len(prompts(PROFILED, 2)) - 3
+    continued = pair.profile(prompts(PROFILED, 1), max_tokens=MOST)
+    assert len(recorded) == len(prompts(PROFILED, 1)) - 3
     assert figures(continued) == figures(whole)
     assert not file.exists()
 
