@@ -46,7 +46,9 @@ class ContextMemory:
 
 def context_memory(header: GgufHeader) -> list[ContextMemory]:
     """Return what the default context takes, and the longest one that fits; none where the header does not say how long
-    a context may be, or the weights do not fit."""
+    a context may be, or the weights do not fit, and for what only drafts for another model."""
+    if drafter_file(header):
+        return []
     trained = header.metadata.get(f"{header.architecture}.context_length")
     if not isinstance(trained, int) or trained < 1 or (longest := _longest(header, trained)) < 1:
         return []

@@ -13,7 +13,7 @@ import pytest
 from edgellm import LLM
 from edgellm.engine import Model, ModelFile
 from edgellm.errors import ModelUnsupported
-from edgellm.llm.abilities import abilities
+from edgellm.llm.abilities import abilities, context_memory
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.pace import PaceChoice
@@ -206,6 +206,7 @@ def test_show_tells_what_a_head_is_and_for_whom(architectures: Architectures, he
     assert (chat.able, chat.reason) == (False, "it is an EAGLE-3 head: it drafts from another model's states")
     assert (drafts.able, drafts.reason) == (True, "as the draft model of llama, from the inputs of layers 1, 2, 3")
     assert not abilities(head)[1].able
+    assert context_memory(head.header) == []
     pair = next(ability for ability in abilities(others["llama"], {"mine": head}) if ability.name == "pair")
     assert (pair.able, pair.reason) == (True, "with the EAGLE-3 head mine")
     pair = next(ability for ability in abilities(others["qwen2"], {"mine": head}) if ability.name == "pair")

@@ -16,12 +16,13 @@ import grpc
 import numpy as np
 import pytest
 
-from edgellm.engine import Model
+from edgellm.engine import Model, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import (
     EngineFailed,
     InvalidOption,
     ModelNotFound,
+    ModelUnsupported,
     PairingRequired,
     PortTaken,
     VerifierBusy,
@@ -34,6 +35,7 @@ from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
+from tests.conftest import Architectures, Heads
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.services.test_verification_service import Device, verify
 
@@ -244,6 +246,19 @@ def test_an_engine_that_fails_costs_one_round(
             session.submit(prompt, Chunk()).result()
     session.submit(prompt, Chunk()).result()
     remote.close()
+
+
+def test_a_head_is_served_with_its_verifier(architectures: Architectures, heads: Heads) -> None:
+    head = ModelFile.open(heads("llama", own=True))
+    server = serve_verifier(architectures("llama"), port=0, sessions=2, context=128, threads=1, eagle3=head)
+    try:
+        assert server.model.speculator is not None
+        assert f"the EAGLE-3 head {head.path.name} drafts from its states" in server.placement
+    finally:
+        server.stop()
+        server.close()
+    with pytest.raises(ModelUnsupported, match="does not fit the verifier"):
+        serve_verifier(architectures("qwen2"), port=0, sessions=2, context=128, threads=1, eagle3=head)
 
 
 SERVE = """

@@ -431,6 +431,8 @@ def test_a_gateway_from_the_command_line(houses: dict[str, House], f32_pair: tup
          "--upstream-tier is 'best'"),
         (["--role", "verifier", "--upstream", "http://127.0.0.1:9", "-m", "edgellm-draft", "--threads", "2"],
          "--threads has no meaning with --upstream"),
+        (["--role", "verifier", "--upstream", "http://127.0.0.1:9", "-m", "edgellm-draft", "--draft", "none"],
+         "--draft has no meaning with --upstream"),
         (["--role", "verifier", "--upstream", "http://127.0.0.1:9", "-m", "edgellm-draft", "--port", "0"],
          "127.0.0.1:9 is gone"),
     ],
