@@ -34,12 +34,14 @@ QUANT = re.compile(
 )
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 _NO_MODEL = re.compile(
-    r"(?:^|[-._/])(?:mmproj|imatrix|eagle3)(?:[-._/]|$)"
+    r"(?:^|[-._/])(?:mmproj|imatrix)(?:[-._/]|$)"
     r"|(?:^|/)(?:mtp|dflash|dspark)-[^/]*$|(?:^|/)(?:mtp|dflash|dspark)/",
     re.IGNORECASE,
 )
 # drafters and adapters, where the repository has a model without such a word
-_USUALLY_NONE = re.compile(r"[-._](?:mtp|dflash|dspark|eagle|assistant|draft|lora)(?:[-._]|$)", re.IGNORECASE)
+_USUALLY_NONE = re.compile(
+    r"(?:^|[-._])(?:eagle|eagle3)(?:[-._]|$)|[-._](?:mtp|dflash|dspark|assistant|draft|lora)(?:[-._]|$)", re.IGNORECASE
+)
 _MAX_LISTED = 40  # quantisations that a message names
 _MAX_PARTS = 1_000
 
@@ -110,9 +112,19 @@ def variants(files: Mapping[str, int]) -> list[ModelVariant]:
 
 
 def labels(models: Sequence[ModelVariant]) -> list[str]:
-    """Return the text after the colon that means each of these models of one repository."""
-    quants = Counter(model.quant for model in models)
-    return [model.stem if model.quant is None or quants[model.quant] > 1 else model.quant for model in models]
+    """Return the text after the colon that means each of these models of one repository: that of a drafter beside
+    models is its file's name."""
+    usual = _usual(models)
+    quants = Counter(model.quant for model in usual)
+    return [
+        model.stem if model.quant is None or quants[model.quant] > 1 or model not in usual else model.quant
+        for model in models
+    ]
+
+
+def _usual(models: Sequence[ModelVariant]) -> list[ModelVariant]:
+    """Return the models without drafters and adapters, if there are any."""
+    return [model for model in models if not _USUALLY_NONE.search(model.stem)] or list(models)
 
 
 def choose(repo: str, files: Mapping[str, int], wanted: str | None, memory: int | None = None) -> QuantChoice:
@@ -128,7 +140,7 @@ def choose(repo: str, files: Mapping[str, int], wanted: str | None, memory: int 
     models = [model for model in found if model.complete]
     if not found:
         raise ModelNotFound(f"{repo} holds no GGUF model.", "Look for the model's repository whose name ends in -GGUF.")
-    usual = [model for model in models if not _USUALLY_NONE.search(model.stem)] or models
+    usual = _usual(models)
     if not models:
         raise _incomplete(repo, found[0])
     if wanted is None:

@@ -178,8 +178,8 @@ def test_the_right_model_of_a_real_repository(
     "file",
     [
         "mmproj-BF16.gguf", "gemma-4-mmproj-f16.gguf", "mmproj/model.gguf", "imatrix_unsloth.gguf", "x.imatrix.gguf",
-        "MTP/mtp-Qwen3.8-27B-Q4_0.gguf", "mtp-gemma-4-12b-it.gguf", "MTP/Foo-Q8_0-MTP.gguf", "eagle3-Foo-Q4_K_M.gguf",
-        "Foo-9B-eagle3-Q4_K_M.gguf", "dflash-Qwen3.6-27B-BF16.gguf", "dspark/dspark-Foo-Q8_0.gguf", "model.safetensors",
+        "MTP/mtp-Qwen3.8-27B-Q4_0.gguf", "mtp-gemma-4-12b-it.gguf", "MTP/Foo-Q8_0-MTP.gguf",
+        "dflash-Qwen3.6-27B-BF16.gguf", "dspark/dspark-Foo-Q8_0.gguf", "model.safetensors",
         "imatrix_unsloth.gguf_file",
     ],
 )  # fmt: skip
@@ -187,12 +187,17 @@ def test_what_goes_beside_a_model_is_none(file: str) -> None:
     assert not is_model(file)
 
 
-@pytest.mark.parametrize("word", ["assistant", "MTP", "DFlash", "lora"])
+@pytest.mark.parametrize("word", ["assistant", "MTP", "DFlash", "lora", "eagle3", "EAGLE-3"])
 def test_a_drafter_or_adapter_is_a_model_where_there_is_no_other(word: str) -> None:
     drafter, model = f"Foo-{word}-Q4_K_M.gguf", "Foo-Q8_0.gguf"
     assert choose("a/b", {drafter: 0, model: 0}, None).files == (model,)
     assert choose("a/b", {drafter: 0, f"Foo-{word}-Q8_0.gguf": 0}, None).files == (drafter,)
     assert choose("a/b", {drafter: 0, model: 0}, drafter).files == (drafter,)
+    same = "Foo-Q4_K_M.gguf"
+    assert {*labels(variants({drafter: 0, same: 0}))} == {drafter.removesuffix(".gguf"), "Q4_K_M"}
+    assert labels(variants({drafter: 0})) == ["Q4_K_M"]
+    assert choose("a/b", {drafter: 0, same: 0}, "Q4_K_M").files == (same,)
+    assert choose("a/b", {"eagle3-Foo-Q4_K_M.gguf": 0, same: 0}, None).files == (same,)
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
