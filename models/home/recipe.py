@@ -1,7 +1,9 @@
-"""The home pair's two models: their shapes, their training recipes in two stages, and the curriculum.
+"""The home pair's two models: their shapes, their training recipes in three stages, and the curriculum.
 
 The first stage learns the eight families from nothing. The second one, `AGAIN`, continues from its weights: the last
-part of the curriculum and of the learning rate once more, with the families of plain words beside the eight.
+part of the curriculum and of the learning rate once more, with the families of plain words beside the eight. That
+forgets some of the first stage. So both stages' weights are averaged (WiSE-FT, arXiv 2109.01903), and `POLISH` goes on
+from the average at the last rates.
 """
 
 from __future__ import annotations
@@ -22,6 +24,12 @@ AGAIN = {
     "verifier": replace(VERIFIER, name="verifier-again", steps=800, tokens=2048, begins=0.8, seed=2),
     "draft": replace(DRAFT, name="draft-again", steps=300, tokens=2048, begins=0.8, seed=2),
 }
+AVERAGED = 0.7
+"""The share of the second stage in the average."""
+POLISH = {
+    "verifier": replace(VERIFIER, name="verifier-polish", steps=550, begins=0.95, seed=3),
+    "draft": replace(DRAFT, name="draft-polish", steps=100, begins=0.95, seed=3),
+}
 
 WEIGHTS = {
     "qa": 2.0,
@@ -36,7 +44,7 @@ WEIGHTS = {
 """Weights of the families, higher for those that are learned late."""
 
 PLAIN_WEIGHTS = {"told": 4.0, "inline": 3.5}
-"""Weights of the families that only the second stage shows."""
+"""Weights of the families that the first stage does not show."""
 
 PROMPT_WEIGHT = 0.4
 PROMPT_SHARE = 4  # every fourth prompt is trained on: the head over all of them would cost a tenth of the time
