@@ -160,7 +160,7 @@ class Model:
         if kind := drafter_file(file.header):
             raise ModelUnsupported(
                 f"{file.path.name} is {kind}: it drafts from another model's states, and writes no text by itself.",
-                "Name it as the draft model, with the verifier that it was made for."
+                "Name it as the draft model, with the verifier that it was made for, in one process and on no mesh."
                 if file.header.architecture == EAGLE3
                 else "Name a whole model; MTP layers inside a model's own file are used. edgellm show tells.",
             )

@@ -10,6 +10,7 @@ import pytest
 from edgellm.cli.commands.models import run as command
 from edgellm.places import config_dir
 from tests.cli.conftest import Done
+from tests.conftest import Architectures, Heads
 from tests.storage.hub import Hub
 
 Edge = Callable[..., Done]
@@ -37,6 +38,19 @@ def test_a_model_that_is_here_is_run_with_a_draft_model_or_alone(edge: Edge) -> 
     assert "drafts for" not in alone.err
     draft = edge("run", "edgellm-draft", "Hello", *SHORT)
     assert "edgellm-draft writes alone: no smaller model with its tokenizer is here." in draft.err
+
+
+def test_a_head_that_was_made_for_it_drafts(edge: Edge, hub: Hub, architectures: Architectures, heads: Heads) -> None:
+    hub.repos["Foo/Foo-GGUF"] = {"Foo-F32.gguf": architectures("llama").read_bytes()}
+    hub.repos["Foo/Foo-eagle3-GGUF"] = {"Foo-eagle3-F32.gguf": heads("llama", own=True).read_bytes()}
+    for name in ("Foo/Foo-GGUF", "Foo/Foo-eagle3-GGUF"):
+        assert edge("pull", name).code == 0
+    head = "Foo/Foo-eagle3-GGUF:F32"
+    assert f"with the EAGLE-3 head {head}" in edge("show", "Foo/Foo-GGUF").out
+    assert "as the draft model of Foo/Foo-GGUF:F32" in edge("show", head).out
+    pair = edge("run", "Foo/Foo-GGUF", "Hello", *SHORT)
+    assert f"{head} drafts for Foo/Foo-GGUF: it is an EAGLE-3 head for it. Alone: --draft none" in pair.err
+    assert ids(pair) == ids(edge("run", "Foo/Foo-GGUF", "Hello", "--draft", "none", *SHORT))
 
 
 def test_a_model_that_is_not_here_is_not_downloaded_unless_somebody_says_so(edge: Edge, models: Hub) -> None:
