@@ -24,13 +24,14 @@ from edgellm.engine import ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.rpc.address import Address
 from edgellm.mesh.compute_unit import ComputeUnit
-from edgellm.mesh.layer_sources import WholeModel
+from edgellm.mesh.layer_sources import SeveralSources, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.server.servers import WorkerServer
-model, port, threads, keep = sys.argv[1:]
+model, port, threads, keep, rpc = sys.argv[1:]
 unit = ComputeUnit(Hardware(threads=int(threads) or None))
-cache = WeightCache(WholeModel(ModelFile.open(Path(model))), unit=unit, keep=float(keep))
-server = WorkerServer(cache, Address("127.0.0.1", int(port)))
+layers = SeveralSources() if rpc else WholeModel(ModelFile.open(Path(model)))
+cache = WeightCache(layers, unit=unit, keep=float(keep))
+server = WorkerServer(cache, Address("127.0.0.1", int(port)), rpc_engine=bool(rpc))
 server.start()
 server.wait()
 """
@@ -39,11 +40,15 @@ server.wait()
 class WorkerProcess:
     """A worker's process, which can be killed or stopped, and started again."""
 
-    def __init__(self, model: Path, home: Path, threads: int | None = 1, keep: float = 30.0, first: str = "") -> None:
-        """`first` is code that the process runs first."""
+    def __init__(
+        self, model: Path, home: Path, threads: int | None = 1, keep: float = 30.0, first: str = "", *,
+        rpc: bool = False,
+    ) -> None:  # fmt: skip
+        """`first` is code that the process runs first. With `rpc` it serves llama.cpp's RPC, and has no layers."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
-        self._run = [sys.executable, "-c", first + _SERVE, str(model), *map(str, (self.port, threads or 0, keep))]
+        words = (model, self.port, threads or 0, keep, "rpc" if rpc else "")
+        self._run = [sys.executable, "-c", first + _SERVE, *map(str, words)]
         self._environment = {**os.environ, "EDGELLM_HOME": str(home)}
         self._process = self._started()
 
@@ -83,5 +88,9 @@ class WorkerProcess:
             else:
                 return
 
+    @property
+    def address(self) -> Address:
+        return Address("127.0.0.1", self.port)
+
     def member(self, name: str, direct: bool = True) -> RemoteDevice:
-        return RemoteDevice(Endpoint(name, Address("127.0.0.1", self.port)), direct=direct)
+        return RemoteDevice(Endpoint(name, self.address), direct=direct)
