@@ -14,7 +14,7 @@ from edgellm.coldstart.plan import Objective
 from edgellm.coldstart.rpc_plan import RpcSite
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.ggml_rpc import backend
-from edgellm.engine.ggml_rpc.model_process import ContextSizes, ModelProcess
+from edgellm.engine.ggml_rpc.model_process import ContextSizes
 from edgellm.engine.hardware import N_BATCH, ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import free_memory
 from edgellm.errors import EdgeError, InvalidOption
@@ -26,6 +26,7 @@ from edgellm.llm.model_loading import Named, PairFit, fit, load, named, place_na
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.ggml_rpc.costs import rpc_costs
 from edgellm.mesh.ggml_rpc.model import RpcDevice, RpcModel, RpcWork
+from edgellm.mesh.ggml_rpc.needs import beside_weights
 from edgellm.mesh.ggml_rpc.placement import RpcPlacement, by_memory, place
 from edgellm.mesh.ggml_rpc.verifier import RpcVerifier
 
@@ -82,11 +83,7 @@ def place_over_rpc(
     backend.require()
     unit = ComputeUnit.choose(hardware)
     sizes = _sizes(file, context, sessions, hardware)
-    process = ModelProcess(file.path, rpc_costs(file).vocabulary, sizes, unit.hardware)
-    try:
-        costs = rpc_costs(file, *process.beside_weights())
-    finally:
-        process.close()
+    costs = rpc_costs(file, *beside_weights(file, sizes, unit.hardware))
     offers = offers or ask_offers(home.workers)
     left_out = [*offers.refused, *((name, error.what) for name, error in home.left_out)]
     fleet = home.fleet()

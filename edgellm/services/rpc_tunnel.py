@@ -17,6 +17,9 @@ OFFER, SERVE, TUNNEL = (f"/{RPC_SERVICE}/{name}" for name in ("Offer", "Serve", 
 SESSION_BYTES = 16
 MAX_DATA = 2**20
 """Bytes of a frame."""
+_MAX_BUFFER = 16 * 2**20
+"""Bytes that wait on either side of a socket, at most. A busy device stops for tens of milliseconds at a time, and the
+others go on meanwhile."""
 
 Read = Callable[[], Awaitable[object]]
 Write = Callable[[bytes], Awaitable[None]]
@@ -42,13 +45,14 @@ class Socket(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(_MAX_BUFFER)
         self._made(self)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         self._buffer += data
         self._arrived.set()
-        if len(self._buffer) >= MAX_DATA and self._transport is not None:
+        if len(self._buffer) >= _MAX_BUFFER and self._transport is not None:
             self._transport.pause_reading()
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -73,8 +77,8 @@ class Socket(asyncio.Protocol):
         del self._buffer[:MAX_DATA]
         if not self._buffer and not self._ended:
             self._arrived.clear()
-            if self._transport is not None:
-                self._transport.resume_reading()
+        if len(self._buffer) <= _MAX_BUFFER // 2 and self._transport is not None and not self._ended:
+            self._transport.resume_reading()
         return data
 
     async def write(self, data: bytes) -> bool:

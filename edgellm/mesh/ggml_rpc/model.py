@@ -23,6 +23,7 @@ from edgellm.errors import DeviceLost, EdgeError, InvalidOption, MeshBroken, Pla
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.ggml_rpc.costs import rpc_costs
+from edgellm.mesh.ggml_rpc.needs import beside_weights
 from edgellm.spec.types import NO_IDS
 
 _log = logging.getLogger(__name__)
@@ -336,7 +337,7 @@ class RpcModel:
         try:
             shares = self._checked(self._plan(names))
             remote = [share for share in shares if share.name != HERE]
-            hosts += self._sessions(remote, *process.beside_weights())
+            hosts += self._sessions(remote, *beside_weights(work.file, work.sizes, work.hardware, process))
             ports = self._ports(hosts, process.pid)
             served = [ServedLayers(port, len(share.layers)) for port, share in zip(ports, remote, strict=True)]
             own = sum(len(share.layers) for share in shares if share.name == HERE)
