@@ -16,7 +16,8 @@ import pytest
 from edgellm.engine import Context, Ids, Model, ModelFile
 from edgellm.engine.ggml_rpc.backend import is_compiled_in
 from edgellm.engine.ggml_rpc.model_process import ContextSizes
-from edgellm.engine.hardware import Hardware
+from edgellm.engine.hardware import ALL_LAYERS, Hardware
+from edgellm.engine.trial.probe import Probe, known_faults
 from edgellm.errors import InvalidOption, MeshBroken, NotPaired, PlanImpossible, VerifierBusy
 from edgellm.layer_range import StageShare, read_split
 from edgellm.mesh.compute_unit import ComputeUnit
@@ -144,9 +145,11 @@ def servers() -> list[psutil.Process]:
 
 
 def test_its_text_is_that_of_the_model_alone_also_with_drafts(
-    hybrid: ModelFile, workers: list[RpcWorker], alone: list[int]
+    hybrid: ModelFile, workers: list[RpcWorker], alone: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("EDGELLM_PROBE")  # it is tried over the devices first
     with Opened(hybrid, workers, planned(SPLIT)) as opened:
+        assert known_faults(Probe(hybrid.paths, hybrid.parts, ALL_LAYERS)) == ()
         assert len(servers()) == 2
         assert opened.write(TOKENS) == alone
         session, text = opened.verifier.open(GenerationState()), PROMPT

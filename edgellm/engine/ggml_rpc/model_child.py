@@ -76,19 +76,21 @@ class _Held:
         if shares:  # llama.cpp counts the head as a layer, and an MTP layer that is not loaded, too
             shares[-1] += 1 + mtp_layers(file.header)
         hardware = _hardware(fields, gpu_layers=round(sum(shares)), devices=tuple(devices), tensor_split=tuple(shares))
-        faults = self._tried(file, hardware) if fields["faults"] is None else fields["faults"]
-        self._model = Model.load(file, hardware=hardware, probe=False, faults=faults)
+        faults = fields["faults"]
+        self._model = Model.load(file, hardware=hardware, probe=False, faults=faults or ())
+        if faults is None and (faults := self._tried(self._model)):
+            self._model.close()
+            self._model = Model.load(file, hardware=hardware, probe=False, faults=faults)
         self._opened = _context_of(self._model, fields)
         return pack({"faults": list(faults)})
 
-    def _tried(self, file: ModelFile, hardware: Hardware) -> Sequence[str]:
+    def _tried(self, model: Model) -> Sequence[str]:
+        """Return what llama.cpp gets wrong of a model."""
         os.environ[_NO_REUSE] = "1"
-        model = Model.load(file, hardware=hardware, probe=False)
         try:
             return self_test(model)
         finally:
             del os.environ[_NO_REUSE]
-            model.close()
 
     def _decode(self, fields: dict[str, Any], ids: Ids) -> bytes:
         rows, at = [], 0
