@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--pair", choices=PAIRS, default="home")
     parser.add_argument("--draft", help="the pair's by default")
     parser.add_argument("--verifier", help="the pair's by default")
-    parser.add_argument("--name", help="of the result file; of the pair by default")
+    parser.add_argument("--name", default="pair_quality", help="of the result file")
     parser.add_argument("--show", type=int, default=0, help="the verifier's mistakes to print for each family")
     arguments = parser.parse_args()
     made = PAIRS[arguments.pair]
@@ -101,8 +101,7 @@ def main() -> None:
     chunks = sum(row["pair"]["chunks"] for row in families.values())
     whole = sum(row["pair"]["chunks_accepted_whole"] * row["pair"]["chunks"] for row in families.values()) / chunks
     figures = {"families": families, "chunks_accepted_whole": whole, "chunks": chunks}
-    name = arguments.name or ("pair_quality" if arguments.pair == "home" else f"pair_quality_{arguments.pair}")
-    write(name, "bench.synera.pair_quality", figures, HELD_OUT_SEED)
+    write(arguments.name, "bench.synera.pair_quality", figures, HELD_OUT_SEED)
     sys.stdout.write(table(figures))
 
 
