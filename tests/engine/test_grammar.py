@@ -66,7 +66,7 @@ def model(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
 
 
 def written(model: Model, grammar: Grammar, seed: int, most: int = 400) -> str | None:
-    """Text of random tokens that the grammar allows; None if it does not end in time."""
+    """Text of random tokens that the grammar allows; None if it does not end in time, or its bytes are no text."""
     rng = np.random.default_rng(seed)
     ids = np.empty(0, dtype=np.int32)
     everything = np.arange(model.n_vocab, dtype=np.int32)
@@ -74,7 +74,10 @@ def written(model: Model, grammar: Grammar, seed: int, most: int = 400) -> str |
         allowed = everything[grammar.allowed(ids, everything)]
         ends = [token for token in allowed.tolist() if model.is_eog(token)]
         if ends and (len(allowed) == len(ends) or rng.random() < 0.5):
-            return model.detokenize(ids).decode("utf-8", "replace")
+            try:
+                return model.detokenize(ids).decode()
+            except UnicodeDecodeError:  # random bytes: the grammar counts them otherwise than their replacements
+                return None
         closing = [token for token in allowed.tolist() if re.match(rb'["\]}]', model.piece(token))]
         choices = closing if closing and rng.random() < 0.3 else [t for t in allowed.tolist() if t not in ends]
         ids = np.append(ids, np.int32(rng.choice(choices)))
