@@ -19,7 +19,6 @@ from edgellm.cli.help_pages import add_command, command_group
 from edgellm.cli.model_options import VERIFIER, HardwareOptions, with_unit
 from edgellm.cli.views.console import emit, out, say
 from edgellm.cli.views.device_table import print_units, survey_home
-from edgellm.cli.views.rpc_plan_view import engines_compared, rpc_figures
 from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:
@@ -133,6 +132,8 @@ def plan(
         _draw(found, planned, plot)
     if as_json:
         doubts = {} if home is None else {"doubtful": home.doubts()}
+        from edgellm.cli.views.rpc_plan_view import rpc_figures
+
         rpc = {} if rival is None else {"rpc": rpc_figures(rival)}
         emit(
             json.dumps(
@@ -145,6 +146,8 @@ def plan(
     cards = {} if home is None else {name: one.figures.unit for name, one in home.speeds.items() if one.figures.unit}
     print_plan(out(), found, planned, tokens_in, tokens_out, milliseconds, moves, cards)
     if rival is not None:
+        from edgellm.cli.views.rpc_plan_view import engines_compared
+
         say(engines_compared(found, rival), style="dim")
     if home is not None:
         print_units(home)
@@ -157,7 +160,7 @@ def over_rpc(
     hardware: Hardware, warm: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan a model over llama.cpp's RPC, and print the plan."""
-    from edgellm.cli.views.rpc_plan_view import print_rpc_plan
+    from edgellm.cli.views.rpc_plan_view import print_rpc_plan, rpc_figures
     from edgellm.llm.rpc_llm import place_over_rpc
 
     placed = place_over_rpc(
