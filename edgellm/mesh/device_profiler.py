@@ -59,9 +59,10 @@ def measure_device(
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
             with FileLock(root / "measuring.lock", mode=0o600):  # others may have asked for the same
                 stored, reason = _stored_figures(blocks, max_age, unit)
-                stored = stored or _measure(
-                    blocks, reason, on_progress, root / f"measuring-{blocks.key[:16]}.gguf", unit
-                )
+                if stored is None:
+                    file = root / f"measuring-{blocks.key[:16]}.gguf"
+                    stored = _measure(blocks, reason, on_progress, file, unit)
+                    _store_figures(stored, unit)
         except OSError as error:
             raise MeasureFailed(
                 f"Nothing can be measured in {root}: {error.strerror or error}.",
@@ -73,7 +74,6 @@ def measure_device(
             raise MeasureFailed(
                 f"Layers of this model cannot be measured here: {error.what}", error.next_step
             ) from None
-        _store_figures(stored, unit)
     return replace(stored, memory=free, memory_reason=bound, unit_reason=unit.reason)
 
 

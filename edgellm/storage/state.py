@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import stat
+import threading
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -101,7 +102,7 @@ def write_state(path: Path, data: bytes | str) -> None:
         OSError: the file cannot be written; its earlier content is unchanged.
     """
     _make_folder(path.parent)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS | NOT_BLOCKING
     with suppress(FileNotFoundError):
         temporary.unlink()  # left by a crash

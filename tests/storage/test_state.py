@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,3 +140,17 @@ def test_a_record_is_of_the_types_that_it_declares() -> None:
     ):  # fmt: skip
         with pytest.raises((TypeError, ValueError, LookupError)):
             from_json(Kind, wrong)
+
+
+def test_threads_that_write_one_file_leave_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+
+    def write(letter: str) -> None:
+        for _ in range(200):
+            write_state(path, json.dumps(letter * 5_000))
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(write, letter) for letter in "abcd"]:
+            done.result()
+    assert set(json.loads(path.read_text(encoding="utf-8"))) < set("abcd")
+    assert list(tmp_path.iterdir()) == [path]
