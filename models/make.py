@@ -1,8 +1,8 @@
 """Makes a pair: tokenizer, verifier, draft model, GGUFs. Resumes where it was interrupted.
 
 python -m models.make                         # the home pair: two hours for the verifier, 5 minutes for the draft model
-python -m models.make --continue-from FOLDER  # its later stages alone, from the GGUFs in FOLDER: an hour and 2 min.
-python -m models.make --pair code             # the code pair: three hours and 20 minutes
+python -m models.make --continue-from FOLDER  # its later stages alone, from the GGUFs in FOLDER
+python -m models.make --pair code             # the code pair
 
 The times are those of two cores.
 """
@@ -17,8 +17,8 @@ import torch
 from torch import distributed, multiprocessing
 
 from models.export import export, weights_of
-from models.home.recipe import AVERAGED
 from models.pairs import PAIRS
+from models.recipe import AVERAGED
 from models.train import train
 
 

@@ -24,8 +24,6 @@ AGAIN = {
     "verifier": replace(VERIFIER, name="verifier-again", steps=800, tokens=2048, begins=0.8, seed=2),
     "draft": replace(DRAFT, name="draft-again", steps=300, tokens=2048, begins=0.8, seed=2),
 }
-AVERAGED = 0.7
-"""The share of the second stage in the average."""
 POLISH = {
     "verifier": replace(VERIFIER, name="verifier-polish", steps=550, begins=0.95, seed=3),
     "draft": replace(DRAFT, name="draft-polish", steps=100, begins=0.95, seed=3),

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Floats, Ids, Model, ModelFile, SeqRows, Speculator, llama_api
+from edgellm.engine import Capture, Context, Floats, Ids, Model, ModelFile, SeqRows, llama_api
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader
 from edgellm.engine.gguf.tokens import token_texts
 from edgellm.engine.llama_api import LlamaBatch
@@ -22,6 +22,7 @@ from edgellm.errors import ModelUnsupported
 from testkit.speculators.eagle3 import EPSILON, HEADS
 from tests.conftest import Architectures, Heads
 from tests.engine.logits import CLOSE, difference, some_ids
+from tests.engine.speculators import opened, predicted, speculator
 
 N = 40
 KINDS: list[dict[str, Any]] = [
@@ -44,21 +45,6 @@ def model(architectures: Architectures, head: Path) -> Iterator[Model]:
 
 def opened_model(verifier: Path, head: Path) -> Model:
     return Model.load(verifier, speculates=True, eagle3=ModelFile.open(head))
-
-
-def opened(model: Model, n_ctx: int = 128, **options: Any) -> Context:
-    return Context(model, n_ctx=n_ctx, threads=1, speculates=True, rolls_back=True, **options)
-
-
-def speculator(context: Context) -> Speculator:
-    assert context.speculator is not None
-    return context.speculator
-
-
-def predicted(context: Context, ids: Ids, seq: int = 0) -> Floats:
-    row = speculator(context).predict(ids, seq)
-    assert row is not None
-    return row.copy()
 
 
 def layer_inputs(model: Model, ids: Ids, layers: tuple[int, ...]) -> Floats:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Floats, Ids, Model, SeqRows, Speculator, Stop, llama_api
+from edgellm.engine import Context, Floats, Ids, Model, SeqRows, Stop, llama_api
 from edgellm.engine.llama_api import LlamaBatch
 from edgellm.engine.native import lib
 from edgellm.engine.speculators.state_functions import StateFunctions
@@ -18,6 +18,7 @@ from edgellm.errors import Stopped
 from testkit.architectures import WITH_MTP
 from tests.conftest import Architectures
 from tests.engine.logits import CLOSE, difference, some_ids
+from tests.engine.speculators import opened, predicted, speculator
 
 N = 48
 
@@ -32,21 +33,6 @@ def model(request: pytest.FixtureRequest, architectures: Architectures) -> Itera
 def hybrid(architectures: Architectures) -> Iterator[Model]:
     with Model.load(architectures("qwen35", mtp="useful"), speculates=True) as loaded:
         yield loaded
-
-
-def opened(model: Model, n_ctx: int = 128, **options: Any) -> Context:
-    return Context(model, n_ctx=n_ctx, threads=1, speculates=True, rolls_back=True, **options)
-
-
-def layer(context: Context) -> Speculator:
-    assert context.speculator is not None
-    return context.speculator
-
-
-def predicted(context: Context, ids: Ids, seq: int = 0) -> Floats:
-    row = layer(context).predict(ids, seq)
-    assert row is not None
-    return row.copy()
 
 
 def afresh(model: Model, ids: Ids) -> Floats:
@@ -78,7 +64,7 @@ def test_it_predicts_what_a_context_of_its_own_does_after_rejected_drafts(model:
         for at, kept in ((20, 0), (21, 2), (24, 4), (29, 1)):
             assert difference(predicted(context, ids[: at + 1]), afresh(model, ids[: at + 1])) < CLOSE
             for token in other[:3].tolist():  # drafted behind it, which leaves rows in its cache
-                layer(context).follow(token)
+                speculator(context).follow(token)
             chunk = np.concatenate((ids[at : at + 1 + kept], other[: 4 - kept]))
             context.decode(chunk, outputs=len(chunk))
             context.rollback(at + 1 + kept)
@@ -102,9 +88,9 @@ def test_further_tokens_follow_from_its_own_states(model: Model) -> None:
     with opened(model) as context:
         context.decode(ids[:20])
         first = predicted(context, ids[:21])
-        rows = [layer(context).follow(token).copy() for token in ids[21:24].tolist()]
+        rows = [speculator(context).follow(token).copy() for token in ids[21:24].tolist()]
         assert difference(predicted(context, ids[:21]), first) < CLOSE
-        again = [layer(context).follow(token).copy() for token in ids[21:24].tolist()]
+        again = [speculator(context).follow(token).copy() for token in ids[21:24].tolist()]
     assert all(difference(one, two) < CLOSE for one, two in zip(rows, again, strict=True))
     assert difference(rows[0], rows[1]) > CLOSE
 
@@ -117,21 +103,21 @@ def test_sequences_do_not_mix(hybrid: Model) -> None:
             n = 11 + seq
             assert difference(predicted(context, text[:n], seq), afresh(hybrid, text[:n])) < CLOSE
         context.copy_prefix(0, 2, 8)
-        assert layer(context).predict(texts[0][:9], 2) is None  # states are not copied
+        assert speculator(context).predict(texts[0][:9], 2) is None  # states are not copied
         context.decode(texts[0][8:12], seq=2)
-        assert layer(context).predict(texts[0][:13], 2) is not None
+        assert speculator(context).predict(texts[0][:13], 2) is not None
         context.clear(1)
-        assert layer(context).predict(texts[1][:12], 1) is None
+        assert speculator(context).predict(texts[1][:12], 1) is None
 
 
 def test_nothing_is_predicted_for_a_text_that_was_not_read(hybrid: Model) -> None:
     ids = some_ids(N, hybrid.n_vocab)
     with opened(hybrid) as context:
-        assert layer(context).predict(ids[:1]) is None
-        assert layer(context).predict(ids) is None
+        assert speculator(context).predict(ids[:1]) is None
+        assert speculator(context).predict(ids) is None
         context.decode(ids[:8])
-        assert layer(context).predict(ids[:10]) is None
-        assert layer(context).predict(ids[:9]) is not None
+        assert speculator(context).predict(ids[:10]) is None
+        assert speculator(context).predict(ids[:9]) is not None
 
 
 def test_behind_a_long_prompt_it_reads_the_latest_states(hybrid: Model) -> None:
@@ -153,7 +139,7 @@ def test_a_stop_ends_it(hybrid: Model) -> None:
         context.set_cancel(stop)
         stop.set()
         with pytest.raises(Stopped):
-            layer(context).predict(ids[:9])
+            speculator(context).predict(ids[:9])
         context.set_cancel(None)
         assert difference(predicted(context, ids[:9]), afresh(hybrid, ids[:9])) < CLOSE
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-import psutil
 import pytest
 
 from edgellm.engine import Context, Model
@@ -34,6 +33,7 @@ from testkit.processes.rpc_client import RpcClient
 from tests.rpc.doors import impostor
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
+from tests.services.rpc_servers import rpc_servers
 
 pytestmark = pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
 
@@ -65,16 +65,6 @@ def session(endpoint: Endpoint) -> Iterator[RpcSession]:
     made = RpcSession(endpoint, memory=MEMORY, weights=MEMORY, model="it")
     yield made
     made.close()
-
-
-def servers() -> list[psutil.Process]:
-    """The RPC servers that this process has started."""
-    found = []
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if "edgellm.engine.ggml_rpc.server" in child.cmdline():
-                found.append(child)
-    return found
 
 
 def eventually(true: Callable[[], bool]) -> bool:
@@ -148,7 +138,7 @@ def test_without_the_right_to_compute_nobody_is_served(endpoint: Endpoint, host:
     refused = RpcSession(endpoint, memory=MEMORY, weights=0, model="it")
     with pytest.raises(DeviceLost, match="no right to compute"):
         refused.open()
-    assert not servers()
+    assert not rpc_servers()
 
 
 def test_a_stranger_is_refused(worker: WorkerServer, guest: Trust, tmp_path: Path) -> None:
@@ -158,7 +148,7 @@ def test_a_stranger_is_refused(worker: WorkerServer, guest: Trust, tmp_path: Pat
         refused.open()
     with pytest.raises(EdgeError):  # without TLS
         RpcSession(Endpoint("worker", worker.address), memory=MEMORY, weights=0, model="it").open()
-    assert not servers()
+    assert not rpc_servers()
 
 
 def test_another_paired_device_does_not_reach_the_server_of_a_session(
@@ -181,9 +171,9 @@ def test_another_paired_device_does_not_reach_the_server_of_a_session(
 
 def test_the_server_ends_with_the_session(session: RpcSession) -> None:
     session.open()
-    assert len(servers()) == 1
+    assert len(rpc_servers()) == 1
     session.close()
-    assert eventually(lambda: not servers())
+    assert eventually(lambda: not rpc_servers())
     assert not session.lost.done()
 
 
@@ -191,7 +181,7 @@ def test_the_server_ends_with_its_clients_right(session: RpcSession, host: Trust
     session.open()
     host.peers.revoke(guest.identity.id, [Right.COMPUTE])
     assert "no right to compute" in session.lost.result(60).what
-    assert eventually(lambda: not servers())
+    assert eventually(lambda: not rpc_servers())
 
 
 def test_a_server_that_dies_ends_the_session_and_the_client_but_not_the_worker(
@@ -200,7 +190,7 @@ def test_a_server_that_dies_ends_the_session_and_the_client_but_not_the_worker(
     client = RpcClient(f32_pair[1], session.open())
     session.admit(client.process.pid)
     assert client.say("begin") == "loaded"
-    servers()[0].kill()
+    rpc_servers()[0].kill()
     assert "has ended" in session.lost.result(60).what
     assert client.next([1, 2, 3]) == ""
     assert client.process.wait(60) != 0
@@ -217,7 +207,7 @@ def test_more_memory_than_a_device_has_is_refused(endpoint: Endpoint) -> None:
     with pytest.raises(DeviceLost, match="are left"):
         sessions[1].open()
     sessions[0].close()
-    assert eventually(lambda: not servers())
+    assert eventually(lambda: not rpc_servers())
     sessions[1] = RpcSession(endpoint, memory=3 * MEMORY // 2, weights=0, model="it")
     sessions[1].open()
     sessions[1].close()
@@ -236,4 +226,4 @@ def test_a_device_that_is_gone_or_hangs_is_lost(
     else:
         worker.stop(0)
         assert session.lost.result(60).what
-    assert eventually(lambda: not servers())
+    assert eventually(lambda: not rpc_servers())

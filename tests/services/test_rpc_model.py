@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-import psutil
 import pytest
 
 from edgellm.engine import Context, Ids, Model, ModelFile
@@ -37,6 +36,7 @@ from tests.engine.logits import some_ids
 from tests.rpc.doors import impostor
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
+from tests.services.rpc_servers import rpc_servers
 
 pytestmark = pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
 
@@ -134,23 +134,13 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def servers() -> list[psutil.Process]:
-    """The RPC servers that this process has started."""
-    found = []
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if "edgellm.engine.ggml_rpc.server" in child.cmdline():
-                found.append(child)
-    return found
-
-
 def test_its_text_is_that_of_the_model_alone_also_with_drafts(
     hybrid: ModelFile, workers: list[RpcWorker], alone: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EDGELLM_PROBE")  # it is tried over the devices first
     with Opened(hybrid, workers, planned(SPLIT)) as opened:
         assert known_faults(Probe(hybrid.paths, hybrid.parts, ALL_LAYERS)) == ()
-        assert len(servers()) == 2
+        assert len(rpc_servers()) == 2
         assert opened.write(TOKENS) == alone
         session, text = opened.verifier.open(GenerationState()), PROMPT
         while len(text) < len(PROMPT) + TOKENS - 5:
@@ -160,7 +150,7 @@ def test_its_text_is_that_of_the_model_alone_also_with_drafts(
             assert found.accepted == 3
             text = np.concatenate((text, draft[:3], found.tokens)).astype(np.int32)
         assert text[len(PROMPT) :].tolist() == alone[: len(text) - len(PROMPT)]
-    wait_until(lambda: not servers())
+    wait_until(lambda: not rpc_servers())
 
 
 def test_a_peer_that_is_killed_mid_reply_ends_its_client_and_the_text_goes_on(
@@ -170,7 +160,7 @@ def test_a_peer_that_is_killed_mid_reply_ends_its_client_and_the_text_goes_on(
 
         def kill(number: int) -> None:
             if number == 9:
-                servers()[0].kill()
+                rpc_servers()[0].kill()
 
         assert opened.write(TOKENS, kill) == alone
         assert opened.model.recoveries == 1
@@ -194,7 +184,7 @@ def test_where_the_rest_cannot_hold_it_it_says_so_and_comes_back_with_the_device
     with Opened(hybrid, workers, plan) as opened:
         assert opened.write(3) == alone[:3]
         impossible[0] = True
-        servers()[0].kill()
+        rpc_servers()[0].kill()
         session = opened.verifier.open(GenerationState())
         wait_until(lambda: not opened.model.ready)
 
@@ -220,7 +210,7 @@ def test_a_stranger_gets_no_server(
     strange = [RpcWorker(Endpoint(one.name, one.endpoint.address, stranger)) for one in workers]
     with pytest.raises(NotPaired):
         Opened(hybrid, strange, planned(SPLIT))
-    assert not servers()
+    assert not rpc_servers()
 
 
 def test_layers_that_llama_cpp_cannot_lay_out_like_that_are_refused(

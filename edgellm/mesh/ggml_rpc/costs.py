@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from edgellm.coldstart.rpc_plan import RpcModelCosts
-from edgellm.engine import ModelFile, TensorInfo
+from edgellm.engine import ModelFile
 from edgellm.engine.gguf.reader import GgufHeader, text_layers
 from edgellm.errors import ModelUnsupported
 
@@ -43,15 +43,11 @@ def rpc_costs(file: ModelFile, cache: float = 0.0, compute: float = 0.0) -> RpcM
     matrix = header.tensor(HEAD, EMBEDDING) or table
     if matrix.name == EMBEDDING:  # the head is the embedding once more
         head += table.nbytes
-    width, vocabulary = _measures(table)
+    width, vocabulary = table.shape[0], table.shape[-1]
     return RpcModelCosts(
         file.name, tuple(sizes), tuple(read), tuple(products), head, float(matrix.n_elements), outside, width,
         vocabulary, cache / count, compute,
     )  # fmt: skip
-
-
-def _measures(table: TensorInfo) -> tuple[int, int]:
-    return table.shape[0], table.shape[-1]
 
 
 def _used_experts(header: GgufHeader) -> float:

@@ -131,9 +131,9 @@ def plan(
     if plot is not None:
         _draw(found, planned, plot)
     if as_json:
-        doubts = {} if home is None else {"doubtful": home.doubts()}
         from edgellm.cli.views.rpc_plan_view import rpc_figures
 
+        doubts = {} if home is None else {"doubtful": home.doubts()}
         rpc = {} if rival is None else {"rpc": rpc_figures(rival)}
         emit(
             json.dumps(
