@@ -98,6 +98,8 @@ def plan(
     *,
     hardware: HardwareOptions,
 ) -> None:  # fmt: skip
+    from edgellm.coldstart.phases.model import phase_problem
+    from edgellm.coldstart.phases.search import plan_phases
     from edgellm.coldstart.plan import plan as best_plan
     from edgellm.engine import ModelFile
     from edgellm.mesh.model_costs import model_costs
@@ -128,23 +130,30 @@ def plan(
     if home is not None and file is not None and engine is Engine.AUTO:
         rival = rival_over_rpc(file, home, found, tokens_in, tokens_out, own, cold=not warm)
     moves = None if home is None or file is None else _moves(file, found, home)
+    problem = phase_problem(
+        fleet.devices, planned, tokens_in, tokens_out, overlap=overlap.value, links=fleet.links, cold=not warm
+    )
+    began = time.perf_counter()
+    phases = plan_phases(problem, lambda: time.perf_counter() - began > time_limit) if tokens_out > 1 else None
+    names = [device.name for device in fleet.devices]
     if plot is not None:
         _draw(found, planned, plot)
     if as_json:
+        from edgellm.cli.views.phase_view import phase_figures
         from edgellm.cli.views.rpc_plan_view import rpc_figures
 
         doubts = {} if home is None else {"doubtful": home.doubts()}
         rpc = {} if rival is None else {"rpc": rpc_figures(rival)}
-        emit(
-            json.dumps(
-                figures(found, milliseconds, overlap.value) | _moves_row(moves) | _units_row(home) | doubts | rpc
-            )
-        )
+        phased = {"phases": None if phases is None else phase_figures(phases, problem, names)}
+        whole = figures(found, milliseconds, overlap.value)
+        emit(json.dumps(whole | _moves_row(moves) | _units_row(home) | doubts | rpc | phased))
         return
+    from edgellm.cli.views.phase_view import phase_lines
     from edgellm.cli.views.plan_view import print_plan
 
     cards = {} if home is None else {name: one.figures.unit for name, one in home.speeds.items() if one.figures.unit}
-    print_plan(out(), found, planned, tokens_in, tokens_out, milliseconds, moves, cards)
+    lines = () if phases is None else phase_lines(phases, problem, names)
+    print_plan(out(), found, planned, tokens_in, tokens_out, milliseconds, moves, cards, lines)
     if rival is not None:
         from edgellm.cli.views.rpc_plan_view import engines_compared
 
