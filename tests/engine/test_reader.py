@@ -137,12 +137,6 @@ def test_a_file_that_may_not_be_read(tiny_path: Path, tmp_path: Path, monkeypatc
         (file([*LLAMA, strings(b"tokenizer.ggml.tokens", [b"a", b"a\0b"])]), "of which 1 are repeated"),
         (file([*LLAMA, strings(b"tokenizer.ggml.tokens", [b"", b"[EMPTY_0]"])]), "of which 1 are repeated"),
         (
-            file([*LLAMA, strings(b"tokenizer.ggml.tokens", [b""] * (2**20 + 1))]),
-            "1048577 tokens; 1048576 are possible",
-        ),
-        (file([*LLAMA, *(string(b"%d" % i, bytes(2**20)) for i in range(33))]), "more than 32 MiB"),
-        (file([*LLAMA, *(numbers(b"%d" % i, [0] * 1024) for i in range(900))]), "more than 32 MiB"),
-        (
             file([*LLAMA, string(b"tokenizer.ggml.model", b"llama"), strings(b"tokenizer.ggml.tokens", BYTES[:-1])]),
             "lacks byte tokens",
         ),
@@ -151,6 +145,21 @@ def test_a_file_that_may_not_be_read(tiny_path: Path, tmp_path: Path, monkeypatc
 def test_what_is_corrupt(check: Check, data: bytes, complaint: str) -> None:
     with pytest.raises(ModelCorrupt, match=complaint) as raised:
         check(data)
+    assert "Fetch the file again" in raised.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("entries", "complaint"),
+    [
+        (lambda: [strings(b"tokenizer.ggml.tokens", [b""] * (2**20 + 1))], "1048577 tokens; 1048576 are possible"),
+        (lambda: [string(b"%d" % i, bytes(2**20)) for i in range(33)], "more than 32 MiB"),
+        (lambda: [numbers(b"%d" % i, [0] * 1024) for i in range(900)], "more than 32 MiB"),
+    ],
+)
+def test_what_is_too_much(check: Check, entries: Callable[[], list[Entry]], complaint: str) -> None:
+    """Made here: as values of parameters, all processes of a run would make and hold them."""
+    with pytest.raises(ModelCorrupt, match=complaint) as raised:
+        check(file([*LLAMA, *entries()]))
     assert "Fetch the file again" in raised.value.next_step
 
 
