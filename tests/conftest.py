@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from edgellm.engine import LMHead, Model, to_f32
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, Hardware
@@ -23,7 +24,10 @@ from tests.once import once
 from tests.spec.real import case
 
 MODELS = Path(__file__).parent.parent / "models"
-HOMES = Path(__file__).parent / "net"
+FIRST = ("tests/net/", "tests/test_other_device.py")
+"""What waits for most of its minutes, while other processes have the processors, and what takes longest."""
+APART = "tests/test_other_device.py"
+"""Its tests share nothing, so each may run in a process of its own."""
 
 Architectures: TypeAlias = Callable[..., Path]
 Heads: TypeAlias = Callable[..., Path]
@@ -48,10 +52,22 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The made-up homes first: they wait for most of their minutes, in which other processes have the processors."""
+    """What takes longest comes first, so that all processes end at about the same time."""
     if config.getoption("--device") != "host":
         items[:] = [item for item in items if item.get_closest_marker("processor") is None]
-    items.sort(key=lambda item: HOMES not in item.path.parents)
+    items.sort(key=lambda item: next((at for at, path in enumerate(FIRST) if item.nodeid.startswith(path)), len(FIRST)))
+
+
+class _ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """Keeps the tests of a file together, except those of `APART`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith(APART) else str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile | None:
+    return _ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session", autouse=True)
