@@ -6,11 +6,11 @@ Models of real shape and with random weights are written to a temporary folder. 
 own that is empty at first:
 
 - `new`: the pair is loaded (tried in a child process, too) and writes its first reply;
-- `known`: another process does the same, after the pair was hashed and measured;
-- `bare`: the same with retrieval off, which needs no cost curve: loading and prefill alone.
+- `known`: another process does the same, after the pair was tested, hashed and measured;
+- `bare`: the same of a known pair with retrieval off, which needs no cost curve: loading and prefill alone.
 
 `first` is the time from asking to the first token. `share` is loading and first token of the new pair by those of a
-bare one that is new, too: 1.0 means that nothing but loading and prefill was waited for. `profile` is the time of a
+bare one: 1.0 means that nothing but loading and prefill was waited for. `profile` is the time of a
 profile for a prompt by the time of a reply to it, with what it leaves in the cache and its peak of memory.
 """
 
@@ -91,10 +91,12 @@ def _waited(reply: dict[str, float]) -> float:
 
 def turn(arguments: argparse.Namespace, files: list[str], home: Path) -> dict[str, Any]:
     """Return the times of a new, a known and a bare pair, in homes of this turn."""
-    bare = child(arguments, files, home.with_name(f"{home.name}-bare"), "bare")
     new = child(arguments, files, home, "reply")
     child(arguments, files, home, "measure")
-    return {"new": new, "bare": bare, "known": child(arguments, files, home, "reply")}
+    return {
+        "new": new,
+        **{mode: child(arguments, files, home, part) for mode, part in (("bare", "bare"), ("known", "reply"))},
+    }
 
 
 def child(arguments: argparse.Namespace, files: list[str], home: Path, name: str) -> Any:

@@ -210,10 +210,10 @@ class Context:
             whole_window=whole_window,
         )
         self._cache = KVCache(
-            model.owned, self._owned, n_seq, model.architecture, trusted="rollback" not in model.faults,
+            model.owned, self._owned, n_seq, model.architecture, trusted=lambda: "rollback" not in model.faults,
             whole_window=whole_window,
         )  # fmt: skip
-        self._one_at_a_time, self._row_by_row = "sequences" in model.faults, "rows" in model.faults
+        self._faults = model.faults  # by which the caches were filled
         self._placed: list[tuple[int, int, int, int]] = []  # rows of the batch, for the speculator
         self._speculator = self._open_speculator() if speculates and capture is None else None
         self._lost: dict[int, int] = {}  # sequences whose last positions must be read again, and how many they have
@@ -230,8 +230,16 @@ class Context:
         self._plain = not self._flag_all and (capture is None or capture.stop_after is None)
         rows_only = capture is None or not (capture.outputs or (self.captured and self.captured.stops))
         small = not self.flash and not self.exact and native.is_small(model.n_params)
-        self._pairs = rows_only and small and not self._cache.recurrent and not self._row_by_row
+        self._pairs = rows_only and small and not self._cache.recurrent
         self._widths: Sequence[int] = ()
+
+    @property
+    def _one_at_a_time(self) -> bool:
+        return "sequences" in self.model.faults
+
+    @property
+    def _row_by_row(self) -> bool:
+        return "rows" in self.model.faults
 
     @property
     def lazy_head(self) -> LazyHead | None:
@@ -285,7 +293,7 @@ class Context:
         """
         if self.lazy_head is not None and heads:
             self.lazy_head.take(heads)
-        fills = self.captured is None and not self._cache.recurrent and not self._row_by_row
+        fills = self.captured is None and not self._cache.recurrent
         self._widths = widths if fills else ()
 
     def close(self) -> None:
@@ -423,6 +431,10 @@ class Context:
         """
         if len(ids) == 0:
             raise InvalidOption("There are no ids to sync the cache with.", "Give at least one.")
+        if self._faults is not self.model.faults:  # found since: what the caches hold may be wrong
+            self._faults = self.model.faults
+            for every in range(self.n_seq):
+                self.clear(every)
         common = self._sequences.common(seq, ids[:-1])
         self.rollback(common, seq)
         if seq in self._lost:
@@ -440,14 +452,17 @@ class Context:
             InvalidOption: no ids, an unknown sequence, or more outputs than ids or than `n_batch`.
             EngineFailed: llama.cpp refuses the batch (an id outside the vocabulary above all); nothing was changed.
         """
-        n = len(ids)
-        if self._row_by_row and 1 < outputs <= n:
+        n, row_by_row = len(ids), self._row_by_row
+        if row_by_row and 1 < outputs <= n:
             return self._decode_row_by_row(ids, seq, outputs)
         if n > self.n_batch:
             return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
         start = self._begin(seq, n, outputs)
         try:
-            rows = 2 if self._pairs and n == 1 == outputs else self._widths[n] if n < len(self._widths) else n
+            if row_by_row:
+                rows = n
+            else:
+                rows = 2 if self._pairs and n == 1 == outputs else self._widths[n] if n < len(self._widths) else n
             if n < rows <= self.n_ctx - start:
                 return self._decode_filled(seq, ids, outputs, start, rows)
             self._run(self._place(0, seq, ids, outputs), self._batch.tokens)

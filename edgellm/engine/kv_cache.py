@@ -11,7 +11,7 @@ to make room is moved without its snapshots.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,18 +85,18 @@ class KVCache:
     """
 
     def __init__(
-        self, model: native.Owned, context: native.Owned, n_seq: int, architecture: str, *, trusted: bool = True,
-        whole_window: bool = False,
+        self, model: native.Owned, context: native.Owned, n_seq: int, architecture: str, *,
+        trusted: Callable[[], bool] = lambda: True, whole_window: bool = False,
     ) -> None:  # fmt: skip
-        """Look after the cache of `context`. Without `trusted` nothing is rolled back, and all is read again. With a
-        `whole_window` the context keeps all positions, whatever a layer attends to."""
+        """Look after the cache of `context`. Where `trusted` says no, nothing is rolled back, and all is read again.
+        With a `whole_window` the context keeps all positions, whatever a layer attends to."""
         self._trusted, self._copies = trusted, architecture not in _COPIED_LATE
         self._context: native.Owned | None = context
         self._memory: int = lib.llama_get_memory(context.pointer)
         self.recurrent = bool(lib.llama_model_is_recurrent(model.pointer) or lib.llama_model_is_hybrid(model.pointer))
         self.window = 0 if whole_window else max(0, int(lib.llama_model_n_swa(model.pointer)))
         self.snapshots = int(lib.llama_n_rs_seq(context.pointer)) if self.recurrent else 0
-        self._plain = trusted and not self.recurrent and not self.window
+        self._by_position = not self.recurrent and not self.window
         self._sequences = [_Sequence() for _ in range(n_seq)]
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class KVCache:
     @property
     def plain(self) -> bool:
         """Return whether every rollback is exact, and takes no time."""
-        return self._plain
+        return self._by_position and self._trusted()
 
     def clear(self, seq: int) -> None:
         """Empty a sequence."""
@@ -121,10 +121,10 @@ class KVCache:
     def truncate(self, seq: int, length: int, now: int) -> int:
         """Roll a sequence of `now` positions back to `length`; return how many it has afterwards: `length`, or fewer
         where the others have to be read again."""
-        if self._plain:
+        if self.plain:
             return length if _seq_rm(self._memory, seq, length, -1) else self._cleared(seq)
         one = self._sequences[seq]
-        if length == 0 or not self._trusted:
+        if length == 0 or not self._trusted():
             return self._cleared(seq)
         one.forget_after(length)
         if self._cut(seq, one, length, now):

@@ -25,7 +25,14 @@ from edgellm.engine.speculators.speculator import SpeculatorModel
 from edgellm.engine.speculators.support import drafter_file, mtp_support
 from edgellm.engine.thinking import ThinkingMarkup, find_markup
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
-from edgellm.engine.trial.probe import EAGLE3, MTP, Probe, require_loadable
+from edgellm.engine.trial.probe import (
+    EAGLE3,
+    MTP,
+    Probe,
+    TrialChild,
+    keep_faults,
+    require_loadable,
+)
 from edgellm.engine.vocabulary import Ids, Vocabulary
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 
@@ -62,11 +69,11 @@ class Model:
         faults: Sequence[str] = (),
         *,
         speculator: SpeculatorModel | None = None,
+        untested: Probe | None = None,
     ) -> None:
         """Set up a model that `load` has loaded; not for other callers."""
         self.hardware = hardware
-        self.faults = frozenset(faults)
-        """Which trials of `engine.trial.self_test` fail: what llama.cpp computes wrongly is avoided."""
+        self._faults, self._untested = frozenset(faults), untested
         self._speculator = speculator
         self.file, self.path, self.header = file, file.path, file.header
         self.text_only = False
@@ -107,6 +114,24 @@ class Model:
         self._template = template
 
     @property
+    def faults(self) -> frozenset[str]:
+        """Which trials of `engine.trial.self_test` fail: what llama.cpp computes wrongly is avoided."""
+        return self._faults
+
+    @property
+    def untested(self) -> bool:
+        """Whether the self-test is still to be run, and its outcome to be recorded."""
+        return self._untested is not None
+
+    def record_faults(self, faults: Sequence[str]) -> None:
+        """Avoid what fails from now on, and keep the outcome of the self-test for later processes."""
+        if self._untested is not None:
+            keep_faults(self._untested, faults)
+        self._untested = None
+        if faults:
+            self._faults = frozenset(faults)
+
+    @property
     def speculator(self) -> SpeculatorModel | None:
         """What is loaded to draft from the model's states, its MTP layer or an EAGLE-3 head; None without either."""
         return self._speculator
@@ -135,6 +160,8 @@ class Model:
         eagle3: ModelFile | None = None,
         embeds: bool = False,
         faults: Sequence[str] = (),
+        test_later: bool = False,
+        trial: TrialChild | None = None,
     ) -> Model:
         """Load a model, whose header is checked first if only its path is given; of a split one, its first part's.
 
@@ -148,6 +175,9 @@ class Model:
         With `speculates` what drafts from the model's states is loaded, too: the EAGLE-3 head `eagle3`, if it is given,
         or else the layer that predicts further tokens (MTP), if it can be used; see `engine.speculators`. `embeds`: the
         trial embeds a text instead. `faults`: the trials that are known to fail, where `probe` is False.
+
+        With `test_later` the trial may do without the self-test, if the architecture is on record for passing it: the
+        model is `untested` then. `trial` is a child process that tries the model already, from `start_trial`.
 
         Raises:
             ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`.
@@ -166,9 +196,9 @@ class Model:
             )
         if eagle3 is not None:
             check_eagle3(eagle3, file)
-        mtp = not text_only and eagle3 is None and mtp_support(file.header).usable
-        trial = Probe(file.paths, file.parts, hardware.gpu_layers or 0, text_only, mtp, embeds, eagle3)
-        verdict = require_loadable(trial, _first_half(progress)) if probe else None
+        asked = probe_of(file, hardware, text_only=text_only, eagle3=eagle3, embeds=embeds, test_later=test_later)
+        mtp = asked.mtp
+        verdict = require_loadable(asked, _first_half(progress), trial) if probe else None
         if verdict is not None and verdict.new:
             progress = _second_half(progress)
         template = _template(file)
@@ -183,7 +213,8 @@ class Model:
             speculator: SpeculatorModel | None = MtpModel(owned, file.header.architecture) if mtp else None
             if speculates and eagle3 is not None and EAGLE3 not in faults:
                 speculator = Eagle3Model.load(eagle3, file, hardware, dry=dry)
-            model = cls(file, owned, template, hardware, faults, speculator=speculator)
+            untested = asked if verdict is not None and not verdict.tested else None
+            model = cls(file, owned, template, hardware, faults, speculator=speculator, untested=untested)
         except BaseException:
             if template is not None:
                 template.close()
@@ -422,6 +453,15 @@ def _metadata(file: ModelFile) -> Mapping[str, str]:
 def _template(file: ModelFile) -> Template | None:
     source = _metadata(file).get("tokenizer.chat_template")
     return Template(source, file.name) if source else None
+
+
+def probe_of(
+    file: ModelFile, hardware: Hardware, *, text_only: bool = False, eagle3: ModelFile | None = None,
+    embeds: bool = False, test_later: bool = False,
+) -> Probe:  # fmt: skip
+    """Return what a trial of a model in a child process has to try; the arguments are as for `Model.load`."""
+    mtp = not text_only and eagle3 is None and mtp_support(file.header).usable
+    return Probe(file.paths, file.parts, hardware.gpu_layers or 0, text_only, mtp, embeds, eagle3, test_later)
 
 
 def _first_half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:

@@ -44,6 +44,8 @@ from edgellm.llm.model_loading import (
     place_verifier,
     positions,
     remote_verifier,
+    test_later,
+    try_ahead,
 )
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.llm.pair_stats import PairStats
@@ -152,6 +154,9 @@ class LLM:
             idle,
             placements,
         )
+        for model in self._models():
+            if model.untested:
+                test_later(model, idle)
         self.memory = PairMemory.of(self._models(), taken, self.context_length)
 
     @classmethod
@@ -223,6 +228,7 @@ class LLM:
             placement = None if draft is None else place_draft(draft, draft_hardware or hardware, taken, threads)
             placed = None if placement is None else placement.placed
             alone = verifier is None
+            ahead = None if placed is None else try_ahead(big, closing)
             small = loaded(placed, chat=big is None, speculates=alone) if placed is not None else None
             checker: Verifier | None = None
             remote: OpenedVerifier | None = None
@@ -236,7 +242,7 @@ class LLM:
                     checker = remote.verifier
                     pair = PairFit(remote.shared_tokens if remote.shared_tokens < text.n_vocab else None)
             else:
-                text = loaded(big, chat=True, speculates=True)
+                text = loaded(big, chat=True, speculates=True, trial=ahead)
                 if small is not None and draft is not None and verifier is not None:
                     pair = fit(small, text, draft, verifier)
                     text = small if pair.left_out == "verifier" else text

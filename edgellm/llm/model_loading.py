@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 from edgellm.engine import Context, Model, ModelFile, head_pays
 from edgellm.engine.hardware import ALL_LAYERS, Hardware, offload_devices
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, cache_bytes_per_token, place
+from edgellm.engine.model import probe_of
 from edgellm.engine.native import Stop
 from edgellm.engine.speculators.eagle3 import is_eagle3
+from edgellm.engine.trial.probe import TrialChild, start_trial
+from edgellm.engine.trial.self_test import SelfTest
 from edgellm.errors import EdgeError, InvalidOption, MemoryShort, ModelUnsupported
 from edgellm.llm.cost_curves import ModelCurve, token_seconds
 from edgellm.llm.idle_work import IdleWork
@@ -230,12 +233,23 @@ def measure_elsewhere(placement: DraftPlacement | None, threads: int | None, idl
         idle.add(partial(measure, hardware))
 
 
+def try_ahead(placed: Placed | None, closing: ExitStack) -> TrialChild | None:
+    """Return a child process that tries a model while another one is loaded, owned by `closing`; None where there is
+    nothing to try. Raises what `start_trial` raises."""
+    if placed is None:
+        return None
+    trial = start_trial(probe_of(placed.file, placed.hardware, eagle3=placed.eagle3, test_later=True))
+    if trial is not None:
+        closing.callback(trial.close)
+    return trial
+
+
 def load(
     placed: Placed, *, progress: Progress | None, closing: ExitStack, idle: IdleWork, chat: bool = False,
-    speculates: bool = False,
+    speculates: bool = False, trial: TrialChild | None = None,
 ) -> Model:  # fmt: skip
-    """Load a model, owned by `closing`; `chat` and `speculates` as for `Model.load`. Meanwhile, its file is hashed.
-    Raises what `Model.load` raises."""
+    """Load a model, owned by `closing`; `chat`, `speculates` and `trial` as for `Model.load`. Meanwhile, its file is
+    hashed. Raises what `Model.load` raises."""
     idle.file_hash(placed.file.path)
     on_progress = partial(progress, placed.file.path.name) if progress else None
     model = Model.load(
@@ -245,6 +259,8 @@ def load(
         chat=chat,
         speculates=speculates,
         eagle3=placed.eagle3,
+        test_later=True,
+        trial=trial,
     )
     closing.callback(model.close)
     return model
@@ -255,6 +271,12 @@ def local_verifier(model: Model, n_ctx: int, threads: int | None, closing: ExitS
     verifier = verifier_of(model, n_ctx, threads)
     closing.callback(verifier.close)
     return verifier
+
+
+def test_later(model: Model, idle: IdleWork) -> None:
+    """Run the self-test that loading the model left out, while nothing else is done; what fails is avoided then."""
+    test = SelfTest(model)
+    idle.add(lambda stop: model.record_faults(test.run(stop)))
 
 
 def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:

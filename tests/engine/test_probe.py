@@ -13,6 +13,8 @@ import pytest
 
 from edgellm.engine import Model, ModelFile, check_gguf, cut
 from edgellm.engine.gguf import reader
+from edgellm.engine.hardware import ON_PROCESSOR
+from edgellm.engine.model import probe_of
 from edgellm.engine.trial import probe
 from edgellm.errors import EngineFailed, ModelCorrupt, ModelUnsupported
 from testkit.hostile.crafted_gguf import BASE, BIASED, EXPERTS, KNOWN, Crafted, crafted, made
@@ -50,6 +52,8 @@ class Children:
 IGNORANT = """
 import sys
 from edgellm.engine.gguf import reader
+from edgellm.engine.hardware import ON_PROCESSOR
+from edgellm.engine.model import probe_of
 from edgellm.engine.trial import child
 reader.fatal_tensors = lambda tensors: ()
 child.main(sys.argv[1:])
@@ -132,6 +136,50 @@ def test_a_head_is_tried_with_its_verifier(
     assert children.started == 1
 
 
+def test_a_trial_leaves_the_self_test_for_later_where_the_architecture_is_on_record(
+    guarded: Path, children: Children, architectures: Architectures
+) -> None:
+    for _ in range(2):
+        with Model.load(architectures("qwen3"), test_later=True) as model:
+            assert model.untested
+    assert children.started == 1
+    with Model.load(architectures("qwen3")) as model:  # whoever wants it now
+        assert not model.untested
+    assert children.started == 2
+    with Model.load(architectures("qwen3"), test_later=True) as model:
+        assert not model.untested
+    with Model.load(architectures("plamo2"), test_later=True) as model:  # not on record
+        assert not model.untested
+        assert model.faults
+    assert children.started == 3
+
+
+def test_the_outcome_of_a_later_self_test_is_kept(guarded: Path, architectures: Architectures) -> None:
+    with Model.load(architectures("qwen3"), test_later=True) as model:
+        model.record_faults(["rows"])
+        assert not model.untested
+    with Model.load(architectures("qwen3")) as model:
+        assert model.faults == {"rows"}
+
+
+def test_a_trial_that_runs_ahead_is_used_and_ended(
+    guarded: Path, children: Children, architectures: Architectures
+) -> None:
+    file = ModelFile.open(architectures("qwen3"))
+    asked = probe_of(file, ON_PROCESSOR)
+    child = probe.start_trial(asked)
+    assert child is not None
+    Model.load(file, trial=child).close()
+    assert children.started == 1
+    assert probe.start_trial(asked) is None
+    ended: list[subprocess.Popen[bytes]] = []
+    children.then = ended.append
+    unused = probe.start_trial(probe_of(ModelFile.open(architectures("llama")), ON_PROCESSOR))
+    assert unused is not None
+    unused.close()
+    assert ended[0].returncode is not None
+
+
 def test_a_sound_file_is_tried_once_wherever_it_lies(
     guarded: Path, children: Children, tiny_path: Path, tmp_path: Path
 ) -> None:
@@ -142,7 +190,8 @@ def test_a_sound_file_is_tried_once_wherever_it_lies(
         Model.load(path, progress=shares.append).close()
     assert children.started == 1
     assert shares[-1] == 1
-    assert json.loads(next(guarded.iterdir()).read_text(encoding="utf-8")) == {"fatal": "", "faults": []}
+    kept = json.loads(next(guarded.iterdir()).read_text(encoding="utf-8"))
+    assert kept == {"fatal": "", "faults": [], "tested": True}
 
 
 def test_equal_blocks_of_layers_share_a_verdict(

@@ -36,14 +36,15 @@ _MEMORY = 4 * _GIGABYTE  # besides twice the file, which llama.cpp may lay out a
 
 def main(arguments: list[str]) -> None:
     """Try a model; `arguments` are its path, that of an EAGLE-3 head or nothing, the bytes of all files, GPU layers, 1
-    for the vocabulary alone, 1 for its MTP layer, too, and 1 for embeddings."""
+    for the vocabulary alone, 1 for its MTP layer, too, 1 for embeddings, and 1 for the self-test."""
     path, eagle3 = Path(arguments[0]), Path(arguments[1]) if arguments[1] else None
-    size, gpu_layers, text_only, mtp, embeds = map(int, arguments[2:])
+    size, gpu_layers = map(int, arguments[2:4])
+    text_only, mtp, embeds, tests = (flag == "1" for flag in arguments[4:])
     _limit(size)
     _say(0.0)
     outcome: dict[str, object] = {}
     try:
-        outcome = {"faults": _load(path, eagle3, gpu_layers, bool(text_only), bool(mtp), bool(embeds))}
+        outcome = {"faults": _load(path, eagle3, gpu_layers, text_only, mtp, embeds, tests)}
     except EdgeError as error:
         outcome = {"error": type(error).__name__, "what": error.what, "next_step": error.next_step}
     except MemoryError:  # it takes more than it is granted
@@ -54,8 +55,10 @@ def main(arguments: list[str]) -> None:
     _say(outcome)
 
 
-def _load(path: Path, eagle3: Path | None, gpu_layers: int, text_only: bool, mtp: bool, embeds: bool) -> list[str]:
-    """Load, decode and test the model; return what `self_test` does, nothing for one that embeds."""
+def _load(
+    path: Path, eagle3: Path | None, gpu_layers: int, text_only: bool, mtp: bool, embeds: bool, tests: bool
+) -> list[str]:
+    """Load, decode and test the model; return what `self_test` does, nothing without it or for one that embeds."""
     reported = 0.0
 
     def report(share: float) -> None:
@@ -83,7 +86,7 @@ def _load(path: Path, eagle3: Path | None, gpu_layers: int, text_only: bool, mtp
                 embedder.embed(np.arange(_ROWS, dtype=np.int32) % max(1, model.n_vocab))
             return []
         _decode(model)
-        return self_test(model) if model.has_vocabulary else []
+        return self_test(model) if tests and model.has_vocabulary else []
 
 
 def _decode(model: Model) -> None:

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
@@ -32,6 +32,7 @@ from typing import Any
 from edgellm import errors, places
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf, is_index
 from edgellm.engine.native import VERSION, features
+from edgellm.engine.trial.proven import is_proven
 from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
 from edgellm.isolation.child_process import cause_of, last_lines, start_child
 
@@ -103,6 +104,14 @@ class Probe:
     mtp: bool = False
     embeds: bool = False
     eagle3: ModelFile | None = None
+    test_later: bool = False
+    """Whether the caller runs the self-test after the first reply, where the model's architecture is on record."""
+
+    @property
+    def tests(self) -> bool:
+        """Whether the self-test belongs to the trial."""
+        recorded = not (self.gpu_layers or self.speculator or self.text_only or self.embeds)
+        return not (self.test_later and recorded and is_proven(self.headers[0]))
 
     @property
     def speculator(self) -> str:
@@ -134,38 +143,57 @@ class Probe:
 class LoadTrial:
     """The outcome of a trial: the cause of the child's end, "" if it survived; and which of `self_test.TRIALS` fail.
 
-    `new`: the trial was made just now.
+    `new`: the trial was made just now. `tested`: with the self-test.
     """
 
     fatal: str = ""
     faults: tuple[str, ...] = ()
     new: bool = False
+    tested: bool = True
 
 
-def require_loadable(probe: Probe, progress: Callable[[float], None] | None = None) -> LoadTrial:
+def require_loadable(
+    probe: Probe, progress: Callable[[float], None] | None = None, child: TrialChild | None = None
+) -> LoadTrial:
     """Make sure that loading the model does not end the process; return the verdict of the trial, now or earlier.
 
-    `progress` is called with shares from 0 to 1, if there is a trial now.
+    `progress` is called with shares from 0 to 1, if there is a trial now; `child` is one that runs already.
 
     Raises:
         ModelUnsupported: loading ends the process, or llama.cpp refuses the file.
         EngineFailed: the child could not be started, failed before it had touched the file or with an error of
             Python's, or was ended from outside; no verdict is kept.
     """
-    path = probe.paths[0]
-    if os.environ.get("EDGELLM_PROBE") == "off" or not sys.executable or _is_bundled(path):
+    if not _is_tried(probe):
         return LoadTrial()
     kept = _kept(probe)
-    known = read_verdict(kept)
-    verdict = try_in_child(probe, progress) if known is None else known
+    known = _enough(probe, read_verdict(kept))
+    verdict = known or (try_in_child(probe, progress) if child is None else child.outcome(progress))
     if verdict.fatal and (speculator := probe.speculator) and known is None:
         without = try_in_child(replace(probe, mtp=False, eagle3=None), progress)
         verdict = replace(without, faults=(*without.faults, speculator))
     if known is None:
         write_verdict(kept, verdict)
     if verdict.fatal:
-        raise _fatal(path, verdict)
+        raise _fatal(probe.paths[0], verdict)
     return verdict
+
+
+def start_trial(probe: Probe) -> TrialChild | None:
+    """Return a child that tries the model from now on, for `require_loadable`; None where its verdict is known. Raises
+    what `require_loadable` raises."""
+    if not _is_tried(probe) or _enough(probe, read_verdict(_kept(probe))) is not None:
+        return None
+    return TrialChild(probe)
+
+
+def _is_tried(probe: Probe) -> bool:
+    return os.environ.get("EDGELLM_PROBE") != "off" and bool(sys.executable) and not _is_bundled(probe.paths[0])
+
+
+def _enough(probe: Probe, verdict: LoadTrial | None) -> LoadTrial | None:
+    """Return a verdict that answers what `probe` asks, None if there is none."""
+    return verdict if verdict is not None and (verdict.fatal or verdict.tested or not probe.tests) else None
 
 
 def known_faults(probe: Probe) -> tuple[str, ...] | None:
@@ -174,12 +202,11 @@ def known_faults(probe: Probe) -> tuple[str, ...] | None:
     Raises:
         ModelUnsupported: the file cannot be read, or ended the process of an earlier trial.
     """
-    path = probe.paths[0]
-    if os.environ.get("EDGELLM_PROBE") == "off" or _is_bundled(path):
+    if not _is_tried(probe):
         return ()
-    verdict = read_verdict(_kept(probe))
+    verdict = _enough(probe, read_verdict(_kept(probe)))
     if verdict is not None and verdict.fatal:
-        raise _fatal(path, verdict)
+        raise _fatal(probe.paths[0], verdict)
     return None if verdict is None else verdict.faults
 
 
@@ -224,35 +251,51 @@ def _is_bundled(path: Path) -> bool:
 
 
 def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> LoadTrial:
-    """Load and test the model in a child with these variables; return the verdict.
+    """Load and test the model in a child with these variables; return the verdict. Raises as `TrialChild.outcome`."""
+    return TrialChild(probe, **environment).outcome(progress)
 
-    Raises:
-        EdgeError: loading raised this error in the child, or as for `require_loadable`.
-    """
-    size = sum(header.file_size for header in probe.headers)
-    size += 0 if probe.eagle3 is None else probe.eagle3.header.file_size
-    numbers = (size, probe.gpu_layers, *map(int, (probe.text_only, probe.mtp, probe.embeds)))
-    eagle3 = "" if probe.eagle3 is None else str(probe.eagle3.path)
-    arguments = (str(probe.paths[0]), eagle3, *map(str, numbers))
-    variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **environment}
-    with tempfile.TemporaryFile() as output:
-        child = start_child(
-            "edgellm.engine.trial.child", *arguments, environment=variables,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output,
-        )  # fmt: skip
-        with child:
-            try:
-                began, outcome = _read_outcome(child, progress)
-            except BaseException:
-                child.kill()
-                raise
-        if outcome is not None:
-            _raise_error(outcome)
-            return LoadTrial("", _texts(outcome.get("faults")), new=True)
-        cause, words = cause_of(child.returncode), last_lines(output)
-        if not began:
-            raise EngineFailed(f"The child process that tries a model did not start: {words or cause}.", AGAIN)
-        return LoadTrial(f"{cause}, {words}" if words else cause, new=True)
+
+class TrialChild:
+    """A child process that loads and tests a model. Close it where its outcome is not asked for."""
+
+    def __init__(self, probe: Probe, **environment: str) -> None:
+        """Start it with these variables. Raises EngineFailed if that fails."""
+        size = sum(header.file_size for header in probe.headers)
+        size += 0 if probe.eagle3 is None else probe.eagle3.header.file_size
+        flags = (probe.text_only, probe.mtp, probe.embeds, probe.tests)
+        eagle3 = "" if probe.eagle3 is None else str(probe.eagle3.path)
+        arguments = (str(probe.paths[0]), eagle3, *map(str, (size, probe.gpu_layers, *map(int, flags))))
+        variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **environment}
+        self._tests = probe.tests
+        with ExitStack() as closing:
+            self._output = closing.enter_context(tempfile.TemporaryFile())
+            self._child = start_child(
+                "edgellm.engine.trial.child", *arguments, environment=variables,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._output,
+            )  # fmt: skip
+            self._closing = closing.pop_all()
+        self._closing.enter_context(self._child)
+        self._closing.callback(self._child.kill)
+
+    def outcome(self, progress: Callable[[float], None] | None = None) -> LoadTrial:
+        """Wait for its verdict; call `progress` with shares from 0 to 1.
+
+        Raises:
+            EdgeError: loading raised this error in the child, or as for `require_loadable`.
+        """
+        with self._closing:
+            began, outcome = _read_outcome(self._child, progress)
+            if outcome is not None:
+                _raise_error(outcome)
+                return LoadTrial("", _texts(outcome.get("faults")), new=True, tested=self._tests)
+            cause, words = cause_of(self._child.returncode), last_lines(self._output)
+            if not began:
+                raise EngineFailed(f"The child process that tries a model did not start: {words or cause}.", AGAIN)
+            return LoadTrial(f"{cause}, {words}" if words else cause, new=True)
+
+    def close(self) -> None:
+        """End the child, if it still runs."""
+        self._closing.close()
 
 
 def _texts(found: object) -> tuple[str, ...]:
@@ -293,11 +336,14 @@ def read_verdict(kept: Path) -> LoadTrial | None:
     except (OSError, ValueError, RecursionError):
         return None
     fatal = found.get("fatal") if isinstance(found, dict) else None
-    return LoadTrial(fatal, _texts(found.get("faults"))) if isinstance(fatal, str) else None
+    if not isinstance(fatal, str):
+        return None
+    return LoadTrial(fatal, _texts(found.get("faults")), tested=found.get("tested") is not False)
 
 
 def write_verdict(kept: Path, verdict: LoadTrial) -> None:
     """Save a verdict. If it cannot be written, the next load tries again."""
+    found = {"fatal": verdict.fatal, "faults": verdict.faults, "tested": verdict.tested}
     partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -305,5 +351,5 @@ def write_verdict(kept: Path, verdict: LoadTrial) -> None:
         for old in others[: max(0, len(others) - _MOST_KEPT + 1)]:
             old.unlink(missing_ok=True)
         partial.touch(mode=0o600)
-        partial.write_text(json.dumps({"fatal": verdict.fatal, "faults": verdict.faults}), encoding="utf-8")
+        partial.write_text(json.dumps(found), encoding="utf-8")
         partial.replace(kept)
