@@ -122,7 +122,7 @@ def _with_spans(found: Measured, plan: PlanOption | None) -> dict[str, Any]:
     def cut(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
         return [(begin, min(end, until)) for begin, end in spans if begin < until][:_MAX_SPANS]
 
-    reply = comparison(found.option, plan, found.disproved)
+    reply = comparison(found.option, plan, found.disproved, found.moves)
     for stage, timeline in zip(reply["stages"], found.timelines, strict=True):
         stage["measured"] |= {"loading": cut(timeline.loading), "computing": cut(timeline.computing)}
     return reply

@@ -31,6 +31,7 @@ from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 from edgellm.mesh.model_costs import model_costs
+from edgellm.mesh.phases.phased_placement import PhasedPlacement, place_in_phases
 from edgellm.mesh.pipeline import LocalStageHost, StageHost
 from edgellm.mesh.placement import Placement, missing, place, plan_shares
 from edgellm.mesh.verifier import MeshVerifier
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from edgellm.rpc.discovery.workers import Worker
 
 PLAN_SECONDS = 5.0  # for the planner; then the best plan so far is taken
+PHASE_SECONDS = 1.0  # for the plan of a reply in phases, for which the devices wait before they load
 
 
 def place_at_home(
@@ -117,7 +119,8 @@ class MeshOptions:
     `placed` on the measured devices (`place_at_home`).
 
     `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `wide`: rows are
-    sent as 32-bit floats.
+    sent as 32-bit floats. `phases`: another placement may take over behind a reply, if the devices are known and that
+    pays; with `rests`, also after it, so that the model lies where the next reply is fastest.
     """
 
     split: str | None = None
@@ -130,6 +133,8 @@ class MeshOptions:
     tokens_in: int = 256
     tokens_out: int = 128
     objective: Objective = "ttft"
+    phases: bool = True
+    rests: bool = False
 
     @property
     def described(self) -> Fleet | None:
@@ -162,7 +167,7 @@ class OpenedMesh:
     """A pair whose verifier is a mesh, with its plan, if any, and the reason for the size of the prompt's parts.
 
     `began` is the `perf_counter` time when the devices began to load. `workers` are the devices with measured figures,
-    except this one; None if they were described.
+    except this one; None if they were described. `phases`: how the first reply goes on, and where the model lies then.
     """
 
     pair: LLM
@@ -173,6 +178,7 @@ class OpenedMesh:
     reason: str
     began: float
     workers: Mapping[str, Worker] | None = None
+    phases: PhasedPlacement | None = None
 
     def predict(self, tokens_in: int, tokens_out: int, *, cold: bool = True) -> PlanOption | None:
         """Return the planner's times for a reply with the current layers; `cold`: they must still be loaded. None if
@@ -213,12 +219,16 @@ def open_mesh(
     began = perf_counter()
     whole, header, model = WholeModel(file), file.header, model_costs(file)
     plan, shares = _shares(model, options)
-    check_stages(file, [share.layers for share in shares])
     positions = positions_of(header, options.context or hardware.n_ctx)
     overhead = overhead_of(header, positions, options.sessions)
     fleet = options.described
+    phases = _phases(options, model, shares, overhead)
+    shares = shares if phases is None else phases.shares
+    placements = [shares] if phases is None else [shares, *phases.following, phases.rest]
+    for placement in placements:
+        check_stages(file, [share.layers for share in placement])
     unit = ComputeUnit.choose(hardware)
-    devices = _devices(options, [share.name for share in shares], whole, unit)
+    devices = _devices(options, [share.name for placement in placements for share in placement], whole, unit)
     if (plan is not None or options.placed is not None) and fleet is not None:
         cut = _cut(shares, fleet)
         parts = prefill_chunking.choose(fleet.devices, model, cut, options.tokens_in, links=fleet.links)
@@ -240,6 +250,8 @@ def open_mesh(
         )
         closing.callback(mesh.close)
         mesh.pipeline()
+        if phases is not None:
+            mesh.move(phases.following, phases.rest if options.rests else ())
         text = Model.load(file, text_only=True, chat=True)
         closing.callback(text.close)
         small, compared = None, PairFit()
@@ -266,7 +278,7 @@ def open_mesh(
         closing.close()
         raise
     workers = None if options.placed is None else options.placed.workers
-    return OpenedMesh(pair, verifier, plan, model, fleet, parts.reason, began, workers)
+    return OpenedMesh(pair, verifier, plan, model, fleet, parts.reason, began, workers, phases)
 
 
 def positions_of(header: GgufHeader, asked: int | None) -> int:
@@ -345,6 +357,21 @@ def _shares(model: ModelCosts, options: MeshOptions) -> tuple[Plan | None, tuple
         links=options.fleet.links,
     )  # fmt: skip
     return plan, plan_shares(plan)
+
+
+def _phases(
+    options: MeshOptions, model: ModelCosts, shares: Sequence[StageShare], overhead: MemoryOverhead
+) -> PhasedPlacement | None:
+    """Return how a reply goes on over known devices; None without them, or where it stays as it begins, for good."""
+    fleet = options.described
+    if not options.phases or options.split is not None or fleet is None or len(fleet.devices) < 2:
+        return None
+    began = time.monotonic()
+    found = place_in_phases(
+        fleet, model, shares, tokens_in=options.tokens_in, tokens_out=options.tokens_out, objective=options.objective,
+        overhead=overhead, stop=lambda: time.monotonic() - began > PHASE_SECONDS,
+    )  # fmt: skip
+    return found if found is not None and (found.following or found.rest) else None
 
 
 def _cut(shares: Sequence[StageShare], fleet: Fleet) -> tuple[tuple[int, int], ...]:

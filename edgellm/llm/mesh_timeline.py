@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from edgellm.coldstart.plan import PlannedStage, PlanOption, format_seconds
 from edgellm.errors import InvalidOption
-from edgellm.layer_range import HERE, LayerRange
+from edgellm.layer_range import HERE, LayerRange, StageShare
 from edgellm.llm.mesh_llm import OpenedMesh
 from edgellm.mesh.pipeline import StageRecord
 from edgellm.spec.types import Summary
 
 if TYPE_CHECKING:
+    from edgellm.coldstart.phases.model import Move
     from edgellm.coldstart.plan import Plan, PlanOption
+    from edgellm.mesh.phases.next_pipeline import TakeOver
     from edgellm.rpc.discovery.workers import Worker
 
 
@@ -35,13 +37,29 @@ class DeviceTimeline:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredMove:
+    """A placement that took over in a reply: after `token` tokens, `at` seconds from the request, having `loaded` and
+    read the text (`ready`); and the same of the plan, None if it is not a move of the plan."""
+
+    shares: tuple[StageShare, ...]
+    token: int
+    loaded: float
+    ready: float
+    at: float
+    planned: Move | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """A reply as measured: until the first token, stage by stage, and the time of each further token. `disproved`: a
-    sentence for each figure that the reply has shown to be wrong, which is measured again before the next plan."""
+    sentence for each figure that the reply has shown to be wrong, which is measured again before the next plan.
+
+    A reply in phases has `moves`, and neither stages nor timelines: those of the first placement are gone."""
 
     option: PlanOption
     timelines: tuple[DeviceTimeline, ...]
     disproved: tuple[str, ...] = ()
+    moves: tuple[MeasuredMove, ...] = ()
 
 
 def measured(opened: OpenedMesh, since: float, ttft: float, tokens: int, seconds: float) -> Measured:
@@ -107,11 +125,17 @@ def disproved_figures(found: PlanOption, plan: PlanOption | None, workers: Mappi
     return tuple(sentences)
 
 
-def comparison(found: PlanOption | None, plan: PlanOption | None, disproved: Sequence[str] = ()) -> dict[str, Any]:
+def comparison(
+    found: PlanOption | None, plan: PlanOption | None, disproved: Sequence[str] = (), moves: Sequence[MeasuredMove] = ()
+) -> dict[str, Any]:
     """Return measured and planned times as JSON, None for missing ones, layers counted from 1. At least one of the two
-    is given. `disproved`: as in `Measured`."""
+    is given. `disproved` and `moves`: as in `Measured`; of a reply in phases, its moves and its end are there, too."""
     shown = found or plan
-    return {
+    in_phases = {} if not moves or found is None else {
+        "reply_s": found.reply_s, "planned_reply_s": None if plan is None else plan.reply_s,
+        "moves": [_move_numbers(one) for one in moves],
+    }  # fmt: skip
+    return in_phases | {
         "ttft_s": None if found is None else found.ttft_s, "token_s": None if found is None else found.token_s,
         "planned_ttft_s": None if plan is None else plan.ttft_s,
         "planned_token_s": None if plan is None else plan.token_s,
@@ -121,6 +145,17 @@ def comparison(found: PlanOption | None, plan: PlanOption | None, disproved: Seq
             for one in (() if shown is None else shown.stages)
         ],
         "disproved": list(disproved),
+    }  # fmt: skip
+
+
+def _move_numbers(move: MeasuredMove) -> dict[str, Any]:
+    planned = move.planned
+    return {
+        "after_token": move.token, "at_s": move.at, "loaded_s": move.loaded, "ready_s": move.ready,
+        "stages": [{"device": share.name, "first_layer": share.layers.start + 1, "last_layer": share.layers.stop}
+                   for share in move.shares],
+        "planned": None if planned is None else
+        {"after_token": planned.token, "at_s": planned.seconds, "loaded_s": planned.loaded, "ready_s": planned.ready},
     }  # fmt: skip
 
 
@@ -161,11 +196,36 @@ class Replies:
             return None
         rest = (summary.tokens - 1) / summary.tokens_per_second if summary.tokens_per_second else 0.0
         ttft = summary.first_at - since  # the reply's own clock starts later than either
+        taken = [one for one in self._opened.verifier.mesh.take_overs if one.at > summary.first_at]
+        if taken:
+            return self._in_phases(taken, since, ttft, ttft + rest, summary, cold=cold)
         found = measured(self._opened, since, ttft, summary.tokens, ttft + rest)
         plan = self._opened.predict(summary.prompt_tokens, summary.tokens, cold=cold)
         if self._opened.workers is not None:
             found = replace(found, disproved=disproved_figures(found.option, plan, self._opened.workers))
         return found, plan
+
+    def _in_phases(
+        self, taken: Sequence[TakeOver], since: float, ttft: float, seconds: float, summary: Summary, *, cold: bool
+    ) -> tuple[Measured, PlanOption | None]:
+        """Return the measured times of a reply in which these placements took over, and the plan of a similar one."""
+        self._opened.verifier.measured()  # for the next reply
+        phases, tokens = self._opened.phases, summary.tokens
+        plan = None if phases is None or not cold else phases.predict(summary.prompt_tokens, tokens)
+        moves = []
+        for at, one in enumerate(taken):
+            planned = plan.made[at] if plan is not None and at < len(plan.made) else None
+            moves.append(
+                MeasuredMove(
+                    one.shares, one.tokens - summary.prompt_tokens, one.loaded - since, one.ready - since,
+                    one.at - since, planned,
+                )
+            )  # fmt: skip
+        found = PlanOption((), ttft, (seconds - ttft) / max(1, tokens - 1), seconds)
+        option = None
+        if plan is not None:
+            option = PlanOption((), plan.ttft, (plan.seconds - plan.ttft) / max(1, tokens - 1), plan.seconds)
+        return Measured(found, (), moves=tuple(moves)), option
 
 
 COLOURS = {"load": "#e8b04a", "wait": "#d9d9d9", "network": "#a45a92", "compute": "#479a63"}

@@ -2,6 +2,9 @@
 
 A lost stage takes only its part of every session's KV cache with it: the text is here. So a session that waits for a
 verdict requests it again from the beginning, and gets the same one. No token can be lost or duplicated.
+
+Another placement may take over without a loss: its pipeline is opened beside the present one (`NextPipeline`), and is
+that of the next token once it has loaded and has read the texts of the open replies.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +24,8 @@ from edgellm.coldstart.problem_builder import MemoryOverhead
 from edgellm.engine import Ids, common_prefix
 from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
 from edgellm.layer_range import StageShare, ranges
-from edgellm.mesh.messages import StageSpec
+from edgellm.mesh.messages import MAX_ROWS, StageSpec
+from edgellm.mesh.phases.next_pipeline import NextPipeline, TakeOver
 from edgellm.mesh.pipeline import Pipeline, StageHost
 from edgellm.mesh.placement import fail_over
 from edgellm.spec.types import NO_IDS
@@ -91,6 +95,11 @@ class Mesh:
         self._slots = [_Slot() for _ in range(work.sessions)]
         self._closed = False
         self._direct = True
+        self._following: deque[tuple[StageShare, ...]] = deque()  # placements that take over, one after the other
+        self._rest: tuple[StageShare, ...] = ()  # where the model is to lie between replies
+        self._next: NextPipeline | None = None
+        self._opening = False  # a thread opens it
+        self.take_overs: list[TakeOver] = []
         check_shares(self.shares, work.n_layers, self._devices)
 
     def pipeline(self) -> tuple[Pipeline, int]:
@@ -109,6 +118,86 @@ class Mesh:
             if self._pipeline is None:
                 raise DeviceLost("The mesh could not be opened.", "Ask again.")
             return self._pipeline, self.generation
+
+    def move(self, following: Sequence[Sequence[StageShare]], rest: Sequence[StageShare] = ()) -> None:
+        """Let these placements take over behind the replies, one after the other, and `rest`, if given, once no reply
+        is open. The first one begins to load now where only devices without a part in the present one have to, and
+        else after the first verdict.
+
+        Raises:
+            PlanImpossible: as for the shares of a mesh.
+        """
+        for shares in (*following, *([rest] if rest else [])):
+            check_shares(shares, self.work.n_layers, self._devices)
+        with self._lock:
+            self._following = deque(tuple(shares) for shares in following)
+            self._rest = tuple(rest)
+            present = {share.name: set(share.layers) for share in self.shares}
+            first = self._following[0] if self._following else ()
+            busy = [share for share in first if not present.get(share.name, set()).issuperset(share.layers)]
+            if first and not present.keys() & {share.name for share in busy}:
+                self._open_next(self._following.popleft())
+
+    def coming(self) -> NextPipeline | None:
+        """Return the pipeline that takes over next, if one is open."""
+        return self._next
+
+    def token_ended(self, slot: int, text: Ids, rows: int = MAX_ROWS) -> None:
+        """Let the next placement take over if it is ready; the sequence's `text` has just become what it is."""
+        with self._lock:
+            following, pipeline = self._next, self._pipeline
+            if following is None or pipeline is None or pipeline.lost is not None:
+                return
+            if following.pipeline.lost is not None:
+                self._give_up(following)
+                return
+            taken = [at for at, one in enumerate(self._slots) if one.taken]
+            present = {at: self.held(at, self.generation) for at in taken}
+            if following.ready({at: (text if at == slot else present[at], present[at]) for at in taken}, rows):
+                pipeline.retire()
+                self._take_over(following, len(text))
+
+    def _take_over(self, following: NextPipeline, tokens: int) -> None:
+        """Make a pipeline the present one, and open the one after it."""
+        self.generation += 1
+        for at, slot in enumerate(self._slots):
+            slot.held, slot.generation = following.held(at), self.generation
+        self.shares, self._pipeline, self._next = following.shares, following.pipeline, None
+        self.take_overs.append(following.taken(tokens))
+        _log.info("pipeline %d over %s", self.generation, ", ".join(share.name for share in self.shares))
+        if self._following:
+            self._open_next(self._following.popleft())
+
+    def _give_up(self, following: NextPipeline) -> None:
+        """Stay with the present pipeline: a device of the next one is lost."""
+        name, lost = following.pipeline.lost or ("", None)
+        following.pipeline.close()
+        self._next, self._rest = None, ()
+        self._following.clear()
+        if lost is not None:
+            _log.warning("the next pipeline has lost %s: %s", name, lost.error.what)
+            self.notify(f"{name} cannot take over ({lost.error.what}) The layers stay where they are.")
+
+    def _open_next(self, shares: tuple[StageShare, ...], rows: int = MAX_ROWS, *, read: bool = False) -> None:
+        """Open the next pipeline, in a thread of its own, because memory may have to be waited for. `read`: with the
+        texts that the present one holds, as no reply is open."""
+        self._opening = True
+
+        def open_it() -> None:
+            stages = [
+                (self._devices[share.name].stage_host(), replace(self.work, layers=share.layers)) for share in shares
+            ]
+            following = NextPipeline(shares, stages, direct=self._direct)
+            with self._lock:
+                self._opening = False
+                if self._closed:
+                    following.pipeline.close()
+                    return
+                self._next = following
+                for at in range(len(self._slots)) if read else ():
+                    following.read(at, self.held(at, self.generation), rows)
+
+        threading.Thread(target=open_it, name="next-pipeline", daemon=True).start()
 
     def current(self) -> Pipeline | None:
         """Return the pipeline, if one is open."""
@@ -131,7 +220,12 @@ class Mesh:
 
     def release(self, slot: int) -> None:
         """Free the sequence of a session that is over; its tokens may serve another session."""
-        self._slots[slot].taken = False
+        with self._lock:
+            self._slots[slot].taken = False
+            idle = not any(one.taken for one in self._slots) and self._next is None and not self._opening
+            if idle and not self._closed and self._rest and self._rest != self.shares:
+                self._following.clear()
+                self._open_next(self._rest, read=True)
 
     def held(self, slot: int, generation: int) -> Ids:
         """Return the tokens that every stage's cache holds for a sequence once all micro-batches are computed."""
@@ -143,13 +237,21 @@ class Mesh:
         self._slots[slot].held, self._slots[slot].generation = ids, generation
 
     def confirm(self) -> None:
-        """Forget the losses counted so far: a verdict has come, so the pipeline has recovered."""
+        """Forget the losses counted so far: a verdict has come, so the pipeline has recovered. Layers for the placement
+        that takes over may be loaded now."""
         self._reopened.clear()
+        if self._following and self._next is None:
+            with self._lock:
+                if self._following and self._next is None and not self._opening:
+                    self._open_next(self._following.popleft())
 
     def close(self) -> None:
         """Close the mesh, and release all stages."""
         with self._lock:
             self._closed = True
+            if self._next is not None:
+                self._next.pipeline.close()
+                self._next = None
             if self._pipeline is not None:
                 self._pipeline.close()
                 self._pipeline = None
@@ -171,6 +273,16 @@ class Mesh:
     def _open(self) -> None:
         shares = self.shares
         if any(share.name in self._lost for share in shares):
+            following, self._next = self._next, None
+            if following is not None and self._can_stand_in(following):
+                why = "; ".join(f"{name}: {error.what}" for name, error in self._lost.items())
+                self.notify(f"A device was lost ({why}) Those that were to take over do so now; the reply continues.")
+                self._take_over(following, max((len(slot.held) for slot in self._slots if slot.taken), default=0))
+                return
+            if following is not None:
+                following.pipeline.close()
+            self._following.clear()
+            self._rest = ()
             shares = self._replanned()
             who = ", ".join(f"{share.name} {share.layers}" for share in shares)
             why = "; ".join(f"{name}: {error.what}" for name, error in self._lost.items())
@@ -181,6 +293,10 @@ class Mesh:
         stages = [(self._devices[share.name].stage_host(), replace(self.work, layers=share.layers)) for share in shares]
         _log.info("pipeline %d over %s", self.generation, ", ".join(share.name for share in shares))
         self._pipeline = Pipeline(stages, direct=self._direct)
+
+    def _can_stand_in(self, following: NextPipeline) -> bool:
+        """Return whether the next pipeline is without a loss, and needs none of the devices that are lost."""
+        return following.pipeline.lost is None and not any(share.name in self._lost for share in following.shares)
 
     def _replanned(self) -> tuple[StageShare, ...]:
         """Return new shares over the remaining devices; if they cannot hold the model, also over lost ones that are

@@ -259,6 +259,7 @@ class Pipeline:
         self._asked: dict[int, tuple[int, Future[StageAnswer]]] = {}
         self._traces: dict[int, tuple[set[int], threading.Event, float]] = {}
         self._lock = threading.Lock()
+        self._retired = False
         for at, record in reversed(list(enumerate(self.records))):  # a stage is there before the one that sends to it
             after = self.records[at + 1].host if direct and at + 1 < len(self.records) else None
             record.host.begin(record.work, partial(self._on_event, at), after, self._waiting)
@@ -313,6 +314,18 @@ class Pipeline:
             record.host.close()
         self._fail(DeviceLost("The pipeline is closed.", "Ask again."))
 
+    def retire(self) -> None:
+        """Release the stages as soon as no request is open. Nothing may be asked any more."""
+        with self._lock:
+            self._retired = True
+        self._close_if_retired()
+
+    def _close_if_retired(self) -> None:
+        with self._lock:
+            over = self._retired and not self._asked
+        if over:
+            self.close()
+
     def _on_event(self, at: int, event: Event) -> None:
         record = self.records[at]
         if isinstance(event, Forward):
@@ -343,6 +356,7 @@ class Pipeline:
         if self.lost is None:
             self.lost = name, lost
             self._fail(self._device_lost(*self.lost))
+            self._close_if_retired()
 
     def _forward(self, at: int, reported: MicroBatch) -> None:
         """Send rows to the next stage, if they belong to a micro-batch that was sent."""
@@ -385,6 +399,7 @@ class Pipeline:
                 self._deadline.restart()
         if asked is not None:
             asked[1].set_result(answer)
+        self._close_if_retired()
 
     def _failed(self, event: Failed) -> None:
         """Fail the request that a failed micro-batch belongs to."""
@@ -396,6 +411,7 @@ class Pipeline:
                 self._deadline.restart()
         if asked is not None:
             asked[1].set_exception(event.error)
+        self._close_if_retired()
 
     def _fail(self, error: EdgeError) -> None:
         with self._lock:

@@ -121,6 +121,7 @@ class MeshSession(VerifierSession):
                 f"{len(prefix)} tokens and {len(chunk)} drafted ones do not fit the {most} positions of a session.",
                 "Shorten the prompt, or open the mesh with a longer context.",
             )
+        self._mesh.token_ended(self._slot, prefix, self._rows)
         pipeline, generation = self._mesh.pipeline()
         # a session's micro-batches stay in order: the stages will have earlier ones, even without their verdicts
         start = common_prefix(self._mesh.held(self._slot, generation), prefix[:-1])

@@ -26,11 +26,34 @@ Spans = Sequence[tuple[float, float]]
 
 
 def print_timeline(console: Console, found: Measured, plan: PlanOption | None) -> None:
-    """Print the reply's figures, then a Gantt chart up to the first token."""
+    """Print the reply's figures, then a Gantt chart up to the first token, or the moves of a reply in phases."""
+    if found.moves:
+        print_moves(console, found, plan)
+        return
     console.print(figures(found.option, plan))
     console.print()
     for line in gantt(found, plan, min(WIDEST, console.width - 32)):
         console.print(line)
+
+
+def print_moves(console: Console, found: Measured, plan: PlanOption | None) -> None:
+    """Print after which token which placement took over, and when."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("FROM TOKEN", "ON", "LOADED", "HAD READ THE TEXT", "TOOK OVER"):
+        table.add_column(name, justify="left" if name == "ON" else "right", no_wrap=name != "ON")
+    for move in found.moves:
+        planned = move.planned
+        token = f"{move.token + 1}" if planned is None else f"{move.token + 1} ({planned.token + 1})"
+        expected = (None, None, None) if planned is None else (planned.loaded, planned.ready, planned.seconds)
+        times = zip((move.loaded, move.ready, move.at), expected, strict=True)
+        where = ", ".join(f"{one_line(share.name)} {share.layers}" for share in move.shares)
+        table.add_row(token, where, *(_both(*one) for one in times))
+    ends = (("first token", "ttft_s"), ("last token", "reply_s"))
+    for name, key in ends:
+        both = _both(getattr(found.option, key), None if plan is None else getattr(plan, key))
+        table.add_row("", name, "", "", both)
+    table.caption = None if plan is None else "measured (planned)"
+    console.print(table)
 
 
 def figures(way: PlanOption, plan: PlanOption | None) -> Table:
@@ -125,7 +148,7 @@ class Reports:
             return
         did, plan = found
         if self._as_json:
-            emit(json.dumps({"mesh": comparison(did.option, plan, did.disproved)}))
+            emit(json.dumps({"mesh": comparison(did.option, plan, did.disproved, did.moves)}))
         else:
             print_timeline(err(), did, plan)
             for sentence in did.disproved:

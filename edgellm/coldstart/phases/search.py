@@ -59,8 +59,9 @@ class PhasePlan:
         return 1.0 - self.reply.seconds / self.unmoved.seconds if self.unmoved.seconds > 0.0 else 0.0
 
 
-def plan_phases(problem: PhaseProblem, stop: Stop = never) -> PhasePlan | None:
-    """Return the best plan found of a reply in phases; None if no placement of the model fits the devices.
+def plan_phases(problem: PhaseProblem, stop: Stop = never, *, start: Cut | None = None) -> PhasePlan | None:
+    """Return the best plan found of a reply in phases; None if no placement of the model fits the devices. With a
+    `start`, the reply begins with that one.
 
     Candidates begin with the placements that are best for the first token, for whole replies of this length and of
     shorter ones, and for a single device; and move towards those that write soonest. Staying is the answer unless a
@@ -73,20 +74,22 @@ def plan_phases(problem: PhaseProblem, stop: Stop = never) -> PhasePlan | None:
     writing = _writing(task, stop) or first
     single = _single(problem)
     lengths = {problem.further, problem.further // 4, problem.further // 16} - {0}
-    starts = _distinct(problem, [first, *(_cut(task, one, stop) for one in sorted(lengths)), writing, single])
+    given = [start] if start is not None else []
+    starts = _distinct(problem, [*given, first, *(_cut(task, one, stop) for one in sorted(lengths)), writing, single])
     unmoved = {cut: steady(problem, cut) for cut in starts}
-    best = min(unmoved.values(), key=lambda reply: reply.seconds)
+    begins = given or starts
+    best = min((unmoved.get(cut) or steady(problem, cut) for cut in begins), key=lambda reply: reply.seconds)
     moving: PhasedReply | None = None
     targets = _distinct(problem, [writing, single])
     for target in targets:
-        for start in starts:
-            if stop() or start == target or per_token(task, target) >= per_token(task, start):
+        for begin in begins:
+            if stop() or begin == target or per_token(task, target) >= per_token(task, begin):
                 continue
-            found = searched(problem, start, target, stop)
+            found = searched(problem, begin, target, stop)
             if found is not None and (moving is None or found.seconds < moving.seconds):
                 moving = found
     made = moving is not None and moving.made and moving.seconds < (1.0 - BETTER) * best.seconds
-    alternatives = [one for one in unmoved.values() if one.seconds < problem.beyond]
+    alternatives = [best] if given else [one for one in unmoved.values() if one.seconds < problem.beyond]
     return PhasePlan(
         moving if made and moving is not None else best, unmoved.get(first, best), unmoved.get(writing, best),
         None if single is None else unmoved[single], best, moving,

@@ -179,6 +179,7 @@ def run(
         file, options, draft=draft, hardware=own, draft_hardware=hardware.of(DRAFT),
         notify=lambda text: say(text, style="yellow"),
     ) as opened:  # fmt: skip
+        say_phases(opened)
         if explain:
             say(opened.reason, style="dim")
         reports = Reports(opened, as_json=as_json)
@@ -240,13 +241,24 @@ def over_devices(
     else:
         split = mesh
     options = MeshOptions(
-        split, fleet, placed, tuple(peers), target.context, sessions, tokens_in=target.tokens_in, tokens_out=max_tokens
-    )
+        split, fleet, placed, tuple(peers), target.context, sessions, tokens_in=target.tokens_in, tokens_out=max_tokens,
+        objective=target.objective, rests=True,
+    )  # fmt: skip
     opened = open_mesh(
         file, options, draft=draft, history=history, hardware=own, draft_hardware=hardware.of(DRAFT),
         notify=lambda text: say(text, style="yellow"),
     )  # fmt: skip
+    say_phases(opened)
     return OverDevicesPair(opened.pair, Reports(opened, as_json=as_json), opened)
+
+
+def say_phases(opened: OpenedMesh) -> None:
+    """Say which placements are planned to take over behind a reply."""
+    if opened.phases is not None and opened.phases.following:
+        from edgellm.cli.views.phase_view import phase_lines
+
+        for line in phase_lines(opened.phases.plan, opened.phases.problem, opened.phases.names):
+            say(line, style="dim")
 
 
 def open_rpc(

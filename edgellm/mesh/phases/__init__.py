@@ -1,0 +1,1 @@
+"""Another placement of the model, which takes over between two tokens of a reply."""

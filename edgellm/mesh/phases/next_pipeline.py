@@ -1,0 +1,98 @@
+"""The pipeline that takes over next: it loads, and reads the texts so far, behind the tokens that another one writes.
+
+Stages of one device share their weights, so only layers that the device lacks are loaded. Nothing of the present
+pipeline depends on this one: if it is lost, it is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from time import perf_counter
+
+from edgellm.engine import Ids, common_prefix
+from edgellm.layer_range import StageShare
+from edgellm.mesh.messages import StageAnswer, StageSpec
+from edgellm.mesh.pipeline import Pipeline, StageHost
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk
+from edgellm.verifier.requests import VerifyRequest
+
+CATCH_UP = 8
+"""Tokens that the next pipeline may have to read more than the present one, and take over at once: a pass of so few
+takes hardly longer than one of a single token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """A pipeline that has taken over, with `perf_counter` times: when it began to load, was seen to have loaded and to
+    have read the text, and took over, at the end of a text of `tokens` tokens."""
+
+    shares: tuple[StageShare, ...]
+    began: float
+    loaded: float
+    ready: float
+    at: float
+    tokens: int
+
+
+class NextPipeline:
+    """A pipeline over `shares`, on its way. Not thread-safe."""
+
+    def __init__(
+        self, shares: Sequence[StageShare], stages: Sequence[tuple[StageHost, StageSpec]], *, direct: bool
+    ) -> None:
+        """Start the stages, which begin to load."""
+        self.shares = tuple(shares)
+        self.began, self._loaded_at, self._ready_at = perf_counter(), 0.0, 0.0
+        self.pipeline = Pipeline(stages, direct=direct)
+        self._texts: dict[int, Ids] = {}
+        self._reading: dict[int, Future[StageAnswer]] = {}
+
+    @property
+    def loaded(self) -> bool:
+        """Return whether all layers are loaded."""
+        if not self._loaded_at and all(record.whole for record in self.pipeline.records):
+            self._loaded_at = perf_counter()
+        return self._loaded_at > 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Return whether it loads, or reads a text that was given to it."""
+        return not self.loaded or not all(reading.done() for reading in self._reading.values())
+
+    def held(self, slot: int) -> Ids:
+        """Return the tokens that every stage's cache holds for a sequence."""
+        reading = self._reading.get(slot)
+        failed = reading is None or not reading.done() or reading.exception() is not None
+        return NO_IDS if failed else self._texts[slot]
+
+    def read(self, slot: int, text: Ids, rows: int) -> None:
+        """Begin to read a text, in parts of `rows` tokens, if none is being read for the sequence."""
+        if not len(text) or slot in self._reading:
+            return
+        self._texts[slot] = text.copy()
+        request = VerifyRequest(slot, GREEDY, len(text), NO_IDS, Chunk())
+        self._reading[slot] = self.pipeline.ask(slot, 0, self._texts[slot], request, rows)
+
+    def ready(self, texts: Mapping[int, tuple[Ids, Ids]], rows: int) -> bool:
+        """Return whether the pipeline may take over: all layers are loaded, and the texts read as far as they were when
+        that began. It begins now for those that were not read yet, unless the present pipeline, too, has nearly all of
+        them to read. `texts`: of every open reply, what it is now, and what the present pipeline holds of it."""
+        if not self.loaded:
+            return False
+        ready = True
+        for slot, (text, present) in texts.items():
+            missing = len(text) - common_prefix(self.held(slot), text)
+            if missing <= len(text) - common_prefix(present, text) + CATCH_UP:
+                continue
+            self.read(slot, text, rows)
+            ready &= self._reading[slot].done()
+        if ready:
+            self._ready_at = perf_counter()
+        return ready
+
+    def taken(self, tokens: int) -> TakeOver:
+        """Return the record of the take-over, which happens now."""
+        now = perf_counter()
+        return TakeOver(self.shares, self.began, self._loaded_at or now, self._ready_at or now, now, tokens)
