@@ -22,7 +22,8 @@ TESTS = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Group:
-    """Files of tests, without those whose names contain one of the words `without`: slow ones of what others show.
+    """Files of tests, without those whose names contain one of the words `without`: slow ones of what others show, and
+    those of what is the same wherever a model's memory is.
 
     Of a test in `cases`, by a part of its name, only those cases run here whose ids contain one of some words. The
     others differ in what is the same wherever the memory is, and run on the host.
@@ -52,11 +53,15 @@ GROUPS = {
         cases={"any_rollback_and_branch": ("1-True", "3-False"), "logits_are_those_of_the_whole_model": ("-3]",)},
         least=80,
     ),
-    "drafters": Group(
+    "drafters and profiles": Group(
         (
             "spec/test_early_exit.py", "spec/test_importance.py", "spec/test_parallel.py", "spec/test_real_pair.py",
+            "llm/test_profiling.py",
         ),
-        without=("whatever_prefixes_come", "hit_more_often"),
+        without=(
+            "whatever_prefixes_come", "hit_more_often", "replies_make_a_profile", "interrupted",
+            "early_exit_is_measured", "progress", "profile_alone", "verified_as_often",
+        ),
         cases={
             "it_changes_nothing": ("sampling]",), "logits_are_the_uncut_models_after_any_exits": ("0.6]",),
             "with_the_gate_always_open": ("0]", "5]"),
@@ -65,16 +70,14 @@ GROUPS = {
     ),
     "pairs": Group(
         ("llm/test_architectures.py", "llm/test_paths.py", "llm/test_ngram_runtime.py"),
+        without=("that_proves_wrong", "that_load_may_explain", "says_whether", "slow_device"),
         cases={"the_verifier_writes_what_it_writes_alone": ("auto]", "reuse]")},
-        least=40,
-    ),
-    "profiles": Group(
-        ("llm/test_profiling.py",),
-        without=("replies_make_a_profile", "interrupted", "early_exit_is_measured"),
-        least=3,
+        least=30,
     ),
     "verifiers and workers": Group(
-        ("verifier/test_inside.py", "services/test_verifier_server.py", "services/test_worker_server.py")
+        ("verifier/test_inside.py", "services/test_verifier_server.py", "services/test_worker_server.py"),
+        without=("stopping", "signals", "still_leave", "answered_busy"),
+        least=30,
     ),
 }  # fmt: skip
 
