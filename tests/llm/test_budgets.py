@@ -23,7 +23,7 @@ def pair(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[LLM]:
 )
 def test_the_realised_share_is_the_budget(pair: LLM, gate: str, budget: float) -> None:
     decided = offloaded = 0
-    for messages in prompts(ASKED, 6):
+    for messages in prompts(ASKED, 4):
         reply = pair.reply(messages, max_tokens=80, gate=gate, budget=budget, seed=1)
         list(reply)
         decided += reply.summary.rounds

@@ -165,7 +165,7 @@ def test_replies_make_a_profile_and_improve_it_where_the_user_allows_it(
     f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgellm.llm.pair_stats.LEARNED", 128)
-    asked = prompts(PROFILED, 6)
+    asked = prompts(PROFILED, 4)
     sizes: list[int] = []
     for part in (asked[: len(asked) // 2], asked[len(asked) // 2 :]):  # two processes
         with LLM.open(*f32_pair, threads=1) as pair:

@@ -71,7 +71,7 @@ def test_greedy_replies_are_the_verifiers_own(name: str, retokenized: Retokenize
     with LLM.open("none", verifier, threads=1) as alone, LLM.open(draft, verifier, threads=1) as pair:
         translated = any("different tokenizers" in notice for notice in pair.notices)
         assert translated is (list(PAIRS).index(name) >= ONE_TOKENIZER)
-        for number in range(3):
+        for number in range(2):
             wanted = ids(alone.reply(case(number), max_tokens=40, retrieval="off"))
             assert ids(pair.reply(case(number), max_tokens=40)) == wanted
             reply = pair.reply(case(number), max_tokens=40, retrieval="off")

@@ -105,10 +105,10 @@ def runs(chunks: int, told: bool) -> list[Run]:
 
 
 def test_trees_are_taken_where_they_foretell_better() -> None:
-    found = fit_rejection(runs(2000, told=True))
+    found = fit_rejection(runs(1000, told=True))
     assert isinstance(found.predictor, Trees)
     assert found.losses["trees"] < 0.5 * found.losses["linear"]
-    assert len(found.unseen) == 2000
+    assert len(found.unseen) == 1000
 
 
 def test_where_there_is_nothing_to_find_little_is_said() -> None:

@@ -65,7 +65,7 @@ def runs(draft_model: Model, verifier_model: Model, drafter: ModelDrafter) -> li
     verifier = LocalVerifier(verifier_model, pool, 1024)
     session = verifier.open(GenerationState())
     watcher = PairProfiler(drafter, session, draft_model.is_eog, GenerationLimits(MOST, gamma=GAMMA))
-    found = [watcher.run(prompt) for prompt in prompts(draft_model, seed=31, count=4)]
+    found = [watcher.run(prompt) for prompt in prompts(draft_model, seed=31, count=3)]
     session.close()
     verifier.close()
     return found
@@ -152,7 +152,7 @@ def test_the_budget_is_spent_on_prompts_that_were_not_profiled(
     profile: Profile, drafter: ModelDrafter, draft_model: Model, budget: float
 ) -> None:
     controller = BudgetController()
-    for prompt in prompts(draft_model, seed=47, count=4):
+    for prompt in prompts(draft_model, seed=47, count=3):
         gate = LearnedGate(profile, budget, controller, seed=1)  # one for each reply
         state = GenerationState(prompt, limits=GenerationLimits(MOST))
         while state.tokens_left:
