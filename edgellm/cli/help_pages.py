@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -87,7 +89,7 @@ class _CommandPage(TyperCommand):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.params.append(_option_of(_help_all))
+        self.params.append(copy(_help_all_option()))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage line, with brackets around what may be left out and no others."""
@@ -137,10 +139,11 @@ def _help_all(
     """Declare the option."""
 
 
-def _option_of(declaration: Callable[..., None]) -> Any:
-    """Return the option that a function of one parameter declares."""
+@cache
+def _help_all_option() -> Any:
+    """Return the option that `_help_all` declares, which takes as long as the options of a command."""
     holder = typer.Typer(add_completion=False)
-    holder.command()(declaration)
+    holder.command()(_help_all)
     return get_command(holder).params[0]
 
 
