@@ -373,6 +373,7 @@ class _UvicornServer(uvicorn.Server):
         super().__init__(config)
         self.started_or_failed = threading.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
+        self._ending = asyncio.Event()
         self._limiters: list[ConnectionLimiter] = []
         self._shutdowns: set[asyncio.Task[None]] = set()
 
@@ -382,6 +383,13 @@ class _UvicornServer(uvicorn.Server):
         make_connection = partial(TimedConnection, make_protocol=self._make_protocol)
         self._limiters = [ConnectionLimiter(one, self.config.ssl, make_connection) for one in sockets or ()]
         self.started_or_failed.set()
+
+    async def main_loop(self) -> None:
+        """Wait for the end, and renew the date of answers each second. uvicorn's own looks ten times a second, and
+        notices the end as late."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), 1.0)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for limiter in self._limiters:
@@ -395,6 +403,7 @@ class _UvicornServer(uvicorn.Server):
     async def _shut_down(self, handler: RequestHandler, grace: float) -> None:
         await handler.shut_down(grace)
         self.should_exit = True
+        self._ending.set()
 
     def _make_protocol(self, connection: TimedConnection) -> asyncio.Protocol:
         """Return uvicorn's protocol for a connection, as uvicorn's own `startup` makes it."""
