@@ -1,12 +1,15 @@
 """Kill or stop a worker during a reply: is a token lost or changed?
 
-    python -m bench.mesh.kill_worker [REPLIES] [--workers 4] [--seed 0]
+    python -m bench.mesh.kill_worker [REPLIES] [--workers 4] [--moves] [--seed 0]
 
 Every worker holds all layers of the bundled verifier (an f32 copy); three of the WORKERS hold its stages at first. Each
 reply is written twice, greedily, TOKENS long: undisturbed, and with one of the three hit by SIGKILL (in every fifth
 reply by SIGSTOP) at a random moment: while it loads, in the prefill, or while it writes. In every second reply the
 bundled draft model drafts, so that drafted chunks are on their way. The worker that was hit is started again for the
 next reply.
+
+With `--moves` all layers move to one worker behind each reply, either one of the three or one that has none; any of the
+four is hit, at a random moment between the beginning of the move and its end.
 
 Both texts must be that of the uncut model in one process, else the exit code is 1. The table has the replies with that
 text, those that went on over other devices, the state in which the worker was hit, and the time that this cost.
@@ -91,10 +94,15 @@ class Coordinator:
         names = list(self.workers)
         self._shares = [StageShare(name, LayerRange(a, b)) for name, a, b in zip(names, ends, ends[1:], strict=False)]
 
-    def write(self, prompt: Ids, drafts: bool, hit: Callable[[Mesh, list[int]], None] | None = None) -> tuple[Any, ...]:
-        """Return the reply, its seconds, and how often a pipeline was reopened."""
+    def write(
+        self, prompt: Ids, drafts: bool, hit: Callable[[Mesh, list[int]], None] | None = None, to: str | None = None
+    ) -> tuple[list[int], float, int, tuple[float, float]]:
+        """Return the reply, its seconds, how often a pipeline was reopened, and when the move to the worker `to` began
+        and was over, in seconds."""
         members = [worker.member(name) for name, worker in self.workers.items()]
         mesh = Mesh(members, self._shares, self._work)
+        if to is not None:
+            mesh.move([[StageShare(to, LayerRange(0, self._work.n_layers))]])
         verifier = MeshVerifier(mesh, lambda _token: False, rows=32)
         drafter = ModelDrafter(self._draft, Context(self._draft, n_ctx=POSITIONS, threads=1)) if drafts else None
         written: list[int] = []
@@ -112,7 +120,9 @@ class Coordinator:
                 stats=Stats(),
             )
             written.extend(event.id for event in events if isinstance(event, Token))
-            return written, time.perf_counter() - began, mesh.recoveries
+            took = time.perf_counter() - began
+            over = [(one.began - began, one.at - began) for one in mesh.take_overs]
+            return written, took, mesh.recoveries, over[0] if over else (0.0, took)
         finally:
             if striker is not None:
                 striker.join()
@@ -131,18 +141,24 @@ def alone(model: Model, prompt: Ids) -> list[int]:
     return found
 
 
-def trial(home: Coordinator, big: Model, prompt: Ids, number: int, rng: random.Random) -> Outcome:
-    """Write one reply, undisturbed and hit, and return the result."""
+def trial(home: Coordinator, big: Model, prompt: Ids, number: int, rng: random.Random, moves: bool = False) -> Outcome:
+    """Write one reply, undisturbed and hit, and return the result. `moves`: all layers move to one worker behind it."""
     for worker in home.workers.values():
         worker.wait()
     drafts, kind = number % 2 == 1, "hang" if number % 5 == 4 else "kill"
     own = alone(big, prompt)
-    undisturbed, seconds, _ = home.write(prompt, drafts)
-    victim, moment = rng.choice(list(home.workers)[:STAGES]), rng.random()
+    names = list(home.workers)
+    to = names[rng.choice((1, STAGES))] if moves else None
+    undisturbed, seconds, _, (begins, ends) = home.write(prompt, drafts, to=to)
+    victim, moment = rng.choice(names if moves else names[:STAGES]), rng.random()
     states = []
 
     def strike(mesh: Mesh, written: list[int]) -> None:
-        time.sleep(moment * seconds)
+        time.sleep(begins + moment * (ends - begins) if moves else moment * seconds)
+        if moves and (mesh.coming() is not None or mesh.take_overs):
+            states.append("moving" if mesh.coming() is not None else "moved")
+            home.workers[victim].hit(kind)
+            return
         records = mesh.pipeline()[0].records
         loading = not all(record.whole for record in records)
         states.append("loading" if loading else "prefill" if not written else "writing")
@@ -151,7 +167,7 @@ def trial(home: Coordinator, big: Model, prompt: Ids, number: int, rng: random.R
     problems = [] if undisturbed == own else ["the undisturbed text is not the uncut model's"]
     longer, recovered = 0.0, 0
     try:
-        text, took, recovered = home.write(prompt, drafts, strike)
+        text, took, recovered, _ = home.write(prompt, drafts, strike, to)
         longer = took - seconds
         if text != own:
             same = next(
@@ -166,9 +182,9 @@ def trial(home: Coordinator, big: Model, prompt: Ids, number: int, rng: random.R
 
 def run(
     draft: Path, verifier: Path, replies: int, seed: int, workers: int = 4,
-    on_outcome: Callable[[Outcome], object] = lambda _outcome: None,
+    on_outcome: Callable[[Outcome], object] = lambda _outcome: None, *, moves: bool = False,
 ) -> list[Outcome]:  # fmt: skip
-    """Run all trials, on f32 model files; call `on_outcome` with each."""
+    """Run all trials, on f32 model files; call `on_outcome` with each. `moves` as for `trial`."""
     rng = random.Random(seed)
     cases = [held_out(family, -(-replies // len(FAMILIES))) for family in FAMILIES]
     prompts = [case.prompt for group in zip(*cases, strict=True) for case in group][:replies]
@@ -180,7 +196,7 @@ def run(
                 outcomes = []
                 for number, turns in enumerate(prompts):
                     prompt = small.chat_prompt([Message(turn.role, turn.text) for turn in turns])[: POSITIONS - TOKENS]
-                    outcomes.append(trial(home, big, prompt, number, rng))
+                    outcomes.append(trial(home, big, prompt, number, rng, moves))
                     on_outcome(outcomes[-1])
                 return outcomes
         finally:
@@ -192,6 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("replies", type=int, nargs="?", default=100)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--moves", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="kill_worker", help="of the result file")
     arguments = parser.parse_args()
@@ -200,10 +217,13 @@ def main() -> None:
         to_f32(resolve("edgellm-draft"), draft)
         to_f32(resolve("edgellm-verifier"), verifier)
         on_outcome = partial(print, file=sys.stderr, flush=True)
-        outcomes = run(draft, verifier, arguments.replies, arguments.seed, arguments.workers, on_outcome)
+        outcomes = run(
+            draft, verifier, arguments.replies, arguments.seed, arguments.workers, on_outcome, moves=arguments.moves
+        )
     problems = Counter(problem for outcome in outcomes for problem in outcome.problems)
     figures: dict[str, Any] = {
         "replies": len(outcomes), "workers": arguments.workers, "stages": STAGES, "tokens": TOKENS,
+        "moves": arguments.moves,
         "complete_and_the_same": sum(not outcome.problems for outcome in outcomes),
         "hit_while": dict(Counter(outcome.state for outcome in outcomes)),
         "recovered": sum(outcome.recovered > 0 for outcome in outcomes),

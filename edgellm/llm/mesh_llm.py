@@ -120,7 +120,8 @@ class MeshOptions:
 
     `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `wide`: rows are
     sent as 32-bit floats. `phases`: another placement may take over behind a reply, if the devices are known and that
-    pays; with `rests`, also after it, so that the model lies where the next reply is fastest.
+    pays; with `rests`, also after it, so that the model lies where the next reply is fastest. `following`: splits that
+    take over from `split`, one after the other.
     """
 
     split: str | None = None
@@ -135,6 +136,7 @@ class MeshOptions:
     objective: Objective = "ttft"
     phases: bool = True
     rests: bool = False
+    following: tuple[str, ...] = ()
 
     @property
     def described(self) -> Fleet | None:
@@ -224,7 +226,8 @@ def open_mesh(
     fleet = options.described
     phases = _phases(options, model, shares, overhead)
     shares = shares if phases is None else phases.shares
-    placements = [shares] if phases is None else [shares, *phases.following, phases.rest]
+    following = tuple(map(read_split, options.following)) if phases is None else phases.following
+    placements = [shares, *following, () if phases is None else phases.rest]
     for placement in placements:
         check_stages(file, [share.layers for share in placement])
     unit = ComputeUnit.choose(hardware)
@@ -250,8 +253,7 @@ def open_mesh(
         )
         closing.callback(mesh.close)
         mesh.pipeline()
-        if phases is not None:
-            mesh.move(phases.following, phases.rest if options.rests else ())
+        mesh.move(following, phases.rest if phases is not None and options.rests else ())
         text = Model.load(file, text_only=True, chat=True)
         closing.callback(text.close)
         small, compared = None, PairFit()

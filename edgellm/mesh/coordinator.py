@@ -169,12 +169,14 @@ class Mesh:
             self._open_next(self._following.popleft())
 
     def _give_up(self, following: NextPipeline) -> None:
-        """Stay with the present pipeline: a device of the next one is lost."""
+        """Stay with the present pipeline: the next one is lost. Nothing takes over any more if a device is at fault;
+        one that was only idle for long is forgotten."""
         name, lost = following.pipeline.lost or ("", None)
         following.pipeline.close()
-        self._next, self._rest = None, ()
+        self._next = None
         self._following.clear()
-        if lost is not None:
+        if lost is not None and lost.blamed:
+            self._rest = ()
             _log.warning("the next pipeline has lost %s: %s", name, lost.error.what)
             self.notify(f"{name} cannot take over ({lost.error.what}) The layers stay where they are.")
 

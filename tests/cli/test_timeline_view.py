@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from io import StringIO
 
-from edgellm.cli.views.timeline_view import gantt
+import pytest
+from rich.console import Console
+
+from edgellm.cli.views.timeline_view import gantt, print_timeline
+from edgellm.coldstart.phases.model import Move
 from edgellm.coldstart.plan import PlannedStage, PlanOption
-from edgellm.layer_range import LayerRange
-from edgellm.llm.mesh_timeline import DeviceTimeline, Measured
+from edgellm.layer_range import HERE, LayerRange, StageShare
+from edgellm.llm.mesh_timeline import DeviceTimeline, Measured, MeasuredMove
 
 
 @pytest.mark.parametrize("begin", [0.96, 0.97, 0.975, 0.99])
@@ -19,3 +23,14 @@ def test_a_short_computation_at_the_end_is_drawn(begin: float) -> None:
     line, _legend = gantt(Measured(option, (did,)), None, 20)
     assert line.plain.startswith("desktop  run   ░")
     assert "█" in line.plain
+
+
+def test_a_reply_in_phases_shows_its_moves_beside_the_plan() -> None:
+    planned = Move(((0, 12),), {0: 1.0}, 1.0, 2.0, "read", 2.5, 40, 2.6, 0.1)
+    move = MeasuredMove((StageShare(HERE, LayerRange(0, 12)),), 43, 2.25, 2.75, 3.0, planned)
+    console = Console(width=100, record=True, file=StringIO())
+    plan = PlanOption((), 1.0, 0.02, 5.0)
+    print_timeline(console, Measured(PlanOption((), 1.5, 0.02, 6.0), (), moves=(move,)), plan)
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "44 (41) here 1-12 2.25 s (2.00 s) 2.75 s (2.50 s) 3.00 s (2.60 s)" in lines
+    assert "last token 6.00 s (5.00 s)" in lines

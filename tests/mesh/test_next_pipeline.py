@@ -158,6 +158,21 @@ def test_after_the_reply_the_model_lies_where_the_next_one_is_fastest(home: Home
     assert home.mesh.coming() is None
 
 
+def test_a_next_pipeline_that_was_idle_for_long_comes_again_after_the_next_reply(home: Home) -> None:
+    home.mesh.move([], rest=alone("c"))
+    session = home.verifier.open(GenerationState())
+    write(home.asker(session), PROMPT, 2)
+    session.close()
+    home.settle()
+    home.devices["c"].posts[-1](StageLost(DeviceLost("nothing was asked for a while.", ""), blamed=False))
+    session = home.verifier.open(GenerationState())
+    write(home.asker(session), PROMPT, 2)
+    assert home.mesh.coming() is None
+    session.close()
+    home.settle()
+    assert home.told == []
+
+
 def test_a_placement_has_to_be_whole(home: Home) -> None:
     with pytest.raises(PlanImpossible, match="ends with layer 6"):
         home.mesh.move([(StageShare("a", LayerRange(0, 6)),)])

@@ -82,6 +82,11 @@ export function showMesh({ last }) {
     return element("p", "small", `${deviceName(stage.device)}: ${loaded}computed for ${both("compute_s")}, ` +
       `done after ${both("finish_s")}`);
   });
+  const moves = (last.moves ?? []).map((move) => {
+    const where = move.stages.map((stage) => `${deviceName(stage.device)} ${stage.first_layer}–${stage.last_layer}`);
+    return element("p", "small", `From token ${move.after_token + 1} on ${where.join(", ")}: took over after ` +
+      withPlan(move.at_s, move.planned ? move.planned.at_s : null));
+  });
   const wrong = last.disproved.map((sentence) => element("p", "notice", sentence));
-  byId("gantt").replaceChildren(chart(last.stages, [last.ttft_s ?? 0, planned ?? 0]), ...rows, ...wrong);
+  byId("gantt").replaceChildren(chart(last.stages, [last.ttft_s ?? 0, planned ?? 0]), ...rows, ...moves, ...wrong);
 }

@@ -1,0 +1,135 @@
+"""Plan a reply in phases over this home's devices, or write one; a program that `bench.mesh.phases` starts.
+
+    python -m bench.mesh.phased_reply plan MODEL --tokens 64 --lengths 16 64 256
+    python -m bench.mesh.phased_reply write MODEL --tokens 64 --length 256 --split A --then B [--wait]
+
+`plan` measures the devices again. It prints as JSON the splits that stay wide, are narrow from the start and are the
+best single device, with the predicted seconds to their last tokens, the phases for every length, and the move of the
+longest one by CoordGen's synchronous and progressive schedules. `write` opens the model and prints the seconds to every
+token, the tokens, and the moves; with `--wait` nothing is written while a placement loads (the synchronous schedule).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+
+from bench.mesh.plain_rpc import prompt_ids
+from edgellm.coldstart.phases.model import PhasedReply, PhaseProblem, phase_problem
+from edgellm.coldstart.phases.search import PhasePlan, plan_phases
+from edgellm.coldstart.problem import Cut
+from edgellm.engine import ModelFile
+from edgellm.layer_range import LayerRange
+from edgellm.llm.mesh_llm import MeshOptions, open_mesh, overhead_of
+from edgellm.mesh.home_workers import discover_workers, measure_workers
+from edgellm.mesh.model_costs import model_costs
+from edgellm.rpc.discovery.interfaces import chosen_hosts
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk
+
+CONTEXT = 1024
+PLAN_SECONDS = 60.0
+
+
+def split_of(cut: Cut, names: list[str]) -> str:
+    """Return a placement in the form of `--split`."""
+    parts, first = [], 0
+    for device, count in cut:
+        parts.append(f"{names[device]}:{LayerRange(first, first + count)}")
+        first += count
+    return ",".join(parts)
+
+
+def described(reply: PhasedReply, names: list[str], lengths: list[int]) -> dict[str, Any]:
+    """Return a reply's splits, and the predicted seconds to its last token for the lengths."""
+    return {
+        "split": split_of(reply.start, names),
+        "then": [split_of(move.cut, names) for move in reply.made],
+        "after_tokens": [move.token for move in reply.made],
+        "seconds": {str(tokens): reply.at(tokens) for tokens in lengths},
+    }
+
+
+def planned(model: Path, tokens: int, lengths: list[int]) -> dict[str, Any]:
+    """Measure the devices and return the plans."""
+    file = ModelFile.open(model)
+    survey = measure_workers(file, discover_workers(chosen_hosts(())), True, lambda _who, _what: None)
+    for name, error in survey.left_out:
+        print(f"{name}: {error}", file=sys.stderr)
+    fleet, costs = survey.fleet(), model_costs(file)
+    names = [device.name for device in fleet.devices]
+    overhead = overhead_of(file.header, CONTEXT, 1)
+    found: dict[str, Any] = {"phases": {}, "devices": {}}
+    for name, speed in survey.speeds.items():
+        found["devices"][name] = {"seconds": speed.figures.seconds, "disk": speed.figures.disk}
+    plan: PhasePlan | None = None
+    for length in lengths:
+        problem: PhaseProblem = phase_problem(
+            fleet.devices, costs, tokens, length, links=fleet.links, overhead=overhead
+        )
+        began = perf_counter()
+        plan = plan_phases(problem, lambda began=began: perf_counter() - began > PLAN_SECONDS)  # type: ignore[misc]
+        if plan is None:
+            sys.exit("no placement fits the devices")
+        shown = described(plan.reply, names, [length])
+        found["phases"][str(length)] = shown | {"pays_from": plan.pays_from, "planner_s": perf_counter() - began}
+    if plan is not None:
+        rivals = {"stay wide": plan.wide, "narrow from the start": plan.narrow}
+        rivals |= {} if plan.single is None else {"best single": plan.single}
+        found["rivals"] = {name: described(reply, names, lengths) for name, reply in rivals.items()}
+        if plan.moves and plan.schedules is not None:
+            shown = {"synchronous": plan.schedules.synchronous, "progressive": plan.schedules.progressive}
+            found["schedules"] = {name: described(reply, names, lengths) for name, reply in shown.items()}
+    return found
+
+
+def written(model: Path, tokens: int, length: int, split: str, following: list[str], wait: bool) -> dict[str, Any]:
+    """Write one reply, cold, and return its times. `wait` for every placement that takes over."""
+    began = perf_counter()
+    options = MeshOptions(split, context=CONTEXT, sessions=1, wide=True, following=tuple(following))
+    with open_mesh(ModelFile.open(model), options, history=False) as opened:
+        session, text = opened.verifier.open(GenerationState()), np.array(prompt_ids(tokens), np.int32)
+        times, mesh = list[float](), opened.verifier.mesh
+        for _ in range(length):
+            text = np.append(text, session.submit(text, Chunk()).result().tokens).astype(np.int32)
+            times.append(perf_counter() - opened.began)
+            while wait and len(mesh.take_overs) < len(following) and ((one := mesh.coming()) is None or one.busy):
+                sleep(0.002)
+        session.close()
+        moves = [
+            {"after_token": one.tokens - tokens, "loaded_s": one.loaded - opened.began,
+             "ready_s": one.ready - opened.began, "at_s": one.at - opened.began}
+            for one in mesh.take_overs
+        ]  # fmt: skip
+        return {
+            "seconds": times, "tokens": text[tokens:].tolist(), "moves": moves, "recoveries": mesh.recoveries,
+            "opened_s": opened.began - began,
+        }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("plan", "write"))
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tokens", type=int, required=True, help="of the prompt")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[64])
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--split", default="")
+    parser.add_argument("--then", nargs="*", default=[])
+    parser.add_argument("--wait", action="store_true")
+    args = parser.parse_args()
+    if args.what == "plan":
+        found = planned(args.model, args.tokens, args.lengths)
+    else:
+        found = written(args.model, args.tokens, args.length, args.split, args.then, args.wait)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
