@@ -1,12 +1,13 @@
 """Plan a reply in phases over this home's devices, or write one; a program that `bench.mesh.phases` starts.
 
     python -m bench.mesh.phased_reply plan MODEL --tokens 64 --lengths 16 64 256
-    python -m bench.mesh.phased_reply write MODEL --tokens 64 --length 256 --split A --then B [--wait]
+    python -m bench.mesh.phased_reply write MODEL --tokens 64 --length 256 --split A --then B [--wait] [--send]
 
 `plan` measures the devices again. It prints as JSON the splits that stay wide, are narrow from the start and are the
 best single device, with the predicted seconds to their last tokens, the phases for every length, and the move of the
 longest one by CoordGen's synchronous and progressive schedules. `write` opens the model and prints the seconds to every
-token, the tokens, and the moves; with `--wait` nothing is written while a placement loads (the synchronous schedule).
+token, the tokens, and the moves; with `--wait` nothing is written while a placement loads (the synchronous schedule),
+with `--send` it is sent the keys and values.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def described(reply: PhasedReply, names: list[str], lengths: list[int]) -> dict[
     return {
         "split": split_of(reply.start, names),
         "then": [split_of(move.cut, names) for move in reply.made],
+        "sends": any(move.carriage == "sent" for move in reply.made),
         "after_tokens": [move.token for move in reply.made],
         "seconds": {str(tokens): reply.at(tokens) for tokens in lengths},
     }
@@ -71,7 +73,7 @@ def planned(model: Path, tokens: int, lengths: list[int]) -> dict[str, Any]:
     plan: PhasePlan | None = None
     for length in lengths:
         problem: PhaseProblem = phase_problem(
-            fleet.devices, costs, tokens, length, links=fleet.links, overhead=overhead
+            fleet.devices, costs, tokens, length, links=fleet.links, overhead=overhead, sends_caches=True
         )
         began = perf_counter()
         plan = plan_phases(problem, lambda began=began: perf_counter() - began > PLAN_SECONDS)  # type: ignore[misc]
@@ -89,10 +91,12 @@ def planned(model: Path, tokens: int, lengths: list[int]) -> dict[str, Any]:
     return found
 
 
-def written(model: Path, tokens: int, length: int, split: str, following: list[str], wait: bool) -> dict[str, Any]:
-    """Write one reply, cold, and return its times. `wait` for every placement that takes over."""
+def written(
+    model: Path, tokens: int, length: int, split: str, following: list[str], *, wait: bool, send: bool
+) -> dict[str, Any]:
+    """Write one reply, cold, and return its times. `wait` for every placement that takes over, and `send` it caches."""
     began = perf_counter()
-    options = MeshOptions(split, context=CONTEXT, sessions=1, wide=True, following=tuple(following))
+    options = MeshOptions(split, context=CONTEXT, sessions=1, wide=True, following=tuple(following), sends_caches=send)
     with open_mesh(ModelFile.open(model), options, history=False) as opened:
         session, text = opened.verifier.open(GenerationState()), np.array(prompt_ids(tokens), np.int32)
         times, mesh = list[float](), opened.verifier.mesh
@@ -123,11 +127,12 @@ def main() -> None:
     parser.add_argument("--split", default="")
     parser.add_argument("--then", nargs="*", default=[])
     parser.add_argument("--wait", action="store_true")
+    parser.add_argument("--send", action="store_true")
     args = parser.parse_args()
     if args.what == "plan":
         found = planned(args.model, args.tokens, args.lengths)
     else:
-        found = written(args.model, args.tokens, args.length, args.split, args.then, args.wait)
+        found = written(args.model, args.tokens, args.length, args.split, args.then, wait=args.wait, send=args.send)
     print(json.dumps(found))
 
 

@@ -58,10 +58,11 @@ def uncut(model: Path, tokens: int, length: int) -> list[int]:
 
 
 def reply(
-    machines: Sequence[Throttled], split: str, following: Sequence[str], tokens: int, length: int, *, wait: bool = False
+    machines: Sequence[Throttled], one: dict[str, Any], tokens: int, length: int, *, wait: bool = False
 ) -> dict[str, Any]:
     """Write one reply, cold. `wait` for every placement that takes over."""
     laptop, *others = machines
+    split, following = one["split"], one["then"]
     names = {share.name for part in (split, *following) for share in read_split(part)}
     with ExitStack() as running:
         for other in others:
@@ -71,7 +72,7 @@ def reply(
             machine.forget()
         command = ["write", str(laptop.home / MODEL), "--tokens", str(tokens), "--length", str(length)]
         command += ["--split", split, *(("--then", *following) if following else ())]
-        command += ["--wait"] if wait else []
+        command += ["--wait"] * wait + ["--send"] * one["sends"]
         out, err = laptop.start(*command, module=PROGRAM).communicate(timeout=600)
     if not out.strip():
         sys.exit(f"{split}, then {' and '.join(following) or 'no other'}, did not run:\n{err}")
@@ -98,13 +99,13 @@ def one_home(specs: Sequence[Spec], folder: Path, model: Path, tokens: int, leng
         for one in asked:
             waits = one is by_schedule.get("synchronous")
             if (key := way(one, waits=waits)) not in measured:
-                measured[key] = reply(machines, one["split"], one["then"], tokens, max(lengths), wait=waits)
+                measured[key] = reply(machines, one, tokens, max(lengths), wait=waits)
         return {"specs": [asdict(spec) for spec in specs], "planned": planned, "measured": measured}
 
 
 def way(one: dict[str, Any], *, waits: bool = False) -> str:
     """Return the splits of a reply, one after the other, as text."""
-    return (" waits > " if waits else " > ").join((one["split"], *one["then"]))
+    return f"{' waits' * waits}{' sends' * one['sends']} > ".join((one["split"], *one["then"]))
 
 
 def took(found: dict[str, Any], one: dict[str, Any], length: int, *, waits: bool = False) -> float:

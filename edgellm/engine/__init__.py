@@ -27,6 +27,7 @@ from edgellm.engine.lm_head import (
     why_lazy,
 )
 from edgellm.engine.model import Model
+from edgellm.engine.moving.layer_rows import LayerRows
 from edgellm.engine.native import ShouldStop, Stop, never
 from edgellm.engine.speculators.speculator import Speculator
 from edgellm.engine.speculators.support import MtpSupport, mtp_support
@@ -43,6 +44,7 @@ __all__ = [
     "GgufHeader",
     "Ids",
     "LMHead",
+    "LayerRows",
     "LazyLogits",
     "MemoryEstimate",
     "Message",

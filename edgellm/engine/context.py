@@ -6,6 +6,7 @@ batch whose arrays are numpy's, one numpy view over the logits.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from edgellm.engine.kv_cache import KVCache, snapshots_that_fit
 from edgellm.engine.llama_api import LlamaBatch, LogitsView
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
 from edgellm.engine.model import Model
+from edgellm.engine.moving.layer_rows import LayerRows, put_together, take_apart
 from edgellm.engine.native import Stop
 from edgellm.engine.speculators.speculator import Speculator, Trunk
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
@@ -410,6 +412,27 @@ class Context:
         if self._sequences.known(dst) != src:
             self._copy(src, dst)
         self.rollback(length, dst)
+
+    def layer_rows(self, positions: int, seq: int = 0) -> list[LayerRows] | None:
+        """Return the keys and values of all layers for a sequence's first positions; None if this cache cannot say."""
+        if seq in self._lost or not 0 < positions <= self.length(seq):
+            return None
+        state = self._cache.state(seq)
+        return None if state is None else take_apart(np.frombuffer(state, dtype=np.uint8), positions)
+
+    def adopt(self, layers: Sequence[LayerRows], seq: int = 0) -> bool:
+        """Make a sequence one of these keys and values, of all layers; return False, with the sequence empty, if they
+        are those of another kind of context. The ids of its positions stay unknown."""
+        self.clear(seq)
+        positions = layers[0].positions
+        self._sequences.check_fits(seq, positions)
+        streams = 1 if self.unified else self.n_seq
+        state = put_together(layers, streams=streams, transposed=not self.flash)
+        if state is None or not self._cache.set_state(seq, (ctypes.c_uint8 * len(state)).from_buffer_copy(state)):
+            return False
+        self._sequences.note(seq, np.full(positions, NO_ID, dtype=np.int32))
+        self._lengths[seq] = positions
+        return True
 
     def clear(self, seq: int = 0) -> None:
         """Empty a sequence."""

@@ -166,6 +166,30 @@ class KVCache:
         self.clear(seq)
         return 0
 
+    def state(self, seq: int) -> Any:
+        """Return the state of a sequence as llama.cpp saves it, a ctypes buffer; None if it cannot be cut by positions,
+        or is not there."""
+        context = self._context
+        if context is None or not self.plain:
+            return None
+        with context.guard:
+            size = lib.llama_state_seq_get_size_ext(context.pointer, seq, 0)
+            found = (ctypes.c_uint8 * size)()
+            return found if size and _get_state(context.pointer, found, size, seq, 0) == size else None
+
+    def set_state(self, seq: int, state: Any) -> bool:
+        """Put a saved state, a ctypes buffer, in the place of a sequence; return False, with the sequence empty, if it
+        is that of another kind of context."""
+        context = self._context
+        self.clear(seq)
+        if context is None or not self.plain:
+            return False
+        with context.guard:
+            taken = _set_state(context.pointer, state, len(state), seq, 0) == len(state)
+        if not taken:
+            self.clear(seq)
+        return taken
+
     def copy(self, src: int, dst: int) -> bool:
         """Make `dst` a copy of `src`; return False where that is impossible, with `dst` empty."""
         self.clear(dst)

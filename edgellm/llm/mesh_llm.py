@@ -121,7 +121,7 @@ class MeshOptions:
     `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `wide`: rows are
     sent as 32-bit floats. `phases`: another placement may take over behind a reply, if the devices are known and that
     pays; with `rests`, also after it, so that the model lies where the next reply is fastest. `following`: splits that
-    take over from `split`, one after the other.
+    take over from `split`, one after the other; with `sends_caches`, keys and values are sent to them.
     """
 
     split: str | None = None
@@ -137,6 +137,7 @@ class MeshOptions:
     phases: bool = True
     rests: bool = False
     following: tuple[str, ...] = ()
+    sends_caches: bool = False
 
     @property
     def described(self) -> Fleet | None:
@@ -253,7 +254,10 @@ def open_mesh(
         )
         closing.callback(mesh.close)
         mesh.pipeline()
-        mesh.move(following, phases.rest if phases is not None and options.rests else ())
+        mesh.move(
+            following, phases.rest if phases is not None and options.rests else (),
+            sends_caches=options.sends_caches if phases is None else phases.sends_caches,
+        )  # fmt: skip
         text = Model.load(file, text_only=True, chat=True)
         closing.callback(text.close)
         small, compared = None, PairFit()

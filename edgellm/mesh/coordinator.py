@@ -99,6 +99,7 @@ class Mesh:
         self._rest: tuple[StageShare, ...] = ()  # where the model is to lie between replies
         self._next: NextPipeline | None = None
         self._opening = False  # a thread opens it
+        self._sends_caches = False
         self.take_overs: list[TakeOver] = []
         check_shares(self.shares, work.n_layers, self._devices)
 
@@ -119,10 +120,13 @@ class Mesh:
                 raise DeviceLost("The mesh could not be opened.", "Ask again.")
             return self._pipeline, self.generation
 
-    def move(self, following: Sequence[Sequence[StageShare]], rest: Sequence[StageShare] = ()) -> None:
+    def move(
+        self, following: Sequence[Sequence[StageShare]], rest: Sequence[StageShare] = (), *, sends_caches: bool = False
+    ) -> None:
         """Let these placements take over behind the replies, one after the other, and `rest`, if given, once no reply
         is open. The first one begins to load now where only devices without a part in the present one have to, and
-        else after the first verdict.
+        else after the first verdict. `sends_caches`: behind a reply, keys and values are sent, where that is possible,
+        and not computed again from the text.
 
         Raises:
             PlanImpossible: as for the shares of a mesh.
@@ -131,7 +135,7 @@ class Mesh:
             check_shares(shares, self.work.n_layers, self._devices)
         with self._lock:
             self._following = deque(tuple(shares) for shares in following)
-            self._rest = tuple(rest)
+            self._rest, self._sends_caches = tuple(rest), sends_caches
             present = {share.name: set(share.layers) for share in self.shares}
             first = self._following[0] if self._following else ()
             busy = [share for share in first if not present.get(share.name, set()).issuperset(share.layers)]
@@ -153,7 +157,8 @@ class Mesh:
                 return
             taken = [at for at, one in enumerate(self._slots) if one.taken]
             present = {at: self.held(at, self.generation) for at in taken}
-            if following.ready({at: (text if at == slot else present[at], present[at]) for at in taken}, rows):
+            texts = {at: (text if at == slot else present[at], present[at]) for at in taken}
+            if following.ready(texts, rows, pipeline):
                 pipeline.retire()
                 self._take_over(following, len(text))
 
@@ -189,7 +194,7 @@ class Mesh:
             stages = [
                 (self._devices[share.name].stage_host(), replace(self.work, layers=share.layers)) for share in shares
             ]
-            following = NextPipeline(shares, stages, direct=self._direct)
+            following = NextPipeline(shares, stages, direct=self._direct, sends_caches=self._sends_caches and not read)
             with self._lock:
                 self._opening = False
                 if self._closed:
@@ -297,7 +302,10 @@ class Mesh:
         self._pipeline = Pipeline(stages, direct=self._direct)
 
     def _can_stand_in(self, following: NextPipeline) -> bool:
-        """Return whether the next pipeline is without a loss, and needs none of the devices that are lost."""
+        """Return whether the next pipeline is without a loss, needs none of the devices that are lost, and is not given
+        caches, which would not be complete."""
+        if following.takes_caches:
+            return False
         return following.pipeline.lost is None and not any(share.name in self._lost for share in following.shares)
 
     def _replanned(self) -> tuple[StageShare, ...]:

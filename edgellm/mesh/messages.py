@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edgellm.engine import Floats, Ids
+from edgellm.engine import Floats, Ids, LayerRows
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
 from edgellm.spec.types import Verdict
@@ -17,6 +17,9 @@ MAX_ROWS = 256
 
 MAX_LOGIT_BYTES = 8 * 2**20
 """The most bytes of logits in an answer, half of a message."""
+
+MAX_CACHE_BYTES = 12 * 2**20
+"""The most bytes of a layer's keys and values that are sent; for longer texts they are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,24 @@ class StageTrace:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerCache:
+    """The keys and values of a model's `layer` for a session's first positions, on their way to another stage; None if
+    the stage that was asked for them cannot give them."""
+
+    session: int
+    layer: int
+    rows: LayerRows | None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheTaken:
+    """A stage has taken the keys and values of all its layers for a session's first `positions`; 0 if it cannot."""
+
+    session: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True)
 class StageLost:
     """The stage has ended. `blamed`: its device is at fault; else it may be asked again."""
 
@@ -135,4 +156,4 @@ class StageLost:
     blamed: bool = True
 
 
-Event: TypeAlias = Loaded | Forward | StageAnswer | Failed | StageTrace | StageLost
+Event: TypeAlias = Loaded | Forward | StageAnswer | Failed | StageTrace | LayerCache | CacheTaken | StageLost

@@ -17,9 +17,11 @@ from edgellm.engine import Ids
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
 from edgellm.mesh.messages import (
     MAX_ROWS,
+    CacheTaken,
     Event,
     Failed,
     Forward,
+    LayerCache,
     Loaded,
     MicroBatch,
     StageAnswer,
@@ -169,6 +171,14 @@ class StageHost(Protocol):
         """Ask the stage to post its `StageTrace`."""
         ...
 
+    def give_cache(self, session: int, positions: int) -> None:
+        """Ask the stage to post the keys and values of its layers for a session's first positions."""
+        ...
+
+    def take_cache(self, cache: LayerCache) -> None:
+        """Give the stage those of one of its layers. With the last one it posts `CacheTaken`."""
+        ...
+
     def idle(self) -> bool:
         """Return whether the stage reports that it has nothing to do."""
         ...
@@ -208,6 +218,26 @@ class LocalStageHost:
     def request_trace(self, session: int) -> None:
         if self._stage is not None:
             self._stage.post_trace(session)
+
+    def give_cache(self, session: int, positions: int) -> None:
+        if (stage := self._stage) is not None:
+            self._in_background(lambda: stage.give_cache(session, positions))
+
+    def take_cache(self, cache: LayerCache) -> None:
+        if (stage := self._stage) is not None:
+            self._in_background(lambda: stage.take_cache(cache))
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        """Do what may wait for a pass; an error ends the stage."""
+
+        def done() -> None:
+            try:
+                work()
+            except EdgeError as error:
+                if self._post is not None:
+                    self._post(StageLost(error))
+
+        threading.Thread(target=done, name="stage-cache", daemon=True).start()
 
     def idle(self) -> bool:
         return self._stage is None or not self._stage.progress[2]
@@ -260,6 +290,9 @@ class Pipeline:
         self._traces: dict[int, tuple[set[int], threading.Event, float]] = {}
         self._lock = threading.Lock()
         self._retired = False
+        # by session: what is done with keys and values that stages give, and with the report that they have taken some
+        self._given: dict[int, Callable[[LayerCache], None]] = {}
+        self._taken: dict[int, Callable[[CacheTaken], None]] = {}
         for at, record in reversed(list(enumerate(self.records))):  # a stage is there before the one that sends to it
             after = self.records[at + 1].host if direct and at + 1 < len(self.records) else None
             record.host.begin(record.work, partial(self._on_event, at), after, self._waiting)
@@ -314,6 +347,22 @@ class Pipeline:
             record.host.close()
         self._fail(DeviceLost("The pipeline is closed.", "Ask again."))
 
+    def give_caches(self, session: int, positions: int, given: Callable[[LayerCache], None]) -> None:
+        """Ask all stages for their keys and values for a session's first positions; `given` is called with each."""
+        self._given[session] = given
+        for record in self.records:
+            record.host.give_cache(session, positions)
+
+    def expect_caches(self, session: int, taken: Callable[[CacheTaken], None]) -> None:
+        """Have `taken` called when a stage has taken the keys and values of its layers for a session, or cannot."""
+        self._taken[session] = taken
+
+    def take_cache(self, cache: LayerCache) -> None:
+        """Give the keys and values of a layer to the stage that has it."""
+        for record in self.records:
+            if cache.layer in record.work.layers:
+                record.host.take_cache(cache)
+
     def retire(self) -> None:
         """Release the stages as soon as no request is open. Nothing may be asked any more."""
         with self._lock:
@@ -348,8 +397,17 @@ class Pipeline:
                         there.set()
         elif isinstance(event, Failed):
             self._failed(event)
+        elif isinstance(event, (LayerCache, CacheTaken)):
+            self._on_cache(event)
         else:
             self._record_loss(record.host.name, event)
+
+    def _on_cache(self, event: LayerCache | CacheTaken) -> None:
+        if isinstance(event, LayerCache):
+            if (given := self._given.get(event.session)) is not None:
+                given(event)
+        elif (taken := self._taken.get(event.session)) is not None:
+            taken(event)
 
     def _record_loss(self, name: str, lost: StageLost) -> None:
         """Record that the pipeline has lost a stage, if it is the first one lost, and fail all pending requests."""

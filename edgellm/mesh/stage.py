@@ -31,15 +31,18 @@ from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Block, BlockRows, Floats, Ids, Model
+from edgellm.engine import Block, BlockRows, Floats, Ids, LayerRows, Model
 from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, ModelCorrupt, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import require
 from edgellm.mesh.messages import (
+    MAX_CACHE_BYTES,
     MAX_ROWS,
+    CacheTaken,
     Event,
     Failed,
     Forward,
+    LayerCache,
     Loaded,
     MicroBatch,
     StageAnswer,
@@ -179,7 +182,9 @@ class Stage:
         self._ends: list[int] = []  # the last layer of each block
         self._queue = StageQueue(work)
         self._spans: list[TraceSpan] = []
+        self._taken: dict[int, dict[int, LayerRows]] = {}  # by session: layers whose keys and values have come
         self._changed = threading.Condition()
+        self._passing = threading.Lock()  # held while a block computes, or its cache is read or written
         self._closed = False
         self._steps = 0
         self._share = 0.0
@@ -241,6 +246,63 @@ class Stage:
             spans, self._spans = tuple(self._spans), []
         self._post(StageTrace(session, spans, self.clock))
 
+    def give_cache(self, session: int, positions: int) -> None:
+        """Post the keys and values of every layer for a session's first positions, each as a `LayerCache`; without rows
+        if they are not there, or too large to be sent.
+
+        Raises:
+            ProtocolError: there is no such session, or it cannot have so many positions.
+        """
+        self._check_cache(session, positions)
+        with self._changed:
+            blocks, first = list(self._blocks), self.work.layers.start
+        complete = self._loaded == len(self.work.layers)
+        for block in blocks if complete else ():
+            with self._passing:
+                layers = None if self._closed else block.layer_rows(positions, session)
+            if layers is None or max(layer.size for layer in layers) > MAX_CACHE_BYTES:
+                break
+            for layer in layers:
+                self._post(LayerCache(session, first, layer))
+                first += 1
+        if first < self.work.layers.stop:
+            self._post(LayerCache(session, first, None))
+
+    def take_cache(self, cache: LayerCache) -> None:
+        """Keep the keys and values of a layer; once those of all layers are there, put them in the place of what the
+        session has, and post `CacheTaken`.
+
+        Raises:
+            ProtocolError: they are not those of a layer of this stage.
+        """
+        if cache.rows is None or cache.layer not in self.work.layers:
+            raise ProtocolError(f"Layer {cache.layer} is not one of this stage, or has no cache.", SAME_VERSION)
+        self._check_cache(cache.session, positions := cache.rows.positions)
+        with self._changed:
+            layers = self._taken.setdefault(cache.session, {})
+            layers[cache.layer] = cache.rows
+            if len(layers) < len(self.work.layers):
+                return
+            del self._taken[cache.session]
+        alike = all(rows.positions == positions for rows in layers.values())
+        self._post(CacheTaken(cache.session, positions if alike and self._adopted(cache.session, layers) else 0))
+
+    def _adopted(self, session: int, layers: dict[int, LayerRows]) -> bool:
+        """Return whether all blocks have taken these keys and values."""
+        first = self.work.layers.start
+        if self._loaded < len(self.work.layers):
+            return False
+        for block, last in zip(self._blocks, self._ends, strict=True):
+            with self._passing:
+                if self._closed or not block.adopt([layers[at] for at in range(first, last + 1)], session):
+                    return False
+            first = last + 1
+        return True
+
+    def _check_cache(self, session: int, positions: int) -> None:
+        if not 0 <= session < self.work.sessions or not 0 < positions <= self.work.context:
+            raise ProtocolError(f"Session {session} has no cache of {positions} positions.", SAME_VERSION)
+
     def close(self) -> None:
         """Wait for the pass and the load under way, and release everything."""
         with self._changed:
@@ -252,10 +314,11 @@ class Stage:
         for thread in (self._loader, self._computer):
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join()
-        for block, model in zip(self._blocks, self._models, strict=True):
-            block.close()
-            self._cache.give_back(model)
-        self._blocks, self._models, self._ends = [], [], []
+        with self._passing:
+            for block, model in zip(self._blocks, self._models, strict=True):
+                block.close()
+                self._cache.give_back(model)
+            self._blocks, self._models, self._ends = [], [], []
         self._reservation.close()
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -325,7 +388,8 @@ class Stage:
         """Take micro-batches through one block. If the pass fails, try each alone to find the one at fault."""
         begin, at = self.clock, group[0].at
         try:
-            found = self._blocks[at].forward_together([entry.passage for entry in group])
+            with self._passing:
+                found = self._blocks[at].forward_together([entry.passage for entry in group])
         except EdgeError as error:
             if len(group) == 1:
                 self._remove(group[0], Failed(group[0].batch.session, group[0].batch.number, error))

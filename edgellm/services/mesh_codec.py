@@ -8,15 +8,18 @@ from typing import NoReturn
 
 import numpy as np
 
-from edgellm.engine import Floats, Ids
+from edgellm.engine import Floats, Ids, LayerRows
 from edgellm.engine.native import VERSION
 from edgellm.errors import SAME_VERSION, DeviceLost, InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import (
+    MAX_CACHE_BYTES,
     MAX_ROWS,
+    CacheTaken,
     Event,
     Failed,
     Forward,
+    LayerCache,
     Loaded,
     MicroBatch,
     StageAnswer,
@@ -39,7 +42,7 @@ from edgellm.services.verification_codec import (
 )
 from edgellm.verifier.requests import VerifyRequest
 
-MESH = 3
+MESH = 4
 """Version of `mesh.proto`."""
 ENGINE = VERSION
 SERVICE = pb.DESCRIPTOR.services_by_name["Mesh"].full_name
@@ -50,6 +53,7 @@ _MAX_LAYERS = 4_096
 _MAX_POSITIONS = 2**20  # of all sessions of a stage
 _MAX_SPANS = 4_096
 _MAX_TEXT = 500
+_MAX_TYPES = 256  # of ggml's tensors
 
 
 def most_rows(n_embd: int) -> int:
@@ -156,7 +160,39 @@ def write_event(event: Event, wide: bool) -> pb.Report | None:
             for one in event.spans
         ]
         return pb.Report(times=pb.StageTimes(session=event.session, spans=spans, at=event.at))
+    if isinstance(event, LayerCache):
+        return pb.Report(cache=write_layer_cache(event))
+    if isinstance(event, CacheTaken):
+        return pb.Report(taken=pb.CacheTaken(session=event.session, positions=event.positions))
     return None
+
+
+def write_layer_cache(cache: LayerCache) -> pb.LayerCache:
+    message = pb.LayerCache(session=cache.session, layer=cache.layer)
+    if (rows := cache.rows) is not None:
+        message.positions, message.key_type, message.value_type = rows.positions, rows.key_type, rows.value_type
+        message.keys, message.values = rows.keys.tobytes(), rows.values.tobytes()
+    return message
+
+
+def read_layer_cache(message: pb.LayerCache, work: StageSpec) -> LayerCache:
+    """Return the keys and values of a layer of a stage of `work`.
+
+    Raises:
+        ProtocolError: they violate the protocol.
+    """
+    if message.session >= work.sessions or message.layer not in work.layers:
+        _refuse(f"Layer {message.layer} of session {message.session} has no cache in this stage.")
+    positions = message.positions
+    if not positions:
+        return LayerCache(message.session, message.layer, None)
+    sizes = len(message.keys), len(message.values)
+    if positions > work.context or not all(sizes) or any(size % positions for size in sizes):
+        _refuse(f"{sizes[0]} and {sizes[1]} bytes are not the keys and values of {positions} positions.")
+    if sum(sizes) > MAX_CACHE_BYTES or max(message.key_type, message.value_type) >= _MAX_TYPES:
+        _refuse(f"The keys and values of layer {message.layer} are too large, or of an unknown type.")
+    keys, values = (np.frombuffer(data, np.uint8).reshape(positions, -1) for data in (message.keys, message.values))
+    return LayerCache(message.session, message.layer, LayerRows(message.key_type, message.value_type, keys, values))
 
 
 def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyRequest]) -> Event | None:
@@ -186,6 +222,12 @@ def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyReque
             if one.kind < len(_KINDS) and math.isfinite(one.begin) and math.isfinite(one.end)
         )
         return StageTrace(message.times.session, spans, _seconds(message.times.at))
+    if kind == "cache":
+        return read_layer_cache(message.cache, work)
+    if kind == "taken":
+        if message.taken.session >= work.sessions or message.taken.positions > work.context:
+            _refuse(f"A stage has taken {message.taken.positions} positions of session {message.taken.session}.")
+        return CacheTaken(message.taken.session, message.taken.positions)
     if kind != "working":
         _refuse("A report is empty.")
     return None

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from edgellm.engine import Ids
+from edgellm.engine import Block, Ids
 from edgellm.errors import DeviceLost, PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageLost
+from edgellm.mesh.phases.next_pipeline import NextPipeline
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY
@@ -60,6 +61,10 @@ class Home:
             time.sleep(0.002)
         pytest.fail("the next pipeline does not come")
 
+    def settle_if_coming(self) -> None:
+        if self.mesh.coming() is not None:
+            self.settle()
+
 
 @pytest.fixture
 def home(verifier_cut: Cut) -> Iterator[Home]:
@@ -68,8 +73,14 @@ def home(verifier_cut: Cut) -> Iterator[Home]:
     one.verifier.close()
 
 
-def test_a_placement_takes_over_behind_a_reply(home: Home, whole: Whole) -> None:
-    home.mesh.move([alone("b"), alone("c")])
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_placement_takes_over_behind_a_reply(
+    home: Home, whole: Whole, sends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    asking = NextPipeline.read
+    monkeypatch.setattr(NextPipeline, "read", lambda self, slot, *more: read.append(slot) or asking(self, slot, *more))
+    home.mesh.move([alone("b"), alone("c")], sends_caches=sends)
     session = home.verifier.open(GenerationState())
 
     def then(tokens: int) -> None:
@@ -81,13 +92,14 @@ def test_a_placement_takes_over_behind_a_reply(home: Home, whole: Whole) -> None
     assert home.mesh.shares == alone("c")
     assert home.mesh.recoveries == 0
     assert home.told == []
+    assert len(read) == (0 if sends else 2)
     first = home.mesh.take_overs[0]
     assert first.began <= first.loaded <= first.ready <= first.at
     assert len(PROMPT) + 3 <= first.tokens <= len(PROMPT) + 4
 
 
 def test_two_replies_move_together(home: Home, whole: Whole) -> None:
-    home.mesh.move([alone("b")])
+    home.mesh.move([alone("b")], sends_caches=True)
     prompts = [PROMPT, PROMPT[::-1].copy()]
     assert all_at_once(home.verifier, GREEDY, prompts, TOKENS) == [whole.text(one, TOKENS) for one in prompts]
 
@@ -97,12 +109,12 @@ def test_a_device_is_lost_in_the_middle_of_a_move(home: Home, whole: Whole, seed
     """Whether it is one of the present placement or the one that is to take over, loading, reading or there already."""
     rng = random.Random(seed)
     victim, after, settled = "abc"[seed % 3], rng.randrange(1, 8), rng.randrange(8)
-    home.mesh.move([alone("b")])
+    home.mesh.move([alone("b")], sends_caches=seed >= 3)
     session = home.verifier.open(GenerationState())
 
     def then(tokens: int) -> None:
-        if tokens == settled and home.mesh.coming() is not None:
-            home.settle()
+        if tokens == settled:
+            home.settle_if_coming()
         if tokens == after:
             home.devices[victim].lose()
 
@@ -123,6 +135,21 @@ def test_if_the_present_placement_is_lost_the_next_one_takes_over_at_once(home: 
     assert home.mesh.shares == alone("b")
     assert len(home.mesh.take_overs) == 1
     assert "Those that were to take over do so now" in home.told[0]
+
+
+def test_a_cache_that_cannot_be_given_is_computed_again(
+    home: Home, whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Block, "layer_rows", lambda *_asked: None)
+    home.mesh.move([alone("b")], sends_caches=True)
+    session = home.verifier.open(GenerationState())
+
+    def then(tokens: int) -> None:
+        if tokens in (2, 4, 6):
+            home.settle_if_coming()
+
+    assert write(home.after_each(session, then), PROMPT, TOKENS) == whole.text(PROMPT, TOKENS)
+    assert home.mesh.shares == alone("b")
 
 
 def test_a_device_that_cannot_take_over_costs_nothing(home: Home, whole: Whole) -> None:

@@ -11,12 +11,14 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import Ids
+from edgellm.engine import Ids, LayerRows
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import (
+    CacheTaken,
     Failed,
     Forward,
+    LayerCache,
     Loaded,
     MicroBatch,
     StageAnswer,
@@ -29,9 +31,11 @@ from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.services.mesh_codec import (
     most_rows,
     read_event,
+    read_layer_cache,
     read_micro_batch,
     read_work,
     write_event,
+    write_layer_cache,
     write_micro_batch,
     write_work,
 )
@@ -166,3 +170,39 @@ def test_a_parcel_always_fits_a_message() -> None:
         work = replace(WORK, n_embd=n_embd)
         assert len(write_micro_batch(MicroBatch(0, 1, 0, rows), True).SerializeToString()) < 16 * 2**20
         assert work.n_embd == n_embd
+
+
+def test_keys_and_values_of_a_layer_arrive_as_they_were() -> None:
+    rng = np.random.default_rng(0)
+    keys, values = (rng.integers(0, 256, (5, size), dtype=np.uint8) for size in (8, 6))
+    sent = LayerCache(2, 3, LayerRows(1, 1, keys, values))
+    report = write_event(sent, wide=False)
+    assert report is not None
+    found = read_event(pb.Report.FromString(report.SerializeToString()), WORK, {})
+    assert isinstance(found, LayerCache)
+    assert (found.session, found.layer) == (2, 3)
+    assert found.rows is not None
+    assert np.array_equal(found.rows.keys, keys)
+    assert np.array_equal(found.rows.values, values)
+    none = read_layer_cache(write_layer_cache(LayerCache(0, 2, None)), WORK)
+    assert none == LayerCache(0, 2, None)
+    taken = write_event(CacheTaken(1, 5), wide=False)
+    assert taken is not None
+    assert read_event(taken, WORK, {}) == CacheTaken(1, 5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"session": 3}, {"layer": 1}, {"layer": 6}, {"positions": 65}, {"positions": 4}, {"keys": b""},
+        {"value_type": 10_000}, {"keys": bytes(13 * 2**20)},
+    ],
+)  # fmt: skip
+def test_keys_and_values_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
+    message = pb.LayerCache(session=0, layer=2, positions=5, key_type=1, value_type=1, keys=bytes(40), values=bytes(30))
+    for name, value in wrong.items():
+        setattr(message, name, value)
+    with pytest.raises(ProtocolError):
+        read_layer_cache(message, WORK)
+    with pytest.raises(ProtocolError):
+        read_event(pb.Report(taken=pb.CacheTaken(session=0, positions=65)), WORK, {})

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from edgellm.coldstart.hardware import ANY_LAYERS, Device, Links, sending
 from edgellm.coldstart.problem import Bools, Cut, Floats, Ints, Overlap, Task, fits, makespan, timeline, warm
 from edgellm.coldstart.problem_builder import MemoryOverhead, restrict_to_stored, task_of
 from edgellm.errors import InvalidOption
+from edgellm.layer_range import HERE
 
 Carriage = Literal["read", "sent"]
 """How a block's cache gets to its new device: computed again from the text, or sent over the line."""
@@ -55,7 +57,8 @@ class PhaseProblem:
     `reading(n)`: the task of reading n tokens with all layers loaded. `carrying(b)`, (K, K): seconds to send b bytes
     from the row's device to the column's. `cache`, (L,): bytes of keys and values of a token; `kept`, (L,): of those
     that a second open placement needs as well, and `stage` the bytes of its stage. `sends_caches`: whether a cache can
-    be sent. Plans of `beyond` seconds and more load layers that are not on their device.
+    be sent, by way of device `coordinator`, if one is. Plans of `beyond` seconds and more load layers that are not on
+    their device.
     """
 
     task: Task
@@ -69,6 +72,7 @@ class PhaseProblem:
     contention: Contention = Contention()
     sends_caches: bool = False
     beyond: float = math.inf
+    coordinator: int | None = None
 
     @property
     def further(self) -> int:
@@ -105,9 +109,10 @@ def phase_problem(
 
     bytes_per_token = np.array(model.cache_bytes)
     kept = np.maximum(overhead.layer, bytes_per_token * (tokens_in + tokens_out))
+    coordinator = next((at for at, device in enumerate(devices) if device.name == HERE), None)
     return PhaseProblem(
         task, tokens_in, tokens_out, reading, carrying, bytes_per_token, kept, overhead.stage, contention, sends_caches,
-        beyond,
+        beyond, coordinator,
     )  # fmt: skip
 
 
@@ -224,14 +229,15 @@ def held(task: Task, *cuts: Cut) -> Bools:
 
 def carried(problem: PhaseProblem, before: Cut, after: Cut, tokens: int) -> tuple[float, Carriage]:
     """Return the seconds until `after` has the cache of `tokens` tokens, and the cheaper way: computed again by all of
-    its stages, or sent from the devices that have it."""
+    its stages, or sent from the devices that have it. All of it passes the coordinator, even if its device stays."""
     read = makespan(problem.reading(max(1, tokens)), after)
     if not problem.sends_caches:
         return read, "read"
     old, new, sent = owners(problem.task, before), owners(problem.task, after), 0.0
-    for giver, taker in sorted({(int(a), int(b)) for a, b in zip(old, new, strict=True) if a != b}):
+    for giver, taker in sorted({(int(a), int(b)) for a, b in zip(old, new, strict=True)}):
         size = float(problem.cache[(old == giver) & (new == taker)].sum()) * tokens
-        sent += float(problem.carrying(size)[giver, taker])
+        way = [giver, taker] if problem.coordinator is None else [giver, problem.coordinator, taker]
+        sent += sum(float(problem.carrying(size)[a, b]) for a, b in pairwise(way) if a != b)
     return (sent, "sent") if sent < read else (read, "read")
 
 

@@ -14,6 +14,7 @@ from time import perf_counter
 from edgellm.engine import Ids, common_prefix
 from edgellm.layer_range import StageShare
 from edgellm.mesh.messages import StageAnswer, StageSpec
+from edgellm.mesh.phases.cache_carriage import CacheCarriage
 from edgellm.mesh.pipeline import Pipeline, StageHost
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 from edgellm.verifier.requests import VerifyRequest
@@ -40,14 +41,16 @@ class NextPipeline:
     """A pipeline over `shares`, on its way. Not thread-safe."""
 
     def __init__(
-        self, shares: Sequence[StageShare], stages: Sequence[tuple[StageHost, StageSpec]], *, direct: bool
-    ) -> None:
-        """Start the stages, which begin to load."""
-        self.shares = tuple(shares)
+        self, shares: Sequence[StageShare], stages: Sequence[tuple[StageHost, StageSpec]], *, direct: bool,
+        sends_caches: bool = False,
+    ) -> None:  # fmt: skip
+        """Start the stages, which begin to load. `sends_caches`: the present pipeline's keys and values are sent, where
+        possible, and not computed again from the texts."""
+        self.shares, self._sends = tuple(shares), sends_caches
         self.began, self._loaded_at, self._ready_at = perf_counter(), 0.0, 0.0
         self.pipeline = Pipeline(stages, direct=direct)
         self._texts: dict[int, Ids] = {}
-        self._reading: dict[int, Future[StageAnswer]] = {}
+        self._reading: dict[int, Future[StageAnswer] | Future[None]] = {}
 
     @property
     def loaded(self) -> bool:
@@ -57,9 +60,19 @@ class NextPipeline:
         return self._loaded_at > 0.0
 
     @property
+    def settled(self) -> bool:
+        """Return whether no text is being read, and no cache is on its way."""
+        return all(reading.done() for reading in self._reading.values())
+
+    @property
+    def takes_caches(self) -> bool:
+        """Return whether caches are on their way to its stages, which would put them in the place of what is there."""
+        return self._sends and not self.settled
+
+    @property
     def busy(self) -> bool:
         """Return whether it loads, or reads a text that was given to it."""
-        return not self.loaded or not all(reading.done() for reading in self._reading.values())
+        return not self.loaded or not self.settled
 
     def held(self, slot: int) -> Ids:
         """Return the tokens that every stage's cache holds for a sequence."""
@@ -75,19 +88,31 @@ class NextPipeline:
         request = VerifyRequest(slot, GREEDY, len(text), NO_IDS, Chunk())
         self._reading[slot] = self.pipeline.ask(slot, 0, self._texts[slot], request, rows)
 
-    def ready(self, texts: Mapping[int, tuple[Ids, Ids]], rows: int) -> bool:
+    def _bring(self, slot: int, text: Ids, rows: int, present: Pipeline) -> None:
+        """Begin to send what the present pipeline has of a text, which is all but its last token, or to read it."""
+        if self._sends and len(text) > 1:
+            self._texts[slot] = text[:-1].copy()
+            self._reading[slot] = CacheCarriage(slot, len(text) - 1, present, self.pipeline).done
+        else:
+            self.read(slot, text, rows)
+
+    def ready(self, texts: Mapping[int, tuple[Ids, Ids]], rows: int, present: Pipeline) -> bool:
         """Return whether the pipeline may take over: all layers are loaded, and the texts read as far as they were when
         that began. It begins now for those that were not read yet, unless the present pipeline, too, has nearly all of
         them to read. `texts`: of every open reply, what it is now, and what the present pipeline holds of it."""
         if not self.loaded:
             return False
+        for slot, reading in list(self._reading.items()):
+            if self._sends and reading.done() and reading.exception() is not None:
+                self._sends = False
+                del self._reading[slot]
         ready = True
-        for slot, (text, present) in texts.items():
+        for slot, (text, held) in texts.items():
             missing = len(text) - common_prefix(self.held(slot), text)
-            if missing <= len(text) - common_prefix(present, text) + CATCH_UP:
-                continue
-            self.read(slot, text, rows)
-            ready &= self._reading[slot].done()
+            if slot not in self._reading and missing > len(text) - common_prefix(held, text) + CATCH_UP:
+                self._bring(slot, text, rows, present)
+                ready = False
+        ready &= self.settled
         if ready:
             self._ready_at = perf_counter()
         return ready

@@ -24,7 +24,7 @@ class PhasedPlacement:
     """The `plan` of a reply in phases over a fleet.
 
     `shares` begin it, `following` take over one after the other, and the model lies as in `rest` afterwards; empty if
-    it stays where the reply ends.
+    it stays where the reply ends. `sends_caches`: keys and values are sent to those that take over.
     """
 
     plan: PhasePlan
@@ -35,6 +35,7 @@ class PhasedPlacement:
     shares: tuple[StageShare, ...]
     following: tuple[tuple[StageShare, ...], ...]
     rest: tuple[StageShare, ...]
+    sends_caches: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -44,8 +45,9 @@ class PhasedPlacement:
     def predict(self, tokens_in: int, tokens_out: int) -> PhasedReply:
         """Return the times of a cold reply of other lengths with the same moves."""
         problem = phase_problem(
-            self.fleet.devices, self.model, tokens_in, tokens_out, links=self.fleet.links, overhead=self.overhead
-        )
+            self.fleet.devices, self.model, tokens_in, tokens_out, links=self.fleet.links, overhead=self.overhead,
+            sends_caches=self.sends_caches,
+        )  # fmt: skip
         return simulate(problem, self.plan.reply.start, [move.cut for move in self.plan.reply.moves])
 
 
@@ -58,7 +60,9 @@ def place_in_phases(
 
     The other arguments are as for `edgellm.coldstart.plan.plan`."""
     names = [device.name for device in fleet.devices]
-    problem = phase_problem(fleet.devices, model, tokens_in, tokens_out, links=fleet.links, overhead=overhead)
+    problem = phase_problem(
+        fleet.devices, model, tokens_in, tokens_out, links=fleet.links, overhead=overhead, sends_caches=True
+    )
     given: Cut = tuple((names.index(share.name), len(share.layers)) for share in shares)
     plan = plan_phases(problem, stop, start=None if objective == "reply" else given)
     if plan is None:
@@ -72,7 +76,7 @@ def place_in_phases(
     )
     return PhasedPlacement(
         plan, problem, fleet, model, overhead, named(start), tuple(named(move.cut) for move in made),
-        named(plan.rest) if rests else (),
+        named(plan.rest) if rests else (), any(move.carriage == "sent" for move in made),
     )  # fmt: skip
 
 

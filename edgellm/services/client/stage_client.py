@@ -16,7 +16,7 @@ import grpc.aio
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, EngineFailed, LayersRefused, ProtocolError
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
+from edgellm.mesh.messages import LayerCache, MicroBatch, StageLost, StageSpec
 from edgellm.mesh.pipeline import Post, StageHost
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, open_channel, run_in_network_loop
@@ -27,7 +27,17 @@ from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
-from edgellm.services.mesh_codec import ENGINE, HOLDS, MESH, WORK, lost, read_event, write_micro_batch, write_work
+from edgellm.services.mesh_codec import (
+    ENGINE,
+    HOLDS,
+    MESH,
+    WORK,
+    lost,
+    read_event,
+    write_layer_cache,
+    write_micro_batch,
+    write_work,
+)
 from edgellm.storage.layers.manifest import LayerPiece
 from edgellm.verifier.requests import VerifyRequest
 
@@ -172,6 +182,14 @@ class RemoteStageHost:
 
     def request_trace(self, session: int) -> None:
         self._send(pb.Order(tell=pb.Tell(session=session)))
+
+    def give_cache(self, session: int, positions: int) -> None:
+        """See `StageHost.give_cache`."""
+        self._send(pb.Order(give=pb.GiveCache(session=session, positions=positions)))
+
+    def take_cache(self, cache: LayerCache) -> None:
+        """See `StageHost.take_cache`."""
+        self._send(pb.Order(cache=write_layer_cache(cache)))
 
     def idle(self) -> bool:
         return self._reports_idle and not self._unsent

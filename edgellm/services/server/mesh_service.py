@@ -44,6 +44,7 @@ from edgellm.services.mesh_codec import (
     ENGINE,
     MESH,
     SERVICE,
+    read_layer_cache,
     read_micro_batch,
     read_work,
     write_event,
@@ -324,6 +325,10 @@ class WorkerService:
                 stage.post_trace(order.tell.session)
             elif kind == "waiting":
                 stage.touch()
+            elif kind == "give":
+                await asyncio.to_thread(stage.give_cache, order.give.session, order.give.positions)
+            elif kind == "cache":
+                await asyncio.to_thread(stage.take_cache, read_layer_cache(order.cache, stage.work))
             else:
                 raise ProtocolError("The stage was prepared twice, or an order is empty.", SAME_VERSION)
 

@@ -131,8 +131,9 @@ def plan(
         rival = rival_over_rpc(file, home, found, tokens_in, tokens_out, own, cold=not warm)
     moves = None if home is None or file is None else _moves(file, found, home)
     problem = phase_problem(
-        fleet.devices, planned, tokens_in, tokens_out, overlap=overlap.value, links=fleet.links, cold=not warm
-    )
+        fleet.devices, planned, tokens_in, tokens_out, overlap=overlap.value, links=fleet.links, cold=not warm,
+        sends_caches=True,
+    )  # fmt: skip
     began = time.perf_counter()
     phases = plan_phases(problem, lambda: time.perf_counter() - began > time_limit) if tokens_out > 1 else None
     names = [device.name for device in fleet.devices]

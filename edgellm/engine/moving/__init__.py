@@ -1,0 +1,1 @@
+"""Keys and values on their way from one context to another."""
