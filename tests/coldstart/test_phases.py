@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from edgellm.coldstart.phases.schedules import blocks, naive, progressive, progr
 from edgellm.coldstart.phases.search import plan_phases
 from edgellm.coldstart.problem import Cut, fits, makespan, per_token
 from edgellm.errors import InvalidOption
+from edgellm.layer_range import HERE
 
 MODEL = ModelCosts.of(TransformerShape(12, 896, 14, 2, 64, 4864), "small")
 NONE = Contention(1.0, 1.0, 1.0)
@@ -90,11 +92,11 @@ def test_a_block_moves_after_the_least_tokens_that_hide_its_load() -> None:
     reply = simulate(problem, start, (target,))
     (move,) = reply.made
     load = float(problem.task.load[0, 4:].sum())
-    reading, _ = carried(problem, start, target, 1 + move.token)
     token = per_token(problem.task, start)
-    k = move.token - 1
-    assert k * token >= load
-    assert (k - 1) * token < load + reading
+    hidden = math.ceil(load / token)
+    reading, carriage = carried(problem, start, target, 2 + hidden)
+    assert carriage == "read"
+    assert move.token == 1 + hidden + math.ceil(reading / token)
     assert move.loaded == pytest.approx(reply.ttft + load)
     after = reply.at(256) - reply.at(move.token + 1)
     assert after == pytest.approx((256 - move.token - 1) * per_token(problem.task, target))
@@ -137,6 +139,9 @@ def test_a_cache_is_sent_where_that_is_cheaper() -> None:
     assert sent < read
     slow = phase_problem([replace(one, uplink=1e4) for one in wide_home()], MODEL, 2000, 64, sends_caches=True)
     assert carried(slow, start, target, 2000)[1] == "read"
+    here = [replace(one, name=name) for one, name in zip(wide_home(), ("a", HERE, "c"), strict=True)]
+    passing = phase_problem(here, MODEL, 2000, 64, sends_caches=True)
+    assert carried(passing, start, target, 2000)[0] > sent  # to the coordinator first, also from the device itself
 
 
 def test_loaded_layers_are_not_loaded_again_and_absent_ones_not_at_all() -> None:

@@ -3,7 +3,7 @@
 Beyond the papers: CSGO plans one placement for the first token (2.3), and CoordGen switches graphs of one device while
 it reads a prompt (3.2). Here the computations that hide a load are tokens. With t seconds per token, the k tokens
 written while a block j loads hide its load if k t >= load(j) (CoordGen's equation 1), and the block moves after the
-least such k (equation 2): at the end of the first token after its load, so that no token waits for one.
+least such k (equation 2), once its cache is there, too: at a token's end, so that no token waits for a load.
 """
 
 from __future__ import annotations
@@ -261,8 +261,8 @@ def simulate(problem: PhaseProblem, start: Cut, moves: Sequence[Cut] = ()) -> Ph
     """Return the times of a reply that `start` begins, and to which these placements come one after the other.
 
     The loads of a move begin when those of the one before it are over: from the request on if only devices without a
-    part in `start` load, else after the first token. Once they are over, the caches come, also behind the tokens that
-    are written; and at the next token's end the placement takes over.
+    part in `start` load, else after the first token. From the next token's end on, the caches come, also behind the
+    tokens that are written; and at the next token's end after that the placement takes over.
     """
     return _Simulation(problem, start, moves).run()
 
@@ -280,6 +280,7 @@ class _Simulation:
         self.carrying = 0  # the move whose caches come now, if its layers are loaded
         self.coming: float | None = None  # seconds until they are there
         self.text = 0  # tokens written when they began to come
+        self.reading: dict[int, float] = {}  # the share of that time in which each device reads the text
         self.loaded = held(self.task, start)
         if self.moves:
             self._begin_loads(first=True)
@@ -287,13 +288,17 @@ class _Simulation:
     def run(self) -> PhasedReply:
         last = float(self.problem.tokens_out)
         while self.written < last - _TOKEN_END:
+            until = last
             if self.coming is None and self.carrying < self.loading:
-                self._begin_carrying()
+                until = math.ceil(self.written - _TOKEN_END)  # it is noticed at a token's end
+                if until - self.written <= _TOKEN_END:
+                    self._begin_carrying()
+                    until = last
             token = self._token_seconds()
             if token <= 0.0:  # nothing takes time, so nothing can be gained
                 self._advance(0.0, last - self.written)
                 break
-            self._advance(min(self._next_event(), (last - self.written) * token))
+            self._advance(min(self._next_event(), (until - self.written) * token))
             if self.coming is not None and self.coming <= 0.0:
                 self._take_over(last)
         return PhasedReply(self.start, tuple(self.moves), tuple(self.knots))
@@ -319,23 +324,20 @@ class _Simulation:
     def _begin_carrying(self) -> None:
         move = self.moves[self.carrying]
         self.text = int(self.written + _TOKEN_END)
-        self.coming, carriage = carried(self.problem, self.cut, move.cut, self.problem.tokens_in + self.text)
+        tokens = self.problem.tokens_in + self.text
+        self.coming, carriage = carried(self.problem, self.cut, move.cut, tokens)
         self.moves[self.carrying] = replace(move, carriage=carriage)
-
-    def _reading(self) -> dict[int, float]:
-        """Return the share of the time in which each device reads the text for the next placement."""
-        if self.coming is None or self.moves[self.carrying].carriage == "sent":
-            return {}
-        spans = timeline(self.problem.reading(self.problem.tokens_in + self.text), self.moves[self.carrying].cut)
-        whole = max(spans[-1].finish, 1e-12)
-        return {span.device: span.compute / whole for span in spans}
+        if carriage == "read":
+            spans = timeline(self.problem.reading(tokens), move.cut)
+            whole = max(spans[-1].finish, 1e-12)
+            self.reading = {span.device: span.compute / whole for span in spans}
 
     def _slowed(self) -> dict[int, float]:
         """Return how many times as long each device's part of a token takes."""
         contention, found = self.problem.contention, dict[int, float]()
         for device in self.left:
             found[device] = contention.passes
-        for device, share in self._reading().items():
+        for device, share in self.reading.items():
             found[device] = found.get(device, 1.0) * (1.0 + (contention.reading - 1.0) * share)
         return found
 
@@ -349,7 +351,7 @@ class _Simulation:
         contention, token = self.problem.contention, max(self._token_seconds(), 1e-12)
         busy = {device: took / token for device, took in shares(self.task, self.cut).items()}
         loads = {device: 1.0 / (1.0 + (contention.loads - 1.0) * busy.get(device, 0.0)) for device in self.left}
-        beside = sum(share * busy.get(device, 0.0) for device, share in self._reading().items())
+        beside = sum(share * busy.get(device, 0.0) for device, share in self.reading.items())
         return loads, 1.0 / (1.0 + (contention.reading - 1.0) * beside)
 
     def _next_event(self) -> float:
@@ -380,7 +382,7 @@ class _Simulation:
     def _take_over(self, last: float) -> None:
         """End the token under way with the old placement, and write the next with the new one, which first reads what
         it has missed."""
-        ready, self.coming = self.clock, None
+        ready, self.coming, self.reading = self.clock, None, {}
         rest = math.ceil(self.written - _TOKEN_END) - self.written
         if rest > _TOKEN_END:
             self._advance(rest * self._token_seconds(), rest)
@@ -390,23 +392,18 @@ class _Simulation:
         if self.written >= last:
             self.carrying = len(self.moves)  # and none after it
             return
-        missed = int(self.written) - self.text
-        before, self.cut = self.cut, move.cut
-        took, plain = self._catch_up(before, move, missed), self._token_seconds()
+        self.cut = move.cut
+        took, plain = self._catch_up(move, int(self.written) - self.text), self._token_seconds()
         self.moves[self.carrying] = replace(
             move, ready=ready, token=int(self.written), seconds=self.clock, pause=max(0.0, took - plain)
         )
         self.carrying += 1
         self._advance(max(took, plain), 1.0)
 
-    def _catch_up(self, before: Cut, move: Move, missed: int) -> float:
+    def _catch_up(self, move: Move, missed: int) -> float:
         """Return the seconds of the first token on the new placement: it reads the `missed` tokens, too."""
         token = self._token_seconds()
-        if missed < 1:
-            return token
-        if move.carriage == "sent":
-            return token + carried(self.problem, before, move.cut, missed)[0]
-        return max(token, makespan(self.problem.reading(missed + 1), move.cut))
+        return token if missed < 1 else max(token, makespan(self.problem.reading(missed + 1), move.cut))
 
 
 def steady(problem: PhaseProblem, cut: Cut) -> PhasedReply:
