@@ -191,20 +191,33 @@ class Mesh:
         self._opening = True
 
         def open_it() -> None:
+            following, fault = self._opened(shares, sends_caches=self._sends_caches and not read)
+            with self._lock:
+                self._opening = False
+                if fault is not None:
+                    self._following.clear()
+                    self._rest = ()
+                    self.notify(f"Another split cannot take over ({fault.what}) The layers stay where they are.")
+                elif following is not None and self._closed:
+                    following.pipeline.close()
+                elif following is not None:
+                    self._next = following
+                    for at in range(len(self._slots)) if read else ():
+                        following.read(at, self.held(at, self.generation), rows)
+
+        threading.Thread(target=open_it, name="next-pipeline", daemon=True).start()
+
+    def _opened(
+        self, shares: tuple[StageShare, ...], *, sends_caches: bool
+    ) -> tuple[NextPipeline | None, EdgeError | None]:
+        """Return a new pipeline over these shares, or why there is none."""
+        try:
             stages = [
                 (self._devices[share.name].stage_host(), replace(self.work, layers=share.layers)) for share in shares
             ]
-            following = NextPipeline(shares, stages, direct=self._direct, sends_caches=self._sends_caches and not read)
-            with self._lock:
-                self._opening = False
-                if self._closed:
-                    following.pipeline.close()
-                    return
-                self._next = following
-                for at in range(len(self._slots)) if read else ():
-                    following.read(at, self.held(at, self.generation), rows)
-
-        threading.Thread(target=open_it, name="next-pipeline", daemon=True).start()
+            return NextPipeline(shares, stages, direct=self._direct, sends_caches=sends_caches), None
+        except EdgeError as error:
+            return None, error
 
     def current(self) -> Pipeline | None:
         """Return the pipeline, if one is open."""
