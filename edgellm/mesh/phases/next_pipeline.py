@@ -51,6 +51,7 @@ class NextPipeline:
         self.pipeline = Pipeline(stages, direct=direct)
         self._texts: dict[int, Ids] = {}
         self._reading: dict[int, Future[StageAnswer] | Future[None]] = {}
+        self._sent: set[int] = set()  # sequences whose caches are sent, not read
 
     @property
     def loaded(self) -> bool:
@@ -67,7 +68,7 @@ class NextPipeline:
     @property
     def takes_caches(self) -> bool:
         """Return whether caches are on their way to its stages, which would put them in the place of what is there."""
-        return self._sends and not self.settled
+        return not all(self._reading[slot].done() for slot in self._sent)
 
     @property
     def busy(self) -> bool:
@@ -93,6 +94,7 @@ class NextPipeline:
         if self._sends and len(text) > 1:
             self._texts[slot] = text[:-1].copy()
             self._reading[slot] = CacheCarriage(slot, len(text) - 1, present, self.pipeline).done
+            self._sent.add(slot)
         else:
             self.read(slot, text, rows)
 
@@ -102,9 +104,10 @@ class NextPipeline:
         them to read. `texts`: of every open reply, what it is now, and what the present pipeline holds of it."""
         if not self.loaded:
             return False
-        for slot, reading in list(self._reading.items()):
-            if self._sends and reading.done() and reading.exception() is not None:
+        for slot in list(self._sent):
+            if self._reading[slot].done() and self._reading[slot].exception() is not None:
                 self._sends = False
+                self._sent.discard(slot)
                 del self._reading[slot]
         ready = True
         for slot, (text, held) in texts.items():
