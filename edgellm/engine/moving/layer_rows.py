@@ -20,7 +20,8 @@ Bytes = npt.NDArray[np.uint8]
 _CELL = np.dtype([("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")])
 _ELEMENT = {0: 4, 1: 2, 30: 2}  # bytes of ggml's types F32, F16 and BF16, the only ones of which values are transposed
 _KEYS, _VALUES, _TRANSPOSED = struct.Struct("<iQ"), struct.Struct("<iQ"), struct.Struct("<iII")
-_WORD = struct.Struct("<I")
+_WORD, _HEAD = struct.Struct("<I"), struct.Struct("<Ii")
+_MAGIC = 0xAF143CD8  # with which llama.cpp begins such a state, before the number of its sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +75,8 @@ def take_apart(state: Bytes, positions: int) -> list[LayerRows] | None:
 
 
 def _taken_apart(reader: _Reader, positions: int) -> list[LayerRows]:
+    if reader.unpack(_HEAD)[0] != _MAGIC:
+        raise ValueError
     (streams,) = reader.unpack(_WORD)
     found: list[LayerRows] = []
     for _ in range(streams):
@@ -114,7 +117,7 @@ def put_together(layers: Sequence[LayerRows], *, streams: int, transposed: bool)
     positions = layers[0].positions
     marks = np.zeros(positions, dtype=_CELL)
     marks["position"], marks["sequences"] = np.arange(positions), 1
-    parts: list[bytes] = [_WORD.pack(streams), _WORD.pack(positions), marks.tobytes()]
+    parts: list[bytes] = [_HEAD.pack(_MAGIC, 0), _WORD.pack(streams), _WORD.pack(positions), marks.tobytes()]
     parts.append(struct.pack("<II", int(transposed), len(layers)))
     for layer in layers:
         parts += [_KEYS.pack(layer.key_type, layer.keys.shape[1]), layer.keys.tobytes()]
