@@ -428,7 +428,9 @@ class Context:
         self._sequences.check_fits(seq, positions)
         streams = 1 if self.unified else self.n_seq
         state = put_together(layers, streams=streams, transposed=not self.flash)
-        if state is None or not self._cache.set_state(seq, (ctypes.c_uint8 * len(state)).from_buffer_copy(state)):
+        if state is None or not self._cache.set_state(
+            seq, (ctypes.c_uint8 * len(state)).from_buffer_copy(state.tobytes())
+        ):
             return False
         self._sequences.note(seq, np.full(positions, NO_ID, dtype=np.int32))
         self._lengths[seq] = positions

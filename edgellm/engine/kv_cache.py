@@ -185,7 +185,7 @@ class KVCache:
         if context is None or not self.plain:
             return False
         with context.guard:
-            taken = _set_state(context.pointer, state, len(state), seq, 0) == len(state)
+            taken = bool(_set_state(context.pointer, state, len(state), seq, 0) == len(state))
         if not taken:
             self.clear(seq)
         return taken

@@ -77,9 +77,13 @@ def home(verifier_cut: Cut) -> Iterator[Home]:
 def test_a_placement_takes_over_behind_a_reply(
     home: Home, whole: Whole, sends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[int] = []
-    asking = NextPipeline.read
-    monkeypatch.setattr(NextPipeline, "read", lambda self, slot, *more: read.append(slot) or asking(self, slot, *more))
+    read, asking = list[int](), NextPipeline.read
+
+    def noting(self: NextPipeline, slot: int, text: Ids, rows: int) -> None:
+        read.append(slot)
+        asking(self, slot, text, rows)
+
+    monkeypatch.setattr(NextPipeline, "read", noting)
     home.mesh.move([alone("b"), alone("c")], sends_caches=sends)
     session = home.verifier.open(GenerationState())
 

@@ -17,10 +17,9 @@ CLOSE = 2e-2
 @pytest.mark.parametrize("n_seq", [1, 3])
 def test_a_context_goes_on_where_another_was(verifier_model: Model, flash: bool, n_seq: int) -> None:
     seq, kept = n_seq - 1, 20
-    options = {"n_ctx": 64, "threads": 1, "unified": n_seq == 1}
     with (
-        Context(verifier_model, n_seq=1, flash=False, **options | {"unified": True}) as giver,
-        Context(verifier_model, n_seq=n_seq, flash=flash, **options) as taker,
+        Context(verifier_model, n_ctx=64, threads=1, flash=False) as giver,
+        Context(verifier_model, n_ctx=64, n_seq=n_seq, threads=1, unified=n_seq == 1, flash=flash) as taker,
     ):
         giver.decode(TEXT)
         giver.rollback(22)  # as after a draft
