@@ -57,6 +57,8 @@ def reason(found: PhasePlan, problem: PhaseProblem, names: Sequence[str]) -> str
         return f"It stays: the reply is over before {to} could take over.{_later(found)}"
     took = format_seconds(found.moving.seconds)
     way = f"from {_named(found.moving.start, names)} to {to}"
+    if found.moving.seconds < stay.seconds:
+        return f"It stays: a move {way} would save too little to be sure of it ({took} instead of {whole})."
     return f"It stays: with a move {way}, the last token would come after {took}.{_later(found)}"
 
 

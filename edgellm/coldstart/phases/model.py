@@ -29,6 +29,9 @@ Carriage = Literal["read", "sent"]
 """How a block's cache gets to its new device: computed again from the text, or sent over the line."""
 WRITING = 1024
 """Tokens after which only the time per token counts."""
+OPENING = 0.25
+"""Seconds to open a pipeline beside another one, before it loads (as `bench.mesh.phases` has seen it)."""
+_NONE = -1  # for a device, where none loads
 _TOKEN_END = 1e-9  # a share of a token that rounding may leave of it
 
 
@@ -57,8 +60,8 @@ class PhaseProblem:
     `reading(n)`: the task of reading n tokens with all layers loaded. `carrying(b)`, (K, K): seconds to send b bytes
     from the row's device to the column's. `cache`, (L,): bytes of keys and values of a token; `kept`, (L,): of those
     that a second open placement needs as well, and `stage` the bytes of its stage. `sends_caches`: whether a cache can
-    be sent, by way of device `coordinator`, if one is. Plans of `beyond` seconds and more load layers that are not on
-    their device.
+    be sent, by way of device `coordinator`, if one is. `opening`: seconds before the loads of a move begin. Plans of
+    `beyond` seconds and more load layers that are not on their device.
     """
 
     task: Task
@@ -73,6 +76,7 @@ class PhaseProblem:
     sends_caches: bool = False
     beyond: float = math.inf
     coordinator: int | None = None
+    opening: float = OPENING
 
     @property
     def further(self) -> int:
@@ -87,7 +91,7 @@ class PhaseProblem:
 def phase_problem(
     devices: Sequence[Device], model: ModelCosts, tokens_in: int, tokens_out: int, *, overlap: Overlap = "streamed",
     links: Links | None = None, overhead: MemoryOverhead = MemoryOverhead(), contention: Contention = Contention(),
-    sends_caches: bool = False, cold: bool = True,
+    sends_caches: bool = False, cold: bool = True, opening: float = OPENING,
 ) -> PhaseProblem:  # fmt: skip
     """Return the problem of a reply in phases; the arguments are as for `edgellm.coldstart.plan.plan`.
 
@@ -112,7 +116,7 @@ def phase_problem(
     coordinator = next((at for at, device in enumerate(devices) if device.name == HERE), None)
     return PhaseProblem(
         task, tokens_in, tokens_out, reading, carrying, bytes_per_token, kept, overhead.stage, contention, sends_caches,
-        beyond, coordinator,
+        beyond, coordinator, opening,
     )  # fmt: skip
 
 
@@ -311,14 +315,11 @@ class _Simulation:
             self.loaded = self.loaded | held(self.task, move.cut)
             idle = first and self.loading == 0 and not set(loads) & {device for device, _ in self.start}
             begins = 0.0 if idle else self.clock
-            self.left = {device: took for device, took in loads.items() if not idle or took > self.clock}
-            if idle:
-                self.left = {device: took - self.clock for device, took in self.left.items()}
+            ends = {device: begins + self.problem.opening + took for device, took in (loads or {_NONE: 0.0}).items()}
+            self.left = {device: end - self.clock for device, end in ends.items() if end > self.clock}
             self.moves[self.loading] = replace(move, loads=loads, begins=begins)
             if not self.left:
-                self.moves[self.loading] = replace(
-                    self.moves[self.loading], loaded=max(loads.values(), default=0.0) if idle else self.clock
-                )
+                self.moves[self.loading] = replace(self.moves[self.loading], loaded=max(ends.values()))
                 self.loading += 1
 
     def _begin_carrying(self) -> None:

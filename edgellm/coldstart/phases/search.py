@@ -11,8 +11,8 @@ from edgellm.coldstart.plan import solve
 from edgellm.coldstart.problem import Cut, Stop, Task, fits, makespan, never, per_token
 from edgellm.coldstart.reply_search import fastest_reply
 
-BETTER = 0.01
-"""The share of the reply's time that moving must save to be planned: the model's own error is larger."""
+BETTER = 0.1
+"""The share of the time up to the last move that moving must save: predictions are off by about as much."""
 LONGEST = 4096
 """Tokens of a reply up to which it is said from which length on moving pays."""
 
@@ -64,8 +64,8 @@ def plan_phases(problem: PhaseProblem, stop: Stop = never, *, start: Cut | None 
     `start`, the reply begins with that one.
 
     Candidates begin with the placements that are best for the first token, for whole replies of this length and of
-    shorter ones, and for a single device; and move towards those that write soonest. Staying is the answer unless a
-    move saves at least `BETTER` of the time.
+    shorter ones, and for a single device; and move towards those that write soonest. Staying is the answer unless
+    moving `pays`.
     """
     task = problem.task
     first = _cut(task, 0, stop)
@@ -88,13 +88,19 @@ def plan_phases(problem: PhaseProblem, stop: Stop = never, *, start: Cut | None 
             found = searched(problem, begin, target, stop)
             if found is not None and (moving is None or found.seconds < moving.seconds):
                 moving = found
-    made = moving is not None and moving.made and moving.seconds < (1.0 - BETTER) * best.seconds
+    made = moving is not None and moving.made and pays(moving, best)
     alternatives = [best] if given else [one for one in unmoved.values() if one.seconds < problem.beyond]
     return PhasePlan(
         moving if made and moving is not None else best, unmoved.get(first, best), unmoved.get(writing, best),
         None if single is None else unmoved[single], best, moving,
         None if moving is None else _pays_from(problem, moving, alternatives), _schedules(problem, moving), writing,
     )  # fmt: skip
+
+
+def pays(moving: PhasedReply, best: PhasedReply) -> bool:
+    """Return whether the moves of a reply save enough. Behind the last one predictions are as wrong for a reply that
+    began with its last placement, so only the time before it counts."""
+    return best.seconds - moving.seconds > BETTER * moving.made[-1].seconds
 
 
 def _cut(task: Task, further: int, stop: Stop) -> Cut | None:
