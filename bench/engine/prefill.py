@@ -85,7 +85,7 @@ def measured(
     n_ctx = length + tokens + 64
     times: dict[str, list[Seconds]] = {}
     with (
-        Model.load(path, probe=False) as model,
+        Model.load(path) as model,  # tested now, and not beside a run
         LLM.open(None, path, threads=threads, n_ctx=n_ctx, history=False) as llm,
     ):
         llm.curve()
