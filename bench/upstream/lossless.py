@@ -16,8 +16,9 @@ and the one that only reads the prompt; a server's passes are counted by itself 
 otherwise requests are. Of the tokens that a request repeats from the one before it, a server says how many it had kept.
 
 With `--sampled N`, N replies of two tokens at temperature 4 and top-k 8, to the prompt whose replies are least certain,
-are counted against the exact distribution of the verifier, by chi-square. With `--record`, a request to each path and
-its answer are kept, for `tests/upstream/test_recorded.py`.
+are counted against the exact distribution of the verifier, by chi-square; with `--replies 0` only these are written,
+and the row's other figures stay as they were. With `--record`, a request to each path and its answer are kept, for
+`tests/upstream/test_recorded.py`.
 """
 
 from __future__ import annotations
@@ -212,24 +213,30 @@ def main() -> None:
         options = UpstreamOptions(tier=tier, timing=PATIENT)
         pair = stack.enter_context(LLM.open(arguments.draft, relay.url, threads=1, upstream=options, history=False))
         found: dict[str, Any] = {"how": "replayed" if arguments.replay else "live", "server": arguments.server or row}
-        opened = open_upstream(relay.url, model, options)
-        opened.verifier.close()
-        began = list(relay.exchanges)
-        found |= replies(
-            pair, relay, url, model, opened.verifier.upstream, arguments.replies, arguments.max_tokens,
-            arguments.earlier,
-        )  # fmt: skip
+        began: list[Exchange] = []
+        if arguments.replies:
+            opened = open_upstream(relay.url, model, options)
+            opened.verifier.close()
+            began += relay.exchanges
+            found |= replies(
+                pair, relay, url, model, opened.verifier.upstream, arguments.replies, arguments.max_tokens,
+                arguments.earlier,
+            )  # fmt: skip
         if arguments.record is not None:
             one_each = {one.path: one for one in reversed(began + relay.exchanges) if one.status == 200 and one.answer}
             kept = [{"path": one.path, "body": one.body, "answer": one.answer} for one in one_each.values()]
             arguments.record.write_text(json.dumps(without_folders(kept)) + "\n", encoding="utf-8")
         if arguments.sampled:
             found |= sampled(pair, model, arguments.sampled)
-    found["command"] = command(MODULE)
     try:
         rows = read(MODULE, arguments.name)["rows"]
     except FileNotFoundError:
         rows = {}
+    if arguments.replies:
+        found["command"] = command(MODULE)
+    else:
+        figures_of_samples = {name: value for name, value in found.items() if name not in ("how", "server")}
+        found = rows[row] | figures_of_samples | {"command_of_the_sampled": command(MODULE)}
     figures = {"tie_below": TIE, "rows": rows | {row: found}}
     sys.stdout.write(table(figures))
     sys.stdout.write(f"written: {write(arguments.name, MODULE, figures, HELD_OUT_SEED)}\n")
