@@ -159,7 +159,11 @@ def trial(home: Coordinator, big: Model, prompt: Ids, number: int, rng: random.R
             states.append("moving" if mesh.coming() is not None else "moved")
             home.workers[victim].hit(kind)
             return
-        records = mesh.pipeline()[0].records
+        if (pipeline := mesh.current()) is None:  # the reply is over, or between two pipelines
+            states.append("between")
+            home.workers[victim].hit(kind)
+            return
+        records = pipeline.records
         loading = not all(record.whole for record in records)
         states.append("loading" if loading else "prefill" if not written else "writing")
         home.workers[victim].hit(kind)
