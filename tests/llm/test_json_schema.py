@@ -111,23 +111,23 @@ def test_no_forbidden_draft_is_proposed(
     f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
     verify, drafted = LocalSession.verify, 0
-
-    def checked(self: LocalSession, prefix: Any, chunk: Any, extra: int = 0) -> Any:
-        nonlocal drafted
-        constraint = self._state.sampling.constraint
-        assert constraint is not None
-        grammar = ReplyGrammar(pair._text.grammar(constraint.schema), constraint)
-        assert grammar.follows(prefix, chunk.ids) == len(chunk)
-        for drawn in chunk.distributions or ():
-            assert drawn.probs.sum() == pytest.approx(1.0)
-        drafted += len(chunk)
-        return verify(self, prefix, chunk, extra)
-
-    monkeypatch.setattr(LocalSession, "verify", checked)
     options: Any = {"temperature": temperature, "seed": 1, "max_tokens": 200}
-    with LLM.open(*f32_pair, threads=1, history=False) as pair:  # one that has not found drafts too slow here
+    with LLM.open(*f32_pair, threads=1, history=False) as fresh:  # it has not found drafts too slow here
+
+        def checked(self: LocalSession, prefix: Any, chunk: Any, extra: int = 0) -> Any:
+            nonlocal drafted
+            constraint = self._state.sampling.constraint
+            assert constraint is not None
+            grammar = ReplyGrammar(fresh._text.grammar(constraint.schema), constraint)
+            assert grammar.follows(prefix, chunk.ids) == len(chunk)
+            for drawn in chunk.distributions or ():
+                assert drawn.probs.sum() == pytest.approx(1.0)
+            drafted += len(chunk)
+            return verify(self, prefix, chunk, extra)
+
+        monkeypatch.setattr(LocalSession, "verify", checked)
         for schema in SCHEMAS:
-            ids(pair.reply(case(2), json_schema=json.dumps(schema), **options))
+            ids(fresh.reply(case(2), json_schema=json.dumps(schema), **options))
     assert drafted > 0
 
 
