@@ -11,8 +11,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from edgellm.engine import Context, Floats, Ids, SeqRows, kv_cache
-from edgellm.engine.kv_cache import KVCache
+from edgellm.engine import Context, Floats, Ids, SeqRows
+from edgellm.engine.kv import kv_cache
+from edgellm.engine.kv.kv_cache import KVCache
 from edgellm.engine.native import lib
 from edgellm.engine.trial.self_test import ROLLBACK, ROWS, SEQUENCES
 

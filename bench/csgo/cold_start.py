@@ -89,6 +89,20 @@ def worker(machine: Throttled, *words: str) -> Iterator[None]:
         running.enter_context(machine.hurried())
 
 
+def plans(machines: Sequence[Throttled], model: Path, module: str, *words: str) -> Any:
+    """Give each machine the model, and return what the program `module` plans on the first one over all of them."""
+    for machine in machines:
+        if not (machine.home / MODEL).is_file():
+            shutil.copyfile(model, machine.home / MODEL)
+    with ExitStack() as running:
+        for other in machines[1:]:
+            running.enter_context(worker(other))
+        process = machines[0].start(str(machines[0].home / MODEL), *words, module=module)
+        out, err = process.communicate(timeout=600)
+    assert out, err
+    return json.loads(out.splitlines()[-1])
+
+
 def cold(machines: Sequence[Throttled], split: str, prompt: str) -> dict[str, Any]:
     """Start cold once and return the output of `edgellm mesh run --json`."""
     laptop, *others = machines
@@ -141,16 +155,7 @@ def shares_of(split: str, machines: Sequence[Throttled]) -> list[float]:
 
 def one_home(specs: Sequence[Spec], folder: Path, model: Path, prompt: str, tokens: int, rpc: Path | None) -> Any:
     with home(specs, folder) as machines:
-        for machine in machines:
-            if not (machine.home / MODEL).is_file():
-                shutil.copyfile(model, machine.home / MODEL)
-        with ExitStack() as running:
-            for other in machines[1:]:
-                running.enter_context(worker(other))
-            command = (str(machines[0].home / MODEL), "--tokens", str(tokens))
-            out, err = machines[0].start(*command, module="bench.csgo.list_plans").communicate(timeout=300)
-        assert out, err
-        planned = json.loads(out)
+        planned = plans(machines, model, "bench.csgo.list_plans", "--tokens", str(tokens))
         splits = {name: option["split"] for name, option in planned["ways"].items()}
         prepare(machines, list(splits.values()))
         measured: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """Plan a reply in phases over this home's devices, or write one; a program that `bench.mesh.phases` starts.
 
-    python -m bench.mesh.phased_reply plan MODEL --tokens 64 --lengths 16 64 256
-    python -m bench.mesh.phased_reply write MODEL --tokens 64 --length 256 --split A --then B [--wait] [--send]
+    python -m bench.mesh.phased_reply MODEL plan --tokens 64 --lengths 16 64 256
+    python -m bench.mesh.phased_reply MODEL write --tokens 64 --length 256 --split A --then B [--wait] [--send]
 
 `plan` measures the devices again. It prints as JSON the splits that stay wide, are narrow from the start and are the
 best single device, with the predicted seconds to their last tokens, the phases for every length, and the move of the
@@ -52,7 +52,7 @@ def described(reply: PhasedReply, names: list[str], lengths: list[int]) -> dict[
     return {
         "split": split_of(reply.start, names),
         "then": [split_of(move.cut, names) for move in reply.made],
-        "sends": any(move.carriage == "sent" for move in reply.made),
+        "sends": any(move.cache == "sent" for move in reply.made),
         "after_tokens": [move.token for move in reply.made],
         "seconds": {str(tokens): reply.at(tokens) for tokens in lengths},
     }
@@ -119,8 +119,8 @@ def written(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("plan", "write"))
     parser.add_argument("model", type=Path)
+    parser.add_argument("what", choices=("plan", "write"))
     parser.add_argument("--tokens", type=int, required=True, help="of the prompt")
     parser.add_argument("--lengths", type=int, nargs="+", default=[64])
     parser.add_argument("--length", type=int, default=64)

@@ -21,7 +21,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import statistics
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.csgo.cold_start import MODEL, fleet, prepare, worker
+from bench.csgo.cold_start import MODEL, fleet, plans, prepare, worker
 from bench.harness import report
 from bench.harness.statistics import spread
 from bench.mesh.plain_rpc import prompt_ids
@@ -70,7 +69,7 @@ def reply(
                 running.enter_context(worker(other, "-m", str(other.home / MODEL)))
         for machine in machines:
             machine.forget()
-        command = ["write", str(laptop.home / MODEL), "--tokens", str(tokens), "--length", str(length)]
+        command = [str(laptop.home / MODEL), "write", "--tokens", str(tokens), "--length", str(length)]
         command += ["--split", split, *(("--then", *following) if following else ())]
         command += ["--wait"] * wait + ["--send"] * one["sends"]
         out, err = laptop.start(*command, module=PROGRAM).communicate(timeout=600)
@@ -82,16 +81,8 @@ def reply(
 def one_home(specs: Sequence[Spec], folder: Path, model: Path, tokens: int, lengths: Sequence[int]) -> Any:
     """Plan and measure in one home."""
     with home(specs, folder) as machines:
-        for machine in machines:
-            if not (machine.home / MODEL).is_file():
-                shutil.copyfile(model, machine.home / MODEL)
-        with ExitStack() as running:
-            for other in machines[1:]:
-                running.enter_context(worker(other))
-            words = ("plan", str(machines[0].home / MODEL), "--tokens", str(tokens), "--lengths", *map(str, lengths))
-            out, err = machines[0].start(*words, module=PROGRAM).communicate(timeout=600)
-        assert out, err
-        planned = json.loads(out.splitlines()[-1])
+        words = ("plan", "--tokens", str(tokens), "--lengths", *map(str, lengths))
+        planned = plans(machines, model, PROGRAM, *words)
         by_schedule = planned.get("schedules", {})
         asked = [*planned["rivals"].values(), *planned["phases"].values(), *by_schedule.values()]
         prepare(machines, [split for one in asked for split in (one["split"], *one["then"])])

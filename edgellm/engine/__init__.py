@@ -4,13 +4,15 @@ from edgellm.engine import native  # noqa: F401 - before anything else imports l
 
 # isort: split
 from edgellm.engine.chat_template import Message, ToolCall
-from edgellm.engine.context import Context, SeqRows
+from edgellm.engine.context import Context
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.engine.gguf.memory_estimate import MemoryEstimate, costs_of
 from edgellm.engine.gguf.reader import Dimensions, GgufHeader, ModelFile, TensorInfo, check_gguf, dimensions
 from edgellm.engine.gguf.shard import cut, cut_bytes
 from edgellm.engine.gguf.writer import to_f32
 from edgellm.engine.graph_hooks import Capture, Recorder
+from edgellm.engine.kv.layer_rows import LayerRows
+from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.layer_block import Block, BlockRows
 from edgellm.engine.lm_head import (
     HEADS,
@@ -27,7 +29,6 @@ from edgellm.engine.lm_head import (
     why_lazy,
 )
 from edgellm.engine.model import Model
-from edgellm.engine.moving.layer_rows import LayerRows
 from edgellm.engine.native import ShouldStop, Stop, never
 from edgellm.engine.speculators.speculator import Speculator
 from edgellm.engine.speculators.support import MtpSupport, mtp_support

@@ -6,10 +6,8 @@ batch whose arrays are numpy's, one numpy view over the logits.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -18,91 +16,16 @@ from edgellm.engine import cores, llama_api, native
 from edgellm.engine.gguf.cuttable import row_factor
 from edgellm.engine.graph_hooks import Capture, Recorder, attention_rows
 from edgellm.engine.hardware import N_BATCH, QUANTISED
-from edgellm.engine.kv_cache import KVCache, snapshots_that_fit
+from edgellm.engine.kv.kv_cache import KVCache, snapshots_that_fit
+from edgellm.engine.kv.layer_rows import LayerRows
+from edgellm.engine.kv.sequences import NO_ID, SeqRows, Sequences, split
 from edgellm.engine.llama_api import LlamaBatch, LogitsView
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
 from edgellm.engine.model import Model
-from edgellm.engine.moving.layer_rows import LayerRows, put_together, take_apart
 from edgellm.engine.native import Stop
 from edgellm.engine.speculators.speculator import Speculator, Trunk
-from edgellm.engine.vocabulary import Floats, Ids, common_prefix
+from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import ContextFull, EngineFailed, InvalidOption, ModelUnsupported, Stopped
-
-
-class Sequences:
-    """`n_seq` sequences of at most `n_ctx` ids, numbered from 0."""
-
-    def __init__(self, n_seq: int, n_ctx: int) -> None:
-        self._n_ctx = n_ctx
-        self._ids = np.zeros((n_seq, n_ctx), dtype=np.int32)
-        self.lengths = [0] * n_seq
-
-    def known(self, seq: int) -> int:
-        """Return `seq` if there is such a sequence; raise InvalidOption otherwise."""
-        if not 0 <= seq < len(self.lengths):
-            raise InvalidOption(f"There is no sequence {seq}.", f"Sequences are numbered 0 to {len(self.lengths) - 1}.")
-        return seq
-
-    def check_fits(self, seq: int, n: int) -> int:
-        """Return the length of a sequence if `n` more ids fit; raise ContextFull otherwise."""
-        length = self.lengths[self.known(seq)]
-        if length + n > self._n_ctx:
-            raise ContextFull(
-                f"{length} of {self._n_ctx} positions are taken; {n} more do not fit.",
-                "Shorten the conversation, or open a longer context.",
-            )
-        return length
-
-    def view(self, seq: int) -> Ids:
-        """Return the ids of a sequence, read-only."""
-        view = self._ids[seq, : self.lengths[self.known(seq)]]
-        view.flags.writeable = False
-        return view
-
-    def note(self, seq: int, ids: Ids) -> int:
-        """Write ids after the end of a sequence, and return its length, which grows only once they are decoded."""
-        start = self.lengths[seq]
-        self._ids[seq, start : start + len(ids)] = ids
-        return start
-
-    def copy(self, src: int, dst: int) -> None:
-        """Make `dst` equal to `src`."""
-        n = self.lengths[src]
-        self._ids[dst, :n] = self._ids[src, :n]
-        self.lengths[dst] = n
-
-    def common(self, seq: int, ids: Ids) -> int:
-        """Return how many ids a sequence and `ids` share from the start."""
-        return common_prefix(self._ids[seq, : self.lengths[self.known(seq)]], np.asarray(ids))
-
-
-@dataclass(frozen=True, slots=True)
-class SeqRows:
-    """Ids to append to sequence `seq`; logits are wanted of the last `outputs` of them."""
-
-    seq: int
-    ids: Ids
-    outputs: int = 1
-
-
-def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRows]]:
-    """Return beginnings of at most `most` ids each, without logits, to be decoded one by one first; and the rest.
-
-    The rest, one entry for each of `rows`, fits one batch of `most` rows. `rows` must ask for at most `most` rows of
-    logits in all.
-    """
-    heads, rest = [], []
-    total = sum(len(r.ids) for r in rows)
-    for r in rows:
-        ids = r.ids
-        while total > most and len(ids) > r.outputs:
-            size = min(most, len(ids) - r.outputs)
-            heads.append(SeqRows(r.seq, ids[:size], 0))
-            total -= size
-            ids = ids[size:]
-        rest.append(SeqRows(r.seq, ids, r.outputs))
-    return heads, rest
-
 
 _NO_OBSERVER = nullcontext()
 
@@ -110,9 +33,6 @@ _NO_OBSERVER = nullcontext()
 def _cache_type(wanted: str | None, exact: bool, flash: bool) -> str:
     """Return the type of keys and values: without flash attention, llama.cpp has no quantised values."""
     return "f32" if exact else "f16" if wanted is None or (wanted in QUANTISED and not flash) else wanted
-
-
-NO_ID = -1  # stands in the cache where an embedding row was decoded instead of a token
 
 
 class Context:
@@ -417,8 +337,7 @@ class Context:
         """Return the keys and values of all layers for a sequence's first positions; None if this cache cannot say."""
         if seq in self._lost or not 0 < positions <= self.length(seq):
             return None
-        state = self._cache.state(seq)
-        return None if state is None else take_apart(np.frombuffer(state, dtype=np.uint8), positions)
+        return self._cache.layer_rows(seq, positions)
 
     def adopt(self, layers: Sequence[LayerRows], seq: int = 0) -> bool:
         """Make a sequence one of these keys and values, of all layers; return False, with the sequence empty, if they
@@ -427,10 +346,7 @@ class Context:
         positions = layers[0].positions
         self._sequences.check_fits(seq, positions)
         streams = 1 if self.unified else self.n_seq
-        state = put_together(layers, streams=streams, transposed=not self.flash)
-        if state is None or not self._cache.set_state(
-            seq, (ctypes.c_uint8 * len(state)).from_buffer_copy(state.tobytes())
-        ):
+        if not self._cache.adopt(seq, layers, streams=streams, transposed=not self.flash):
             return False
         self._sequences.note(seq, np.full(positions, NO_ID, dtype=np.int32))
         self._lengths[seq] = positions

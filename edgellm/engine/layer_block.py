@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.context import NO_ID, Context, SeqRows
+from edgellm.engine.context import Context
 from edgellm.engine.graph_hooks import Capture
+from edgellm.engine.kv.layer_rows import LayerRows
+from edgellm.engine.kv.sequences import NO_ID, SeqRows
 from edgellm.engine.model import Model
-from edgellm.engine.moving.layer_rows import LayerRows
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EngineFailed, InvalidOption
 

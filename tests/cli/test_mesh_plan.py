@@ -79,7 +79,7 @@ def test_a_reply_in_phases(edge: Edge, home: Path) -> None:
     (whole,) = move["stages"]
     assert (whole["first_layer"], whole["last_layer"]) == (1, 24)
     assert move["load_begins_s"] < move["loaded_s"] <= move["ready_s"] <= move["at_s"]
-    assert move["cache"] == "read"
+    assert move["cache"] == "recomputed"
     assert phases["reply_s"] < phases["alternatives"]["best_unmoved_s"]
     assert phases["schedules"]["synchronous_s"] > phases["reply_s"]
     assert phases["pays_from_tokens"] > 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, LayersOnDevice
-from edgellm.coldstart.phases.model import Contention, PhaseProblem, carried, phase_problem, simulate
+from edgellm.coldstart.phases.model import Contention, PhaseProblem, cache_seconds, phase_problem, simulate
 from edgellm.coldstart.phases.schedules import blocks, naive, progressive, progressive_moves, searched, synchronous
 from edgellm.coldstart.phases.search import BETTER, plan_phases
 from edgellm.coldstart.problem import Cut, fits, makespan, per_token
@@ -96,8 +96,8 @@ def test_a_block_moves_after_the_least_tokens_that_hide_its_load() -> None:
     load = float(problem.task.load[0, 4:].sum())
     token = per_token(problem.task, start)
     hidden = math.ceil(load / token)
-    reading, carriage = carried(problem, start, target, 2 + hidden)
-    assert carriage == "read"
+    reading, source = cache_seconds(problem, start, target, 2 + hidden)
+    assert source == "recomputed"
     assert move.token == 1 + hidden + math.ceil(reading / token)
     assert move.loaded == pytest.approx(reply.ttft + load)
     after = reply.at(256) - reply.at(move.token + 1)
@@ -135,15 +135,17 @@ def test_a_cache_is_sent_where_that_is_cheaper() -> None:
     start: Cut = ((0, 4), (1, 4), (2, 4))
     target: Cut = ((0, 12),)
     problem = phase_problem(wide_home(), MODEL, 2000, 64, sends_caches=True)
-    sent, carriage = carried(problem, start, target, 2000)
-    read, _ = carried(replace(problem, sends_caches=False), start, target, 2000)
-    assert carriage == "sent"
+    sent, source = cache_seconds(problem, start, target, 2000)
+    read, _ = cache_seconds(replace(problem, sends_caches=False), start, target, 2000)
+    assert source == "sent"
     assert sent < read
     slow = phase_problem([replace(one, uplink=1e4) for one in wide_home()], MODEL, 2000, 64, sends_caches=True)
-    assert carried(slow, start, target, 2000)[1] == "read"
+    assert cache_seconds(slow, start, target, 2000)[1] == "recomputed"
     here = [replace(one, name=name) for one, name in zip(wide_home(), ("a", HERE, "c"), strict=True)]
     passing = phase_problem(here, MODEL, 2000, 64, sends_caches=True)
-    assert carried(passing, start, target, 2000)[0] > sent  # to the coordinator first, also from the device itself
+    assert (
+        cache_seconds(passing, start, target, 2000)[0] > sent
+    )  # to the coordinator first, also from the device itself
 
 
 def test_loaded_layers_are_not_loaded_again_and_absent_ones_not_at_all() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from edgellm.engine import Model, kv_cache
-from edgellm.engine.kv_cache import KVCache
+from edgellm.engine import Model
+from edgellm.engine.kv import kv_cache
+from edgellm.engine.kv.kv_cache import KVCache
 from edgellm.engine.native import lib
 from testkit.cache_walk import SETTINGS, Walk, walk
 from tests.conftest import Architectures

@@ -14,7 +14,7 @@ import pytest
 
 from edgellm import LLM
 from edgellm.engine import Context, Floats, Model, ModelFile, SeqRows
-from edgellm.engine.kv_cache import KVCache
+from edgellm.engine.kv.kv_cache import KVCache
 from edgellm.engine.native import Stop
 from edgellm.engine.speculators.state_window import StateWindow
 from edgellm.engine.trial.probe import EAGLE3, MTP

@@ -34,7 +34,7 @@ def _move_line(move: Move, problem: PhaseProblem, names: Sequence[str]) -> str:
     token = format_seconds(per_token(problem.task, move.cut))
     loads = ", ".join(f"{one_line(names[device])} {format_seconds(took)}" for device, took in move.loads.items())
     behind = f"loaded behind the reply ({loads}) by {format_seconds(move.loaded)}" if loads else "nothing to load"
-    cache = "its cache is sent" if move.carriage == "sent" else "the text is read again there"
+    cache = "its cache is sent" if move.cache == "sent" else "the text is read again there"
     return (
         f"from token {move.token + 1}, {_named(move.cut, names)}: after {format_seconds(move.seconds)}, {token} each;"
         f" {behind}, and {cache} by {format_seconds(move.ready)}; the move costs {format_seconds(move.pause)}"
@@ -83,7 +83,7 @@ def phase_figures(found: PhasePlan, problem: PhaseProblem, names: Sequence[str])
                 "after_token": move.token, "at_s": move.seconds, "stages": _stages(move.cut, names),
                 "token_s": per_token(task, move.cut), "load_begins_s": move.begins, "loaded_s": move.loaded,
                 "loads": [{"device": names[device], "load_s": took} for device, took in move.loads.items()],
-                "cache": move.carriage, "ready_s": move.ready, "pause_s": move.pause,
+                "cache": move.cache, "ready_s": move.ready, "pause_s": move.pause,
             }
             for move in reply.made
         ],

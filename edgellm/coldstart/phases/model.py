@@ -25,12 +25,12 @@ from edgellm.coldstart.problem_builder import MemoryOverhead, restrict_to_stored
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import HERE
 
-Carriage = Literal["read", "sent"]
+CacheSource = Literal["recomputed", "sent"]
 """How a block's cache gets to its new device: computed again from the text, or sent over the line."""
 WRITING = 1024
 """Tokens after which only the time per token counts."""
 OPENING = 0.25
-"""Seconds to open a pipeline beside another one, before it loads (as `bench.mesh.phases` has seen it)."""
+"""Seconds to open a pipeline beside another one, before it loads: a guess, too, not yet measured by itself."""
 _NONE = -1  # for a device, where none loads
 _TOKEN_END = 1e-9  # a share of a token that rounding may leave of it
 
@@ -38,7 +38,8 @@ _TOKEN_END = 1e-9  # a share of a token that rounding may leave of it
 @dataclass(frozen=True, slots=True)
 class Contention:
     """How many times as long work takes that shares its device with other work: `passes` while the device loads,
-    `loads` while it computes, and `reading`, both of two computations.
+    `loads` while it computes, and `reading`, both of two computations. The defaults are guesses until
+    `bench.mesh.contention` has measured them.
 
     Raises `InvalidOption` for a number below 1.
     """
@@ -57,18 +58,18 @@ class Contention:
 class PhaseProblem:
     """A cold `task`, and what moving between placements takes.
 
-    `reading(n)`: the task of reading n tokens with all layers loaded. `carrying(b)`, (K, K): seconds to send b bytes
-    from the row's device to the column's. `cache`, (L,): bytes of keys and values of a token; `kept`, (L,): of those
-    that a second open placement needs as well, and `stage` the bytes of its stage. `sends_caches`: whether a cache can
-    be sent, by way of device `coordinator`, if one is. `opening`: seconds before the loads of a move begin. Plans of
-    `beyond` seconds and more load layers that are not on their device.
+    `reading(n)`: the task of reading n tokens with all layers loaded. `send_seconds(b)`, (K, K): the seconds in which b
+    bytes get from the row's device to the column's. `cache`, (L,): bytes of keys and values of a token; `kept`, (L,):
+    of those that a second open placement needs as well, and `stage` the bytes of its stage. `sends_caches`: whether a
+    cache can be sent, by way of device `coordinator`, if one is. `opening`: seconds before the loads of a move begin.
+    Plans of `beyond` seconds and more load layers that are not on their device.
     """
 
     task: Task
     tokens_in: int
     tokens_out: int
     reading: Callable[[int], Task]
-    carrying: Callable[[float], Floats]
+    send_seconds: Callable[[float], Floats]
     cache: Floats
     kept: Floats
     stage: float = 0.0
@@ -108,15 +109,15 @@ def phase_problem(
         return warm(task_of(devices, model, tokens, 0, overlap, links, overhead))
 
     @cache
-    def carrying(size: float) -> Floats:
+    def send_seconds(size: float) -> Floats:
         return sending(devices, size, links)
 
     bytes_per_token = np.array(model.cache_bytes)
     kept = np.maximum(overhead.layer, bytes_per_token * (tokens_in + tokens_out))
     coordinator = next((at for at, device in enumerate(devices) if device.name == HERE), None)
     return PhaseProblem(
-        task, tokens_in, tokens_out, reading, carrying, bytes_per_token, kept, overhead.stage, contention, sends_caches,
-        beyond, coordinator, opening,
+        task, tokens_in, tokens_out, reading, send_seconds, bytes_per_token, kept, overhead.stage, contention,
+        sends_caches, beyond, coordinator, opening,
     )  # fmt: skip
 
 
@@ -133,7 +134,7 @@ class Move:
     loads: Mapping[int, float]
     begins: float
     loaded: float = math.inf
-    carriage: Carriage = "read"
+    cache: CacheSource = "recomputed"
     ready: float = math.inf
     token: int = 0
     seconds: float = math.inf
@@ -231,18 +232,18 @@ def held(task: Task, *cuts: Cut) -> Bools:
     return found
 
 
-def carried(problem: PhaseProblem, before: Cut, after: Cut, tokens: int) -> tuple[float, Carriage]:
+def cache_seconds(problem: PhaseProblem, before: Cut, after: Cut, tokens: int) -> tuple[float, CacheSource]:
     """Return the seconds until `after` has the cache of `tokens` tokens, and the cheaper way: computed again by all of
     its stages, or sent from the devices that have it. All of it passes the coordinator, even if its device stays."""
     read = makespan(problem.reading(max(1, tokens)), after)
     if not problem.sends_caches:
-        return read, "read"
+        return read, "recomputed"
     old, new, sent = owners(problem.task, before), owners(problem.task, after), 0.0
     for giver, taker in sorted({(int(a), int(b)) for a, b in zip(old, new, strict=True)}):
         size = float(problem.cache[(old == giver) & (new == taker)].sum()) * tokens
         way = [giver, taker] if problem.coordinator is None else [giver, problem.coordinator, taker]
-        sent += sum(float(problem.carrying(size)[a, b]) for a, b in pairwise(way) if a != b)
-    return (sent, "sent") if sent < read else (read, "read")
+        sent += sum(float(problem.send_seconds(size)[a, b]) for a, b in pairwise(way) if a != b)
+    return (sent, "sent") if sent < read else (read, "recomputed")
 
 
 def shares(task: Task, cut: Cut) -> dict[int, float]:
@@ -281,7 +282,7 @@ class _Simulation:
         self.moves = [Move(cut, {}, math.inf) for cut in moves]
         self.loading = 0  # the move whose layers load now
         self.left: dict[int, float] = {}  # seconds of its loads
-        self.carrying = 0  # the move whose caches come now, if its layers are loaded
+        self.arriving = 0  # the move whose caches come now, if its layers are loaded
         self.coming: float | None = None  # seconds until they are there
         self.text = 0  # tokens written when they began to come
         self.reading: dict[int, float] = {}  # the share of that time in which each device reads the text
@@ -293,10 +294,10 @@ class _Simulation:
         last = float(self.problem.tokens_out)
         while self.written < last - _TOKEN_END:
             until = last
-            if self.coming is None and self.carrying < self.loading:
+            if self.coming is None and self.arriving < self.loading:
                 until = math.ceil(self.written - _TOKEN_END)  # it is noticed at a token's end
                 if until - self.written <= _TOKEN_END:
-                    self._begin_carrying()
+                    self._begin_cache()
                     until = last
             token = self._token_seconds()
             if token <= 0.0:  # nothing takes time, so nothing can be gained
@@ -322,13 +323,13 @@ class _Simulation:
                 self.moves[self.loading] = replace(self.moves[self.loading], loaded=max(ends.values()))
                 self.loading += 1
 
-    def _begin_carrying(self) -> None:
-        move = self.moves[self.carrying]
+    def _begin_cache(self) -> None:
+        move = self.moves[self.arriving]
         self.text = int(self.written + _TOKEN_END)
         tokens = self.problem.tokens_in + self.text
-        self.coming, carriage = carried(self.problem, self.cut, move.cut, tokens)
-        self.moves[self.carrying] = replace(move, carriage=carriage)
-        if carriage == "read":
+        self.coming, source = cache_seconds(self.problem, self.cut, move.cut, tokens)
+        self.moves[self.arriving] = replace(move, cache=source)
+        if source == "recomputed":
             spans = timeline(self.problem.reading(tokens), move.cut)
             whole = max(spans[-1].finish, 1e-12)
             self.reading = {span.device: span.compute / whole for span in spans}
@@ -388,17 +389,17 @@ class _Simulation:
         if rest > _TOKEN_END:
             self._advance(rest * self._token_seconds(), rest)
         self.written = float(round(self.written))
-        move = self.moves[self.carrying]
-        self.moves[self.carrying] = replace(move, ready=ready)
+        move = self.moves[self.arriving]
+        self.moves[self.arriving] = replace(move, ready=ready)
         if self.written >= last:
-            self.carrying = len(self.moves)  # and none after it
+            self.arriving = len(self.moves)  # and none after it
             return
         self.cut = move.cut
         took, plain = self._catch_up(move, int(self.written) - self.text), self._token_seconds()
-        self.moves[self.carrying] = replace(
+        self.moves[self.arriving] = replace(
             move, ready=ready, token=int(self.written), seconds=self.clock, pause=max(0.0, took - plain)
         )
-        self.carrying += 1
+        self.arriving += 1
         self._advance(max(took, plain), 1.0)
 
     def _catch_up(self, move: Move, missed: int) -> float:

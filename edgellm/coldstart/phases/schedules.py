@@ -15,7 +15,7 @@ from edgellm.coldstart.phases.model import (
     Move,
     PhasedReply,
     PhaseProblem,
-    carried,
+    cache_seconds,
     cut_of,
     fit_together,
     held,
@@ -78,11 +78,11 @@ def synchronous(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply:
     first = makespan(problem.task, start)
     loads = lacking(problem, held(problem.task, start), target)
     loaded = first + max(loads.values(), default=0.0)
-    took, carriage = carried(problem, start, target, problem.tokens_in + 1)
+    took, source = cache_seconds(problem, start, target, problem.tokens_in + 1)
     token = per_token(problem.task, target)
     ready = loaded + took
-    second = ready + (token if carriage == "sent" else 0.0)  # the pass that reads the text writes it
-    move = Move(target, loads, first, loaded, carriage, ready, 1, first, max(0.0, second - first - token))
+    second = ready + (token if source == "sent" else 0.0)  # the pass that reads the text writes it
+    move = Move(target, loads, first, loaded, source, ready, 1, first, max(0.0, second - first - token))
     return PhasedReply(start, (move,), tuple(knots_of(first, second, token, problem.tokens_out)))
 
 
@@ -106,7 +106,7 @@ def naive(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply:
     wait = makespan(replace(reading, load=loads, alone_load=loads.sum(1)), target)
     token = per_token(task, target)
     move = Move(
-        target, lacking(problem, there, target), first, first + wait, "read", first + wait, 1, first,
+        target, lacking(problem, there, target), first, first + wait, "recomputed", first + wait, 1, first,
         max(0.0, wait - token),
     )  # fmt: skip
     return PhasedReply(start, (move,), tuple(knots_of(first, first + wait, token, problem.tokens_out)))

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from edgellm.engine.context import Context, SeqRows
+from edgellm.engine.context import Context
 from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.ggml_rpc.messages import pack, pack_error, unpack
 from edgellm.engine.gguf.reader import ModelFile, mtp_layers
 from edgellm.engine.hardware import Hardware
+from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.memory_fit import reckon
 from edgellm.engine.model import Model
 from edgellm.engine.trial.self_test import self_test

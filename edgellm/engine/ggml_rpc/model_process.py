@@ -16,9 +16,9 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from edgellm.engine.context import SeqRows, Sequences
 from edgellm.engine.ggml_rpc.messages import pack, raise_error, unpack
 from edgellm.engine.hardware import Hardware
+from edgellm.engine.kv.sequences import SeqRows, Sequences
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import DeviceLost
 from edgellm.isolation.child_process import last_lines, start_child

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from edgellm.engine.context import Context, SeqRows
+from edgellm.engine.context import Context
+from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.model import Model
 from edgellm.engine.native import Stop
 from edgellm.engine.trial.probe import EAGLE3, MTP

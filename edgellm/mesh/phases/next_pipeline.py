@@ -14,7 +14,7 @@ from time import perf_counter
 from edgellm.engine import Ids, common_prefix
 from edgellm.layer_range import StageShare
 from edgellm.mesh.messages import StageAnswer, StageSpec
-from edgellm.mesh.phases.cache_carriage import CacheCarriage
+from edgellm.mesh.phases.cache_transfer import CacheTransfer
 from edgellm.mesh.pipeline import Pipeline, StageHost
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 from edgellm.verifier.requests import VerifyRequest
@@ -93,7 +93,7 @@ class NextPipeline:
         """Begin to send what the present pipeline has of a text, which is all but its last token, or to read it."""
         if self._sends and len(text) > 1:
             self._texts[slot] = text[:-1].copy()
-            self._reading[slot] = CacheCarriage(slot, len(text) - 1, present, self.pipeline).done
+            self._reading[slot] = CacheTransfer(slot, len(text) - 1, present, self.pipeline).done
             self._sent.add(slot)
         else:
             self.read(slot, text, rows)

@@ -76,7 +76,7 @@ def place_in_phases(
     )
     return PhasedPlacement(
         plan, problem, fleet, model, overhead, named(start), tuple(named(move.cut) for move in made),
-        named(plan.rest) if rests else (), any(move.carriage == "sent" for move in made),
+        named(plan.rest) if rests else (), any(move.cache == "sent" for move in made),
     )  # fmt: skip
 
 

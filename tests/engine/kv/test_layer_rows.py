@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Model
-from edgellm.engine.moving.layer_rows import put_together, take_apart
+from edgellm.engine.kv.layer_rows import put_together, take_apart
 from tests.engine.logits import some_ids
 
 TEXT = some_ids(24, 2000, 3)

@@ -132,4 +132,4 @@ def put_together(layers: Sequence[LayerRows], *, streams: int, transposed: bool)
         columns = layer.values.reshape(positions, width, element).transpose(1, 0, 2)
         parts += [_TRANSPOSED.pack(layer.value_type, element, width), np.ascontiguousarray(columns).tobytes()]
     parts += [_WORD.pack(0)] * (streams - 1)
-    return np.frombuffer(b"".join(parts), dtype=np.uint8)
+    return np.frombuffer(bytearray().join(parts), dtype=np.uint8)

@@ -13,7 +13,7 @@ from edgellm.mesh.messages import CacheTaken, LayerCache
 from edgellm.mesh.pipeline import Pipeline
 
 
-class CacheCarriage:
+class CacheTransfer:
     """One session's cache for its first `positions`. `done` fails with EngineFailed if a stage cannot give or take it;
     the text has to be read then."""
 

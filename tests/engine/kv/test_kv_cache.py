@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Ids, Model, SeqRows, kv_cache
-from edgellm.engine.kv_cache import KVCache
+from edgellm.engine import Context, Ids, Model, SeqRows
+from edgellm.engine.kv import kv_cache
+from edgellm.engine.kv.kv_cache import KVCache
 from edgellm.engine.native import lib
 from tests.conftest import Architectures
 

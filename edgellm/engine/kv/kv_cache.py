@@ -11,12 +11,15 @@ to make room is moved without its snapshots.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from edgellm.engine import native
 from edgellm.engine.gguf.reader import GgufHeader, recurrent_state_bytes
+from edgellm.engine.kv.layer_rows import LayerRows, put_together, take_apart
 from edgellm.engine.native import lib
 
 MAX_SNAPSHOTS = 8
@@ -166,26 +169,29 @@ class KVCache:
         self.clear(seq)
         return 0
 
-    def state(self, seq: int) -> Any:
-        """Return the state of a sequence as llama.cpp saves it, a ctypes buffer; None if it cannot be cut by positions,
-        or is not there."""
+    def layer_rows(self, seq: int, positions: int) -> list[LayerRows] | None:
+        """Return the keys and values of all layers for a sequence's first positions; None if it cannot be cut by
+        positions, or is not there."""
         context = self._context
         if context is None or not self.plain:
             return None
         with context.guard:
             size = lib.llama_state_seq_get_size_ext(context.pointer, seq, 0)
-            found = (ctypes.c_uint8 * size)()
-            return found if size and _get_state(context.pointer, found, size, seq, 0) == size else None
+            state = (ctypes.c_uint8 * size)()
+            if not size or _get_state(context.pointer, state, size, seq, 0) != size:
+                return None
+        return take_apart(np.frombuffer(state, dtype=np.uint8), positions)
 
-    def set_state(self, seq: int, state: Any) -> bool:
-        """Put a saved state, a ctypes buffer, in the place of a sequence; return False, with the sequence empty, if it
-        is that of another kind of context."""
-        context = self._context
+    def adopt(self, seq: int, layers: Sequence[LayerRows], *, streams: int, transposed: bool) -> bool:
+        """Put these keys and values, of all layers, in the place of a sequence, as `put_together` makes a state of
+        them; return False, with the sequence empty, if they are those of another kind of context."""
         self.clear(seq)
-        if context is None or not self.plain:
+        context, state = self._context, put_together(layers, streams=streams, transposed=transposed)
+        if context is None or state is None or not self.plain:
             return False
+        size = len(state)
         with context.guard:
-            taken = bool(_set_state(context.pointer, state, len(state), seq, 0) == len(state))
+            taken = bool(_set_state(context.pointer, np.ctypeslib.as_ctypes(state), size, seq, 0) == size)
         if not taken:
             self.clear(seq)
         return taken

@@ -1,0 +1,89 @@
+"""Which ids the sequences of a context hold, and which are appended to them in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm.engine.vocabulary import Ids, common_prefix
+from edgellm.errors import ContextFull, InvalidOption
+
+NO_ID = -1
+"""Stands where an embedding row was decoded instead of a token, or a cache came from elsewhere."""
+
+
+class Sequences:
+    """`n_seq` sequences of at most `n_ctx` ids, numbered from 0."""
+
+    def __init__(self, n_seq: int, n_ctx: int) -> None:
+        self._n_ctx = n_ctx
+        self._ids = np.zeros((n_seq, n_ctx), dtype=np.int32)
+        self.lengths = [0] * n_seq
+
+    def known(self, seq: int) -> int:
+        """Return `seq` if there is such a sequence; raise InvalidOption otherwise."""
+        if not 0 <= seq < len(self.lengths):
+            raise InvalidOption(f"There is no sequence {seq}.", f"Sequences are numbered 0 to {len(self.lengths) - 1}.")
+        return seq
+
+    def check_fits(self, seq: int, n: int) -> int:
+        """Return the length of a sequence if `n` more ids fit; raise ContextFull otherwise."""
+        length = self.lengths[self.known(seq)]
+        if length + n > self._n_ctx:
+            raise ContextFull(
+                f"{length} of {self._n_ctx} positions are taken; {n} more do not fit.",
+                "Shorten the conversation, or open a longer context.",
+            )
+        return length
+
+    def view(self, seq: int) -> Ids:
+        """Return the ids of a sequence, read-only."""
+        view = self._ids[seq, : self.lengths[self.known(seq)]]
+        view.flags.writeable = False
+        return view
+
+    def note(self, seq: int, ids: Ids) -> int:
+        """Write ids after the end of a sequence, and return its length, which grows only once they are decoded."""
+        start = self.lengths[seq]
+        self._ids[seq, start : start + len(ids)] = ids
+        return start
+
+    def copy(self, src: int, dst: int) -> None:
+        """Make `dst` equal to `src`."""
+        n = self.lengths[src]
+        self._ids[dst, :n] = self._ids[src, :n]
+        self.lengths[dst] = n
+
+    def common(self, seq: int, ids: Ids) -> int:
+        """Return how many ids a sequence and `ids` share from the start."""
+        return common_prefix(self._ids[seq, : self.lengths[self.known(seq)]], np.asarray(ids))
+
+
+@dataclass(frozen=True, slots=True)
+class SeqRows:
+    """Ids to append to sequence `seq`; logits are wanted of the last `outputs` of them."""
+
+    seq: int
+    ids: Ids
+    outputs: int = 1
+
+
+def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRows]]:
+    """Return beginnings of at most `most` ids each, without logits, to be decoded one by one first; and the rest.
+
+    The rest, one entry for each of `rows`, fits one batch of `most` rows. `rows` must ask for at most `most` rows of
+    logits in all.
+    """
+    heads, rest = [], []
+    total = sum(len(r.ids) for r in rows)
+    for r in rows:
+        ids = r.ids
+        while total > most and len(ids) > r.outputs:
+            size = min(most, len(ids) - r.outputs)
+            heads.append(SeqRows(r.seq, ids[:size], 0))
+            total -= size
+            ids = ids[size:]
+        rest.append(SeqRows(r.seq, ids, r.outputs))
+    return heads, rest

@@ -1,1 +1,0 @@
-"""Keys and values on their way from one context to another."""
