@@ -47,7 +47,7 @@ class Group:
 GROUPS = {
     "caches, captures and layers": Group(
         (
-            "engine/test_kv_cache.py", "engine/test_graph_hooks.py", "engine/test_layer_block.py",
+            "engine/kv/test_kv_cache.py", "engine/test_graph_hooks.py", "engine/test_layer_block.py",
             "engine/test_context.py", "mesh/test_stages.py",
         ),
         cases={"any_rollback_and_branch": ("1-True", "3-False"), "logits_are_those_of_the_whole_model": ("-3]",)},
