@@ -206,20 +206,23 @@ def profile_pair(
         with _taken(drafters, DrafterKind(all_layers)) as drafter:
             by_layer = drafter.importance_by_layer if search and isinstance(drafter, ModelDrafter) else None
             profiler = PairProfiler(drafter, session, draft.is_eog, limits, by_layer)
+            found = [each for record in done.records for each in record.disagreements]
             for count in range(len(done.records), len(prompts)):
                 reached(count)
-                done.add(profiler.record(prompts[count], context_lookup))
-        if search:
-            scores = layer_scores(sample(done.records), len(all_layers), gamma)
-            best = int(np.nan_to_num(np.array(scores), nan=0.0).argmax())
-        kind = DrafterKind(given if best is None else (all_layers[best],))
-        below = lookup_threshold([each for record in done.records for each in record.disagreements])
-        with _taken(drafters, kind) as drafter:
-            profiler = PairProfiler(drafter, session, draft.is_eog, limits)
-            runs = [
-                record.run(best, profiler.with_lookup(prompt, record, below) if below else ())
+                record = profiler.record(prompts[count], context_lookup)
+                found += record.disagreements
+                # at once, by the threshold so far: both caches still hold the prompt
+                done.add(profiler.with_lookup(prompts[count], record, lookup_threshold(found)))
+            below = lookup_threshold(found)
+            records = [
+                profiler.with_lookup(prompt, record, below) if below else record
                 for prompt, record in zip(prompts, done.records, strict=True)
             ]
+        if search:
+            scores = layer_scores(sample(records), len(all_layers), gamma)
+            best = int(np.nan_to_num(np.array(scores), nan=0.0).argmax())
+        layers = given if best is None else (all_layers[best],)
+        runs = [record.run(best, with_lookup=below > 0.0) for record in records]
         points = (
             exit_points(draft, drafters, prompts, threshold=THRESHOLD, gamma=gamma, most=most, threads=parts.threads)
             if early_exit
@@ -239,7 +242,7 @@ def profile_pair(
     finally:
         session.close()
     profile = build(
-        runs, prompts=prompts, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=kind.layers,
+        runs, prompts=prompts, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=layers,
         batch_seconds=batch, exits=points, hesitates=below,
     )  # fmt: skip
     by_name = {

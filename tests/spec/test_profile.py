@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -60,15 +61,18 @@ def drafter(draft_model: Model) -> Iterator[ModelDrafter]:
 
 
 @pytest.fixture(scope="module")
-def runs(draft_model: Model, verifier_model: Model, drafter: ModelDrafter) -> list[Run]:
+def watcher(draft_model: Model, verifier_model: Model, drafter: ModelDrafter) -> Iterator[PairProfiler]:
     pool = ContextPool(lambda: Context(verifier_model, n_ctx=1024, threads=1))
     verifier = LocalVerifier(verifier_model, pool, 1024)
     session = verifier.open(GenerationState())
-    watcher = PairProfiler(drafter, session, draft_model.is_eog, GenerationLimits(MOST, gamma=GAMMA))
-    found = [watcher.run(prompt) for prompt in prompts(draft_model, seed=31, count=3)]
+    yield PairProfiler(drafter, session, draft_model.is_eog, GenerationLimits(MOST, gamma=GAMMA))
     session.close()
     verifier.close()
-    return found
+
+
+@pytest.fixture(scope="module")
+def runs(draft_model: Model, watcher: PairProfiler) -> list[Run]:
+    return [watcher.run(prompt) for prompt in prompts(draft_model, seed=31, count=3)]
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +90,27 @@ def test_what_was_seen_is_sound(runs: list[Run]) -> None:
             doubts = [seen.signals[so_far] for seen in chunks]
             assert doubts[0] == 0.0
             assert doubts == sorted(doubts)
+
+
+def test_a_reply_is_written_again_only_where_another_threshold_changes_its_drafts(
+    draft_model: Model, watcher: PairProfiler
+) -> None:
+    again = kept = 0
+    for prompt in prompts(draft_model, seed=32, count=2):
+        record = watcher.record(prompt)
+        assert record.lookup is not None
+        low, high = (watcher.with_lookup(prompt, record, below).lookup for below in (0.5, 0.95))
+        assert low is not None
+        assert high is not None
+        same = [(one.accepted, one.tokens) for one in low.chunks] == [(one.accepted, one.tokens) for one in high.chunks]
+        if low.holds(0.95):
+            kept += 1
+            assert same
+            assert all(np.allclose(a.signals, b.signals) for a, b in zip(low.chunks, high.chunks, strict=True))
+            assert watcher.with_lookup(prompt, replace(record, lookup=low), 0.95).lookup is low
+        else:
+            again += 1
+    assert again > 0 < kept
 
 
 def test_the_profile_tells_what_was_seen(profile: Profile, runs: list[Run]) -> None:

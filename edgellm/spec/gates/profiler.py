@@ -31,7 +31,7 @@ ENOUGH = 64
 IMPORTANCE = [at for at, name in enumerate(NAMES) if "importance" in name]
 _EVERY = 20.0  # seconds between two writes of what was observed so far
 _MAX_BYTES = 2**30
-_CHUNKS = ("verified", "alone", "matched")  # fields of a record
+_CHUNKS = ("verified", "alone")  # fields of a record
 _BUSY_MARGIN = 1.3  # wait a little longer than the verifier asks for, as a session does
 
 
@@ -73,33 +73,54 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class LookupRun:
+    """A verified reply in which drafts of less confidence than `below` were replaced by the context's token.
+
+    `importance` is as in `PromptRecord`; `conflicts` are the draft model's confidences where the context had another
+    token.
+    """
+
+    below: float
+    chunks: tuple[ObservedChunk, ...]
+    importance: tuple[tuple[tuple[float, ...], ...], ...]
+    conflicts: tuple[float, ...]
+
+    def holds(self, below: float) -> bool:
+        """Return whether the drafts would be the same below another confidence."""
+        low, high = sorted((self.below, below))
+        return not any(low <= each < high for each in self.conflicts)
+
+
+@dataclass(frozen=True, slots=True)
 class PromptRecord:
     """The observations for one prompt before the layers of importance and the threshold of context lookup are known.
 
     `verified_importance` and `alone_importance` hold, for each chunk and each measured layer, the signals of importance
-    (see `features.NAMES`); empty where nothing was measured. `matched` are the verified chunks with the signals of the
-    context. `lookup_from` is the least confidence of a token for which the context has another one.
+    (see `features.NAMES`); empty where nothing was measured. `lookup` is the verified reply with the signals of the
+    context, None without context lookup.
     """
 
     verified: tuple[ObservedChunk, ...]
     alone: tuple[ObservedChunk, ...]
     verified_importance: tuple[tuple[tuple[float, ...], ...], ...]
     alone_importance: tuple[tuple[tuple[float, ...], ...], ...]
-    matched: tuple[ObservedChunk, ...]
+    lookup: LookupRun | None
     disagreements: tuple[Disagreement, ...]
-    lookup_from: float
     confidence: tuple[float, ...]
     draft_seconds: tuple[float, ...]
     verify_seconds: tuple[float, ...]
 
-    def run(self, layer: int | None, with_lookup: tuple[ObservedChunk, ...] = ()) -> Run:
+    def run(self, layer: int | None, *, with_lookup: bool = False) -> Run:
         """Return the observations with the importance of one of the measured layers, by its place among them; None:
         without."""
         verified, alone = self.verified, self.alone
+        looked_up = self.lookup.chunks if with_lookup and self.lookup is not None else ()
         if layer is not None:
             verified = _with_importance(verified, self.verified_importance, layer)
             alone = _with_importance(alone, self.alone_importance, layer)
-        return Run(verified, alone, self.confidence, self.draft_seconds, self.verify_seconds, with_lookup)
+            if looked_up and self.lookup is not None:
+                looked_up = _with_importance(looked_up, self.lookup.importance, layer)
+        return Run(verified, alone, self.confidence, self.draft_seconds, self.verify_seconds, looked_up)
 
 
 def _with_importance(
@@ -150,20 +171,19 @@ class PairProfiler:
             tuple(one for one, _, _ in alone),
             tuple(item.importance for item in seen),
             tuple(importance for _, importance, _ in alone),
-            tuple(item.observed() for item in seen) if context_lookup else (),
+            _lookup_run(0.0, seen) if context_lookup else None,
             tuple(found),
-            min((_lookup_from(item.chunk) for item in seen), default=1.0),
             tuple(value for _, _, chunk in alone for value in chunk.confidence.tolist()),
             tuple(self._draft_seconds),
             tuple(self._verify_seconds),
         )
 
-    def with_lookup(self, prompt: Ids, record: PromptRecord, lookup_below: float) -> tuple[ObservedChunk, ...]:
-        """Return the chunks of the verified reply in which drafts of less confidence than `lookup_below` are replaced
-        by the context's token; the reply is written again only if there are any."""
-        if record.lookup_from >= lookup_below:
-            return record.matched
-        return tuple(item.observed() for item in self._verified(self._lookup_state(prompt, lookup_below)))
+    def with_lookup(self, prompt: Ids, record: PromptRecord, below: float) -> PromptRecord:
+        """Return the record with the verified reply in which drafts of less confidence than `below` are replaced by the
+        context's token; the reply is written again only if the drafts change."""
+        if record.lookup is None or record.lookup.holds(below):
+            return record
+        return replace(record, lookup=_lookup_run(below, self._verified(self._lookup_state(prompt, below))))
 
     def run(self, prompt: Ids) -> Run:
         """Return the observations for `prompt`, with the importance that the drafter measures itself."""
@@ -254,13 +274,24 @@ class _Verified:
         return observed(chunk, self.written, self.verdict, self.so_far)
 
 
-def _lookup_from(chunk: Chunk) -> float:
-    """Return the least confidence of a token for which the context has another one; 1.0 if there is none."""
+def _lookup_run(below: float, seen: Sequence[_Verified]) -> LookupRun:
+    """Return the observations of a verified reply whose drafts looked tokens up in the context."""
+    return LookupRun(
+        below,
+        tuple(item.observed() for item in seen),
+        tuple(item.importance for item in seen),
+        tuple(value for item in seen for value in _conflicts(item.chunk)),
+    )
+
+
+def _conflicts(chunk: Chunk) -> list[float]:
+    """Return the model's confidence at each place for which the context has another token than the model."""
     match = chunk.context_match
     if match is None:
-        return 1.0
+        return []
     differs = (match.tokens >= 0) & (match.tokens != chunk.ids) & (match.matched >= MIN_MATCH)
-    return float(chunk.confidence[differs].min()) if differs.any() else 1.0
+    found: list[float] = chunk.confidence[differs | match.copied].tolist()
+    return found
 
 
 def chunk_to_json(chunk: ObservedChunk) -> dict[str, Any]:
@@ -327,13 +358,23 @@ class ProfileProgress:
 def _to_json(record: PromptRecord) -> dict[str, Any]:
     found = {each.name: getattr(record, each.name) for each in fields(PromptRecord)}
     found |= {name: [chunk_to_json(chunk) for chunk in found[name]] for name in _CHUNKS}
+    if record.lookup is not None:
+        found["lookup"] = asdict(record.lookup) | {"chunks": [chunk_to_json(one) for one in record.lookup.chunks]}
     return found | {"disagreements": [asdict(each) for each in record.disagreements]}
 
 
 def _from_json(row: Mapping[str, Any]) -> PromptRecord:
-    chunks = {name: tuple(map(chunk_from_json, row[name])) for name in _CHUNKS}
-    rest = fields_from_json(PromptRecord, {name: value for name, value in row.items() if name not in _CHUNKS})
-    return PromptRecord(**(rest | chunks))
+    chunks: dict[str, Any] = {name: _chunks_from_json(row[name]) for name in _CHUNKS}
+    chunks["lookup"] = None
+    if (lookup := row["lookup"]) is not None:
+        rest = {name: value for name, value in lookup.items() if name != "chunks"}
+        chunks["lookup"] = LookupRun(chunks=_chunks_from_json(lookup["chunks"]), **fields_from_json(LookupRun, rest))
+    rest = {name: value for name, value in row.items() if name not in chunks}
+    return PromptRecord(**(fields_from_json(PromptRecord, rest) | chunks))
+
+
+def _chunks_from_json(rows: Sequence[Mapping[str, Any]]) -> tuple[ObservedChunk, ...]:
+    return tuple(map(chunk_from_json, rows))
 
 
 class OnlineProfiler:
