@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Self
 
@@ -22,7 +23,7 @@ from edgellm.layer_range import HERE, StageShare, read_split
 from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.llm import LLM
 from edgellm.llm.mesh_llm import SESSIONS, positions_of
-from edgellm.llm.model_loading import Named, PairFit, fit, load, named, place_named
+from edgellm.llm.model_loading import Named, PairFit, Progress, fit, load, named, place_named
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.ggml_rpc.costs import rpc_costs
 from edgellm.mesh.ggml_rpc.model import RpcDevice, RpcModel, RpcWork
@@ -137,9 +138,10 @@ def open_over_rpc(
     draft_hardware: Hardware = ON_PROCESSOR,
     history: bool = True,
     notify: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> OpenedRpc:
     """Load the model in `file` over the devices, and open the pair meanwhile. This device's own layers are computed as
-    `hardware` says, and the draft model beside them. `history` as for `LLM.open`.
+    `hardware` says, and the draft model beside them. `history` and `progress` as for `LLM.open`.
 
     Raises:
         EngineFailed: this llama.cpp has no RPC backend, or cannot use the model.
@@ -160,7 +162,7 @@ def open_over_rpc(
         model = RpcModel(work, devices, _planner(options, shares, devices, file), notify)
         closing.callback(model.close)
         with ThreadPoolExecutor(1) as pool:
-            opening = pool.submit(model.open)
+            opening = pool.submit(model.open, partial(progress, file.path.name) if progress else None)
             text = Model.load(file, text_only=True, chat=True)
             closing.callback(text.close)
             opening.result()
@@ -168,7 +170,7 @@ def open_over_rpc(
         if (name := named(draft)) is not None:
             own = sum(costs.weights(share.layers) for share in model.shares if share.name == HERE) + costs.embedding
             placed = place_named(name, draft_hardware, Counter({"CPU": own}), verifies=False)
-            small = load(placed, progress=None, closing=closing, idle=idle)
+            small = load(placed, progress=progress, closing=closing, idle=idle)
             compared = fit(small, text, name, file.path)
             small = None if compared.left_out else small
         verifier = RpcVerifier(model, text.is_eog, text.grammar)

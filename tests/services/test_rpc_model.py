@@ -97,11 +97,12 @@ class Opened:
 
     def __init__(self, file: ModelFile, workers: Sequence[RpcWorker], plan: Planner, sessions: int = 1) -> None:
         self.told: list[str] = []
+        self.loaded: list[float] = []
         with Model.load(file, text_only=True) as text:
             vocabulary = text.n_vocab
         work = RpcWork(file, vocabulary, ContextSizes(256, sessions), Hardware(threads=1))
         self.model = RpcModel(work, workers, plan, self.told.append)
-        self.model.open()
+        self.model.open(self.loaded.append)
         self.verifier = RpcVerifier(self.model, lambda _token: False, None)
 
     def __enter__(self) -> Self:
@@ -139,6 +140,8 @@ def test_its_text_is_that_of_the_model_alone_also_with_drafts(
 ) -> None:
     monkeypatch.delenv("EDGELLM_PROBE")  # it is tried over the devices first
     with Opened(hybrid, workers, planned(SPLIT)) as opened:
+        assert opened.loaded == sorted(opened.loaded)
+        assert opened.loaded[0] < 0.5 < opened.loaded[-1] <= 1.0  # it says how much is loaded, while it is
         assert known_faults(Probe(hybrid.paths, hybrid.parts, ALL_LAYERS)) == ()
         assert len(rpc_servers()) == 2
         assert opened.write(TOKENS) == alone

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -24,18 +25,21 @@ from edgellm.engine.model import Model
 from edgellm.engine.trial.self_test import self_test
 from edgellm.engine.vocabulary import Ids
 from edgellm.errors import EdgeError, EngineFailed
-from edgellm.isolation.serving import Answer, serve
+from edgellm.isolation.serving import LENGTH, Answer, serve
 from edgellm.system import be_killed_first, limit
 
 _NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"
 """llama.cpp's variable: with several contexts, a server may have dropped the graph that it is asked to use again."""
 _NO_IDS = np.empty(0, np.int32)
+_STEP = 0.01  # of the model, between two reports of how much is loaded
 
 
 class _Held:
     """The model and the context of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, reports: IO[bytes]) -> None:
+        """Write how much of the model is loaded to `reports`, before the answer."""
+        self._reports, self._reported = reports, 0.0
         self._model: Model | None = None
         self._opened: Context | None = None
         self._orders: dict[str, Callable[[dict[str, Any], Ids], bytes]] = {
@@ -78,12 +82,19 @@ class _Held:
             shares[-1] += 1 + mtp_layers(file.header)
         hardware = _hardware(fields, gpu_layers=round(sum(shares)), devices=tuple(devices), tensor_split=tuple(shares))
         faults = fields["faults"]
-        self._model = Model.load(file, hardware=hardware, probe=False, faults=faults or ())
+        self._model = Model.load(file, hardware=hardware, probe=False, faults=faults or (), progress=self._report)
         if faults is None and (faults := self._tried(self._model)):
             self._model.close()
             self._model = Model.load(file, hardware=hardware, probe=False, faults=faults)
         self._opened = _context_of(self._model, fields)
         return pack({"faults": list(faults)})
+
+    def _report(self, share: float) -> None:
+        if share >= self._reported + _STEP:
+            self._reported = share
+            message = pack({"progress": share})
+            self._reports.write(LENGTH.pack(len(message)) + message)
+            self._reports.flush()
 
     def _tried(self, model: Model) -> Sequence[str]:
         """Return what llama.cpp gets wrong of a model."""
@@ -131,12 +142,12 @@ def _context_of(model: Model, fields: dict[str, Any]) -> Context:
     )
 
 
-def prepare() -> Answer:
+def prepare(reports: IO[bytes]) -> Answer:
     """Return the function that answers orders."""
     limit("RLIMIT_CORE", 0)
     be_killed_first()
-    return _Held().answer
+    return _Held(reports).answer
 
 
 if __name__ == "__main__":
-    serve(prepare)
+    serve(partial(prepare, os.fdopen(os.dup(1), "wb")))

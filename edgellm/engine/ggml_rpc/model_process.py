@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,11 +84,11 @@ class ModelProcess:
 
     def load(
         self, served: Sequence[ServedLayers], cards: Sequence[str] = (), on_cards: int = 0,
-        faults: Sequence[str] | None = None,
+        faults: Sequence[str] | None = None, progress: Callable[[float], None] | None = None,
     ) -> tuple[str, ...]:  # fmt: skip
         """Load the model: its last layers on `cards` of this machine, those before on RPC servers, in order, and what
         is left on the processor. Return what llama.cpp gets wrong of it (see `Model.faults`), which is tried if
-        `faults` are not given.
+        `faults` are not given. `progress` is called with the share of the weights that is loaded, in 0..1.
 
         Raises:
             ModelUnsupported, EngineFailed: llama.cpp cannot use it.
@@ -98,7 +98,7 @@ class ModelProcess:
             "do": "load", **self._described(), "ports": [one.port for one in served],
             "layers": [one.layers for one in served], "cards": list(cards), "on_cards": on_cards,
             "faults": None if faults is None else list(faults),
-        })  # fmt: skip
+        }, progress=progress)  # fmt: skip
         return tuple(map(str, found["faults"]))
 
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]:
@@ -162,7 +162,10 @@ class ModelProcess:
             },
         }  # fmt: skip
 
-    def _ask(self, fields: dict[str, Any], array: bytes = b"", size: int = 0) -> tuple[dict[str, Any], memoryview]:
+    def _ask(
+        self, fields: dict[str, Any], array: bytes = b"", size: int = 0,
+        progress: Callable[[float], None] | None = None,
+    ) -> tuple[dict[str, Any], memoryview]:  # fmt: skip
         """Return the answer to an order, with an array of `size` bytes. Raise the error that it tells of, or DeviceLost
         if the process has ended, or does not answer as it should: what servers send may have taken it over."""
         requests, answers = self._pipes
@@ -171,10 +174,15 @@ class ModelProcess:
             with self._talking:
                 requests.write(LENGTH.pack(len(message)) + message)
                 requests.flush()
-                (length,) = LENGTH.unpack(_read(answers, LENGTH.size))
-                if length > size + _FIELDS:
-                    raise EOFError
-                found, rest = unpack(_read(answers, length))
+                while True:
+                    (length,) = LENGTH.unpack(_read(answers, LENGTH.size))
+                    if length > size + _FIELDS:
+                        raise EOFError
+                    found, rest = unpack(_read(answers, length))
+                    if "progress" not in found:
+                        break
+                    if progress is not None:
+                        progress(float(found["progress"]))
         except (OSError, ValueError, EOFError, struct.error):
             raise self._ended() from None
         raise_error(found)

@@ -149,8 +149,8 @@ class RpcModel:
         self.recoveries = 0
         """How often the model was loaded again."""
 
-    def open(self) -> None:
-        """Load the model.
+    def open(self, progress: Callable[[float], None] | None = None) -> None:
+        """Load the model. `progress` is called with the share that is loaded, in 0..1.
 
         Raises:
             PlanImpossible: the devices cannot hold it.
@@ -159,7 +159,7 @@ class RpcModel:
             DeviceLost: a device cannot be used; the errors of `RpcHost.open`.
         """
         try:
-            self._install(self._load(tuple(self._devices)))
+            self._install(self._load(tuple(self._devices), progress))
         except _DeviceFailed as failed:
             raise failed.error from None
 
@@ -328,7 +328,7 @@ class RpcModel:
         if self._closed.is_set():
             opened.process.kill()
 
-    def _load(self, names: Collection[str]) -> _Opened:
+    def _load(self, names: Collection[str], progress: Callable[[float], None] | None = None) -> _Opened:
         """Load the model over some devices and this one. Raise _DeviceFailed if one of them cannot be used."""
         began = time.monotonic()
         work, faults = self.work, known_faults(self._probe)
@@ -341,7 +341,7 @@ class RpcModel:
             ports = self._ports(hosts, process.pid)
             served = [ServedLayers(port, len(share.layers)) for port, share in zip(ports, remote, strict=True)]
             own = sum(len(share.layers) for share in shares if share.name == HERE)
-            found = process.load(served, work.cards, own if work.cards else 0, faults)
+            found = process.load(served, work.cards, own if work.cards else 0, faults, progress)
         except BaseException as error:
             opened = _Opened((), process, tuple(hosts))
             lost = isinstance(error, DeviceLost) and self._blame(opened)

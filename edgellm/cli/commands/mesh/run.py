@@ -22,7 +22,7 @@ from edgellm.cli.model_options import (
     thinking,
     with_hardware,
 )
-from edgellm.cli.views.console import say
+from edgellm.cli.views.console import Loading, say
 from edgellm.cli.views.device_table import find_home_workers, print_left_out, print_units, survey_workers
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import HERE
@@ -289,10 +289,11 @@ def open_rpc(
             for name, why in placed.left_out:
                 say(f"left out: {name}: {why}", style="dim")
     options = RpcOptions(None if split == AUTO else split, placed, tuple(peers), target.context, sessions)
-    return open_over_rpc(
-        file, options, draft=draft, hardware=own, draft_hardware=hardware.of(DRAFT), history=history,
-        notify=lambda text: say(text, style="yellow"),
-    )  # fmt: skip
+    with Loading() as loading:
+        return open_over_rpc(
+            file, options, draft=draft, hardware=own, draft_hardware=hardware.of(DRAFT), history=history,
+            notify=lambda text: say(text, style="yellow"), progress=loading,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
