@@ -48,7 +48,8 @@ GROUPS = {
     "caches, captures and layers": Group(
         (
             "engine/kv/test_kv_cache.py", "engine/test_graph_hooks.py", "engine/test_layer_block.py",
-            "engine/test_context.py", "mesh/test_stages.py",
+            "engine/test_context.py", "engine/test_cache_walk.py", "engine/kv/test_layer_rows.py",
+            "engine/test_mtp.py", "engine/test_eagle3.py", "mesh/test_stages.py",
         ),
         cases={"any_rollback_and_branch": ("1-True", "3-False"), "logits_are_those_of_the_whole_model": ("-3]",)},
         least=80,
@@ -69,7 +70,9 @@ GROUPS = {
         least=30,
     ),
     "pairs": Group(
-        ("llm/test_architectures.py", "llm/test_paths.py", "llm/test_ngram_runtime.py"),
+        (
+            "llm/test_architectures.py", "llm/test_paths.py", "llm/test_ngram_runtime.py", "llm/test_speculators.py",
+        ),
         without=("that_proves_wrong", "that_load_may_explain", "says_whether", "slow_device"),
         cases={"the_verifier_writes_what_it_writes_alone": ("auto]", "reuse]")},
         least=30,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -67,7 +70,7 @@ def examine_machine() -> Iterator[Finding]:
 
 
 def _library() -> Iterator[Finding]:
-    from edgellm.engine.native import features
+    from edgellm.engine.native import available_threads, backends, features
     from edgellm.engine.trial.probe import WITHOUT_AMX, amx_failure
 
     found = features()
@@ -80,7 +83,11 @@ def _library() -> Iterator[Finding]:
             f"Compile it here: {_compile_again(found.version)}",
         )
     else:
-        yield fine("llama.cpp", f"llama-cpp-python {found.version}, compiled with {names}.")
+        yield fine(
+            "llama.cpp",
+            f"llama-cpp-python {found.version}, compiled with {names}; backends: {', '.join(backends())}.",
+        )
+    yield processor(available_threads(), psutil.cpu_count() or 1)
     if failure := amx_failure():
         yield note(
             "llama.cpp",
@@ -101,15 +108,17 @@ def _graphics_cards(offloads: bool, version: str) -> Iterator[Finding]:
     cards = [device for device in compute_devices() if device.offloads]
     for card in cards:
         yield fine(
-            "graphics card", f"{card.name} ({card.description}): {_size(card.free)} of {_size(card.total)} is free."
+            "graphics card",
+            f"{card.name} ({card.description}): {_size(card.free)} of {_size(card.total)} is free, "
+            "and layers go there first.",
         )
     if offloads and not cards:
         yield note(
             "graphics card", "llama.cpp was compiled for graphics cards, but finds none: everything runs on the CPU.",
             "Install the card's driver; nvidia-smi, rocminfo or vulkaninfo show whether it is there.",
         )  # fmt: skip
-    kind = next((kind for program, kind in _DRIVERS.items() if shutil.which(program)), None)
-    if kind is not None and not offloads:
+    kind = None if offloads else _unused_card()
+    if kind is not None:
         yield note(
             "graphics card", "There is a graphics card, but llama.cpp was compiled for the CPU only.",
             f'Compile it for the card: CMAKE_ARGS="-DGGML_{kind}=on" {_compile_again(version)}',
@@ -134,6 +143,29 @@ def rpc_engine() -> Finding:
 
 
 _DRIVERS = {"nvidia-smi": "CUDA", "rocminfo": "HIP"}
+_VULKAN_CARD = re.compile(r"deviceType\s*= PHYSICAL_DEVICE_TYPE_\w+_GPU")  # not a driver for the processor
+_VULKAN_SECONDS = 10.0
+
+
+def _unused_card() -> str | None:
+    """Return what llama.cpp would be compiled for to use the graphics card of this machine; None if there is none."""
+    for program, kind in _DRIVERS.items():
+        if shutil.which(program):
+            return kind
+    with suppress(OSError, subprocess.SubprocessError):
+        shown = subprocess.run(
+            ["vulkaninfo", "--summary"], capture_output=True, text=True, errors="replace", check=True,
+            timeout=_VULKAN_SECONDS,
+        )  # fmt: skip
+        return "VULKAN" if _VULKAN_CARD.search(shown.stdout) else None
+    return None
+
+
+def processor(threads: int, processors: int) -> Finding:
+    """Say how many of this machine's processors decode, and how many stay idle."""
+    idle = processors - threads
+    rest = f"; {idle} of {processors} processors stay idle, as they would slow these down" if idle > 0 else ""
+    return fine("processor", f"Decodes use {threads} threads, one for each performance core they may use{rest}.")
 
 
 def _compile_again(version: str) -> str:

@@ -138,11 +138,23 @@ def _pair(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
     partners, size = _partners(file, others), file.header.file_size
     heads = heads_for(file, others)
     if not partners and not heads:
-        return Ability("pair", False, "no other model here has its vocabulary")
+        return _translated(file, others)
     drafts = sorted(name for name, other in partners.items() if other.header.file_size < size)
     verifiers = sorted(name for name, other in partners.items() if other.header.file_size >= size)
     roles = (("the EAGLE-3 head", heads), ("the draft model", drafts), ("the verifier", verifiers))
     return Ability("pair", True, "; ".join(f"with {role} {', '.join(names)}" for role, names in roles if names))
+
+
+def _translated(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
+    """Return whether there are models of other tokenizers to pair a model with."""
+    names = [name for name, other in others.items() if other.path != file.path and _chat(other.header).able]
+    if not names or not _chat(file.header).able:
+        return Ability("pair", False, "there is no other model here that writes replies")
+    several = "models have other tokenizers" if len(names) > 1 else "model has another tokenizer"
+    return Ability(
+        "pair", True, f"on this device, with {', '.join(sorted(names))}: the {several}, so drafts are translated, and "
+        "fewer are accepted",
+    )  # fmt: skip
 
 
 def _copies(header: GgufHeader) -> Ability:

@@ -33,7 +33,7 @@ CONNECTIONS = 32
 LONGEST_BUSY = 60.0  # seconds after which a busy server is asked again at the latest
 _MAX_KEY = 8192
 _QUOTED = 200  # characters of a server's own message
-_NEXT = "This device continues alone and tries again by itself; check that the server is running."
+_NEXT = "Check the address, and that the server is running."
 T = TypeVar("T")
 
 

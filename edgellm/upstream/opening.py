@@ -96,6 +96,11 @@ def _notices(upstream: Upstream, url: ServerURL, proof: VocabularyProof, *, know
         switch = _LOGS.get(upstream.dialect)
         which = f"; {upstream.dialect} does so with {switch}" if switch else ""
         found.append(f"Prompts and replies go to {url}, and whoever runs that server decides what it logs{which}.")
+        if not upstream.chat_template:
+            found.append(
+                f"{upstream.dialect} does not show its chat template, so conversations are rendered by that of the "
+                "draft model, which must be of the same family."
+            )
     if not url.is_loopback and not url.is_encrypted:
         what = "Prompts, replies and the key" if key else "Prompts and replies"
         found.append(f"{what} go to {url} unencrypted: use https:// where you can.")

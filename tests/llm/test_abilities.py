@@ -33,10 +33,12 @@ def test_the_bundled_pair_can_do_everything(draft_path: Path, verifier_path: Pat
     assert found(draft_path, verifier_path)["pair"].reason == f"with the verifier {verifier_path.stem}"
 
 
-def test_another_vocabulary_is_no_partner(verifier_path: Path, tmp_path: Path) -> None:
+def test_drafts_of_another_vocabulary_are_translated(verifier_path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     write(other, SHAPES["tiny-draft"], "F32", 0)
-    assert not found(verifier_path, other)["pair"].able
+    with_other = found(verifier_path, other)["pair"]
+    assert with_other.able
+    assert "other: the model has another tokenizer, so drafts are translated" in with_other.reason
     assert not found(verifier_path)["pair"].able
 
 

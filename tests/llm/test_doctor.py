@@ -148,7 +148,32 @@ def test_a_graphics_card_is_shown_with_its_memory(me: Trust, monkeypatch: pytest
     card = ComputeDevice("CUDA0", "a card", "gpu", 10 * 2**30, 12 * 2**30)
     monkeypatch.setattr("edgellm.engine.hardware.compute_devices", lambda: [card])
     found = only(local.examine_machine(), "graphics card")
-    assert (found.state, found.what) == (State.OK, "CUDA0 (a card): 10.0 GiB of 12.0 GiB is free.")
+    assert (found.state, found.what) == (
+        State.OK,
+        "CUDA0 (a card): 10.0 GiB of 12.0 GiB is free, and layers go there first.",
+    )
+
+
+@pytest.mark.parametrize(("kind", "told"), [("DISCRETE_GPU", True), ("INTEGRATED_GPU", True), ("CPU", False)])
+def test_a_card_that_vulkan_alone_shows_is_told_of(
+    kind: str, told: bool, me: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "vulkaninfo"
+    program.write_text(f"#!/bin/sh\necho 'deviceType = PHYSICAL_DEVICE_TYPE_{kind}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("edgellm.engine.native.features", lambda: Features("1", ("AVX2",), gpu=False, mmap=True))
+    notes = [one for one in local.examine_machine() if one.topic == "graphics card"]
+    assert [one.state for one in notes] == [State.NOTE] * told
+    assert all("-DGGML_VULKAN=on" in one.next_step for one in notes)
+
+
+def test_what_decodes_and_what_stays_idle_is_said(me: Trust) -> None:
+    found = [*local.examine_machine()]
+    (backends,) = [one.what.partition("backends: ")[2] for one in found if "backends: " in one.what]
+    assert "CPU" in backends
+    assert "idle" not in local.processor(4, 4).what
+    assert "4 of 8 processors stay idle" in local.processor(4, 8).what
 
 
 def test_a_machine_in_no_network_is_told() -> None:

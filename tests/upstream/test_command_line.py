@@ -46,6 +46,18 @@ def test_a_tier_that_does_not_exist() -> None:
         upstream_options("best", None)
 
 
+def test_a_server_that_is_not_there_or_shows_no_template_is_told_of(
+    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
+) -> None:
+    server = closing.enter_context(UpstreamServer(Vllm(engine)))
+    words = ["chat", "Where is my mug?", "--draft", str(f32_pair[0]), "--max-tokens", "2", "--verifier"]
+    first, second = (CliRunner().invoke(app, [*words, server.url]).stderr for _ in range(2))
+    assert "vLLM does not show its chat template" in first
+    assert "chat template" not in second
+    gone = CliRunner().invoke(app, [*words, "http://127.0.0.1:9"])
+    assert "Check the address, and that the server is running." in str(gone.exception)
+
+
 def test_doctor_names_the_server_and_how_it_verifies(
     engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
 ) -> None:
