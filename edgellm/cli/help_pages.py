@@ -29,7 +29,7 @@ _NAMES_WIDTH = 34  # columns of the names of options; longer names have a line o
 
 PANELS: dict[str, tuple[str, ...]] = {
     "Conversation": ("conversation", "history"),
-    "Several devices": ("mesh", "interface", "announce", "paired_only", "f32"),
+    "Several devices": ("mesh", "interface", "announce", "paired_only", "sessions", "f32"),
     "Drafts and verification": (
         "gate", "profile", "learn_profile", "retrieval", "context_lookup", "parallel", "early_exit", "exit_threshold",
         "verifier_tier", "verifier_key_file", "upstream_tier", "upstream_key_file",

@@ -16,7 +16,7 @@ from edgellm.engine import cores, llama_api, native
 from edgellm.engine.gguf.cuttable import row_factor
 from edgellm.engine.graph_hooks import Capture, Recorder, attention_rows
 from edgellm.engine.hardware import N_BATCH, QUANTISED
-from edgellm.engine.kv.kv_cache import KVCache, snapshots_that_fit
+from edgellm.engine.kv.kv_cache import KVCache, checkpoint_bytes, snapshots_that_fit
 from edgellm.engine.kv.layer_rows import LayerRows
 from edgellm.engine.kv.sequences import NO_ID, SeqRows, Sequences, split
 from edgellm.engine.llama_api import LlamaBatch, LogitsView
@@ -172,6 +172,14 @@ class Context:
     def snapshots(self) -> int:
         """Return how many tokens at the end of a batch can be rolled back by snapshots of a recurrent state."""
         return self._cache.snapshots
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Return at most how many bytes of this machine's memory the checkpoints to roll back to take."""
+        cache = self._cache
+        return checkpoint_bytes(
+            self.model.header, self.n_ctx, self.n_seq, recurrent=cache.recurrent, window=cache.window
+        )
 
     def _open_speculator(self) -> Speculator | None:
         if self.model.speculator is None:

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 import psutil
 
 from edgellm.engine import native
-from edgellm.engine.gguf.reader import GgufHeader, ModelFile, attention_layers
+from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token, recurrent_state_bytes
+from edgellm.engine.gguf.reader import GgufHeader, ModelFile
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
+from edgellm.engine.kv.kv_cache import checkpoint_bytes, snapshots_that_fit
 from edgellm.engine.speculators.eagle3 import check_eagle3, window_bytes
 from edgellm.errors import InvalidOption, MemoryShort
 
@@ -48,20 +50,22 @@ _CACHE = re.compile(r": size = +([\d.]+) MiB \( *\d+ cells")
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of weights, caches and computation by device; "CPU" is the machine's own memory."""
+    """Bytes of weights, caches and computation by device; "CPU" is the machine's own memory, and there are the
+    `checkpoints` to which a cache is rolled back that cannot be cut: as many bytes as they take at most."""
 
     weights: Counter[str]
     caches: Counter[str]
     compute: Counter[str]
+    checkpoints: int = 0
 
     def on(self, device: str) -> int:
         """Return the bytes on a device."""
-        return self.weights[device] + self.caches[device] + self.compute[device]
+        return self.by_device[device]
 
     @property
     def by_device(self) -> Counter[str]:
         """Return all bytes by device."""
-        return self.weights + self.caches + self.compute
+        return self.weights + self.caches + self.compute + Counter(CPU=self.checkpoints)
 
 
 def free_memory() -> int:
@@ -110,22 +114,6 @@ def spare_memory(card: ComputeDevice) -> int:
     return max(0, card.free - _MARGIN)
 
 
-def cache_bytes_per_token(header: GgufHeader) -> int:
-    """Return at most how many bytes of keys and values a token takes, in 16 bits; 0 where the header does not say."""
-
-    def number(key: str, default: int = 0) -> int:
-        value = header.metadata.get(f"{header.architecture}.{key}", default)
-        value = max(value, default=0) if isinstance(value, tuple) else value
-        return value if isinstance(value, int) else default
-
-    heads = number("attention.head_count")
-    if not heads:
-        return 0
-    size = number("embedding_length") // heads
-    width = number("attention.key_length", size) + number("attention.value_length", size)
-    return 2 * len(attention_layers(header)) * number("attention.head_count_kv", heads) * width
-
-
 def default_context(
     header: GgufHeader, n_ctx_train: int, sessions: int = 1, free: int | None = None
 ) -> tuple[int, str]:
@@ -143,13 +131,15 @@ def default_context(
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A model's file and where it goes: the layers on graphics cards and the positions of its contexts are chosen, for
-    these `reasons`. `eagle3`: the EAGLE-3 head that drafts beside it, if there is one."""
+    """A model's file and where it goes: the layers on graphics cards, the positions of its contexts, and how many
+    `sessions` these have are chosen, for these `reasons`. `eagle3`: the EAGLE-3 head that drafts beside it, if there is
+    one."""
 
     file: ModelFile
     hardware: Hardware
     reasons: tuple[str, ...]
     eagle3: ModelFile | None = None
+    sessions: int = 1
 
     @property
     def reason(self) -> str:
@@ -159,13 +149,14 @@ class Placed:
 
 def place(
     file: ModelFile, hardware: Hardware, taken: Counter[str], *, verifies: bool, sessions: int = 1,
-    eagle3: ModelFile | None = None,
+    fewer: bool = False, eagle3: ModelFile | None = None,
 ) -> Placed:  # fmt: skip
     """Return where a model goes beside what is `taken` of each device, to which its own bytes are added. Less than
     nothing is taken where memory will be given back.
 
-    `verifies`: it has the context of a verifier, with `sessions` sequences, beside which the head
-    `eagle3` drafts. Raises what `fit` raises, and ModelUnsupported where the head does not fit the model.
+    `verifies`: it has the context of a verifier, with `sessions` sequences, beside which the head `eagle3` drafts. With
+    `fewer`, and where they do not all fit, it has as many as do. Raises what `fit` raises, where not even one fits or
+    all of them have to, and ModelUnsupported where the head does not fit the model.
     """
     reasons = []
     if eagle3 is not None:
@@ -178,21 +169,45 @@ def place(
         hardware = replace(hardware, n_ctx=n_ctx)
         reasons.append(f"a context of {n_ctx} tokens: {why}")
 
-    def contexts(model: Model) -> list[Context]:
-        from edgellm.engine.context import Context
+    def fitted_for(n_seq: int) -> Fitted:
+        def contexts(model: Model) -> list[Context]:
+            from edgellm.engine.context import Context
 
-        n_ctx = hardware.n_ctx or LEAST_CONTEXT
-        if not verifies:
-            return [Context(model, n_ctx=n_ctx)]
-        return [Context(model, n_ctx=n_ctx, n_seq=sessions, unified=sessions == 1, rolls_back=True, speculates=True)]
+            n_ctx = hardware.n_ctx or LEAST_CONTEXT
+            if not verifies:
+                return [Context(model, n_ctx=n_ctx)]
+            return [Context(model, n_ctx=n_ctx, n_seq=n_seq, unified=n_seq == 1, rolls_back=True, speculates=True)]
 
-    before = Counter(taken)
-    if eagle3 is not None:
-        before["CPU"] += sessions * window_bytes(eagle3.header)
-    fitted = fit(file, hardware, contexts, before, eagle3)
+        before = Counter(taken)
+        if eagle3 is not None:
+            before["CPU"] += n_seq * window_bytes(eagle3.header)
+        return fit(file, hardware, contexts, before, eagle3, sessions=n_seq)
+
+    try:
+        fitted = fitted_for(sessions)
+    except MemoryShort as short:
+        if sessions == 1:
+            raise
+        most, fitted = _most_sessions(fitted_for, sessions)
+        if not fewer:
+            raise MemoryShort(short.what, f"Ask for fewer sessions, {most} fit, or for a shorter --ctx-size.") from None
+        reasons.append(f"{most} session{'s' * (most > 1)} at once, not {sessions}: {short.what.rstrip('.')}")
+        sessions = most
     taken.clear()
     taken.update(fitted.taken)
-    return Placed(file, fitted.hardware, (fitted.reason, *reasons), eagle3)
+    return Placed(file, fitted.hardware, (fitted.reason, *reasons), eagle3, sessions)
+
+
+def _most_sessions(fitted_for: Callable[[int], Fitted], too_many: int) -> tuple[int, Fitted]:
+    """Return how many sessions fit, fewer than `too_many`, and how. Raises MemoryShort where not even one fits."""
+    most, fitted = 1, fitted_for(1)
+    while too_many - most > 1:
+        tried = (most + too_many) // 2
+        try:
+            most, fitted = tried, fitted_for(tried)
+        except MemoryShort:
+            too_many = tried
+    return most, fitted
 
 
 def reckon(file: ModelFile, hardware: Hardware, contexts: Contexts, eagle3: ModelFile | None = None) -> MemoryUse:
@@ -209,8 +224,8 @@ def reckon(file: ModelFile, hardware: Hardware, contexts: Contexts, eagle3: Mode
         model = closing.enter_context(
             Model.load(file, hardware=hardware, probe=False, dry=True, speculates=True, eagle3=eagle3)
         )
-        for context in contexts(model):
-            closing.enter_context(context)
+        opened = [closing.enter_context(context) for context in contexts(model)]
+        checkpoints = sum(context.checkpoint_bytes for context in opened)
     device_of: dict[int, str] = {}
     device_of_eagle3 = "CPU"
     for line in lines:
@@ -234,7 +249,7 @@ def reckon(file: ModelFile, hardware: Hardware, contexts: Contexts, eagle3: Mode
     for line in lines:
         if found := _COMPUTE.search(line):
             compute[_device(found[1])] += int(float(found[2]) * _MIB)
-    return MemoryUse(weights, caches, compute)
+    return MemoryUse(weights, caches, compute, checkpoints)
 
 
 def _device(buffer: str) -> str:
@@ -254,11 +269,11 @@ class Fitted:
 
 def fit(
     file: ModelFile, hardware: Hardware, contexts: Contexts, taken: Counter[str] | None = None,
-    eagle3: ModelFile | None = None,
+    eagle3: ModelFile | None = None, *, sessions: int = 1,
 ) -> Fitted:  # fmt: skip
     """Return how a model is loaded beside what is `taken` already, and an EAGLE-3 head with it: with the layers on
-    graphics cards that `hardware` asks for, or as many as fit. `EDGELLM_FIT=off` leaves out the check against the
-    machine's memory.
+    graphics cards that `hardware` asks for, or as many as fit. The `contexts` have that many `sessions` together.
+    `EDGELLM_FIT=off` leaves out the check against the machine's memory.
 
     Raises:
         MemoryShort: the model does not fit; says what would.
@@ -267,19 +282,19 @@ def fit(
     taken = taken if taken is not None else Counter()
     cards = offload_devices(hardware.devices) if hardware.gpu_layers != 0 else []
     if cards:
-        return _on_cards(file, hardware, contexts, cards, taken, eagle3)
+        return _on_cards(file, hardware, contexts, cards, taken, eagle3, sessions)
     if hardware.gpu_layers:
         raise InvalidOption(
             f"{_layers(hardware.gpu_layers)} of {file.path.name} cannot be on a graphics card: llama.cpp finds none.",
             "Leave --gpu-layers out; edgellm doctor tells how llama.cpp is compiled for a graphics card.",
         )
     reason = "none asked for" if hardware.gpu_layers == 0 else "llama.cpp finds no graphics card that it can use"
-    return _on_processor(file, hardware, contexts, taken, f"on the processor: {reason}", eagle3)
+    return _on_processor(file, hardware, contexts, taken, f"on the processor: {reason}", eagle3, sessions)
 
 
 def _on_cards(
     file: ModelFile, hardware: Hardware, contexts: Contexts, cards: Sequence[ComputeDevice], taken: Counter[str],
-    eagle3: ModelFile | None,
+    eagle3: ModelFile | None, sessions: int,
 ) -> Fitted:  # fmt: skip
     room = {card.name: max(0, spare_memory(card) - taken[card.name]) for card in cards if card.total}
     layers, short = hardware.gpu_layers or ALL_LAYERS, ""
@@ -288,7 +303,7 @@ def _on_cards(
         use = reckon(file, chosen, contexts, eagle3)
         short = next((_lack(use, name, left) for name, left in room.items() if use.on(name) > left), "")
         if not short:
-            _check_memory(file, chosen, use, taken)
+            _check_memory(file, chosen, use, taken, sessions)
             where = ", ".join(f"{use.on(card.name) / 1e9:.1f} GB of {card.name}" for card in cards if use.on(card.name))
             return Fitted(chosen, f"{_layers(layers)} on graphics cards: {where}", _added(taken, use.by_device))
         if hardware.gpu_layers is not None:
@@ -302,22 +317,25 @@ def _on_cards(
         if layers <= 0:
             break
     return _on_processor(
-        file, hardware, contexts, taken, f"on the processor: on graphics cards it takes {short}", eagle3
+        file, hardware, contexts, taken, f"on the processor: on graphics cards it takes {short}", eagle3, sessions
     )
 
 
 def _on_processor(
-    file: ModelFile, hardware: Hardware, contexts: Contexts, taken: Counter[str], reason: str, eagle3: ModelFile | None
-) -> Fitted:
+    file: ModelFile, hardware: Hardware, contexts: Contexts, taken: Counter[str], reason: str,
+    eagle3: ModelFile | None, sessions: int,
+) -> Fitted:  # fmt: skip
     chosen = replace(hardware, gpu_layers=0)
     headers = [file.header, *([] if eagle3 is None else [eagle3.header])]
     weights = sum(tensor.nbytes for header in headers for tensor in header.tensors)
-    length = hardware.n_ctx or _CONTEXTS[0]
-    estimate = weights + length * sum(map(cache_bytes_per_token, headers))
+    length, state = hardware.n_ctx or _CONTEXTS[0], recurrent_state_bytes(file.header)
+    states = sessions * state + snapshots_that_fit(file.header, weights, sessions) * sessions * state
+    estimate = weights + sessions * length * sum(map(cache_bytes_per_token, headers)) + states
+    estimate += checkpoint_bytes(file.header, length, sessions)
     if estimate < _PLENTY * (free_memory() - taken["CPU"]):
         return Fitted(chosen, reason, _added(taken, Counter(CPU=estimate)))
     use = reckon(file, chosen, contexts, eagle3)
-    _check_memory(file, chosen, use, taken)
+    _check_memory(file, chosen, use, taken, sessions)
     return Fitted(chosen, reason, _added(taken, use.by_device))
 
 
@@ -328,16 +346,19 @@ def _added(taken: Counter[str], more: Counter[str]) -> Counter[str]:
     return total
 
 
-def _check_memory(file: ModelFile, hardware: Hardware, use: MemoryUse, taken: Counter[str]) -> None:
+def _check_memory(file: ModelFile, hardware: Hardware, use: MemoryUse, taken: Counter[str], sessions: int) -> None:
     """Raise MemoryShort where the part of a model that is not on a graphics card does not fit into the memory."""
     free = free_memory() - taken["CPU"]
     if use.on("CPU") <= free or os.environ.get("EDGELLM_FIT") == "off":
         return
     grows = max(1, use.caches["CPU"] + use.compute["CPU"])  # with the context
-    length = int(0.9 * (hardware.n_ctx or 0) * (free - use.weights["CPU"]) / grows) // 256 * 256
+    fixed = use.weights["CPU"] + use.checkpoints
+    length = int(0.9 * (hardware.n_ctx or 0) * (free - fixed) / grows) // 256 * 256
+    of = "the context" if sessions == 1 else f"{sessions} sessions of {hardware.n_ctx} tokens"
+    saved = f" and {use.checkpoints / 1e9:.1f} GB for checkpoints to roll back to" if use.checkpoints else ""
     raise MemoryShort(
-        f"{file.path.name} takes {use.on('CPU') / 1e9:.1f} GB of memory, {use.caches['CPU'] / 1e9:.1f} GB of it for the"
-        f" context, and {free / 1e9:.1f} GB are free.",
+        f"{file.path.name} takes {use.on('CPU') / 1e9:.1f} GB of memory, {use.caches['CPU'] / 1e9:.1f} GB of it for"
+        f" {of}{saved}, and {free / 1e9:.1f} GB are free.",
         f"Give a shorter --ctx-size: {length} tokens fit."
         if length > 0
         else "Take a smaller quantisation, close other programs, or use several devices: edgellm mesh plan.",

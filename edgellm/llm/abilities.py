@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from edgellm.engine import ModelFile, check_cuttable, mtp_support
+from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token, recurrent_state_bytes, sliding_window
 from edgellm.engine.gguf.cuttable import cut_points
-from edgellm.engine.gguf.reader import GgufHeader, attention_layers, recurrent_state_bytes, text_layers
+from edgellm.engine.gguf.reader import GgufHeader, attention_layers, text_layers
 from edgellm.engine.gguf.tokens import PADDING, TOKENS, token_texts
 from edgellm.engine.graph_hooks import attention_bytes
 from edgellm.engine.hardware import N_BATCH
-from edgellm.engine.memory_fit import cache_bytes_per_token, default_context, free_memory
+from edgellm.engine.memory_fit import default_context, free_memory
 from edgellm.engine.speculators.eagle3 import check_eagle3, is_eagle3, target_layers
 from edgellm.engine.speculators.support import drafter_file
 from edgellm.errors import EdgeError, ModelUnsupported
@@ -160,7 +161,7 @@ def _translated(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
 def _copies(header: GgufHeader) -> Ability:
     if recurrent_state_bytes(header):
         return Ability("copies", True, "rejected copies are rolled back by snapshots or checkpoints of its state")
-    if header.metadata.get(f"{header.architecture}.attention.sliding_window"):
+    if sliding_window(header):
         return Ability(
             "copies", True, "its cache can be rolled back within its sliding window, and is read again beyond"
         )

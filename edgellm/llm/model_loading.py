@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 from edgellm.engine import Context, Model, ModelFile, head_pays
+from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
 from edgellm.engine.hardware import ALL_LAYERS, Hardware, offload_devices
-from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, cache_bytes_per_token, place
+from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, place
 from edgellm.engine.model import probe_of
 from edgellm.engine.native import Stop
 from edgellm.engine.speculators.eagle3 import is_eagle3

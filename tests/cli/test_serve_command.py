@@ -8,12 +8,16 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from edgellm.cli.commands import serve
+from edgellm.engine import ModelFile, memory_fit
+from edgellm.engine.hardware import Hardware
+from edgellm.engine.memory_fit import place
 from edgellm.rpc.channel import DEFAULT_PORT
 from tests.cli.conftest import Done
 
@@ -95,6 +99,31 @@ def test_it_verifies_tells_what_happens_and_stops_politely(edge: Edge, served: S
     assert "Traceback" not in said
 
 
+WITH_LITTLE_MEMORY = """
+import sys
+from edgellm.cli import main
+from edgellm.engine import memory_fit
+free = int(sys.argv[1])
+memory_fit._PLENTY, memory_fit.free_memory = 0.0, lambda: free
+sys.argv = ["edgellm", *sys.argv[2:]]
+main()
+"""
+
+
+def test_it_tells_why_it_has_fewer_sessions(verifier_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = Counter[str]()
+    monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)  # have llama.cpp reckon
+    place(ModelFile.open(verifier_path), Hardware(n_ctx=1_024), taken, verifies=True, sessions=3)
+    served = Served(program=("-c", WITH_LITTLE_MEMORY, str(taken["CPU"])))
+    try:
+        served.wait_for("Ctrl-C")
+        said = " ".join("".join(served.said).split())
+        assert said.count("sessions at once, not 8: ") == 1
+        assert "for 8 sessions of 1024 tokens, and 0." in said
+    finally:
+        served.close()
+
+
 def test_it_serves_and_stops_where_nobody_reads_what_it_says(edge: Edge) -> None:
     """As behind `| head -1`, or where the terminal was closed: what it says is said by the way."""
     words = [sys.executable, "-m", "edgellm", "serve", "--role", "verifier", "--port", "0", "--no-http"]
@@ -135,6 +164,9 @@ def test_a_taken_port_is_told(edge: Edge) -> None:
         (("--port", "70000"), 2, "70000"),
         (("-m", "none.gguf"), 1, "There is no file none.gguf"),
         (("--draft", "edgellm-draft"), 2, "edgellm-draft is no EAGLE-3 head"),
+        (("--sessions", "0"), 2, "--sessions"),
+        (("--role", "pair", "--sessions", "2"), 2, "--sessions belongs to the role verifier"),
+        (("--upstream", "http://127.0.0.1:9", "-m", "edgellm-draft", "--sessions", "2"), 2, "has no meaning"),
     ],
 )
 def test_what_cannot_be_served(edge: Edge, words: tuple[str, ...], code: int, says: str) -> None:

@@ -6,11 +6,14 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgellm.engine import Context, Model, ModelFile, memory_fit, native
+from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token, recurrent_state_bytes
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware
-from edgellm.engine.memory_fit import MemoryUse, default_context, fit, place, reckon
+from edgellm.engine.kv.kv_cache import checkpoint_bytes
+from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place, reckon
 from edgellm.errors import InvalidOption, MemoryShort
 from testkit.architectures import ARCHITECTURES
 from tests.conftest import Architectures, Heads
@@ -31,7 +34,8 @@ def test_the_reckoning_is_what_llama_cpp_takes(architectures: Architectures, nam
         for context in opened(model):
             context.close()
     taken = sum(float(found[1]) for line in lines for found in _BUFFER.finditer(line)) * 2**20
-    assert use.on("CPU") - use.weights["CPU"] == pytest.approx(taken, rel=0.1, abs=0.1 * 2**20)
+    computed = use.on("CPU") - use.weights["CPU"] - use.checkpoints
+    assert computed == pytest.approx(taken, rel=0.1, abs=0.1 * 2**20)
     assert use.weights["CPU"] == pytest.approx(file.header.file_size, rel=0.25)  # besides its metadata
 
 
@@ -50,6 +54,105 @@ def test_a_head_counts_with_its_verifier(architectures: Architectures, heads: He
     taken = sum(float(found[1]) for line in lines for found in _BUFFER.finditer(line)) * 2**20
     assert both.on("CPU") - both.weights["CPU"] == pytest.approx(taken, rel=0.1, abs=0.1 * 2**20)
     assert both.caches["CPU"] == pytest.approx(1.5 * alone.caches["CPU"], rel=0.3)  # a layer more, of twice the heads
+
+
+CHECKPOINTED = (
+    "gemma3", "gpt-oss", "gemma3n", "qwen35", "lfm2", "nemotron_h", "falcon-h1", "kimi-linear", "minimax-01", "mamba2",
+    "rwkv7", "deepseek4",
+)  # fmt: skip
+"""Sliding windows, recurrent states of every kind, and hybrids."""
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek2", *CHECKPOINTED])
+@pytest.mark.parametrize(("n_seq", "unified"), [(1, True), (3, False), (2, True)])
+def test_no_checkpoints_take_more_than_was_reckoned(
+    architectures: Architectures, name: str, n_seq: int, unified: bool
+) -> None:
+    file = ModelFile.open(architectures(name))
+
+    def contexts(model: Model) -> list[Context]:
+        return [Context(model, n_ctx=512, n_seq=n_seq, n_batch=64, threads=1, unified=unified)]
+
+    most = reckon(file, Hardware(), contexts).checkpoints
+    with Model.load(file, probe=False) as model, contexts(model)[0] as context:
+        for seq in range(n_seq):
+            text = np.arange(200, dtype=np.int32) % 2_000 + 300 + seq
+            for _ in range(4):  # a prompt of several batches, a draft of single tokens, and another end
+                context.decode(text[context.sync(text, seq) :], seq=seq)
+                for _ in range(3):
+                    context.decode(text[:1], seq=seq)
+                text = np.concatenate((text, text[:50]))[: 200 + len(text) // 4]
+        kept = [one for seq in context._cache._sequences for one in (*seq.anchors, seq.newest) if one is not None]
+        taken = sum(len(one.state) for one in kept)
+    assert taken <= most
+    assert bool(taken) == bool(most) == (name in CHECKPOINTED)
+    assert checkpoint_bytes(file.header, 512, n_seq) == most  # by the header alone
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_a_header_tells_the_size_of_a_state(architectures: Architectures, name: str) -> None:
+    file = ModelFile.open(architectures(name))
+    with Model.load(file, probe=False) as model, Context(model, n_ctx=256, n_batch=64, threads=1) as context:
+        context.decode(np.arange(200, dtype=np.int32) + 300)
+        size = native.lib.llama_state_seq_get_size_ext(context.pointer, 0, 1)
+    state = recurrent_state_bytes(file.header)
+    assert not state or state == pytest.approx(size, abs=256)
+
+
+def fitting(file: ModelFile, sessions: int, n_ctx: int) -> int:
+    """Return the bytes that a verifier of that many sessions takes."""
+
+    def contexts(model: Model) -> list[Context]:
+        unified = sessions == 1
+        return [Context(model, n_ctx=n_ctx, n_seq=sessions, unified=unified, rolls_back=True, speculates=True)]
+
+    return reckon(file, Hardware(n_ctx=n_ctx), contexts).on("CPU")
+
+
+@pytest.mark.parametrize("name", ["qwen35", "gemma3", "llama"])
+def test_a_verifier_has_as_many_sessions_as_fit(
+    architectures: Architectures, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, n_ctx = ModelFile.open(architectures(name)), 1_024
+    needs = [fitting(file, sessions, n_ctx) for sessions in (1, 3, 4, 8)]
+    assert needs == sorted(needs)
+
+    monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)  # of a small model, batches take more than weights and sessions
+
+    def placed(free: int, fewer: bool = False) -> Placed:
+        monkeypatch.setattr(memory_fit, "free_memory", lambda: free)
+        return place(file, Hardware(n_ctx=n_ctx), Counter(), verifies=True, sessions=8, fewer=fewer)
+
+    assert placed(needs[3], fewer=True).sessions == 8
+    found = placed((needs[1] + needs[2]) // 2, fewer=True)
+    assert found.sessions == 3
+    assert re.search(
+        r"3 sessions at once, not 8: .* takes .* GB .* for 8 sessions of 1024 tokens.* are free", found.reason
+    )
+    assert ("checkpoints" in found.reason) == (name != "llama")
+    with pytest.raises(MemoryShort, match="fewer sessions, 3 fit"):
+        placed((needs[1] + needs[2]) // 2)
+    with pytest.raises(MemoryShort, match=r"for the context.* are free"):
+        placed(needs[0] - 1, fewer=True)
+
+
+def test_checkpoints_alone_can_be_too_much(architectures: Architectures, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ModelFile.open(architectures("rwkv7"))
+    needs = [fitting(file, sessions, 256) for sessions in (7, 8)]
+    monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
+    assert checkpoint_bytes(file.header, 256, 8) > 0.3 * (needs[1] - file.header.file_size)
+    monkeypatch.setattr(memory_fit, "free_memory", lambda: needs[0])
+    found = place(file, Hardware(n_ctx=256), Counter(), verifies=True, sessions=8, fewer=True)
+    assert found.sessions == 7
+
+
+def test_what_surely_fits_is_told_by_all_sessions(draft_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a reckoning of llama.cpp's, which takes a while."""
+    file, n_ctx = ModelFile.open(draft_path), 8_192
+    one = file.header.file_size + n_ctx * cache_bytes_per_token(file.header)
+    monkeypatch.setattr(memory_fit, "free_memory", lambda: 3 * one)
+    assert place(file, Hardware(n_ctx=n_ctx), Counter(), verifies=True).sessions == 1
+    assert place(file, Hardware(n_ctx=n_ctx), Counter(), verifies=True, sessions=8, fewer=True).sessions < 8
 
 
 def test_a_context_is_as_long_as_memory_allows(draft_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,13 @@ import grpc
 import numpy as np
 import pytest
 
-from edgellm.engine import Model, ModelFile
+from edgellm.engine import Model, ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
+from edgellm.engine.memory_fit import place
 from edgellm.errors import (
     EngineFailed,
     InvalidOption,
+    MemoryShort,
     ModelNotFound,
     ModelUnsupported,
     PairingRequired,
@@ -246,6 +249,25 @@ def test_an_engine_that_fails_costs_one_round(
             session.submit(prompt, Chunk()).result()
     session.submit(prompt, Chunk()).result()
     remote.close()
+
+
+def test_a_verifier_has_fewer_sessions_where_they_do_not_fit(
+    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = architectures("qwen35")
+    monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
+    taken = Counter[str]()
+    place(ModelFile.open(path), Hardware(n_ctx=256), taken, verifies=True, sessions=5)
+    monkeypatch.setattr(memory_fit, "free_memory", lambda: taken["CPU"])
+    server = serve_verifier(path, port=0, context=256, threads=1)
+    try:
+        assert server.sessions == 5
+        assert "5 sessions at once, not 8: " in server.placement
+    finally:
+        server.stop()
+        server.close()
+    with pytest.raises(MemoryShort, match="fewer sessions, 5 fit"):
+        serve_verifier(path, port=0, context=256, threads=1, sessions=6)
 
 
 def test_a_head_is_served_with_its_verifier(architectures: Architectures, heads: Heads) -> None:

@@ -287,6 +287,11 @@ def serve(
     think: Think = "auto",
     reasoning_effort: ReasoningEffort = None,
     template_arg: TemplateArgs = None,
+    sessions: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Role verifier: replies of devices whose text it keeps in memory at "
+                     "once.", show_default="8, or as many as fit"),
+    ] = None,
     memory: Annotated[
         float | None,
         typer.Option(metavar="GB", min=0.0, help="Worker: memory for layers and caches.",
@@ -348,6 +353,7 @@ def serve(
                 defaults,
                 hardware,
                 _eagle3(ctx, draft),
+                sessions,
             )
         else:
             _serve_worker(
@@ -361,7 +367,7 @@ _TEMPLATE = {"think", "reasoning_effort", "template_arg", "ctx_size", "batch_siz
 _PAIR = {"draft", "verifier", "verifier_tier", "verifier_key_file", "peer", "mesh", "engine", "plan", "keep_alive"}
 _USES = {
     Role.PAIR: _PAIR | _TEMPLATE,
-    Role.VERIFIER: _LINK | _TEMPLATE | {"draft", "upstream", "upstream_tier", "upstream_key_file"},
+    Role.VERIFIER: _LINK | _TEMPLATE | {"draft", "sessions", "upstream", "upstream_tier", "upstream_key_file"},
     Role.WORKER: _LINK | {"memory", "keep", "store", "rpc"},
 }
 
@@ -456,6 +462,7 @@ def _serve_verifier(
     defaults: ReplyOptions,
     hardware: HardwareOptions,
     eagle3: ModelFile | None,
+    sessions: int | None,
 ) -> None:
     from edgellm.http.model_host import ServedModel
     from edgellm.llm import LLM
@@ -473,8 +480,8 @@ def _serve_verifier(
             return ModelCurve(loaded, None, file_hash).measure(progress=partial(measuring, path.name))
 
         server = serve_verifier(
-            path, host=host, port=port, paired_only=paired_only, on_event=_print_event, hardware=hardware.of(VERIFIER),
-            progress=partial(loading, path.name), measure=measured, eagle3=eagle3,
+            path, host=host, port=port, sessions=sessions, paired_only=paired_only, on_event=_print_event,
+            hardware=hardware.of(VERIFIER), progress=partial(loading, path.name), measure=measured, eagle3=eagle3,
         )  # fmt: skip
     say(f"{server.placement}.", style="dim")
     say(f"{server.pieces}.", style="dim")
@@ -531,6 +538,8 @@ def _check_gateway(ctx: typer.Context, model: str | None, hardware: HardwareOpti
             "--upstream needs a model with the server's tokenizer.",
             "Name one with -m, such as the devices' draft model; nothing but its tokenizer is loaded.",
         )
+    if _on_command_line(ctx, "sessions"):
+        raise InvalidOption("--sessions has no meaning with --upstream: its servers keep the texts.", "Leave it out.")
     for name, given in hardware.given.items():
         if given:
             raise InvalidOption(

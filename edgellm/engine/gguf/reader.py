@@ -263,23 +263,6 @@ def attention_layers(header: GgufHeader) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def recurrent_state_bytes(header: GgufHeader) -> int:
-    """Return about how many bytes the recurrent layers' states of one sequence take; 0 where there are none."""
-
-    def number(key: str) -> int:
-        value = header.metadata.get(f"{header.architecture}.{key}", 0)
-        value = max(value, default=0) if isinstance(value, tuple) else value
-        return value if isinstance(value, int) else 0
-
-    width = number("embedding_length")
-    with_attention = len(attention_layers(header))
-    count = text_layers(header)
-    layers = count - (0 if with_attention == count else with_attention)
-    scan = number("ssm.inner_size") * (number("ssm.state_size") + number("ssm.conv_kernel"))
-    others = width * (number("wkv.head_size") + number("kda.head_dim") + number("shortconv.l_cache"))
-    return 4 * layers * (scan + others)
-
-
 MAX_LAYERS = 512
 MAX_EXPERTS = 512
 MAX_TOKENS = 2**20

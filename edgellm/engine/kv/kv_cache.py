@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.gguf.reader import GgufHeader, recurrent_state_bytes
+from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token, recurrent_state_bytes, sliding_window
+from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader
 from edgellm.engine.kv.layer_rows import LayerRows, put_together, take_apart
 from edgellm.engine.native import lib
 
@@ -27,7 +28,8 @@ MAX_SNAPSHOTS = 8
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: what cannot be cut, a recurrent state or a window's cells
 _ANCHOR = 32  # tokens read since the last checkpoint that make the next one worth keeping
 _ANCHORS = 2
-_MOST_BYTES = 2**28  # of one sequence's checkpoints
+_MOST_BYTES = 2**28  # of one checkpoint, and of all of a sequence unless two of them take more
+_HEADING, _OF_A_CELL = 2**14, 16  # bytes of a checkpoint beside its states: of all layers, and of a cell
 _NEVER = 2**31  # a position that no rollback is above
 _COPIED_LATE = frozenset({"deepseek4"})
 """Architectures whose compressed states llama.cpp copies with the next batch, from what may be cleared until then."""
@@ -42,6 +44,33 @@ def snapshots_that_fit(header: GgufHeader, weights: int, n_seq: int) -> int:
     sequences than an eighth of the model's `weights`, in bytes; 0 for a model that keeps no such state."""
     state = recurrent_state_bytes(header)
     return min(MAX_SNAPSHOTS, weights // 8 // (state * n_seq)) if state else 0
+
+
+def checkpoint_bytes(
+    header: GgufHeader, n_ctx: int, n_seq: int, *, recurrent: bool | None = None, window: int | None = None
+) -> int:
+    """Return at most how many bytes of this machine's memory the checkpoints of `n_seq` sequences of `n_ctx` positions
+    take; 0 where all can be cut by positions. `recurrent` and `window` are as for `KVCache`, or what the header says.
+    """
+    state = recurrent_state_bytes(header)
+    recurrent = state > 0 or header.architecture in _COPIED_LATE if recurrent is None else recurrent
+    window = sliding_window(header) if window is None else window
+    if recurrent and state > _MOST_BYTES:
+        return 0
+    # a state of which the header does not tell is no larger than all keys and values
+    cells = n_ctx if recurrent and not state else min(window, n_ctx)
+    if not recurrent and not cells:
+        return 0
+    size = 2 if all(TENSOR_TYPES[tensor.kind][0] == "F32" for tensor in header.tensors) else 1
+    one = state * recurrent + cells * (size * cache_bytes_per_token(header) + _OF_A_CELL) + _HEADING
+    one = min(one, _MOST_BYTES)
+    each = max(2 * one, min((1 + _ANCHORS) * one, _MOST_BYTES))
+    return n_seq * each + one  # which replaces another only once it is saved
+
+
+def _most_anchors(size: int) -> int:
+    """Return how many anchors of `size` bytes each a sequence has, at most, beside the newest checkpoint."""
+    return min(_ANCHORS, max(1, _MOST_BYTES // size - 1))
 
 
 _seq_rm = native.bind_nonblocking(
@@ -259,6 +288,6 @@ class KVCache:
                 return
         new = _Checkpoint(length, state)
         if last is None or length - last.length >= _ANCHOR:
-            one.anchors = [*one.anchors, new][-min(_ANCHORS, max(1, _MOST_BYTES // size - 1)) :]
+            one.anchors = [*one.anchors, new][-_most_anchors(size) :]
         else:
             one.newest = new

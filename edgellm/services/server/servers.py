@@ -51,6 +51,8 @@ from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
 from edgellm.verifier.requests import Counters
 from edgellm.verifier.scheduler import SchedulerLimits
 
+SESSIONS = 8
+"""Replies for which a verifier has memory, by default."""
 GRACE_SECONDS = 10.0  # for what is in flight, when the server is stopped
 
 
@@ -228,7 +230,7 @@ class VerifierServer(SessionServer):
         model: Model,
         address: Address,
         *,
-        sessions: int = 8,
+        sessions: int = SESSIONS,
         context: int | None = None,
         threads: int | None = None,
         max_waiting: int = 128,
@@ -307,7 +309,7 @@ def serve_verifier(
     *,
     host: str = "127.0.0.1",
     port: int = DEFAULT_PORT,
-    sessions: int = 8,
+    sessions: int | None = None,
     context: int | None = None,
     threads: int | None = None,
     hardware: Hardware = ON_PROCESSOR,
@@ -317,9 +319,10 @@ def serve_verifier(
     progress: Callable[[float], None] | None = None,
     measure: Callable[[Model], CostCurve] | None = None,
 ) -> VerifierServer:
-    """Load the model file and serve it; return the running server, which the caller stops. `measure` returns the cost
-    curve of the loaded model, before any request; see `VerifierServer.use_curve`. `eagle3` is an EAGLE-3 head
-    that drafts the extra tokens of verdicts.
+    """Load the model file and serve it; return the running server, which the caller stops. It reserves memory for that
+    many `sessions`, by default for `SESSIONS`, or as many as fit: `VerifierServer.placement` says why. `measure`
+    returns the cost curve of the loaded model, before any request; see `VerifierServer.use_curve`. `eagle3` is an
+    EAGLE-3 head that drafts the extra tokens of verdicts.
 
     Off loopback, and with `paired_only` everywhere, paired devices alone are answered, by mutual TLS.
 
@@ -329,7 +332,9 @@ def serve_verifier(
             is loaded.
         ModelNotFound, ModelCorrupt, ModelUnsupported, EngineFailed: from loading.
         ModelUnsupported: the head does not fit the model.
+        MemoryShort: the sessions, or not even one of them, do not fit; raised before the model is loaded.
     """
+    wanted = SESSIONS if sessions is None else positive("sessions", sessions)
     address = Address.of(host, port)
     trust = None if address.loopback and not paired_only else Trust.load()
     if trust is not None:
@@ -337,14 +342,14 @@ def serve_verifier(
     check_bindable(address)
     placed = place(
         ModelFile.open(model), replace(hardware, n_ctx=context or hardware.n_ctx), Counter(), verifies=True,
-        sessions=sessions, eagle3=eagle3,
+        sessions=wanted, fewer=sessions is None, eagle3=eagle3,
     )  # fmt: skip
     loaded = Model.load(placed.file, hardware=placed.hardware, progress=progress, speculates=True, eagle3=placed.eagle3)
     curve = None if measure is None else measure(loaded)
     server = VerifierServer(
         loaded,
         address,
-        sessions=sessions,
+        sessions=placed.sessions,
         context=context,
         threads=threads,
         on_event=on_event,
