@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Contexts = Callable[["Model"], Sequence["Context"]]
 """Opens the contexts that a model is to have."""
+
+T = TypeVar("T")
 
 _MIB = 2**20
 _MARGIN = 512 * _MIB  # of a card's free memory, for its driver and the screen
@@ -149,65 +151,89 @@ class Placed:
 
 def place(
     file: ModelFile, hardware: Hardware, taken: Counter[str], *, verifies: bool, sessions: int = 1,
-    fewer: bool = False, eagle3: ModelFile | None = None,
+    apart: bool = False, eagle3: ModelFile | None = None,
 ) -> Placed:  # fmt: skip
     """Return where a model goes beside what is `taken` of each device, to which its own bytes are added. Less than
     nothing is taken where memory will be given back.
 
-    `verifies`: it has the context of a verifier, with `sessions` sequences, beside which the head `eagle3` drafts. With
-    `fewer`, and where they do not all fit, it has as many as do. Raises what `fit` raises, where not even one fits or
-    all of them have to, and ModelUnsupported where the head does not fit the model.
+    `verifies`: it has the context of a verifier, with `sessions` sequences, beside which the head
+    `eagle3` drafts. `apart`: it has that many contexts of one sequence each. Raises what `fit` raises, and
+    ModelUnsupported where the head does not fit the model.
     """
-    reasons = []
     if eagle3 is not None:
         check_eagle3(eagle3, file)
-        reasons.append(f"the EAGLE-3 head {eagle3.path.name} drafts from its states")
-    if hardware.n_ctx is None:
-        trained = file.header.metadata.get(f"{file.header.architecture}.context_length")
-        trained = trained if isinstance(trained, int) and trained > 0 else LEAST_CONTEXT
-        n_ctx, why = default_context(file.header, trained, sessions)
-        hardware = replace(hardware, n_ctx=n_ctx)
-        reasons.append(f"a context of {n_ctx} tokens: {why}")
+    hardware, reasons = _with_context(file, hardware, sessions)
+    if eagle3 is not None:
+        reasons = (f"the EAGLE-3 head {eagle3.path.name} drafts from its states", *reasons)
 
-    def fitted_for(n_seq: int) -> Fitted:
-        def contexts(model: Model) -> list[Context]:
-            from edgellm.engine.context import Context
+    def contexts(model: Model) -> list[Context]:
+        from edgellm.engine.context import Context
 
-            n_ctx = hardware.n_ctx or LEAST_CONTEXT
-            if not verifies:
-                return [Context(model, n_ctx=n_ctx)]
-            return [Context(model, n_ctx=n_ctx, n_seq=n_seq, unified=n_seq == 1, rolls_back=True, speculates=True)]
+        n_ctx, several = hardware.n_ctx or LEAST_CONTEXT, sessions if apart else 1
+        if not verifies:
+            return [Context(model, n_ctx=n_ctx) for _ in range(several)]
+        n_seq = 1 if apart else sessions
+        return [
+            Context(model, n_ctx=n_ctx, n_seq=n_seq, unified=n_seq == 1, rolls_back=True, speculates=True)
+            for _ in range(several)
+        ]
 
-        before = Counter(taken)
-        if eagle3 is not None:
-            before["CPU"] += n_seq * window_bytes(eagle3.header)
-        return fit(file, hardware, contexts, before, eagle3, sessions=n_seq)
-
-    try:
-        fitted = fitted_for(sessions)
-    except MemoryShort as short:
-        if sessions == 1:
-            raise
-        most, fitted = _most_sessions(fitted_for, sessions)
-        if not fewer:
-            raise MemoryShort(short.what, f"Ask for fewer sessions, {most} fit, or for a shorter --ctx-size.") from None
-        reasons.append(f"{most} session{'s' * (most > 1)} at once, not {sessions}: {short.what.rstrip('.')}")
-        sessions = most
+    before = Counter(taken)
+    if eagle3 is not None:
+        before["CPU"] += sessions * window_bytes(eagle3.header)
+    fitted = fit(file, hardware, contexts, before, eagle3, sessions=sessions)
     taken.clear()
     taken.update(fitted.taken)
     return Placed(file, fitted.hardware, (fitted.reason, *reasons), eagle3, sessions)
 
 
-def _most_sessions(fitted_for: Callable[[int], Fitted], too_many: int) -> tuple[int, Fitted]:
-    """Return how many sessions fit, fewer than `too_many`, and how. Raises MemoryShort where not even one fits."""
-    most, fitted = 1, fitted_for(1)
+def place_sessions(
+    file: ModelFile, hardware: Hardware, taken: Counter[str], *, sessions: int, fewer: bool,
+    eagle3: ModelFile | None = None,
+) -> Placed:  # fmt: skip
+    """Return where a verifier of several `sessions` goes, like `place`; with `fewer`, and where not all of them fit,
+    one of as many as do. Raises MemoryShort, with the number that fits, where all of them have to."""
+    hardware, reasons = _with_context(file, hardware, sessions)
+
+    def placed(n: int) -> tuple[Placed, Counter[str]]:
+        beside = Counter(taken)
+        return place(file, hardware, beside, verifies=True, sessions=n, eagle3=eagle3), beside
+
+    try:
+        found, beside = placed(sessions)
+    except MemoryShort as short:
+        if sessions == 1:
+            raise
+        most, (found, beside) = most_that_fit(placed, sessions)
+        if not fewer:
+            raise MemoryShort(short.what, f"Ask for fewer sessions, {most} fit, or for a shorter --ctx-size.") from None
+        reasons = (*reasons, f"{most} session{'s' * (most > 1)} at once, not {sessions}: {short.what.rstrip('.')}")
+    taken.clear()
+    taken.update(beside)
+    return replace(found, reasons=(*found.reasons, *reasons))
+
+
+def most_that_fit(placed: Callable[[int], T], too_many: int) -> tuple[int, T]:
+    """Return the largest number below `too_many` of what can be `placed`, and how. Raises MemoryShort where not even
+    one fits."""
+    most, found = 1, placed(1)
     while too_many - most > 1:
         tried = (most + too_many) // 2
         try:
-            most, fitted = tried, fitted_for(tried)
+            most, found = tried, placed(tried)
         except MemoryShort:
             too_many = tried
-    return most, fitted
+    return most, found
+
+
+def _with_context(file: ModelFile, hardware: Hardware, sessions: int) -> tuple[Hardware, tuple[str, ...]]:
+    """Return `hardware` with the positions of a context, and the reason where they are chosen."""
+    if hardware.n_ctx is not None:
+        return hardware, ()
+    trained = file.header.metadata.get(f"{file.header.architecture}.context_length")
+    trained = trained if isinstance(trained, int) and trained > 0 else LEAST_CONTEXT
+    n_ctx, why = default_context(file.header, trained, sessions)
+    return replace(hardware, n_ctx=n_ctx), (f"a context of {n_ctx} tokens: {why}",)
 
 
 def reckon(file: ModelFile, hardware: Hardware, contexts: Contexts, eagle3: ModelFile | None = None) -> MemoryUse:

@@ -29,6 +29,10 @@ class Admission:
         self._empty = asyncio.Event()
         self._empty.set()
 
+    def limit(self, max_running: int) -> None:
+        """Admit no more than `max_running` replies at once from now on; those that are written go on."""
+        self.max_running = min(self.max_running, max_running)
+
     @property
     def waiting(self) -> int:
         return len(self._queue)

@@ -39,9 +39,8 @@ from edgellm.llm.model_loading import (
     local_verifier,
     measure_elsewhere,
     named,
-    place_draft,
     place_named,
-    place_verifier,
+    place_pair,
     positions,
     remote_verifier,
     test_later,
@@ -76,7 +75,8 @@ EXTRA_TOKENS = 7  # extra tokens per request that a verifier across a link write
 class LLM:
     """A draft model and a verifier: opened once, good for many replies, also for several at a time.
 
-    `context_length` is the number of tokens that prompt and reply can have together.
+    `context_length` is the number of tokens that prompt and reply can have together, `replies` how many there is surely
+    memory for at once.
     """
 
     def __init__(
@@ -97,6 +97,8 @@ class LLM:
         idle: IdleWork | None = None,
         placements: tuple[str, ...] = (),
         taken: Counter[str] | None = None,
+        replies: int = 1,
+        fewer: str = "",
     ) -> None:
         """Build a pair from loaded parts; `open` is the usual way.
 
@@ -104,7 +106,8 @@ class LLM:
         returns the hash of a verifier's model that is in another process; `remote` describes how a verifier across a
         link was found; `profile` is a file; `history` as for `open`; `fit` compares the vocabularies, which are equal
         by default; `closing` owns the parts and is closed with the pair, and so is `idle`, which works in the
-        background; `placements` say where each model is, and why; `taken` are the bytes of its models by device.
+        background; `placements` say where each model is, and why; `taken` are the bytes of its models by device, with
+        contexts for as many `replies` at once, and `fewer` says why they are fewer than were asked for.
 
         Raises:
             InvalidOption: both models are missing, or `n_ctx` is more than the draft model was trained for.
@@ -157,6 +160,7 @@ class LLM:
         for model in self._models():
             if model.untested:
                 test_later(model, idle)
+        self.replies, self._fewer = replies, fewer
         self.memory = PairMemory.of(self._models(), taken, self.context_length)
 
     @classmethod
@@ -177,6 +181,8 @@ class LLM:
         history: bool = True,
         beside: Mapping[str, int] | None = None,
         upstream: UpstreamOptions | None = None,
+        replies: int = 1,
+        fewer_replies: bool = False,
     ) -> Self:
         """Load the models and compare their vocabularies.
 
@@ -196,7 +202,8 @@ class LLM:
         on graphics cards, as many do as fit, those of the verifier first. `gpu_layers` is a former way to say that;
         `threads` holds for both. `progress` is called with a model's name and its loaded share. Without `history`, and
         while `edgellm history` is off, nothing derived from prompts is written to disk. `beside` are bytes by device
-        that other models take though the system counts them as free.
+        that other models take though the system counts them as free. There is to be memory for as many `replies` at
+        once; with `fewer_replies` as many as fit, which `replies` tells then, and `notices` why.
 
         Raises:
             InvalidOption: both models are left out, `n_ctx` is more than a model was trained for, or there is no such
@@ -217,15 +224,20 @@ class LLM:
         if gpu_layers is not None:
             warnings.warn("gpu_layers is hardware=Hardware(gpu_layers=...) now.", DeprecationWarning, stacklevel=2)
             hardware = replace(hardware, gpu_layers=gpu_layers)
+        if replies < 1:
+            raise InvalidOption(f"replies is {replies}.", "Give a whole number of at least 1.")
         before = Counter(beside or {})
-        closing, taken, idle = ExitStack(), Counter(before), IdleWork()
+        closing, idle = ExitStack(), IdleWork()
         closing.callback(idle.close)
         loaded = partial(load, progress=progress, closing=closing, idle=idle)
         try:
             eagle3 = eagle3_beside(verifier, draft)
             draft = None if eagle3 is not None else draft
-            big = place_verifier(verifier, hardware, taken, eagle3)
-            placement = None if draft is None else place_draft(draft, draft_hardware or hardware, taken, threads)
+            placed_pair = place_pair(
+                draft, verifier, hardware, draft_hardware or hardware, before, threads, eagle3, replies,
+                fewer=fewer_replies,
+            )  # fmt: skip
+            big, placement, taken = placed_pair.verifier, placed_pair.draft, placed_pair.taken
             placed = None if placement is None else placement.placed
             alone = verifier is None
             ahead = None if placed is None else try_ahead(big, closing)
@@ -258,7 +270,7 @@ class LLM:
                 placements=(
                     *(one.reason for one in (placed, big) if one is not None), *((remote.finding,) if remote else ()),
                 ),
-                taken=taken - before,
+                taken=taken - before, replies=placed_pair.replies, fewer=placed_pair.reason,
             )  # fmt: skip
         except BaseException:
             closing.close()
@@ -517,7 +529,8 @@ class LLM:
     @property
     def notices(self) -> tuple[str, ...]:
         """What to tell a user about the models, one sentence each: a default that was left out, different tokenizers,
-        a stock server that sees the prompts, and what was switched off because llama.cpp computes it wrongly."""
+        a stock server that sees the prompts, fewer replies at once than were asked for, and what was switched off
+        because llama.cpp computes it wrongly."""
         translation = "" if self._fit.translation is None else f"{self._fit.translation.reason}."
         avoided = (
             f"llama.cpp computes {_AVOIDED[fault]} of {model.name} wrongly; that is avoided, which is slower."
@@ -525,7 +538,7 @@ class LLM:
             for fault in sorted(model.faults & _AVOIDED.keys())
         )
         remote = () if self._remote is None else self._remote.notices
-        return tuple(filter(None, (self._fit.notice, translation, *remote, *avoided)))
+        return tuple(filter(None, (self._fit.notice, translation, *remote, self._fewer, *avoided)))
 
     @property
     def verifier_reason(self) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 from edgellm.engine import Context, Model, ModelFile, head_pays
 from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
 from edgellm.engine.hardware import ALL_LAYERS, Hardware, offload_devices
-from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, place
+from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, most_that_fit, place
 from edgellm.engine.model import probe_of
 from edgellm.engine.native import Stop
 from edgellm.engine.speculators.eagle3 import is_eagle3
@@ -122,10 +122,12 @@ def positions(model: Model, n_ctx: int | None) -> int:
 
 
 def place_named(
-    name: Named, hardware: Hardware, taken: Counter[str], *, verifies: bool, eagle3: ModelFile | None = None
-) -> Placed:
-    """Return where the model `name` goes; see `place`. Raises what `resolve`, `ModelFile.open` and `place` raise."""
-    return place(_file(name), hardware, taken, verifies=verifies, eagle3=eagle3)
+    name: Named, hardware: Hardware, taken: Counter[str], *, verifies: bool, eagle3: ModelFile | None = None,
+    replies: int = 1,
+) -> Placed:  # fmt: skip
+    """Return where the model `name` goes, with a context for each of several `replies`; see `place`. Raises what
+    `resolve`, `ModelFile.open` and `place` raise."""
+    return place(_file(name), hardware, taken, verifies=verifies, sessions=replies, apart=True, eagle3=eagle3)
 
 
 def eagle3_named(draft: Named | None) -> ModelFile | None:
@@ -162,13 +164,13 @@ def eagle3_beside(verifier: Named | None, draft: Named | None) -> ModelFile | No
 
 
 def place_verifier(
-    verifier: Named | None, hardware: Hardware, taken: Counter[str], eagle3: ModelFile | None
+    verifier: Named | None, hardware: Hardware, taken: Counter[str], eagle3: ModelFile | None, replies: int = 1
 ) -> Placed | None:
     """Return where a verifier goes, with its EAGLE-3 head; None where it is in another process, or there is none.
     Raises what `place_named` raises."""
     if verifier is None or is_remote(verifier):
         return None
-    return place_named(verifier, hardware, taken, verifies=True, eagle3=eagle3)
+    return place_named(verifier, hardware, taken, verifies=True, eagle3=eagle3, replies=replies)
 
 
 def _file(name: Named) -> ModelFile:
@@ -184,12 +186,14 @@ class DraftPlacement(NamedTuple):
     unmeasured: tuple[Hardware, ...] = ()
 
 
-def place_draft(name: Named, hardware: Hardware, taken: Counter[str], threads: int | None) -> DraftPlacement:
+def place_draft(
+    name: Named, hardware: Hardware, taken: Counter[str], threads: int | None, replies: int = 1
+) -> DraftPlacement:
     """Return where a draft model goes beside what is `taken`: where a token was measured to take least, of all graphics
     cards together, each of them alone, and the processor; where `place` says until then. Raises what `place_named`
     raises."""
     before = Counter(taken)
-    placed = place_named(name, hardware, taken, verifies=False)
+    placed = place_named(name, hardware, taken, verifies=False, replies=replies)
     if hardware.gpu_layers is not None or not placed.hardware.gpu_layers:
         return DraftPlacement(placed)
     cards = offload_devices(hardware.devices)
@@ -200,7 +204,8 @@ def place_draft(name: Named, hardware: Hardware, taken: Counter[str], threads: i
     for other in others:
         with suppress(MemoryShort):
             room = Counter(before)
-            options.append((place(placed.file, other, room, verifies=False), room))
+            option = place(placed.file, other, room, verifies=False, sessions=replies, apart=True)
+            options.append((option, room))
     timed = [(token_seconds(placed.file, one.hardware, threads), one, room) for one, room in options]
     known = [(seconds, one, room) for seconds, one, room in timed if seconds is not None]
     unmeasured = tuple(one.hardware for seconds, one, _ in timed if seconds is None and one is not placed)
@@ -212,6 +217,48 @@ def place_draft(name: Named, hardware: Hardware, taken: Counter[str], threads: i
     times = ", ".join(f"{1e3 * seconds:.1f} ms {_place(one.hardware)}" for seconds, one, _ in known)
     reasons = (*best.reasons, f"a token was measured to take {times}")
     return DraftPlacement(replace(best, reasons=reasons), unmeasured)
+
+
+@dataclass(frozen=True, slots=True)
+class PairPlacement:
+    """Where a verifier and a draft model go that are in this process, and the bytes `taken` of each device. There are
+    contexts for as many `replies` at once; `reason` says why they are fewer than were asked for, "" if they are not."""
+
+    verifier: Placed | None
+    draft: DraftPlacement | None
+    taken: Counter[str]
+    replies: int
+    reason: str = ""
+
+
+def place_pair(
+    draft: Named | None, verifier: Named | None, hardware: Hardware, draft_hardware: Hardware, before: Counter[str],
+    threads: int | None, eagle3: ModelFile | None, replies: int, *, fewer: bool,
+) -> PairPlacement:  # fmt: skip
+    """Return where a pair goes beside what is taken `before`, with contexts for several `replies` at once; with
+    `fewer`, for as many as fit.
+
+    Raises:
+        MemoryShort: not all of them fit, or with `fewer` not even one.
+        Also what `place_verifier` and `place_draft` raise.
+    """
+
+    def placed(n: int) -> PairPlacement:
+        taken = Counter(before)
+        big = place_verifier(verifier, hardware, taken, eagle3, n)
+        small = None if draft is None else place_draft(draft, draft_hardware, taken, threads, n)
+        return PairPlacement(big, small, taken, n)
+
+    try:
+        return placed(replies)
+    except MemoryShort as short:
+        if replies == 1:
+            raise
+        most, found = most_that_fit(placed, replies)
+        if not fewer:
+            raise MemoryShort(short.what, f"Give --replies {most}, or a shorter --ctx-size.") from None
+        several = "replies are" if most > 1 else "reply is"
+        return replace(found, reason=f"{most} {several} written at once, not {replies}: {short.what}")
 
 
 def _place(hardware: Hardware) -> str:

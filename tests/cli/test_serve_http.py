@@ -10,7 +10,8 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -18,9 +19,11 @@ from urllib.request import Request, urlopen
 import pytest
 
 from edgellm.cli import http_options as options
-from edgellm.engine import ModelFile
+from edgellm.engine import ModelFile, memory_fit
+from edgellm.engine.hardware import Hardware
 from edgellm.http.middleware import api_key, page_key
 from edgellm.http.server import Credentials, HttpServer
+from edgellm.llm.model_loading import place_pair
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
@@ -39,9 +42,9 @@ def start() -> Iterator[Start]:
     """Starts `edgellm serve ...` and returns it with the address of its API."""
     running: list[subprocess.Popen[str]] = []
 
-    def call(*words: str) -> tuple[subprocess.Popen[str], str]:
+    def call(*words: str, program: Sequence[str] = ("-m", "edgellm")) -> tuple[subprocess.Popen[str], str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "edgellm", "serve", "--http-port", "0", *words], cwd=ROOT, text=True,
+            [sys.executable, *program, "serve", "--http-port", "0", *words], cwd=ROOT, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
         running.append(process)
@@ -79,6 +82,33 @@ def test_every_role_answers_and_stops_gracefully(
     assert [token["id"] for token in reply["edgellm"]["tokens"]] == [row["id"] for row in near[:-1]]
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
+
+
+WITH_LITTLE_MEMORY = """
+import sys
+from edgellm.cli import main
+from edgellm.engine import memory_fit
+free = int(sys.argv[1])
+memory_fit._PLENTY, memory_fit.free_memory = 0.0, lambda: free
+sys.argv = ["edgellm", *sys.argv[2:]]
+main()
+"""
+
+
+def test_a_pair_writes_no_more_replies_at_once_than_fit(
+    start: Start, draft_path: Path, verifier_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
+    hardware = Hardware(n_ctx=1_024)
+    one = place_pair(draft_path, verifier_path, hardware, hardware, Counter(), None, None, 1, fewer=False)
+    free = str(one.taken["CPU"])
+    _, url = start(program=("-c", WITH_LITTLE_MEMORY, free))
+    with urlopen(url.replace("/v1", "/status"), timeout=60) as answer:
+        assert json.loads(answer.read())["requests"]["places"] == 1
+    words = (sys.executable, "-c", WITH_LITTLE_MEMORY, free, "serve", "--http-port", "0", "--replies", "2")
+    refused = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 1
+    assert "Give --replies 1" in " ".join(refused.stderr.split())
 
 
 def test_a_worker_has_a_health_path() -> None:

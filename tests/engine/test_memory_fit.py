@@ -13,7 +13,7 @@ from edgellm.engine import Context, Model, ModelFile, memory_fit, native
 from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token, recurrent_state_bytes
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware
 from edgellm.engine.kv.kv_cache import checkpoint_bytes
-from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place, reckon
+from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place, place_sessions, reckon
 from edgellm.errors import InvalidOption, MemoryShort
 from testkit.architectures import ARCHITECTURES
 from tests.conftest import Architectures, Heads
@@ -121,7 +121,7 @@ def test_a_verifier_has_as_many_sessions_as_fit(
 
     def placed(free: int, fewer: bool = False) -> Placed:
         monkeypatch.setattr(memory_fit, "free_memory", lambda: free)
-        return place(file, Hardware(n_ctx=n_ctx), Counter(), verifies=True, sessions=8, fewer=fewer)
+        return place_sessions(file, Hardware(n_ctx=n_ctx), Counter(), sessions=8, fewer=fewer)
 
     assert placed(needs[3], fewer=True).sessions == 8
     found = placed((needs[1] + needs[2]) // 2, fewer=True)
@@ -142,7 +142,7 @@ def test_checkpoints_alone_can_be_too_much(architectures: Architectures, monkeyp
     monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
     assert checkpoint_bytes(file.header, 256, 8) > 0.3 * (needs[1] - file.header.file_size)
     monkeypatch.setattr(memory_fit, "free_memory", lambda: needs[0])
-    found = place(file, Hardware(n_ctx=256), Counter(), verifies=True, sessions=8, fewer=True)
+    found = place_sessions(file, Hardware(n_ctx=256), Counter(), sessions=8, fewer=True)
     assert found.sessions == 7
 
 
@@ -152,7 +152,7 @@ def test_what_surely_fits_is_told_by_all_sessions(draft_path: Path, monkeypatch:
     one = file.header.file_size + n_ctx * cache_bytes_per_token(file.header)
     monkeypatch.setattr(memory_fit, "free_memory", lambda: 3 * one)
     assert place(file, Hardware(n_ctx=n_ctx), Counter(), verifies=True).sessions == 1
-    assert place(file, Hardware(n_ctx=n_ctx), Counter(), verifies=True, sessions=8, fewer=True).sessions < 8
+    assert place_sessions(file, Hardware(n_ctx=n_ctx), Counter(), sessions=8, fewer=True).sessions < 8
 
 
 def test_a_context_is_as_long_as_memory_allows(draft_path: Path) -> None:

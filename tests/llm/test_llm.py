@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,16 +12,18 @@ import numpy as np
 import pytest
 
 import edgellm
-from edgellm.engine import Context, Ids, Message, Model, never
+from edgellm.engine import Context, Ids, Message, Model, memory_fit, never
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import (
     InputNotText,
     InvalidOption,
+    MemoryShort,
     ModelNotFound,
     PromptTooLong,
     VerifierUnreachable,
 )
 from edgellm.llm import DRAFT, LLM, compose, generate, is_address
+from edgellm.llm.model_loading import place_pair
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Explanation, Notice, PromptProgress, Token
@@ -178,6 +182,32 @@ def test_more_context_than_the_model_was_trained_for_is_refused(f32_pair: tuple[
 
 
 # --- options and messages -------------------------------------------------------------------------------------------
+
+
+def test_a_pair_has_memory_for_as_many_replies_as_fit(
+    f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hardware = Hardware(n_ctx=512)
+    monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
+
+    def taken(replies: int) -> int:
+        return place_pair(*f32_pair, hardware, hardware, Counter(), 1, None, replies, fewer=False).taken["CPU"]
+
+    free = (taken(2) + taken(3)) // 2
+    assert taken(1) < taken(2) < free < taken(3)
+    monkeypatch.setattr(memory_fit, "free_memory", lambda: free)
+    with pytest.raises(MemoryShort, match="--replies 2"):
+        LLM.open(*f32_pair, hardware=hardware, threads=1, replies=4)
+    with LLM.open(*f32_pair, hardware=hardware, threads=1, replies=4, fewer_replies=True) as pair:
+        assert pair.replies == 2
+        notice = next(one for one in pair.notices if one.startswith("2 replies are written at once, not 4: "))
+        assert re.search(r"takes [\d.]+ GB of memory.* and [\d.]+ GB are free", notice)
+    with LLM.open(*f32_pair, hardware=hardware, threads=1, replies=2, fewer_replies=True) as pair:
+        assert (pair.replies, pair.notices) == (2, ())
+    one = taken(1)
+    monkeypatch.setattr(memory_fit, "free_memory", lambda: one - 1)
+    with pytest.raises(MemoryShort, match="are free"):
+        LLM.open(*f32_pair, hardware=hardware, threads=1, replies=4, fewer_replies=True)
 
 
 def test_context_texts_come_first_then_a_blank_line_then_the_question() -> None:

@@ -336,7 +336,10 @@ def serve(
     with http_server(options) as server, embedding(server, embeddings, hardware.of(VERIFIER)):
         if role is Role.PAIR:
             how = upstream_options(verifier_tier, verifier_key_file)
-            _serve_pair(server, draft, verifier, peer, plan, mesh, engine, at_once, defaults, hardware, how)
+            _serve_pair(
+                server, draft, verifier, peer, plan, mesh, engine, at_once, defaults, hardware, how,
+                fewer=replies is None,
+            )  # fmt: skip
         elif upstream:
             how = upstream_options(upstream_tier, upstream_key_file, "--upstream-tier")
             _check_gateway(ctx, model, hardware)
@@ -414,6 +417,7 @@ def _serve_worker(
 def _serve_pair(
     http: HttpServer | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None, mesh: str | None,
     engine: Engine, sessions: int, replies: ReplyOptions, hardware: HardwareOptions, upstream: UpstreamOptions | None,
+    *, fewer: bool,
 ) -> None:  # fmt: skip
     from edgellm.http.local_models import LocalModels, ModelDefaults, PairOpener
     from edgellm.http.mesh_status import read_plan
@@ -437,9 +441,11 @@ def _serve_pair(
         with Loading() as loading:
             pair = LLM.open(
                 draft, AUTO if peer else verifier, progress=loading, peers=peer or (), hardware=defaults.hardware,
-                draft_hardware=defaults.draft_hardware, upstream=upstream,
+                draft_hardware=defaults.draft_hardware, upstream=upstream, replies=sessions, fewer_replies=fewer,
             )  # fmt: skip
         announce(pair.verifier_reason, pair.notices)
+        if http is not None:
+            http.limit_replies(pair.replies)
         served = ServedModel(pair, pair.name, in_turns=pair.verifier_up is None, options=replies)
         if served.in_turns:
             opener = PairOpener(pair.name, named(draft), named(verifier), defaults)

@@ -18,7 +18,7 @@ import grpc.aio
 
 from edgellm.engine import Context, Model, ModelFile, head_pays
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
-from edgellm.engine.memory_fit import LEAST_CONTEXT, place
+from edgellm.engine.memory_fit import LEAST_CONTEXT, place_sessions
 from edgellm.errors import InvalidOption
 from edgellm.mesh.device_profiler import measure_device
 from edgellm.mesh.layer_sources import StoredLayers
@@ -340,9 +340,9 @@ def serve_verifier(
     if trust is not None:
         trust.require_peers()
     check_bindable(address)
-    placed = place(
-        ModelFile.open(model), replace(hardware, n_ctx=context or hardware.n_ctx), Counter(), verifies=True,
-        sessions=wanted, fewer=sessions is None, eagle3=eagle3,
+    placed = place_sessions(
+        ModelFile.open(model), replace(hardware, n_ctx=context or hardware.n_ctx), Counter(), sessions=wanted,
+        fewer=sessions is None, eagle3=eagle3,
     )  # fmt: skip
     loaded = Model.load(placed.file, hardware=placed.hardware, progress=progress, speculates=True, eagle3=placed.eagle3)
     curve = None if measure is None else measure(loaded)
