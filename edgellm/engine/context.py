@@ -15,7 +15,7 @@ import numpy as np
 from edgellm.engine import cores, llama_api, native
 from edgellm.engine.gguf.cuttable import row_factor
 from edgellm.engine.graph_hooks import Capture, Recorder, attention_rows
-from edgellm.engine.hardware import N_BATCH, QUANTISED
+from edgellm.engine.hardware import DEFAULT_CACHE, N_BATCH, QUANTISED
 from edgellm.engine.kv.kv_cache import KVCache, checkpoint_bytes, snapshots_that_fit
 from edgellm.engine.kv.layer_rows import LayerRows
 from edgellm.engine.kv.sequences import NO_ID, SeqRows, Sequences, split
@@ -32,7 +32,7 @@ _NO_OBSERVER = nullcontext()
 
 def _cache_type(wanted: str | None, exact: bool, flash: bool) -> str:
     """Return the type of keys and values: without flash attention, llama.cpp has no quantised values."""
-    return "f32" if exact else "f16" if wanted is None or (wanted in QUANTISED and not flash) else wanted
+    return "f32" if exact else DEFAULT_CACHE if wanted is None or (wanted in QUANTISED and not flash) else wanted
 
 
 class Context:

@@ -22,6 +22,8 @@ CACHE_TYPES = {
 }
 """Types of keys and values by name."""
 QUANTISED = ("q8_0", "q4_0")
+DEFAULT_CACHE = "f16"
+"""The type by default, except of models in float32."""
 N_BATCH = 512
 """Rows of a batch by default."""
 _MMAP_MLOCK = 3  # LLAMA_LOAD_MODE_MMAP_MLOCK

@@ -461,7 +461,7 @@ def probe_of(
 ) -> Probe:  # fmt: skip
     """Return what a trial of a model in a child process has to try; the arguments are as for `Model.load`."""
     mtp = not text_only and eagle3 is None and mtp_support(file.header).usable
-    return Probe(file.paths, file.parts, hardware.gpu_layers or 0, text_only, mtp, embeds, eagle3, test_later)
+    return Probe(file.paths, file.parts, hardware, text_only, mtp, embeds, eagle3, test_later)
 
 
 def _first_half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:

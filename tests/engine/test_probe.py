@@ -6,17 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgellm.engine import Model, ModelFile, check_gguf, cut
 from edgellm.engine.gguf import reader
-from edgellm.engine.hardware import ON_PROCESSOR
+from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, ComputeDevice, Hardware
 from edgellm.engine.model import probe_of
-from edgellm.engine.trial import probe
-from edgellm.errors import EngineFailed, ModelCorrupt, ModelUnsupported
+from edgellm.engine.trial import probe, proven
+from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit.hostile.crafted_gguf import BASE, BIASED, EXPERTS, KNOWN, Crafted, crafted, made
 from testkit.random_gguf import Shape, write
 from tests.conftest import Architectures, Heads
@@ -152,6 +153,108 @@ def test_a_trial_leaves_the_self_test_for_later_where_the_architecture_is_on_rec
         assert not model.untested
         assert model.faults
     assert children.started == 3
+
+
+RECORDING = """
+import sys
+from pathlib import Path
+from edgellm.engine.trial import child
+load = child.Model.load
+def recorded(path, *, hardware, **given):
+    Path(path).with_suffix(".hardware").write_text(repr(hardware))
+    return load(path, hardware=hardware, **given)
+child.Model.load = recorded
+child.main(sys.argv[1:])
+"""
+
+
+def told(path: Path) -> str:
+    """Return the hardware that a child was told for the file at `path`."""
+    return path.with_suffix(".hardware").read_text(encoding="utf-8")
+
+
+def test_a_trial_computes_as_the_model_will(
+    guarded: Path, children: Children, architectures: Architectures, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(architectures("qwen3").read_bytes())
+    children.program = RECORDING
+    Model.load(path, hardware=Hardware(cache_type="q8_0", flash_attn=True, threads=1)).close()
+    assert told(path) == repr(Hardware(gpu_layers=0, cache_type="q8_0", flash_attn=True))
+    there = Hardware(gpu_layers=3, devices=("Card1", "Card0"), tensor_split=(3.0, 1.0))
+    with pytest.raises(InvalidOption, match="no device Card1"):
+        probe.try_in_child(probe.Probe([path], [check_gguf(path)], there))
+    assert told(path) == repr(there)
+
+
+def test_a_verdict_holds_for_its_kind_of_cache_alone(
+    guarded: Path, children: Children, architectures: Architectures
+) -> None:
+    path = architectures("qwen3")
+    for hardware in (ON_PROCESSOR, Hardware(cache_type="f16", n_ctx=512, threads=1), Hardware(n_batch=64)):
+        Model.load(path, hardware=hardware).close()
+    assert children.started == 1
+    for started, hardware in enumerate((Hardware(cache_type="q4_0"), Hardware(flash_attn=True)), 2):
+        for _ in range(2):
+            Model.load(path, hardware=hardware).close()
+        assert children.started == started
+
+
+CARDS = {
+    "CUDA0": ComputeDevice("CUDA0", "a card", "gpu", 0, 0),
+    "CUDA1": ComputeDevice("CUDA1", "a card", "gpu", 0, 0),
+    "Vulkan0": ComputeDevice("Vulkan0", "a card", "gpu", 0, 0),
+    "Vulkan1": ComputeDevice("Vulkan1", "a processor's part", "igpu", 0, 0),
+}
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(names: Sequence[str] = ()) -> list[ComputeDevice]:
+        return [card for name, card in CARDS.items() if not names or name in names]
+
+    for module in (probe, proven):
+        monkeypatch.setattr(module, "offload_devices", listed)
+
+
+@pytest.mark.usefixtures("cards")
+def test_a_verdict_holds_for_its_kind_of_devices_alone(tiny_path: Path) -> None:
+    def key(layers: int | None, devices: tuple[str, ...] = (), over_rpc: bool = False) -> str:
+        there = Hardware(gpu_layers=layers, devices=devices)
+        return probe.Probe([tiny_path], [check_gguf(tiny_path)], there, over_rpc=over_rpc).key()
+
+    ways = [(), ("CUDA0",), ("Vulkan0",), ("Vulkan1",), ("CUDA0", "CUDA1")]
+    assert len({*(key(7, way) for way in ways), key(None), key(None, over_rpc=True)}) == len(ways) + 2
+    assert key(7, ("CUDA0",)) == key(ALL_LAYERS, ("CUDA1",))  # which of several alike, and how many layers
+    assert key(None) == key(0, ("CUDA0",))
+
+
+def test_a_verdict_ends_with_the_build(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, keys = probe.Probe([tiny_path], [check_gguf(tiny_path)]), []
+    for built in (["CPU"], ["Vulkan", "CPU"], ["CUDA", "CPU"], ["CPU", "CUDA", "CUDA[10.0.0.1:1]"]):
+        monkeypatch.setattr(probe, "backends", lambda built=built: built)
+        keys.append(asked.key())
+    assert len(set(keys[:3])) == 3
+    assert keys[2] == keys[3]
+
+
+def has_the_self_test(file: ModelFile, hardware: Hardware) -> bool:
+    return probe_of(file, hardware, test_later=True).tests
+
+
+@pytest.mark.parametrize(
+    "other", [{"cache_type": "q8_0"}, {"cache_type": "f32"}, {"flash_attn": False}, {"gpu_layers": 1}]
+)
+def test_the_record_holds_for_what_it_was_made_with(architectures: Architectures, other: dict[str, Any]) -> None:
+    file = ModelFile.open(architectures("qwen3"))
+    assert not has_the_self_test(file, Hardware(cache_type="f16", gpu_layers=0, n_ctx=64))
+    assert has_the_self_test(file, Hardware(**other))
+
+
+@pytest.mark.usefixtures("cards")
+def test_the_record_does_not_hold_beside_a_card(architectures: Architectures) -> None:
+    """Which computes long batches of a model on the processor, too."""
+    assert has_the_self_test(ModelFile.open(architectures("qwen3")), ON_PROCESSOR)
 
 
 def test_the_outcome_of_a_later_self_test_is_kept(guarded: Path, architectures: Architectures) -> None:

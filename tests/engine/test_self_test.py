@@ -14,6 +14,7 @@ import pytest
 
 from edgellm import LLM
 from edgellm.engine import Context, Floats, Model, ModelFile, SeqRows
+from edgellm.engine.hardware import QUANTISED, Hardware
 from edgellm.engine.kv.kv_cache import KVCache
 from edgellm.engine.native import Stop
 from edgellm.engine.speculators.state_window import StateWindow
@@ -35,6 +36,13 @@ TIMES = 5  # or once with each architecture; `python -m bench.robustness.cache_f
 def test_each_architecture_does_what_its_cache_promises(architectures: Architectures, name: str) -> None:
     with Model.load(architectures(name), probe=False) as model:
         assert self_test(model) == WRONG.get(name, [])
+
+
+@pytest.mark.parametrize("cache_type", QUANTISED)
+def test_quantised_caches_are_no_faults(draft_path: Path, verifier_path: Path, cache_type: str) -> None:
+    for path in (draft_path, verifier_path):
+        with Model.load(path, hardware=Hardware(cache_type=cache_type), probe=False) as model:
+            assert [self_test(model, seed) for seed in range(3)] == [[]] * 3
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -15,7 +15,7 @@ import pytest
 from edgellm.engine import Context, Ids, Model, ModelFile
 from edgellm.engine.ggml_rpc.backend import is_compiled_in
 from edgellm.engine.ggml_rpc.model_process import ContextSizes
-from edgellm.engine.hardware import ALL_LAYERS, Hardware
+from edgellm.engine.hardware import Hardware
 from edgellm.engine.trial.probe import Probe, known_faults
 from edgellm.errors import InvalidOption, MeshBroken, NotPaired, PlanImpossible, VerifierBusy
 from edgellm.layer_range import StageShare, read_split
@@ -142,7 +142,7 @@ def test_its_text_is_that_of_the_model_alone_also_with_drafts(
     with Opened(hybrid, workers, planned(SPLIT)) as opened:
         assert opened.loaded == sorted(opened.loaded)
         assert opened.loaded[0] < 0.5 < opened.loaded[-1] <= 1.0  # it says how much is loaded, while it is
-        assert known_faults(Probe(hybrid.paths, hybrid.parts, ALL_LAYERS)) == ()
+        assert known_faults(Probe(hybrid.paths, hybrid.parts, over_rpc=True)) == ()
         assert len(rpc_servers()) == 2
         assert opened.write(TOKENS) == alone
         session, text = opened.verifier.open(GenerationState()), PROMPT

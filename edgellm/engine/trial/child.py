@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,16 +36,16 @@ _MEMORY = 4 * _GIGABYTE  # besides twice the file, which llama.cpp may lay out a
 
 
 def main(arguments: list[str]) -> None:
-    """Try a model; `arguments` are its path, that of an EAGLE-3 head or nothing, the bytes of all files, GPU layers, 1
-    for the vocabulary alone, 1 for its MTP layer, too, 1 for embeddings, and 1 for the self-test."""
+    """Try a model; `arguments` are its path, that of an EAGLE-3 head or nothing, the bytes of all files, the hardware
+    in JSON, 1 for the vocabulary alone, 1 for its MTP layer, too, 1 for embeddings, and 1 for the self-test."""
     path, eagle3 = Path(arguments[0]), Path(arguments[1]) if arguments[1] else None
-    size, gpu_layers = map(int, arguments[2:4])
+    size, hardware = int(arguments[2]), _hardware(json.loads(arguments[3]))
     text_only, mtp, embeds, tests = (flag == "1" for flag in arguments[4:])
     _limit(size)
     _say(0.0)
     outcome: dict[str, object] = {}
     try:
-        outcome = {"faults": _load(path, eagle3, gpu_layers, text_only, mtp, embeds, tests)}
+        outcome = {"faults": _load(path, eagle3, hardware, text_only, mtp, embeds, tests)}
     except EdgeError as error:
         outcome = {"error": type(error).__name__, "what": error.what, "next_step": error.next_step}
     except MemoryError:  # it takes more than it is granted
@@ -56,7 +57,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _load(
-    path: Path, eagle3: Path | None, gpu_layers: int, text_only: bool, mtp: bool, embeds: bool, tests: bool
+    path: Path, eagle3: Path | None, hardware: Hardware, text_only: bool, mtp: bool, embeds: bool, tests: bool
 ) -> list[str]:
     """Load, decode and test the model; return what `self_test` does, nothing without it or for one that embeds."""
     reported = 0.0
@@ -69,7 +70,7 @@ def _load(
 
     with Model.load(
         path,
-        hardware=Hardware(gpu_layers=gpu_layers),
+        hardware=hardware,
         text_only=text_only,
         progress=report,
         probe=False,
@@ -87,6 +88,12 @@ def _load(
             return []
         _decode(model)
         return self_test(model) if tests and model.has_vocabulary else []
+
+
+def _hardware(fields: dict[str, Any]) -> Hardware:
+    """Return the hardware of the fields in `TRIED`, without a choice of its own where there is none."""
+    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return Hardware(**{**fields, **lists, "gpu_layers": fields["gpu_layers"] or 0})
 
 
 def _decode(model: Model) -> None:

@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import platform
+import string
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,8 @@ from typing import Any
 
 from edgellm import errors, places
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf, is_index
-from edgellm.engine.native import VERSION, features
+from edgellm.engine.hardware import DEFAULT_CACHE, ON_PROCESSOR, Hardware, offload_devices
+from edgellm.engine.native import VERSION, backends, features
 from edgellm.engine.trial.proven import is_proven
 from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
 from edgellm.isolation.child_process import cause_of, last_lines, start_child
@@ -86,7 +88,9 @@ MTP, EAGLE3 = "mtp", "eagle3"
 """Faults of a model from whose states its MTP layer, or an EAGLE-3 head, must not draft."""
 AGAIN = "Try again; if it fails again, install edgellm once more."
 """What to do where a trial fails that says nothing of the file."""
-_FORMAT = 5  # raise this when the child tries more than before, or kept verdicts may be wrong
+_FORMAT = 6  # raise this when the child tries more than before, or kept verdicts may be wrong
+TRIED = ("gpu_layers", "devices", "tensor_split", "cache_type", "flash_attn")
+"""What the child is told of the hardware: all that decides what is computed how."""
 _MOST_KEPT = 1_000  # verdicts
 _PORTION = 2**20
 _BUNDLED = ("draft.gguf", "verifier.gguf")
@@ -94,24 +98,26 @@ _BUNDLED = ("draft.gguf", "verifier.gguf")
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A model to try: a file with its other parts, and how to load it; with `mtp` its MTP layer is tried, too, and with
-    `eagle3` this EAGLE-3 head beside it. With `embeds` it embeds a text instead of generating one."""
+    """A model to try: a file with its other parts, and the `hardware` to load it on; with `mtp` its MTP layer is tried,
+    too, and with `eagle3` this EAGLE-3 head beside it. With `embeds` it embeds a text instead of generating one.
+    `over_rpc`: its layers are on other machines' devices, whatever there is here."""
 
     paths: Sequence[Path]
     headers: Sequence[GgufHeader]
-    gpu_layers: int = 0
+    hardware: Hardware = ON_PROCESSOR
     text_only: bool = False
     mtp: bool = False
     embeds: bool = False
     eagle3: ModelFile | None = None
     test_later: bool = False
     """Whether the caller runs the self-test after the first reply, where the model's architecture is on record."""
+    over_rpc: bool = False
 
     @property
     def tests(self) -> bool:
         """Whether the self-test belongs to the trial."""
-        recorded = not (self.gpu_layers or self.speculator or self.text_only or self.embeds)
-        return not (self.test_later and recorded and is_proven(self.headers[0]))
+        beside = self.speculator or self.text_only or self.embeds or self.over_rpc
+        return not (self.test_later and not beside and is_proven(self.headers[0], self.hardware))
 
     @property
     def speculator(self) -> str:
@@ -119,11 +125,16 @@ class Probe:
         return EAGLE3 if self.eagle3 is not None else MTP if self.mtp else ""
 
     def key(self) -> str:
-        """Return the SHA-256 of everything that decides whether the loading ends the process, in hex.
+        """Return the SHA-256 of everything that decides whether the loading ends the process and what the self-test
+        finds, in hex: of the files, of llama.cpp and its backends, of the devices, and of the cache.
 
-        Raises OSError where a file cannot be read.
+        Raises:
+            OSError: a file cannot be read.
+            InvalidOption: there is no such device.
         """
-        digest = hashlib.sha256(f"{_FORMAT} {VERSION} {self.gpu_layers != 0} {self.text_only}".encode())
+        hardware = self.hardware
+        digest = hashlib.sha256(f"{_FORMAT} {VERSION} {_backends()} {self._devices()} {self.text_only}".encode())
+        digest.update(f" {hardware.cache_type or DEFAULT_CACHE} {hardware.flash_attn}".encode())
         digest.update(b" mtp" if self.mtp else b"")
         digest.update(b" embeds" if self.embeds else b"")
         files = list(zip(self.paths, self.headers, strict=True))
@@ -137,6 +148,18 @@ class Probe:
                     for portion in _portions(file, offset, n):
                         digest.update(portion)
         return digest.hexdigest()
+
+    def _devices(self) -> list[str]:
+        """Return what the layers are on: the kinds and names of graphics cards, but not which one of several alike; how
+        many layers fit on them differs from day to day."""
+        cards = offload_devices(self.hardware.devices) if self.hardware.gpu_layers else []
+        found = [f"{card.kind} {card.name.rstrip(string.digits)} {card.description}" for card in cards]
+        return ["RPC", *found] if self.over_rpc else found
+
+
+def _backends() -> list[str]:
+    """Return the names of the compiled-in backends, without addresses of RPC servers."""
+    return sorted({name.partition("[")[0] for name in backends()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +287,8 @@ class TrialChild:
         size += 0 if probe.eagle3 is None else probe.eagle3.header.file_size
         flags = (probe.text_only, probe.mtp, probe.embeds, probe.tests)
         eagle3 = "" if probe.eagle3 is None else str(probe.eagle3.path)
-        arguments = (str(probe.paths[0]), eagle3, *map(str, (size, probe.gpu_layers, *map(int, flags))))
+        hardware = json.dumps({name: getattr(probe.hardware, name) for name in TRIED})
+        arguments = (str(probe.paths[0]), eagle3, str(size), hardware, *(str(int(flag)) for flag in flags))
         variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **environment}
         self._tests = probe.tests
         with ExitStack() as closing:

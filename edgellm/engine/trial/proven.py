@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgellm.engine.gguf.reader import GgufHeader
+from edgellm.engine.hardware import DEFAULT_CACHE, Hardware, offload_devices
 from edgellm.engine.native import VERSION
 
 PROVEN_VERSION = "0.3.36"
@@ -17,6 +18,9 @@ PROVEN = frozenset({
 has recorded it."""
 
 
-def is_proven(header: GgufHeader) -> bool:
-    """Return whether models of this architecture are on record, with this llama.cpp and on a processor."""
-    return VERSION == PROVEN_VERSION and header.architecture in PROVEN
+def is_proven(header: GgufHeader, hardware: Hardware) -> bool:
+    """Return whether models of this architecture are on record as they are computed here: with this llama.cpp, on a
+    processor, beside which there is no graphics card for long batches, and with a cache as by default."""
+    known = VERSION == PROVEN_VERSION and header.architecture in PROVEN
+    default = hardware.cache_type in (None, DEFAULT_CACHE) and hardware.flash_attn is None
+    return known and default and not hardware.gpu_layers and not offload_devices()

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from edgellm.engine import Floats, Ids, ModelFile, SeqRows
 from edgellm.engine.ggml_rpc.model_process import ContextSizes, ModelProcess, ServedLayers
-from edgellm.engine.hardware import ALL_LAYERS, Hardware
+from edgellm.engine.hardware import Hardware
 from edgellm.engine.trial.probe import Probe, keep_faults, known_faults
 from edgellm.errors import DeviceLost, EdgeError, InvalidOption, MeshBroken, PlanImpossible, VerifierBusy
 from edgellm.layer_range import HERE, StageShare
@@ -132,7 +132,7 @@ class RpcModel:
         self.work = work
         self._devices = {device.name: device for device in devices}
         self._plan, self._notify = plan, notify or (lambda _text: None)
-        self._probe = Probe(work.file.paths, work.file.parts, ALL_LAYERS)
+        self._probe = Probe(work.file.paths, work.file.parts, work.hardware, over_rpc=True)
         self._costs = rpc_costs(work.file)
         self._lock = threading.Lock()
         self._opened: _Opened | None = None
