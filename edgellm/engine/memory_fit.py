@@ -116,6 +116,23 @@ def spare_memory(card: ComputeDevice) -> int:
     return max(0, card.free - _MARGIN)
 
 
+def trained_positions(header: GgufHeader) -> int | None:
+    """Return the number of positions that a model was trained for; None where its header does not say."""
+    trained = header.metadata.get(f"{header.architecture}.context_length")
+    return trained if isinstance(trained, int) and trained > 0 else None
+
+
+def check_context(header: GgufHeader, name: str, n_ctx: int | None) -> None:
+    """Raise InvalidOption where a context of `n_ctx` positions is longer than the model `name` was trained for, beyond
+    which it writes nonsense."""
+    trained = trained_positions(header)
+    if n_ctx is not None and trained is not None and n_ctx > trained:
+        raise InvalidOption(
+            f"A context of {n_ctx} tokens is asked for, and {name} was trained for {trained}.",
+            f"Give a --ctx-size (n_ctx) of at most {trained}.",
+        )
+
+
 def default_context(
     header: GgufHeader, n_ctx_train: int, sessions: int = 1, free: int | None = None
 ) -> tuple[int, str]:
@@ -230,9 +247,7 @@ def _with_context(file: ModelFile, hardware: Hardware, sessions: int) -> tuple[H
     """Return `hardware` with the positions of a context, and the reason where they are chosen."""
     if hardware.n_ctx is not None:
         return hardware, ()
-    trained = file.header.metadata.get(f"{file.header.architecture}.context_length")
-    trained = trained if isinstance(trained, int) and trained > 0 else LEAST_CONTEXT
-    n_ctx, why = default_context(file.header, trained, sessions)
+    n_ctx, why = default_context(file.header, trained_positions(file.header) or LEAST_CONTEXT, sessions)
     return replace(hardware, n_ctx=n_ctx), (f"a context of {n_ctx} tokens: {why}",)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgellm.engine import ModelFile, mtp_support
 from edgellm.engine.hardware import Hardware
+from edgellm.engine.memory_fit import trained_positions
 from edgellm.errors import EdgeError, MemoryShort, Stopped
 from edgellm.http.model_host import ServedModel
 from edgellm.http.schemas.responses import ModelInfo
@@ -123,9 +124,8 @@ class ModelOpener:
 
 def _within(hardware: Hardware, path: Path) -> Hardware:
     """Return `hardware` with a context that is no longer than the model at `path` was trained for."""
-    header = ModelFile.open(path).header
-    trained = header.metadata.get(f"{header.architecture}.context_length")
-    if hardware.n_ctx is None or not isinstance(trained, int) or hardware.n_ctx <= trained:
+    trained = trained_positions(ModelFile.open(path).header)
+    if hardware.n_ctx is None or trained is None or hardware.n_ctx <= trained:
         return hardware
     return replace(hardware, n_ctx=trained)
 

@@ -13,7 +13,7 @@ from edgellm.engine.gguf.reader import GgufHeader, attention_layers, text_layers
 from edgellm.engine.gguf.tokens import PADDING, TOKENS, token_texts
 from edgellm.engine.graph_hooks import attention_bytes
 from edgellm.engine.hardware import N_BATCH
-from edgellm.engine.memory_fit import default_context, free_memory
+from edgellm.engine.memory_fit import default_context, free_memory, trained_positions
 from edgellm.engine.speculators.eagle3 import check_eagle3, is_eagle3, target_layers
 from edgellm.engine.speculators.support import drafter_file
 from edgellm.errors import EdgeError, ModelUnsupported
@@ -211,9 +211,9 @@ def _named(layers: Sequence[int]) -> str:
 
 
 def _context(header: GgufHeader) -> Ability:
-    trained = header.metadata.get(f"{header.architecture}.context_length")
+    trained = trained_positions(header)
     per_token, free = cache_bytes_per_token(header), free_memory()
-    if not isinstance(trained, int) or trained < 1:
+    if trained is None:
         return Ability("context", False, "the file does not say for how many tokens it was trained")
     weights = sum(tensor.nbytes for tensor in header.tensors)
     if weights > free:

@@ -226,6 +226,9 @@ class LLM:
             hardware = replace(hardware, gpu_layers=gpu_layers)
         if replies < 1:
             raise InvalidOption(f"replies is {replies}.", "Give a whole number of at least 1.")
+        hardware, draft_hardware = (
+            one if n_ctx is None else replace(one, n_ctx=n_ctx) for one in (hardware, draft_hardware or hardware)
+        )
         before = Counter(beside or {})
         closing, idle = ExitStack(), IdleWork()
         closing.callback(idle.close)
@@ -234,8 +237,7 @@ class LLM:
             eagle3 = eagle3_beside(verifier, draft)
             draft = None if eagle3 is not None else draft
             placed_pair = place_pair(
-                draft, verifier, hardware, draft_hardware or hardware, before, threads, eagle3, replies,
-                fewer=fewer_replies,
+                draft, verifier, hardware, draft_hardware, before, threads, eagle3, replies, fewer=fewer_replies
             )  # fmt: skip
             big, placement, taken = placed_pair.verifier, placed_pair.draft, placed_pair.taken
             placed = None if placement is None else placement.placed

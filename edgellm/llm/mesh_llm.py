@@ -20,6 +20,7 @@ from edgellm.coldstart.plan import plan as best_plan
 from edgellm.coldstart.problem_builder import MemoryOverhead
 from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
+from edgellm.engine.memory_fit import check_context, trained_positions
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
 from edgellm.llm.idle_work import IdleWork
@@ -59,7 +60,7 @@ def place_at_home(
         PlanImpossible: the devices cannot hold it; says which layers to send where, if that helps.
     """
     fleet = home.fleet()
-    overhead = overhead_of(file.header, positions_of(file.header, context), sessions)
+    overhead = overhead_of(file.header, positions_of(file, context), sessions)
     devices: list[Device] = []
     left_out = [(name, error.what) for name, error in home.left_out]
     for device, found in _asked(fleet.devices, WholeModel(file), home.workers, ComputeUnit.choose(hardware)):
@@ -222,7 +223,7 @@ def open_mesh(
     began = perf_counter()
     whole, header, model = WholeModel(file), file.header, model_costs(file)
     plan, shares = _shares(model, options)
-    positions = positions_of(header, options.context or hardware.n_ctx)
+    positions = positions_of(file, options.context or hardware.n_ctx)
     overhead = overhead_of(header, positions, options.sessions)
     fleet = options.described
     phases = _phases(options, model, shares, overhead)
@@ -287,10 +288,11 @@ def open_mesh(
     return OpenedMesh(pair, verifier, plan, model, fleet, parts.reason, began, workers, phases)
 
 
-def positions_of(header: GgufHeader, asked: int | None) -> int:
-    """Return how many tokens of prompt and reply a session has room for: `asked`, but no more than the model can."""
-    trained = header.metadata.get(f"{header.architecture}.context_length")
-    return min(asked or _POSITIONS, trained if isinstance(trained, int) and trained > 0 else _POSITIONS)
+def positions_of(file: ModelFile, asked: int | None) -> int:
+    """Return how many tokens of prompt and reply a session has room for: `asked`, by default `_POSITIONS` or as many as
+    the model was trained for. Raises InvalidOption where fewer than `asked` are."""
+    check_context(file.header, file.path.name, asked)
+    return min(asked or _POSITIONS, trained_positions(file.header) or _POSITIONS)
 
 
 def overhead_of(header: GgufHeader, context: int, sessions: int) -> MemoryOverhead:

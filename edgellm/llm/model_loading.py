@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 from edgellm.engine import Context, Model, ModelFile, head_pays
 from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
 from edgellm.engine.hardware import ALL_LAYERS, Hardware, offload_devices
-from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, most_that_fit, place
+from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, check_context, most_that_fit, place
 from edgellm.engine.model import probe_of
 from edgellm.engine.native import Stop
 from edgellm.engine.speculators.eagle3 import is_eagle3
 from edgellm.engine.trial.probe import TrialChild, start_trial
 from edgellm.engine.trial.self_test import SelfTest
-from edgellm.errors import EdgeError, InvalidOption, MemoryShort, ModelUnsupported
+from edgellm.errors import EdgeError, MemoryShort, ModelUnsupported
 from edgellm.llm.cost_curves import ModelCurve, token_seconds
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafters.translation import TokenTranslation
@@ -113,11 +113,7 @@ def positions(model: Model, n_ctx: int | None) -> int:
     n_ctx = model.hardware.n_ctx if n_ctx is None else n_ctx
     if n_ctx is None:
         return min(model.n_ctx_train, LEAST_CONTEXT)
-    if n_ctx > model.n_ctx_train:
-        raise InvalidOption(
-            f"n_ctx is {n_ctx}, and {model.name} was trained for {model.n_ctx_train} tokens.",
-            f"Give at most {model.n_ctx_train}.",
-        )
+    check_context(model.header, model.name, n_ctx)
     return n_ctx
 
 
@@ -239,9 +235,14 @@ def place_pair(
     `fewer`, for as many as fit.
 
     Raises:
+        InvalidOption: a context is to be longer than its model was trained for.
         MemoryShort: not all of them fit, or with `fewer` not even one.
         Also what `place_verifier` and `place_draft` raise.
     """
+    for name, own in ((verifier, hardware), (draft, draft_hardware)):
+        if name is not None and not is_remote(name):
+            file = _file(name)
+            check_context(file.header, file.path.name, own.n_ctx)
 
     def placed(n: int) -> PairPlacement:
         taken = Counter(before)

@@ -186,7 +186,7 @@ def open_over_rpc(
 
 
 def _sizes(file: ModelFile, context: int | None, sessions: int, hardware: Hardware) -> ContextSizes:
-    return ContextSizes(positions_of(file.header, context or hardware.n_ctx), sessions, hardware.n_batch or N_BATCH)
+    return ContextSizes(positions_of(file, context or hardware.n_ctx), sessions, hardware.n_batch or N_BATCH)
 
 
 def _shares(options: RpcOptions) -> tuple[StageShare, ...]:

@@ -209,6 +209,14 @@ def test_a_prompt_that_is_too_long_is_told_with_the_numbers(edge: Edge) -> None:
     assert "3000" in done.err or "tokens" in done.err
 
 
+def test_more_context_than_a_model_was_trained_for_is_told(edge: Edge) -> None:
+    mesh = ("mesh", "run", "edgellm-verifier", "Where?", "--split", "here:1-12")
+    for words in (("chat", "Where?"), ("serve", "--no-http", "--role", "verifier", "--port", "0"), mesh):
+        done = edge(*words, "--ctx-size", "999999")
+        assert done.code == 2
+        assert re.search(r"verifier\.gguf was trained for 1024\. Give a --ctx-size .*1024", done.err)
+
+
 def test_a_file_that_is_longer_than_the_context_is_told_with_both_numbers_and_what_would_help(
     edge: Edge, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,9 +175,24 @@ def test_a_reply_that_fills_the_context_ends_with_a_notice(f32_pair: tuple[Path,
         assert [str(prompt + room) in notice.text for notice in notices] == [True]
 
 
-def test_more_context_than_the_model_was_trained_for_is_refused(f32_pair: tuple[Path, Path]) -> None:
-    with pytest.raises(InvalidOption, match="was trained for"):
-        LLM.open(*f32_pair, n_ctx=10**6)
+def test_more_context_than_the_model_was_trained_for_is_refused_before_it_is_loaded(
+    f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Model, "load")
+    monkeypatch.setattr(memory_fit, "free_memory", lambda: 10**6)  # which is no reason to advise half of it
+    long = Hardware(n_ctx=10**6)
+    asked: list[dict[str, Any]] = [
+        {"n_ctx": 10**6}, {"hardware": long}, {"hardware": Hardware(), "draft_hardware": long},
+        {"hardware": long, "draft": None}, {"hardware": long, "verifier": None},
+    ]  # fmt: skip
+    for options in asked:
+        words = {"draft": f32_pair[0], "verifier": f32_pair[1], **options}
+        with pytest.raises(InvalidOption, match=r"1000000 tokens is asked for, and .* was trained for 1024") as refused:
+            LLM.open(**words)
+        assert "at most 1024" in refused.value.next_step
+
+
+def test_a_context_without_a_token_is_refused(f32_pair: tuple[Path, Path]) -> None:
     with pytest.raises(InvalidOption, match="n_ctx is 0"):
         LLM.open(*f32_pair, n_ctx=0)
 

@@ -268,6 +268,8 @@ def test_a_verifier_has_fewer_sessions_where_they_do_not_fit(
         server.close()
     with pytest.raises(MemoryShort, match="fewer sessions, 5 fit"):
         serve_verifier(path, port=0, context=256, threads=1, sessions=6)
+    with pytest.raises(InvalidOption, match="was trained for 1024"):  # no matter how much fits
+        serve_verifier(path, port=0, context=2_048, threads=1)
 
 
 def test_a_head_is_served_with_its_verifier(architectures: Architectures, heads: Heads) -> None:

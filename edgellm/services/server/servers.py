@@ -18,7 +18,7 @@ import grpc.aio
 
 from edgellm.engine import Context, Model, ModelFile, head_pays
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
-from edgellm.engine.memory_fit import LEAST_CONTEXT, place_sessions
+from edgellm.engine.memory_fit import LEAST_CONTEXT, check_context, place_sessions
 from edgellm.errors import InvalidOption
 from edgellm.mesh.device_profiler import measure_device
 from edgellm.mesh.layer_sources import StoredLayers
@@ -340,9 +340,10 @@ def serve_verifier(
     if trust is not None:
         trust.require_peers()
     check_bindable(address)
+    file, hardware = ModelFile.open(model), replace(hardware, n_ctx=context or hardware.n_ctx)
+    check_context(file.header, file.path.name, hardware.n_ctx)
     placed = place_sessions(
-        ModelFile.open(model), replace(hardware, n_ctx=context or hardware.n_ctx), Counter(), sessions=wanted,
-        fewer=sessions is None, eagle3=eagle3,
+        file, hardware, Counter(), sessions=wanted, fewer=sessions is None, eagle3=eagle3
     )  # fmt: skip
     loaded = Model.load(placed.file, hardware=placed.hardware, progress=progress, speculates=True, eagle3=placed.eagle3)
     curve = None if measure is None else measure(loaded)
@@ -372,11 +373,7 @@ def _positions(model: Model, wanted: int | None) -> int:
     wanted = model.hardware.n_ctx if wanted is None else wanted
     if wanted is None:
         return min(model.n_ctx_train, LEAST_CONTEXT)
-    if wanted > model.n_ctx_train:
-        raise InvalidOption(
-            f"The context is {wanted}, but {model.name} was trained for {model.n_ctx_train} tokens.",
-            f"Give at most {model.n_ctx_train}.",
-        )
+    check_context(model.header, model.name, wanted)
     return positive("context", wanted)
 
 
