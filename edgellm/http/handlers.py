@@ -134,7 +134,7 @@ class RequestHandler:
                 reply failed before its first token.
             InvalidOption: a parameter is out of range.
         """
-        messages, names = request.turns(), request.unknown() if ignored is None else ignored
+        messages, names = request.turns(), [*(request.unknown() if ignored is None else ignored), *request.unkept()]
         make = make_builder or partial(ChatResponseBuilder, include_usage=request.include_usage)
 
         def prepare(served: ServedModel) -> PreparedReply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,6 +108,9 @@ class Plan(pydantic.BaseModel):
     day: Literal["Monday", "Friday"]
     hours: list[int] = pydantic.Field(min_length=1, max_length=3)
     note: str | None
+    share: float = pydantic.Field(ge=0, lt=1)
+    code: str = pydantic.Field(pattern=r"^[A-Z]{2}\d{2}$")
+    on: date
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -132,6 +136,16 @@ def test_json_objects_and_formats_that_are_refused(ask: Ask) -> None:
         refused = ask("POST", CHAT, conversation(response_format=form))
         assert refused.status == 400
         assert said in refused.error["message"]
+
+
+def test_keywords_that_a_reply_may_break_are_named(ask: Ask) -> None:
+    names = {"type": "array", "items": {"type": "string", "format": "path", "maxLength": 9}, "maxItems": 2}
+    schema = {"type": "object", "properties": {"names": {**names, "uniqueItems": True}}, "required": ["names"]}
+    form = {"type": "json_schema", "json_schema": {"name": "names", "schema": schema}}
+    answer = ask("POST", CHAT, conversation(response_format=form, max_tokens=100))
+    assert answer.status == 200
+    assert answer.headers["x-edgellm-ignored"] == "format.path, uniqueItems"
+    assert isinstance(json.loads(answer.json["choices"][0]["message"]["content"])["names"], list)
 
 
 def test_head_answers_where_get_does(ask: Ask) -> None:

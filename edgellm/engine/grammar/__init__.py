@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgellm.engine.grammar.json_schema import MAX_SCHEMA, to_gbnf
+from edgellm.engine.grammar.keywords import unkept
 from edgellm.engine.grammar.sampler import Grammar
 
-__all__ = ["MAX_SCHEMA", "Grammar", "to_gbnf"]
+__all__ = ["MAX_SCHEMA", "Grammar", "to_gbnf", "unkept"]

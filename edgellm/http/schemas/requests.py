@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from edgellm.engine import Message, ToolCall
+from edgellm.engine.grammar import unkept
 from edgellm.http.schemas.errors import invalid_request
 from edgellm.spec.params import (
     ANY_TOOL,
@@ -356,6 +357,11 @@ class ChatRequest(GenerationRequest):
         if self.response_format.json_schema is None:
             raise invalid_request("response_format has no json_schema. Give it.", "response_format.json_schema")
         return json.dumps(self.response_format.json_schema.schema_)
+
+    def unkept(self) -> list[str]:
+        """Return the keywords of the reply's JSON schema that the reply may break. Raise InvalidOption where it is no
+        schema."""
+        return [] if (schema := self._schema()) is None else unkept(schema)
 
     def _choice(self) -> str | None:
         """Return the name of the function that must be called, or ANY_TOOL; None where the model decides."""
