@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import NamedTuple, Self
 
 import psutil
@@ -20,6 +22,9 @@ COMFORTABLE = 5.0
 PROCESSOR = "the processor"
 _CARD_SHARE = 0.9  # of a card's free memory, for weights; the rest is for the context
 _WORTH = 0.5  # of the verifier's bytes for a token, that a draft model may read to be of use
+_ACCEPTED = 0.6  # of drafted tokens, until a pair's own are known: a smaller model of the same family
+_MAX_DRAFTED = 8
+_AS_GOOD = 0.75  # of another verifier's strength, that one needs to stand in for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +94,15 @@ class PairProposal:
     tokens_per_second: float | None
     reasons: tuple[str, ...]
 
+    def because(self, reason: str) -> Self:
+        """Return the proposal with another reason."""
+        return replace(self, reasons=(*self.reasons, reason))
+
 
 def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> PairProposal:
     """Return the pair that suits this machine: the first of the catalogue's list that fits and whose verifier is fast
-    enough, or else the fastest that fits; or the pair of the verifier `wanted`.
+    enough, or else the fastest that fits; or the pair of the verifier `wanted`. Where the first one has no draft model,
+    a pair of which the verifier is about as good is preferred, unless the first is expected to be as fast alone.
 
     Raises:
         InvalidOption: there is no model `wanted` in the catalogue.
@@ -105,7 +115,7 @@ def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> Pai
         if (proposal := _fitted(catalog, found[0], room)) is None:
             raise MemoryShort(
                 f"{found[0].name} has {_gb(found[0].size)} of weights; there is room for {_gb(room.weights)}.",
-                "Leave --model out for one that fits, or split it over several devices: edgellm mesh plan.",
+                "Leave --verifier out for one that fits, or split it over several devices: edgellm mesh plan.",
             )
         return proposal
     fitting = [fitted for name in catalog.setup if (fitted := _fitted(catalog, catalog.models[name], room))]
@@ -116,10 +126,52 @@ def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> Pai
             f" {_gb(room.weights)} ({room.reason}).",
             "Close other programs, or use the bundled pair: edgellm chat",
         )
-    return next(
+    first = next(
         (one for one in fitting if one.tokens_per_second is None or one.tokens_per_second >= COMFORTABLE),
         max(fitting, key=lambda one: one.tokens_per_second or 0.0),
     )
+    return first if first.draft is not None else _paired(first, fitting)
+
+
+def _paired(alone: PairProposal, fitting: Sequence[PairProposal]) -> PairProposal:
+    """Return the first pair that is about as good as a verifier `alone`, and faster; or that, with the reason."""
+    as_good = [one for one in fitting if _strength(one.verifier) >= _AS_GOOD * _strength(alone.verifier)]
+    pairs = [one for one in as_good if one.draft is not None]
+    if not pairs:
+        return alone.because("no pair that fits is about as good")
+    name = alone.verifier.name
+    for pair in pairs:
+        gain = _drafts_gain(pair) * _alone_speed(pair, alone)
+        if gain > 1:
+            return pair.because(f"{name} fits only alone, which is expected to be {1 / gain:.1f} times as fast")
+    best = max(pairs, key=lambda pair: _drafts_gain(pair) * _alone_speed(pair, alone))
+    times = 1 / (_drafts_gain(best) * _alone_speed(best, alone))
+    return alone.because(
+        f"alone it is expected to be {times:.1f} times as fast as {best.verifier.name} with its draft model"
+    )
+
+
+def _strength(model: CatalogModel) -> float:
+    """Return what models are compared by, in billions of parameters: for experts the mean of all and the active ones,
+    as they multiply."""
+    return sqrt(model.parameters * model.active)
+
+
+def _drafts_gain(pair: PairProposal) -> float:
+    """Return how many times as fast a verifier is expected to be with its draft model, by the bytes that are read: a
+    pass over several tokens reads the weights once, but those of experts for each token."""
+    if pair.draft is None or pair.verifier.active < pair.verifier.parameters:
+        return 1.0
+    cost = pair.draft.bytes_per_token / pair.verifier.bytes_per_token
+    return max((1 - _ACCEPTED ** (n + 1)) / (1 - _ACCEPTED) / (1 + n * cost) for n in range(_MAX_DRAFTED + 1))
+
+
+def _alone_speed(one: PairProposal, other: PairProposal) -> float:
+    """Return how many times as fast a verifier is as another, each alone: by the bytes that a token reads, where it is
+    not known how fast."""
+    if one.tokens_per_second is not None and other.tokens_per_second is not None:
+        return one.tokens_per_second / other.tokens_per_second
+    return other.verifier.bytes_per_token / one.verifier.bytes_per_token
 
 
 def _fitted(catalog: Catalog, verifier: CatalogModel, room: ModelRoom) -> PairProposal | None:

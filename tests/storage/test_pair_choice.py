@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from edgellm.engine.hardware import ComputeDevice
 from edgellm.errors import InvalidOption, MemoryShort
 from edgellm.storage import catalog, pair_choice
+from edgellm.storage.catalog import Catalog
 from edgellm.storage.pair_choice import COMFORTABLE, PROCESSOR, ModelRoom, propose
 
 GB = 10**9
@@ -63,6 +66,47 @@ def test_a_draft_model_that_does_not_fit_or_reads_too_much_is_left_out_with_the_
     assert "no smaller model in the catalogue has its tokenizer" in alone.reasons
 
 
+def alone_or_pair(gigabytes: float, **changed: dict[str, Any]) -> pair_choice.PairProposal:
+    """What is proposed where only a model of experts, which fits alone, and one pair can be chosen."""
+    known = catalog()
+    models = {**known.models, **{name: replace(known.models[name], **values) for name, values in changed.items()}}
+    return propose(Catalog(models, ["qwen3:30b-a3b", "qwen3.5:9b"]), with_memory(gigabytes))
+
+
+def test_a_verifier_that_fits_only_alone_gives_way_to_a_faster_pair() -> None:
+    active = {"qwen3:30b-a3b": {"active": 20.0, "size": 10**10}}
+    proposal = alone_or_pair(10.1, **active, **{"qwen3.5:9b": {"parameters": 20.0, "active": 20.0}})
+    assert (proposal.verifier.name, proposal.draft and proposal.draft.name) == ("qwen3.5:9b", "qwen3.5:0.8b")
+    assert proposal.reasons[-1] == "qwen3:30b-a3b fits only alone, which is expected to be 0.5 times as fast"
+
+
+def test_a_verifier_that_is_as_fast_alone_is_proposed_alone_and_says_so() -> None:
+    """It reads 2 GB for a token, and the other 5.7 GB."""
+    proposal = alone_or_pair(19)
+    assert (proposal.verifier.name, proposal.draft) == ("qwen3:30b-a3b", None)
+    assert "its draft model qwen3:0.6b does not fit beside it" in proposal.reasons
+    assert re.match(r"alone it is expected to be 1\.\d times as fast as qwen3\.5:9b with", proposal.reasons[-1])
+
+
+def test_a_pair_that_is_much_worse_does_not_stand_in() -> None:
+    proposal = alone_or_pair(19, **{"qwen3.5:9b": {"size": 10**9, "parameters": 2.0, "active": 2.0}})
+    assert (proposal.verifier.name, proposal.draft) == ("qwen3:30b-a3b", None)
+    assert proposal.reasons[-1] == "no pair that fits is about as good"
+
+
+def test_where_the_draft_model_fits_the_first_pair_stays() -> None:
+    proposal = alone_or_pair(20)
+    assert (proposal.verifier.name, proposal.draft and proposal.draft.name) == ("qwen3:30b-a3b", "qwen3:0.6b")
+
+
+def test_without_a_known_speed_bytes_are_compared() -> None:
+    cards = replace(with_memory(0), cards=("CUDA0",), card_memory=19 * GB)
+    known = Catalog(catalog().models, ["qwen3:30b-a3b", "qwen3.5:9b"])
+    proposal = propose(known, cards)
+    assert (proposal.verifier.name, proposal.tokens_per_second) == ("qwen3:30b-a3b", None)
+    assert "times as fast as qwen3.5:9b" in proposal.reasons[-1]
+
+
 def test_cards_take_the_verifier_first_and_share_it_with_the_memory_if_they_must() -> None:
     card = replace(FAST, cards=("CUDA0",), card_memory=24 * GB)
     proposal = propose(catalog(), card, "qwen3.6:27b")
@@ -78,6 +122,7 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
     with pytest.raises(MemoryShort, match=r"llama3.3:70b has 42.5 GB of weights; there is room for 6.0 GB") as raised:
         propose(catalog(), with_memory(6), "llama3.3:70b")
     assert "edgellm mesh plan" in raised.value.next_step
+    assert "--verifier" in raised.value.next_step
     with pytest.raises(MemoryShort, match=r"No pair of the catalogue fits: qwen3.5:2b has 1.3 GB"):
         propose(catalog(), with_memory(1))
     with pytest.raises(InvalidOption, match="The catalogue has no 'nothing:1b'"):
