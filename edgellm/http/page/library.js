@@ -3,12 +3,14 @@
 import { callWithPageKey, forgetPageKey, hasPageKey } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { byId, element, iconButton, oncePerFrame, toast } from "./dom.js";
+import { TabStore, tabStorage } from "./tab_store.js";
 
 const PATH = "/conversations";
 const IN_TAB = {
   key: "Conversations stay in this tab. To keep them, open the page by the link that edgellm serve prints.",
-  off: "The history is off: conversations stay in this tab. To keep them: edgellm history on",
+  off: "The history is off: conversations stay in this tab until it is reloaded. To keep them: edgellm history on",
 };
+const FORGETS = " The browser has no room for all of them: what is newest is lost when the tab is reloaded.";
 
 class OnServer {
   list = (search) => callWithPageKey("GET", search ? `${PATH}?search=${encodeURIComponent(search)}` : PATH);
@@ -19,30 +21,8 @@ class OnServer {
   remove = (id) => callWithPageKey("DELETE", `${PATH}/${id}`);
 }
 
-class InTab {
-  #all = new Map();
-
-  list = async (search) => {
-    const wanted = search.toLowerCase();
-    const data = [...this.#all.values()].filter((one) => JSON.stringify([one.title, one.turns]).toLowerCase().includes(wanted));
-    return { on: false, data: data.sort((a, b) => b.when.localeCompare(a.when)) };
-  };
-
-  read = async (id) => this.#all.get(id);
-  add = (body) => this.write(crypto.getRandomValues(new Uint32Array(1))[0].toString(16).padStart(8, "0"), body);
-  remove = async (id) => void this.#all.delete(id);
-  rename = (id, name) => this.write(id, { ...this.#all.get(id), name, title: name });
-
-  write = async (id, body) => {
-    const title = body.name || body.turns.find((turn) => turn.role === "user")?.content.trim().split("\n\n").at(-1);
-    const one = { ...body, id, title: title ?? "New conversation", when: body.when ?? new Date().toISOString() };
-    this.#all.set(id, one);
-    return one;
-  };
-}
-
 export class Library {
-  #store = hasPageKey() ? new OnServer() : new InTab();
+  #store = hasPageKey() ? new OnServer() : new TabStore(tabStorage());
   #inTab = hasPageKey() ? "" : "key";
   #open;
   #current = null; // the ID of the conversation that is shown
@@ -123,7 +103,7 @@ export class Library {
   }
 
   #stayInTab(reason) {
-    if (!this.#inTab) this.#store = new InTab();
+    if (!this.#inTab) this.#store = new TabStore(reason === "off" ? null : tabStorage()); // off: nothing is stored
     this.#inTab = reason;
   }
 
@@ -140,7 +120,8 @@ export class Library {
       byId("kept").hidden = false;
       return;
     }
-    byId("kept").textContent = IN_TAB[this.#inTab] ?? "";
+    const forgets = this.#inTab === "key" && this.#store.forgets;
+    byId("kept").textContent = (IN_TAB[this.#inTab] ?? "") + (forgets ? FORGETS : "");
     byId("kept").hidden = !this.#inTab;
     const rows = found.data.map((one) => this.#row(one));
     const none = this.#search ? "Nothing found." : "No conversations yet.";

@@ -1,0 +1,113 @@
+"""What the page keeps in a tab, in Node where it is there: it outlasts a reload, and nothing is lost before one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib.resources import files
+
+import pytest
+
+NODE = shutil.which("node")
+needs_node = pytest.mark.skipif(NODE is None, reason="needs Node")
+
+BEFORE = """
+import assert from "node:assert/strict";
+import { webcrypto } from "node:crypto";
+globalThis.crypto ??= webcrypto;
+
+class Storage {
+  constructor(room = Infinity) { this.room = room; this.all = new Map(); }
+  get length() { return this.all.size; }
+  key(at) { return [...this.all.keys()][at] ?? null; }
+  getItem(key) { return this.all.get(key) ?? null; }
+  removeItem(key) { this.all.delete(key); }
+  setItem(key, value) {
+    if (key.length + value.length > this.room) throw new DOMException("full", "QuotaExceededError");
+    this.all.set(key, value);
+  }
+}
+const turns = (text) => ({ turns: [{ role: "user", content: text }], name: "", page: "{}" });
+const titles = async (store, search = "") => (await store.list(search)).data.map((one) => one.title).sort();
+"""
+
+
+def run(script: str) -> None:
+    module = files("edgellm").joinpath("http/page/tab_store.js").read_text(encoding="utf-8")
+    assert NODE is not None
+    command = [NODE, "--input-type=module", "-e", module.replace("export ", "") + BEFORE + script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_node
+def test_conversations_outlast_a_reload_of_the_tab() -> None:
+    run("""
+      const storage = new Storage(), store = new TabStore(storage);
+      storage.setItem("edgellm-key", "a key"); // of the page, and no conversation
+      const one = await store.add(turns("First question"));
+      await store.add(turns("Second question"));
+      await store.write(one.id, { ...turns("First question"), when: one.when, page: "{1}" });
+      const again = new TabStore(storage); // as after a reload
+      assert.equal((await again.read(one.id)).page, "{1}");
+      assert.deepEqual(await titles(again), ["First question", "Second question"]);
+      assert.deepEqual(await titles(again, "SECOND"), ["Second question"]);
+      await again.rename(one.id, "Renamed");
+      assert.deepEqual(await titles(new TabStore(storage)), ["Renamed", "Second question"]);
+      await again.remove(one.id);
+      assert.equal(await new TabStore(storage).read(one.id), undefined);
+      assert.equal(again.forgets, false);
+      assert.equal(storage.getItem("edgellm-key"), "a key");
+    """)
+
+
+@needs_node
+def test_what_has_no_room_stays_in_memory_and_says_so() -> None:
+    run("""
+      for (const storage of [new Storage(400), new Storage(0), null]) {
+        const store = new TabStore(storage);
+        await store.add(turns("short"));
+        const long = await store.add(turns("long ".repeat(200).trim()));
+        assert.equal((await titles(store)).length, 2);
+        assert.equal((await store.read(long.id)).turns[0].content.length, 999);
+        assert.equal(store.forgets, true);
+        await store.write(long.id, turns("shorter"));
+        assert.deepEqual(await titles(store), ["short", "shorter"]);
+        assert.equal(store.forgets, storage?.room !== 400);
+        await store.remove(long.id);
+        assert.deepEqual(await titles(store), ["short"]);
+      }
+    """)
+
+
+@needs_node
+def test_the_storage_is_bounded() -> None:
+    run("""
+      const storage = new Storage(), store = new TabStore(storage);
+      for (let number = 0; number < 5; number += 1) await store.add(turns("x".repeat(600_000)));
+      const stored = [...storage.all.values()].reduce((sum, text) => sum + text.length, 0);
+      assert.ok(stored > 1_000_000 && stored <= 2_000_000);
+      assert.equal((await store.list("")).data.length, 5);
+      assert.ok(store.forgets);
+    """)
+
+
+@needs_node
+def test_what_is_no_conversation_is_passed_over() -> None:
+    run("""
+      const storage = new Storage();
+      const others = { a: "{", b: "null", c: '{"id": "c"}', d: '{"id": "x", "turns": [], "when": ""}' };
+      for (const [id, text] of Object.entries(others)) storage.setItem(`edgellm-conversation-${id}`, text);
+      assert.deepEqual(await titles(new TabStore(storage)), []);
+    """)
+
+
+@needs_node
+def test_a_browser_that_forbids_the_storage_has_none() -> None:
+    run("""
+      Object.defineProperty(globalThis, "sessionStorage", { configurable: true, get() { throw new Error("denied"); } });
+      assert.equal(tabStorage(), null);
+      const storage = new Storage();
+      Object.defineProperty(globalThis, "sessionStorage", { configurable: true, value: storage });
+      assert.equal(tabStorage(), storage);
+    """)
