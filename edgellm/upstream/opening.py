@@ -13,7 +13,7 @@ from edgellm.upstream.detection import detect
 from edgellm.upstream.http_client import CONNECTIONS, HttpClient, ServerURL, read_key
 from edgellm.upstream.rows import MEANING, Tier, Upstream
 from edgellm.upstream.text_border import TextBorders
-from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier
+from edgellm.upstream.verifier import ServedTokens, UpstreamTiming, UpstreamVerifier
 from edgellm.upstream.vocabulary_proof import PROBES, RECHECKS, VocabularyProof, prove
 
 _LOGS = {
@@ -67,7 +67,9 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
         servers = KnownServers()
         known = server in servers.all()
         proof = client.wait(prove(upstream, text.vocabulary, borders, url, RECHECKS if known else PROBES))
-        verifier = UpstreamVerifier(client, upstream, text.n_vocab, text.n_ctx_train, options.timing)
+        verifier = UpstreamVerifier(
+            client, upstream, ServedTokens(text.n_vocab, text.is_eog), text.n_ctx_train, options.timing
+        )
     except BaseException as error:
         client.close()
         if isinstance(error, TimeoutError):

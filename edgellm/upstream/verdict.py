@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -19,15 +19,18 @@ class RowsUnusable(Exception):
     """Rows contradict themselves, the request or the vocabulary."""
 
 
-def verdict(chunk: Chunk, request: RowRequest, reply: RowReply, n_vocab: int, logprobs: int | None = None) -> Verdict:
+def verdict(
+    chunk: Chunk, request: RowRequest, reply: RowReply, n_vocab: int, logprobs: int | None = None,
+    is_eog: Callable[[int], bool] = lambda _token: False,
+) -> Verdict:  # fmt: skip
     """Return the verdict on `chunk` by the rows of `reply` to `request`; with `logprobs`, those of its tokens and of
-    that many others.
+    that many others. `is_eog` as in `continued`.
 
     Raises:
         RowsUnusable: the rows are too few, or not of a vocabulary of `n_vocab` tokens and its probabilities.
     """
     if reply.tier is Tier.CONTINUE:
-        accepted, tokens = continued(chunk.ids, reply.rows, n_vocab)
+        accepted, tokens = continued(chunk.ids, reply.rows, n_vocab, is_eog)
     else:
         rows = checked(reply.rows, len(chunk) + 1, n_vocab)
         if reply.tier is Tier.SCORE and not request.sampling.greedy:
@@ -76,9 +79,15 @@ def distribution(top: Top, sampling: Sampling) -> Distribution:
     return Distribution(ids[found.ids], found.probs)
 
 
-def continued(draft: Ids, rows: Sequence[Row], n_vocab: int) -> tuple[int, list[int]]:
-    """Return how many tokens of the draft (n,) the server has written itself, and all that it wrote behind them."""
+def continued(draft: Ids, rows: Sequence[Row], n_vocab: int, is_eog: Callable[[int], bool]) -> tuple[int, list[int]]:
+    """Return how many tokens of the draft (n,) the server has written itself, and all that it wrote behind them.
+
+    A server writes nothing behind a token that ends the turn, for which `is_eog` returns True. A draft that ends with
+    it too is accepted as a whole, and that token stands for the one behind it, which no reply shows.
+    """
     own = [row.token for row in checked(rows, 1, n_vocab)]
+    if is_eog(own[-1]) and own == draft.tolist():
+        return len(draft), own[-1:]
     accepted = next(
         (at for at, (mine, theirs) in enumerate(zip(draft.tolist(), own, strict=False)) if mine != theirs),
         min(len(draft), len(own) - 1),

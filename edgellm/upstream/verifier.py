@@ -191,19 +191,28 @@ class UpstreamPending:
         return self._future.done() and not self._future.cancelled() and self._future.exception() is None
 
 
+@dataclass(frozen=True, slots=True)
+class ServedTokens:
+    """The vocabulary of a server's model: `n` tokens, and which of them end a turn."""
+
+    n: int
+    is_eog: Callable[[int], bool]
+
+
 class UpstreamVerifier(Verifier):
-    """A stock server that verifies for drafts in the vocabulary of `n_vocab` tokens. It is looked for in the background
-    when lost."""
+    """A stock server that verifies for drafts in the vocabulary `tokens`. It is looked for in the background when
+    lost."""
 
     def __init__(
-        self, client: HttpClient, upstream: Upstream, n_vocab: int, positions: int, timing: UpstreamTiming | None = None
-    ) -> None:
+        self, client: HttpClient, upstream: Upstream, tokens: ServedTokens, positions: int,
+        timing: UpstreamTiming | None = None,
+    ) -> None:  # fmt: skip
         """Take over `client`, the way to `upstream`. `positions` of a text, where the server does not say how many.
 
         Raises:
             VerifierLost, VerifierBusy: the server does not answer.
         """
-        self._client, self._upstream, self._n_vocab = client, upstream, n_vocab
+        self._client, self._upstream, self._tokens = client, upstream, tokens
         self._positions = upstream.context_length or positions
         self._link = UpstreamLink(upstream, timing or UpstreamTiming())
         client.wait(self._link.measure())
@@ -239,7 +248,7 @@ class UpstreamVerifier(Verifier):
     def text(self, sampling: Sampling, salt: str = "") -> UpstreamText:
         """Return a text that begins at the server, whose tokens are drawn as `sampling` says; `salt` as in
         `RowRequest`."""
-        return UpstreamText(self._client, self._link, self._upstream, self._n_vocab, sampling, salt)
+        return UpstreamText(self._client, self._link, self._upstream, self._tokens, sampling, salt)
 
     def wait_seconds(self) -> float:
         """Return the seconds until the server may be up; 0 if it is."""
@@ -255,9 +264,10 @@ class UpstreamText:
     """A text that grows at a stock server. The server keeps no session: each request has the whole text."""
 
     def __init__(
-        self, client: HttpClient, link: UpstreamLink, upstream: Upstream, n_vocab: int, sampling: Sampling, salt: str
-    ) -> None:
-        self._client, self._link, self._upstream, self._n_vocab = client, link, upstream, n_vocab
+        self, client: HttpClient, link: UpstreamLink, upstream: Upstream, tokens: ServedTokens, sampling: Sampling,
+        salt: str,
+    ) -> None:  # fmt: skip
+        self._client, self._link, self._upstream, self._tokens = client, link, upstream, tokens
         self._sampling, self._salt = sampling, salt
         self._id = secrets.token_hex(16)
         self._asked = self._prefix = NO_IDS  # what the server may have in its cache
@@ -296,7 +306,7 @@ class UpstreamText:
             self._refused = error.of_request
             raise
         try:
-            found = verdict(chunk, request, reply, self._n_vocab, logprobs)
+            found = verdict(chunk, request, reply, self._tokens.n, logprobs, self._tokens.is_eog)
         except RowsUnusable as error:
             lost = self._client.garbled(str(error))
             self._link.loop_lost(lost)

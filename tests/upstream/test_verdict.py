@@ -147,6 +147,15 @@ def test_a_text_that_ends_early() -> None:
     assert (found.accepted, found.tokens.tolist()) == (1, [2])
 
 
+def test_a_draft_that_ends_the_turn_where_the_server_does_is_accepted_as_a_whole() -> None:
+    """As by every other verifier: a gate would learn otherwise that the ends of replies are rejected."""
+    chunk, rows = Chunk(ids=ids(1, 2)), reply(Tier.CONTINUE, [Row(1), Row(2)])
+    found = verdict(chunk, request([0], [1, 2], GREEDY), rows, SIZE, is_eog=lambda token: token == 2)
+    assert (found.accepted, found.tokens.tolist()) == (2, [2])
+    cut_off = verdict(chunk, request([0], [1, 2], GREEDY), rows, SIZE, is_eog=lambda token: token == 3)
+    assert (cut_off.accepted, cut_off.tokens.tolist()) == (1, [2])
+
+
 @pytest.mark.parametrize(
     "rows",
     [
