@@ -203,22 +203,21 @@ class ChatSession:
     def ask(self, prompt: str, temperature: float | None = None) -> Reply:
         """Return the reply to `prompt`, by default with the temperature of all replies. Raises what `LLM.reply` raises,
         and then does not keep `prompt`; PromptTooLong with the tokens of each text, and what would help."""
+        from edgellm.llm.messages import leave_out_turns
+
         options = self._options if temperature is None else replace(self._options, temperature=temperature)
         self._question = prompt
         if self._reports is not None:
             self._reports.reply_started()
-        before, step = self._left_out, 1
-        while True:
-            try:
-                reply = self._request(prompt, options)
-            except PromptTooLong:
-                if not self._leave_out(step):
-                    self._left_out = before
-                    raise self._too_long(prompt) from None
-            else:
-                if reply.prompt_tokens + self._room() <= self._pair.context_length or not self._leave_out(step):
-                    break
-            step *= 2
+        before, most = self._left_out, self._pair.context_length - self._room()
+        turns = [at for at, message in enumerate(self._history) if message.role == "user"]
+        try:
+            reply, self._left_out = leave_out_turns(
+                turns, len(self._history), lambda begin: self._request(prompt, options, begin),
+                lambda reply: reply.prompt_tokens <= most, before,
+            )  # fmt: skip
+        except PromptTooLong:
+            raise self._too_long(prompt) from None
         if self._left_out and not before:
             length = self._pair.context_length
             say(
@@ -248,28 +247,23 @@ class ChatSession:
             self._pair.longer_context(total + _MARKUP + self._room()),
         )
 
-    def _request(self, prompt: str, options: ReplyOptions) -> Reply:
+    def _request(self, prompt: str, options: ReplyOptions, begin: int) -> Reply:
+        """Return the reply to `prompt` behind the history from message `begin` on."""
         self._asked = _compose(
-            prompt, context=[self._context[name] for name in self._unsent()], history=self._history[self._left_out :],
+            prompt, context=[self._context[name] for name in self._unsent(begin)], history=self._history[begin:],
             system=self._system,
         )  # fmt: skip
         return self._pair.reply(self._asked, options)
 
-    def _unsent(self) -> list[str]:
-        """Return the names of the context texts that no question has that is still sent."""
-        return [name for name in self._context if self._sent.get(name, -1) < self._left_out]
+    def _unsent(self, begin: int) -> list[str]:
+        """Return the names of the context texts that no question from message `begin` on has."""
+        return [name for name in self._context if self._sent.get(name, -1) < begin]
 
     def _room(self) -> int:
         """Return how many tokens of the context the reply should have."""
-        return min(self._options.max_tokens, self._pair.context_length // 4)
+        from edgellm.llm.messages import room_for_reply
 
-    def _leave_out(self, turns: int) -> bool:
-        """Leave out more of the oldest turns; return False if there are none. A turn begins with a user's message."""
-        starts = [at for at, message in enumerate(self._history) if message.role == "user" and at >= self._left_out]
-        if not starts:
-            return False
-        self._left_out = starts[turns] if turns < len(starts) else len(self._history)
-        return True
+        return room_for_reply(self._options.max_tokens, self._pair.context_length)
 
     def add_reply(self, summary: Summary) -> None:
         """Add the finished reply to the conversation: a stopped one as far as it got, an empty one not at all."""
@@ -280,7 +274,7 @@ class ChatSession:
             self._reports.reply_finished(summary)
         if summary.text:
             reply = Message("assistant", summary.text)
-            self.put_back(ChatTurn(self._asked[-1], reply, self._question, tuple(self._unsent())))
+            self.put_back(ChatTurn(self._asked[-1], reply, self._question, tuple(self._unsent(self._left_out))))
             if self._remember is not None and summary.finish_reason == "stop":
                 self._remember(self._question, summary.text)
 

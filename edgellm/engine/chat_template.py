@@ -205,7 +205,8 @@ class ToolCall:
 class Message:
     """One turn of a conversation; `role` is `system`, `user`, `assistant` or `tool`. `thinking` is the thought before
     an assistant's `content`; most templates leave it out of earlier turns. `tool_calls` are an assistant's; the result
-    of one of them is the content of a turn of `tool`, with the call's `call_id` and the function's `name`."""
+    of one of them is the content of a turn of `tool`, with the call's `call_id` and the function's `name`. `context`
+    are texts that a user's question is about, which `whole` puts before it."""
 
     role: str
     content: str
@@ -213,6 +214,13 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
     name: str = ""
+    context: tuple[str, ...] = ()
+
+    def whole(self) -> Message:
+        """Return the message with its `context` in its content: a blank line after each text, as the bundled models are
+        trained."""
+        texts = [stripped for text in self.context if (stripped := text.strip())]
+        return replace(self, content="\n\n".join([*texts, self.content]), context=())
 
     def fields(self, *, parsed: bool = True) -> dict[str, object]:
         """Return the message as templates know it: under the two names in use for thoughts, and with the arguments of

@@ -22,7 +22,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9-]+(?: *, *[A-Za-z0-9-]+)*")
 _MOST_BYTES = 4096  # of the names of headers that a preflight request asks for
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE"
-_EXPOSED = b"Retry-After, X-EdgeLLM-Ignored, X-EdgeLLM-Verified"
+_EXPOSED = b"Retry-After, X-EdgeLLM-Ignored, X-EdgeLLM-Verified, X-EdgeLLM-Turns-Left-Out"
 _MAX_AGE = b"600"  # seconds for which browsers keep the answer to a preflight request
 
 

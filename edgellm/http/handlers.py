@@ -24,7 +24,14 @@ from edgellm.http.mesh_status import MeshRecorder, PlanOut
 from edgellm.http.metrics import Metrics
 from edgellm.http.middleware import redact, unredacted
 from edgellm.http.model_host import KEEP_ALIVE, Lease, ModelCatalog, ModelHost, Opener, ServedModel, keep_alive_seconds
-from edgellm.http.schemas.builder import MakeBuilder, ResponseBuilder, TextDelta, WrittenReply, json_bytes
+from edgellm.http.schemas.builder import (
+    MakeBuilder,
+    ResponseBuilder,
+    TextDelta,
+    WrittenReply,
+    json_bytes,
+    turns_left_out,
+)
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, GenerationRequest
 from edgellm.http.schemas.responses import ChatResponseBuilder, CompletionResponseBuilder
@@ -35,6 +42,7 @@ from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice, Summary, Token
 
 IGNORED, VERIFIED, REQUIRE = "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Require-Verified"
+LEFT_OUT = "X-EdgeLLM-Turns-Left-Out"
 """Headers: unknown parameters of the request; the share of a whole reply's tokens that the verifier checked; and of a
 request, 1 or true to ask for `require_verified`."""
 Result = TypeVar("Result")
@@ -450,5 +458,7 @@ async def _collect(
             notices.append(event)
     if len(written) < task.replies:
         return Response(status_code=499)  # the reply was cancelled, as the client has left
+    if count := turns_left_out(written[0].notices):
+        headers[LEFT_OUT] = str(count)
     headers[VERIFIED] = f"{written[0].summary.share_verified or 0.0:.4f}"
     return Response(json_bytes(builder.whole(written)), headers=headers, media_type="application/json")

@@ -108,7 +108,7 @@ class ReplyTask:
             if isinstance(event, BaseException):
                 info = error_info(event)
                 raise ApiError(replace(info, message=self._redact(info.message))) from event
-            yield Notice(self._redact(event.text)) if isinstance(event, Notice) else event
+            yield replace(event, text=self._redact(event.text)) if isinstance(event, Notice) else event
             left -= isinstance(event, Summary)
 
     def run(self) -> BaseException | None:

@@ -24,7 +24,18 @@ from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.drafter_pool import Drafters
 from edgellm.llm.generation import Components, check_grammar, check_sampling, reporting, write
 from edgellm.llm.idle_work import IdleWork
-from edgellm.llm.messages import channels_of, chat_ids, check_length, compose, draft_ids, plain_ids
+from edgellm.llm.messages import (
+    channels_of,
+    chat_ids,
+    check_length,
+    compose,
+    draft_ids,
+    leave_out_turns,
+    plain_ids,
+    room_for_reply,
+    turns_of,
+    without_turns,
+)
 from edgellm.llm.model_loading import (
     DRAFT,
     VERIFIER,
@@ -56,7 +67,7 @@ from edgellm.spec.gates.profile import Profile
 from edgellm.spec.params import BUDGET_CHUNK, RENAMED, ReplyOptions
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Channel, Constraint, Ids, Token
+from edgellm.spec.types import Channel, Constraint, Ids, Notice, Token
 from edgellm.storage import name_of
 
 if TYPE_CHECKING:
@@ -304,9 +315,32 @@ class LLM:
         should_stop = _former_name(changes, should_stop)
         options = replace(options or ReplyOptions(), **changes)
         self.check_options(options)
-        ids = self.prompt_ids(prompt, options, should_stop)
+        notices: list[Notice] = []
+        if options.truncation == "auto" and not isinstance(prompt, str):
+            ids, prompt, notices = self._truncated(prompt, options, should_stop)
+        else:
+            ids = self.prompt_ids(prompt, options, should_stop)
         own = self._draft_ids(ids, prompt, should_stop)
-        return self._reply(ids, options, channels_of(self._text, ids), began, own)
+        return self._reply(ids, options, channels_of(self._text, ids), began, own, notices)
+
+    def _truncated(
+        self, messages: Sequence[Message], options: ReplyOptions, should_stop: ShouldStop
+    ) -> tuple[Ids, Sequence[Message], list[Notice]]:
+        """Return the ids (n,) of a conversation, and what is sent of it: without its oldest turns where it would leave
+        the reply no room, of which there is a notice then. Raises what `reply` raises."""
+        turns, end = turns_of(messages)
+        most = self.context_length - room_for_reply(options.max_tokens, self.context_length)
+        ids, begin = leave_out_turns(
+            turns, end, lambda at: self.prompt_ids(without_turns(messages, at), options, should_stop),
+            lambda ids: len(ids) <= most,
+        )  # fmt: skip
+        if not (count := sum(at < begin for at in turns)):
+            return ids, messages, []
+        text = (
+            f"The conversation is longer than the context of {self.context_length} tokens. Its"
+            f" {'oldest turn is' if count == 1 else f'{count} oldest turns are'} no longer sent to the model."
+        )
+        return ids, without_turns(messages, begin), [Notice(text, count)]
 
     def complete(
         self,
@@ -345,8 +379,9 @@ class LLM:
         return draft_ids(self._parts.draft, text, prompt, self.context_length, should_stop)
 
     def _reply(
-        self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, began: float, draft_prompt: Ids | None
-    ) -> Reply:
+        self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, began: float, draft_prompt: Ids | None,
+        notices: Sequence[Notice] = (),
+    ) -> Reply:  # fmt: skip
         sampling = options.sampling(len(ids))
         sampling = replace(sampling, constraint=self._constraint(ids, options, channels))
         check_sampling(self._parts, sampling)
@@ -358,6 +393,7 @@ class LLM:
             prompt_tokens=len(ids),
             seed=sampling.seed,
             prepared=perf_counter() - began,
+            notices=notices,
         )
         self._replies.add(reply)
         return reply

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InputNotText, InvalidOption, ModelUnsupported, PromptTooLong, TextRefused
 from edgellm.spec.channels import ChannelSplitter, split_text
 from edgellm.spec.types import Ids
+
+Written = TypeVar("Written")
 
 
 def compose(
@@ -24,9 +27,59 @@ def compose(
     The user turn has the form that the bundled models are trained on: the context texts first, a blank line after each,
     then the question. `system` opens the conversation, unless `history` already has such a turn.
     """
-    texts = [stripped for text in context if (stripped := text.strip())]
     opening = [Message("system", system)] if system and not any(m.role == "system" for m in history) else []
-    return [*opening, *history, Message("user", "\n\n".join([*texts, prompt]))]
+    return [*opening, *history, Message("user", prompt, context=tuple(context)).whole()]
+
+
+def leave_out_turns(
+    turns: Sequence[int], end: int, write: Callable[[int], Written], fits: Callable[[Written], bool], begin: int = 0
+) -> tuple[Written, int]:
+    """Return what `write` returns for a conversation of which enough of the oldest turns are left out that it `fits`,
+    and the message at which what is left begins.
+
+    `turns` are the numbers of the messages with which turns before the last one begin, which itself begins at `end`.
+    `write` is given the message to begin at, at first `begin`. Twice as many turns are left out each time, so that
+    the next request leaves out the same ones, and begins with a text that is cached. Where none are left, what does
+    not fit is returned all the same.
+
+    Raises:
+        PromptTooLong: `write` raises it for the last turn alone.
+    """
+    step = 1
+    while True:
+        starts = [at for at in turns if at >= begin]
+        try:
+            written = write(begin)
+        except PromptTooLong:
+            if not starts:
+                raise
+        else:
+            if not starts or fits(written):
+                return written, begin
+        begin = starts[step] if step < len(starts) else end
+        step *= 2
+
+
+def room_for_reply(most: int, context: int) -> int:
+    """Return how many tokens of a `context` a reply of at most `most` should have beside the conversation."""
+    return min(most, context // 4)
+
+
+def turns_of(messages: Sequence[Message]) -> tuple[list[int], int]:
+    """Return where the turns before the last one begin, and where that does: with a user's message."""
+    starts = [at for at, message in enumerate(messages) if message.role == "user"]
+    return starts[:-1], starts[-1] if starts else 0
+
+
+def without_turns(messages: Sequence[Message], begin: int) -> list[Message]:
+    """Return the messages from `begin` on, which is a user's. System messages before it stay, and the context of
+    questions moves to it."""
+    if not begin:
+        return list(messages)
+    left_out, first = messages[:begin], messages[begin]
+    context = [text for message in left_out for text in message.context]
+    system = [message for message in left_out if message.role == "system"]
+    return [*system, replace(first, context=(*context, *first.context)), *messages[begin + 1 :]]
 
 
 def chat_ids(
@@ -48,7 +101,7 @@ def chat_ids(
         InputNotText: it is not valid Unicode.
         PromptTooLong: it does not fit the context; states both lengths.
     """
-    messages = compose(prompt) if isinstance(prompt, str) else list(prompt)
+    messages = compose(prompt) if isinstance(prompt, str) else [message.whole() for message in prompt]
     if not messages or not (messages[-1].content.strip() or messages[-1].role == "tool"):
         raise InvalidOption("The prompt is empty.", "Write a question.")
     for message in messages:

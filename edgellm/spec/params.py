@@ -17,6 +17,7 @@ GATES = ("auto", "synera", "confidence", "importance", "random", "always", "neve
 """Gates choose the chunks to verify. `synera` is the paper's gate."""
 
 SWITCHES = ("auto", "on", "off")
+TRUNCATIONS = ("auto", "disabled")
 SOURCES = ("context", "history", "analogy", "calibration", "reuse")
 """The sources that drafts can be retrieved from."""
 DEFAULT_SOURCES = ("context", "history", "analogy")
@@ -70,7 +71,9 @@ class ReplyOptions:
     it. `logprobs`: report each token's log-probability and those of this many others, by the verifier (by the draft
     model, if that is alone); only if everything is verified, in this process. `tools` are functions that the model may
     call, as OpenAI's API describes them, and `tool_choice` names one that it must call, or is ANY_TOOL;
-    `LLM.calls` tells calls from text. Raises: InvalidOption: a value out of range, named with the range."""
+    `LLM.calls` tells calls from text. `truncation`: `auto` leaves out a conversation's oldest turns where it is longer
+    than the context, with a notice; `disabled` refuses it. Raises: InvalidOption: a value out of range, named with the
+    range."""
 
     max_tokens: int = 512
     temperature: float = 0.0
@@ -101,6 +104,7 @@ class ReplyOptions:
     template_args: Mapping[str, object] = field(default_factory=dict)
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str | None = None
+    truncation: str = "disabled"
     tree: InitVar[str | None] = None
     economy: InitVar[bool | None] = None
     precedents: InitVar[bool | None] = None
@@ -124,6 +128,8 @@ class ReplyOptions:
                 raise InvalidOption(f"{name} is {getattr(self, name)}.", "Give a number from 0 to 1, such as 0.8.")
         if self.early_exit not in SWITCHES:
             raise InvalidOption(f"early_exit is {self.early_exit!r}.", f"Choose one of {', '.join(SWITCHES)}.")
+        if self.truncation not in TRUNCATIONS:
+            raise InvalidOption(f"truncation is {self.truncation!r}.", f"Choose one of {', '.join(TRUNCATIONS)}.")
         if len(self.stop) > MAX_STOPS or not all(0 < len(text) <= MAX_STOP_LENGTH for text in self.stop):
             raise InvalidOption(
                 f"stop has {len(self.stop)} texts, of {[len(text) for text in self.stop[:MAX_STOPS]]} characters.",

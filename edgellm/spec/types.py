@@ -260,9 +260,11 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An event to report to the user once: the verifier is lost or back, or a request was adjusted."""
+    """An event to report to the user once: the verifier is lost or back, or a request was adjusted, of which
+    `turns_left_out` were too many for the context."""
 
     text: str
+    turns_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class ResponsesRequest(DialectRequest):
     parallel_tool_calls: bool = True
     text: ResponsesText | None = None
     reasoning: ResponsesReasoning | None = None
-    truncation: Literal["auto", "disabled"] = Field("disabled", description="Accepted; what is too long is refused.")
+    truncation: Literal["auto", "disabled"] = "disabled"
     metadata: dict[str, str] = Field({}, max_length=64, description="Sent back.")
     user: str | None = Field(None, max_length=1000, description="Accepted, but neither used nor passed on.")
     background: Literal[False] = False
@@ -148,7 +148,7 @@ class ResponsesRequest(DialectRequest):
             model=self.model, require_verified=self.require_verified, messages=[*system, *turns], stream=self.stream,
             max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p, tools=tools,
             tool_choice=choice, parallel_tool_calls=self.parallel_tool_calls, reasoning_effort=effort,
-            response_format=self._response_format(),
+            response_format=self._response_format(), truncation=self.truncation,
         )  # fmt: skip
 
     def _response_format(self) -> dict[str, Any] | None:

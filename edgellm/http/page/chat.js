@@ -99,7 +99,9 @@ function toggleColours() {
 async function write(question) {
   const talk = conversation; // another one may be opened meanwhile
   talk.system = systemPrompt();
-  const body = { ...parameters(), messages: talk.messages(question.id), stream: true, return_progress: true };
+  const messages = talk.messages(question.id, { apart: true });
+  const body = { ...parameters(), messages, truncation: "auto", stream: true, return_progress: true };
+  const wasCut = talk.isCut(question.id);
   const node = talk.add("assistant", "", {}, question.id);
   showAll();
   byId("turns").lastElementChild.remove(); // the place of the reply
@@ -109,7 +111,7 @@ async function write(question) {
   view.wait(() => status?.loading?.includes(body.model) ? `${body.model} is being loaded`
     : status?.requests.waiting > 0 ? "waiting for a free reply slot" : "waiting for the first word");
   try {
-    await read(stream("/v1/chat/completions", body, own.signal), view, body.budget ?? 1);
+    await read(stream("/v1/chat/completions", body, own.signal), view, body.budget ?? 1, wasCut);
   } catch (error) {
     if (error.name === "AbortError") node.stopped = true;
     else node.error = error.message ?? GONE;
@@ -127,12 +129,14 @@ async function write(question) {
   if (talk === conversation) library.show(talk.id);
 }
 
-async function read(events, view, share) {
+// `wasCut`: that old turns are left out was said in this conversation.
+async function read(events, view, share, wasCut) {
   let began = 0, tokens = 0;
   for await (const event of events) {
     const ours = event.edgellm ?? {};
     if (event.prompt_progress) view.progress(event.prompt_progress);
-    if (ours.notice) view.note(ours.notice);
+    if (ours.turns_left_out) view.node.leftOut = ours.turns_left_out;
+    if (ours.notice && !(ours.turns_left_out && wasCut)) view.note(ours.notice);
     for (const token of ours.tokens ?? []) {
       began ||= performance.now();
       tokens += 1;

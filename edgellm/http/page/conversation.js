@@ -54,13 +54,21 @@ export class Conversation {
     return this.name || (this.path().find((node) => node.role === "user")?.text ?? "New conversation").trim().split("\n\n").at(-1);
   }
 
-  // The turns up to a node, as the model gets them: without questions that have no reply, except the last one.
-  messages(until = this.leaf) {
+  // The turns up to a node, as the model gets them: without questions that have no reply, except the last one. Files are
+  // in the questions, or beside them if `apart`, so that the server keeps them where it leaves out old turns.
+  messages(until = this.leaf, { apart = false } = {}) {
     const path = this.path(until);
     const answered = path.filter((node, at) => node.role === "user"
       ? at === path.length - 1 || path[at + 1]?.text : node.text);
-    const turns = answered.map((node) => ({ role: node.role, content: contentOf(node) }));
+    const turns = answered.map((node) => apart && node.files?.length
+      ? { role: node.role, content: node.text, context: node.files.map((file) => file.text) }
+      : { role: node.role, content: contentOf(node) });
     return this.system ? [{ role: "system", content: this.system }, ...turns] : turns;
+  }
+
+  // Whether a reply before a node was written without the oldest turns.
+  isCut(until) {
+    return this.path(until).some((node) => node.leftOut);
   }
 
   // A new conversation with the turns up to a node.

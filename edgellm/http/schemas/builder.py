@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -39,6 +39,11 @@ class WrittenReply:
 
     def text(self, channel: Channel = Channel.ANSWER) -> str:
         return "".join(delta.text for delta in self.deltas if delta.channel is channel)
+
+
+def turns_left_out(notices: Iterable[Notice]) -> int:
+    """Return how many turns of the conversation the `notices` of a reply say were left out."""
+    return sum(notice.turns_left_out for notice in notices)
 
 
 def json_lines(*data: BaseModel | Mapping[str, Any]) -> list[bytes]:

@@ -245,6 +245,9 @@ class ChatMessage(RequestModel):
     tool_calls: list[CallOfMessage] = Field([], max_length=128, description="An assistant's calls of functions.")
     tool_call_id: str = Field("", max_length=200, description="The call whose result is the content of a tool's turn.")
     name: str = Field("", max_length=200, description="The function's name, in a tool's turn.")
+    context: list[Annotated[str, Field(max_length=MAX_TEXT)]] = Field(
+        [], max_length=100, description="Texts before a user's question, which truncation keeps. Our extension."
+    )
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
@@ -257,7 +260,8 @@ class ChatMessage(RequestModel):
         if self.role == "tool":
             return Message("tool", text, call_id=self.tool_call_id, name=self.name)
         if self.role != "assistant":
-            return Message("system" if self.role == "developer" else self.role, text)
+            context = tuple(self.context) if self.role == "user" else ()
+            return Message("system" if self.role == "developer" else self.role, text, context=context)
         calls = (ToolCall(call.function.name, call.function.arguments or "{}", call.id) for call in self.tool_calls)
         return Message("assistant", text, self.reasoning_content, tuple(calls))
 
@@ -323,6 +327,11 @@ class ChatRequest(GenerationRequest):
         None, description="Switches thoughts on or off, or limits their tokens. Our extension."
     )
 
+    truncation: Literal["auto", "disabled"] = Field(
+        "disabled",
+        description="auto: leave out the oldest turns of what is longer than the context. Our extension.",
+    )
+
     def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
         """See `GenerationRequest.options`."""
         think = defaults.think if self.think is None else self.think
@@ -334,7 +343,7 @@ class ChatRequest(GenerationRequest):
         chosen = super().options(defaults, context_length)
         return replace(
             chosen, json_schema=self._schema(), think=think, template_args=arguments | self.chat_template_kwargs,
-            tools=self._offered(), tool_choice=self._choice(),
+            tools=self._offered(), tool_choice=self._choice(), truncation=self.truncation,
         )  # fmt: skip
 
     def _offered(self) -> tuple[dict[str, Any], ...]:

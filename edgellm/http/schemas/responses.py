@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from edgellm.engine import ToolCall
-from edgellm.http.schemas.builder import ResponseBuilder, TextDelta, WrittenReply, events
+from edgellm.http.schemas.builder import ResponseBuilder, TextDelta, WrittenReply, events, turns_left_out
 from edgellm.http.schemas.errors import ErrorInfo, ErrorResponse
 from edgellm.spec.types import Channel, Logprobs, Notice, PromptProgress, Source, Summary, Token
 
@@ -124,13 +124,15 @@ class Extension(BaseModel):
     tokens: list[TokenInfo]
     notices: list[str]
     summary: ReplySummary
+    turns_left_out: int = Field(0, description="Set where truncation left out any.")
 
 
 class ChunkExtension(BaseModel):
-    """Our extension of a chunk, in which one of these is set."""
+    """Our extension of a chunk, in which one of these is set; with a notice that turns were left out, how many."""
 
     tokens: list[TokenInfo] | None = None
     notice: str | None = None
+    turns_left_out: int | None = None
     summary: ReplySummary | None = None
 
 
@@ -310,7 +312,10 @@ class OpenAIResponseBuilder(ResponseBuilder):
 
     def notice(self, notice: Notice) -> list[bytes]:
         """See `ResponseBuilder.notice`."""
-        return events(self._make_chunk(self._chunk_choice(), edgellm=ChunkExtension(notice=notice.text)))
+        extension = ChunkExtension(notice=notice.text)
+        if notice.turns_left_out:
+            extension = ChunkExtension(notice=notice.text, turns_left_out=notice.turns_left_out)
+        return events(self._make_chunk(self._chunk_choice(), edgellm=extension))
 
     def progress(self, progress: PromptProgress) -> list[bytes]:
         """See `ResponseBuilder.progress`."""
@@ -340,10 +345,12 @@ class OpenAIResponseBuilder(ResponseBuilder):
             text, thought, reason = one.text(), one.text(Channel.THINKING), _finish_reason(one.summary, len(one.calls))
             choices.append(self._whole_choice(text, thought, self._logprobs(one.deltas), reason, one.calls))
         deltas, notices, summary = written[0].deltas, written[0].notices, written[0].summary
+        left_out = turns_left_out(notices)
         extension = Extension(
             tokens=_token_infos(deltas),
             notices=[notice.text for notice in notices],
             summary=ReplySummary.model_validate(summary),
+            **({"turns_left_out": left_out} if left_out else {}),
         )
         model, kind = self._whole
         return model(
