@@ -28,7 +28,7 @@ import json
 import math
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -128,18 +128,29 @@ def _is_verdict(one: Exchange) -> bool:
     )  # fmt: skip
 
 
-def sampled(pair: LLM, model: Model, n: int) -> dict[str, Any]:
-    """Return the chi-square of `n` sampled replies of two tokens against the verifier's own distribution."""
+def sampled(pair: LLM, model: Model, n: int, *, by_text: bool) -> dict[str, Any]:
+    """Return the chi-square of `n` sampled replies of two tokens against the verifier's own distribution.
+
+    `by_text`: a server's text is tokenised again here, perhaps into other tokens than it has drawn. So the first two
+    bytes of replies are compared, which two tokens decide at the latest.
+    """
+
+    def known_by(text: tuple[int, ...]) -> object:
+        return first_bytes(model, text) if by_text else text
+
     known = conversations(24, 0)
     chances = [expected(model, pair.prompt_ids(messages)) for messages in known]
-    messages, cells = min(zip(known, chances, strict=True), key=lambda one: max(one[1].values()))
-    seen: Counter[tuple[int, ...]] = Counter()
+    messages, texts = min(zip(known, chances, strict=True), key=lambda one: max(one[1].values()))
+    cells: dict[object, float] = defaultdict(float)
+    for text, chance in texts.items():
+        cells[known_by(text)] += chance
+    seen: Counter[object] = Counter()
     for seed in range(n):
         reply = pair.reply(
             messages, max_tokens=2, budget=1.0, temperature=SAMPLING.temperature, top_k=SAMPLING.top_k,
             top_p=SAMPLING.top_p, seed=seed,
         )  # fmt: skip
-        seen[tuple(token.id for token in reply)] += 1
+        seen[known_by(tuple(token.id for token in reply))] += 1
     kept = [(seen[text], n * chance) for text, chance in cells.items() if n * chance >= 5.0]
     rest = (n - sum(count for count, _ in kept), n - sum(mean for _, mean in kept))
     kept += [rest] if rest[1] >= 5.0 else []
@@ -152,6 +163,14 @@ def sampled(pair: LLM, model: Model, n: int) -> dict[str, Any]:
         "sampled_replies": n, "cells": len(kept), "chi_square": chi_square,
         "p_value": 0.5 * math.erfc(normal / math.sqrt(2.0)), "impossible": impossible,
     }  # fmt: skip
+
+
+def first_bytes(model: Model, text: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the first two bytes of a text, or fewer and a -1 where the turn ends."""
+    found: list[int] = []
+    for token in text:
+        found += [-1] if model.is_eog(token) else model.piece(token)
+    return tuple(found[:2])
 
 
 def expected(model: Model, prompt: Ids) -> dict[tuple[int, ...], float]:
@@ -214,9 +233,9 @@ def main() -> None:
         pair = stack.enter_context(LLM.open(arguments.draft, relay.url, threads=1, upstream=options, history=False))
         found: dict[str, Any] = {"how": "replayed" if arguments.replay else "live", "server": arguments.server or row}
         began: list[Exchange] = []
+        opened = open_upstream(relay.url, model, options)
+        opened.verifier.close()
         if arguments.replies:
-            opened = open_upstream(relay.url, model, options)
-            opened.verifier.close()
             began += relay.exchanges
             found |= replies(
                 pair, relay, url, model, opened.verifier.upstream, arguments.replies, arguments.max_tokens,
@@ -227,7 +246,7 @@ def main() -> None:
             kept = [{"path": one.path, "body": one.body, "answer": one.answer} for one in one_each.values()]
             arguments.record.write_text(json.dumps(without_folders(kept)) + "\n", encoding="utf-8")
         if arguments.sampled:
-            found |= sampled(pair, model, arguments.sampled)
+            found |= sampled(pair, model, arguments.sampled, by_text=opened.verifier.upstream.by_text)
     try:
         rows = read(MODULE, arguments.name)["rows"]
     except FileNotFoundError:
