@@ -1,7 +1,7 @@
 """Makes a pair: tokenizer, verifier, draft model, GGUFs. Resumes where it was interrupted.
 
 python -m models.make                         # the home pair: two hours for the verifier, 5 minutes for the draft model
-python -m models.make --continue-from FOLDER  # its later stages alone, from the GGUFs in FOLDER
+python -m models.make --continue-from FOLDER  # its second stage alone, from the GGUFs in FOLDER
 python -m models.make --pair code             # the code pair
 
 The times are those of two cores.
@@ -18,7 +18,6 @@ from torch import distributed, multiprocessing
 
 from models.export import export, weights_of
 from models.pairs import PAIRS
-from models.recipe import AVERAGED
 from models.train import train
 
 
@@ -55,10 +54,8 @@ def make(rank: int, arguments: argparse.Namespace) -> None:
             weights = weights_of(arguments.continue_from / f"{name}.gguf", recipe.shape)
         else:
             weights = train(pair, recipe, folder, arguments.device).state_dict()
-        if later := pair.later.get(name):
-            second = train(pair, later[0], folder, arguments.device, weights=weights).state_dict()
-            average = {key: first.to(second[key]).lerp(second[key], AVERAGED) for key, first in weights.items()}
-            weights = train(pair, later[1], folder, arguments.device, weights=average).state_dict()
+        if again := pair.again.get(name):
+            weights = train(pair, again, folder, arguments.device, weights=weights).state_dict()
         if rank == 0:
             export(weights, recipe.shape, name, pair.folder / "tokenizer.json", into / f"{name}.gguf")
 

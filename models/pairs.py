@@ -24,13 +24,13 @@ HERE = Path(__file__).parent
 class Pair:
     """A pair: where its files are, how it is trained, and on which cases it is judged.
 
-    `rows` returns the conversations of a pool of batches, `later` has the recipes of a second and a third stage, if
-    there are any, and `texts` returns what the tokenizer of `size` tokens learns from.
+    `rows` returns the conversations of a pool of batches, `again` has the recipes of a second stage, if there is one,
+    and `texts` returns what the tokenizer of `size` tokens learns from.
     """
 
     folder: Path
     recipes: Mapping[str, Recipe]
-    later: Mapping[str, tuple[Recipe, Recipe]]
+    again: Mapping[str, Recipe]
     rows: Callable[[Recipe, int, int, Tokenizer], list[Rendered]]
     families: tuple[str, ...]
     held_out: Callable[[str, int], Iterator[Case]]
@@ -43,10 +43,9 @@ class Pair:
         return tokenizer.load(path) if path.exists() else tokenizer.train(self.texts(), self.size, path)
 
 
-_LATER = {name: (recipe.AGAIN[name], recipe.POLISH[name]) for name in recipe.RECIPES}
 PAIRS = {
     "home": Pair(
-        HERE, recipe.RECIPES, _LATER, recipe.rows, tuple(JUDGED), corpus.held_out, corpus.texts, corpus.SIZE
+        HERE, recipe.RECIPES, recipe.AGAIN, recipe.rows, tuple(JUDGED), corpus.held_out, corpus.texts, corpus.SIZE
     ),
     "code": Pair(
         HERE / "code", code_recipe.RECIPES, {}, code_recipe.rows, tuple(code_corpus.TASKS), code_corpus.held_out,

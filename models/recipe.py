@@ -45,8 +45,6 @@ class Recipe:
         return self.begins + (1 - self.begins) * step / self.steps
 
 
-AVERAGED = 0.7
-"""The share of the second stage's weights in the average with the first's, from which the third stage goes on."""
 SHARPENING = 60
 """First steps, on random copying alone, from seeded copy heads (half of 24 tokens right) to nearly perfect ones."""
 

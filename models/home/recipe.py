@@ -1,9 +1,8 @@
-"""The home pair's two models: their shapes, their training recipes in three stages, and the curriculum.
+"""The home pair's two models: their shapes, their training recipes in two stages, and the curriculum.
 
 The first stage learns the eight families from nothing. The second one, `AGAIN`, continues from its weights: the last
-part of the curriculum and of the learning rate once more, with the families of plain words beside the eight. That
-forgets some of the first stage. So both stages' weights are averaged (WiSE-FT, arXiv 2109.01903), and `POLISH` goes on
-from the average at the last rates.
+part of the curriculum and of the learning rate once more, with the families of plain words beside the eight. So that
+nothing is forgotten, it is held to what the first stage's model does right (`models.train.held`).
 """
 
 from __future__ import annotations
@@ -21,12 +20,8 @@ VERIFIER = Recipe("verifier", Shape(12, 192, 6, 512, SIZE), 6900, 2048, 0.007, 4
 DRAFT = Recipe("draft", Shape(8, 96, 3, 192, SIZE), 900, 2048, 0.02, 2e-3, 0.3)
 RECIPES = {recipe.name: recipe for recipe in (VERIFIER, DRAFT)}
 AGAIN = {
-    "verifier": replace(VERIFIER, name="verifier-again", steps=800, tokens=2048, begins=0.8, seed=2),
-    "draft": replace(DRAFT, name="draft-again", steps=300, tokens=2048, begins=0.8, seed=2),
-}
-POLISH = {
-    "verifier": replace(VERIFIER, name="verifier-polish", steps=550, begins=0.95, seed=3),
-    "draft": replace(DRAFT, name="draft-polish", steps=100, begins=0.95, seed=3),
+    "verifier": replace(VERIFIER, name="verifier-again", steps=1500, begins=0.8, seed=2),
+    "draft": replace(DRAFT, name="draft-again", steps=400, begins=0.8, seed=2),
 }
 
 WEIGHTS = {
@@ -41,8 +36,9 @@ WEIGHTS = {
 }
 """Weights of the families, higher for those that are learned late."""
 
-PLAIN_WEIGHTS = {"told": 4.0, "inline": 3.5}
-"""Weights of the families that the first stage does not show."""
+AGAIN_WEIGHTS = {"told": 5.0, "inline": 3.5, "names": 5.0, "summary": 1.8, "reply": 1.6, "choice": 1.8}
+"""What the second stage changes: two families more and what they need practice in, and more of those that would be
+forgotten first."""
 
 PROMPT_WEIGHT = 0.4
 PROMPT_SHARE = 4  # every fourth prompt is trained on: the head over all of them would cost a tenth of the time
@@ -65,7 +61,7 @@ def mixture(progress: float, recipe: Recipe) -> dict[str, float]:
         "sums": 1.0,
         "alone": 1.0,
     }
-    return practice | WEIGHTS | (PLAIN_WEIGHTS if recipe.begins else {})
+    return practice | WEIGHTS | (AGAIN_WEIGHTS if recipe.begins else {})
 
 
 def rows(recipe: Recipe, step: int, count: int, tokenizer: Tokenizer) -> list[Rendered]:

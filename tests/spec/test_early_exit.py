@@ -256,11 +256,11 @@ def test_the_layer_travels_with_the_token_and_verification_stays_lossless(
     drafter.close()
 
 
-def test_quantised_shards(draft_path: Path, tmp_path: Path) -> None:
+def test_quantised_shards(draft_path: Path, prompts: list[Ids], tmp_path: Path) -> None:
     lower, upper = shards(draft_path, tmp_path)
     with lower, upper:
-        drafter = EarlyExitDrafter.open(lower, upper, n_ctx=128, threads=1)
-        chunk = drafter.propose(GenerationState(lower.tokenize("Where is the mug?")), 4)
+        drafter = EarlyExitDrafter.open(lower, upper, n_ctx=N_CTX, threads=1)
+        chunk = drafter.propose(GenerationState(prompts[1]), 4)
         assert len(chunk) == len(chunk.exit_layers or ()) == 4
         drafter.close()
 

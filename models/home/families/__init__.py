@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from models.case import Case
 from models.home.families import chat, choice, command, inline, judge, qa, quantity, reply, summary, told
-from models.home.families.practice import alone, copying, sums
+from models.home.families.practice import alone, copying, names, sums
 from models.home.world import World
 
 FAMILIES: dict[str, Callable[[World, float], Case]] = {
@@ -38,5 +38,6 @@ PRACTICE: dict[str, Callable[[World, float], Case]] = {
     "copying": copying.make,
     "sums": sums.make,
     "alone": alone.make,
+    "names": names.make,
 }
 """Exercises for the curriculum only."""

@@ -51,7 +51,7 @@ def make(world: World, size: float) -> Case:
         if asked:
             turns += ask_in_vain(world, facts[0])
         turns += tell(world, facts, asked)
-        if count == 1 and world.rng.random() < 0.25:
+        if count == 1 and world.rng.random() < 0.5:
             facts = [facts[0].changed(world)]
             turns += [user(facts[0].set_right(world)), noted(facts)]
         told += facts
