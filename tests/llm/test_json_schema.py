@@ -127,7 +127,7 @@ def test_no_forbidden_draft_is_proposed(
 
         monkeypatch.setattr(LocalSession, "verify", checked)
         for schema in SCHEMAS:
-            ids(fresh.reply(case(2), json_schema=json.dumps(schema), **options))
+            ids(fresh.reply(case(3), json_schema=json.dumps(schema), **options))
     assert drafted > 0
 
 

@@ -38,10 +38,10 @@ def _text(pair: LLM, words: ReplyOptions) -> list[int]:
     return [token.id for token in pair.reply(QUESTION, words)]
 
 
-def _settle(mesh: Mesh) -> None:
-    """Wait until the next pipeline has loaded and read what it was given."""
+def _settle(mesh: Mesh, first: object) -> None:
+    """Wait until the next pipeline has loaded and read what it was given, or has taken over from the `first` shares."""
     until = time.monotonic() + 120.0
-    while (coming := mesh.coming()) is None or coming.busy:
+    while mesh.shares == first and ((coming := mesh.coming()) is None or coming.busy):
         assert time.monotonic() < until
         time.sleep(0.005)
 
@@ -67,7 +67,7 @@ def test_the_laptop_takes_over_behind_the_reply(verifier_path: Path, tmp_path: P
             for token in reply:
                 written.append(token.id)
                 if len(written) in (2, 4):
-                    _settle(mesh)
+                    _settle(mesh, first)
             assert written == expected
             assert mesh.shares == following
             report = replies.on_reply(reply.summary)

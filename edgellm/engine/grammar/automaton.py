@@ -23,11 +23,12 @@ _MAX_COMPARED = 150_000  # states, each time that they are compared to find equa
 class TooLarge(InvalidOption):
     """An automaton would have more states than are allowed."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            f"A text or number of the JSON schema needs more than {MAX_STATES} states.",
-            "Simplify its pattern or its limits.",
-        )
+    def __init__(
+        self,
+        what: str = f"A text or number of the JSON schema needs more than {MAX_STATES} states.",
+        next_step: str = "Simplify its pattern or its limits.",
+    ) -> None:
+        super().__init__(what, next_step)
 
 
 @dataclass(frozen=True, slots=True)

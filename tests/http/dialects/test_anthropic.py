@@ -198,4 +198,5 @@ def test_thoughts_are_blocks_of_their_own(connect: Connect, f32_pair: tuple[Path
         assert [block.type for block in streamed.content] == ["thinking", "text"]
         assert getattr(streamed.content[1], "text", None) == said["content"]
         turns: Any = [*ASKED["messages"], {"role": "assistant", "content": done.content}, ASKED["messages"][0]]
-        assert client.messages.create(**asked, messages=turns).content
+        again = client.messages.create(**asked, messages=turns)
+        assert again.usage.input_tokens > done.usage.input_tokens
