@@ -37,7 +37,7 @@ class _Limit:
 
     @classmethod
     def of(cls, value: Decimal, *wanted: int) -> _Limit:
-        whole, _, fraction = f"{value:f}".partition(".")
+        whole, _, fraction = f"{abs(value):f}".partition(".")  # a zero may have a sign
         return cls(whole.lstrip("0") or "0", fraction.rstrip("0"), wanted)
 
     def within(self, seen: int, digit: int, number: int) -> int:

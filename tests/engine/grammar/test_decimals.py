@@ -58,6 +58,19 @@ def test_what_is_no_number_or_none_that_is_written(text: str) -> None:
     assert not numbers(NumberBound(Decimal(-5), False), None, [], whole=False).accepts(text)
 
 
+@pytest.mark.parametrize("zero", [Decimal(0), Decimal("-0"), Decimal("-0.0")])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_bound_of_zero_may_have_a_sign(zero: Decimal, whole: bool) -> None:
+    for is_open in (True, False):
+        most, least = (
+            numbers(None, NumberBound(zero, is_open), [], whole=whole),
+            numbers(NumberBound(zero, is_open), None, [], whole=whole),
+        )
+        for text in ("-1", "0", "1"):
+            assert most.accepts(text) == (int(text) < 0 or (text == "0" and not is_open))
+            assert least.accepts(text) == (int(text) > 0 or (text == "0" and not is_open))
+
+
 def test_zero_and_the_ends_belong_where_they_are_not_excluded() -> None:
     at = Decimal(0)
     for whole in (True, False):
