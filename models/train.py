@@ -67,32 +67,33 @@ def logits_of(net: Net, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return net.head(hidden[mask])
 
 
-def loss_of(net: Net, ids: torch.Tensor, weights: torch.Tensor, first: Net | None = None) -> torch.Tensor:
-    """Return the weighted sum of the cross-entropies of the next token, in nats, held to the net `first` if given."""
+def loss_of(net: Net, ids: torch.Tensor, weights: torch.Tensor, teacher: Net | None = None) -> torch.Tensor:
+    """Return the weighted sum of the cross-entropies of the next token, in nats, and of the distillation losses if
+    there is a teacher."""
     mask = weights[:, 1:] > 0
     logits, targets = logits_of(net, ids, mask), ids[:, 1:][mask]
     losses = F.cross_entropy(logits, targets, reduction="none")
-    if first is not None:
-        losses = losses + held(logits, targets, first, ids, mask)
+    if teacher is not None:
+        losses = losses + distillation(logits, targets, teacher, ids, mask)
     return (losses * weights[:, 1:][mask]).sum()
 
 
-def held(
-    logits: torch.Tensor, targets: torch.Tensor, first: Net, ids: torch.Tensor, mask: torch.Tensor
+def distillation(
+    logits: torch.Tensor, targets: torch.Tensor, teacher: Net, ids: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Return the divergence from `first`'s distributions where its most probable token is the target, (places,).
+    """Return the KL divergence from the teacher's distributions where its most probable token is the target, (places,).
 
     Learning without forgetting (Li and Hoiem, arXiv 1606.09282): what was learned stays, errors may be mended.
     """
     with torch.no_grad():
-        before = logits_of(first, ids, mask)
+        before = logits_of(teacher, ids, mask)
         right = before.argmax(-1) == targets
     divergence = F.kl_div(logits.log_softmax(-1), before.log_softmax(-1), reduction="none", log_target=True)
     return divergence.sum(-1) * right
 
 
-def add_gradients(net: Net, ids: torch.Tensor, weights: torch.Tensor, first: Net | None = None) -> float:
-    """Set the gradients of a batch and return its mean loss; `first` as in `loss_of`.
+def add_gradients(net: Net, ids: torch.Tensor, weights: torch.Tensor, teacher: Net | None = None) -> float:
+    """Set the gradients of a batch and return its mean loss; `teacher` as in `loss_of`.
 
     Of several processes each takes its share of the rows; then they add up their gradients, so that all of them go on
     with the same weights. On few cores that others use too, this loses less time than threads, which wait for each
@@ -103,7 +104,7 @@ def add_gradients(net: Net, ids: torch.Tensor, weights: torch.Tensor, first: Net
     share = weights[rank::processes]
     loss = torch.zeros(1, device=ids.device)
     if (share[:, 1:] > 0).any():
-        mean = loss_of(net, ids[rank::processes], share, first) / weights[:, 1:].sum()
+        mean = loss_of(net, ids[rank::processes], share, teacher) / weights[:, 1:].sum()
         mean.backward()
         loss += mean.detach()
     if processes > 1:
@@ -174,20 +175,20 @@ def train(
 ) -> Net:
     """Train to the end (or to step `stop`), resuming from a checkpoint in `folder` if there is one.
 
-    Without a checkpoint the net starts from `weights`, or from nothing. With weights it is held to what the net of
-    those does right.
+    Without a checkpoint the net starts from `weights`, or from nothing. The net of the weights is its
+    teacher, too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{recipe.name}.pt"
     torch.manual_seed(recipe.seed)
     tokenizer = pair.tokenizer()
-    net, first = Net(recipe.shape), None
+    net, teacher = Net(recipe.shape), None
     if weights is None:
         seed_copy_heads(net)
     else:
         net.load_state_dict(weights)
-        first = copy.deepcopy(net)
-        prepare(first, device)
+        teacher = copy.deepcopy(net)
+        prepare(teacher, device)
     print(prepare(net, device), flush=True)
     optimizers = optimizers_of(net, recipe)
     step = 0
@@ -209,7 +210,7 @@ def train(
             ids, counts = random_copying(recipe, step) if practice else batch
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = group["peak"] * schedule(step, recipe)
-        loss = add_gradients(net, ids.to(device), counts.to(device), None if practice else first)
+        loss = add_gradients(net, ids.to(device), counts.to(device), None if practice else teacher)
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()

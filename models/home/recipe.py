@@ -2,7 +2,7 @@
 
 The first stage learns the eight families from nothing. The second one, `AGAIN`, continues from its weights: the last
 part of the curriculum and of the learning rate once more, with the families of plain words beside the eight. So that
-nothing is forgotten, it is held to what the first stage's model does right (`models.train.held`).
+nothing is forgotten, the first stage's model is its teacher (`models.train.distillation`).
 """
 
 from __future__ import annotations

@@ -23,13 +23,6 @@ _MAX_COMPARED = 150_000  # states, each time that they are compared to find equa
 class TooLarge(InvalidOption):
     """An automaton would have more states than are allowed."""
 
-    def __init__(
-        self,
-        what: str = f"A text or number of the JSON schema needs more than {MAX_STATES} states.",
-        next_step: str = "Simplify its pattern or its limits.",
-    ) -> None:
-        super().__init__(what, next_step)
-
 
 @dataclass(frozen=True, slots=True)
 class Automaton:
@@ -92,7 +85,10 @@ def explore(
         for low, high, to in step(state):
             if to not in numbers:
                 if len(states) >= MAX_STATES:
-                    raise TooLarge
+                    raise TooLarge(
+                        f"A text or number of the JSON schema needs more than {MAX_STATES} states.",
+                        "Simplify its pattern or its limits.",
+                    )
                 numbers[to] = len(states)
                 states.append(to)
             own.append((low, high, numbers[to]))

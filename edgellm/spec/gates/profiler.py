@@ -90,6 +90,10 @@ class LookupRun:
         low, high = sorted((self.below, below))
         return not any(low <= each < high for each in self.conflicts)
 
+    def with_importance(self, layer: int | None) -> tuple[ObservedChunk, ...]:
+        """Return the chunks, with the importance of one of the measured layers unless that is None."""
+        return self.chunks if layer is None else _with_importance(self.chunks, self.importance, layer)
+
 
 @dataclass(frozen=True, slots=True)
 class PromptRecord:
@@ -114,12 +118,10 @@ class PromptRecord:
         """Return the observations with the importance of one of the measured layers, by its place among them; None:
         without."""
         verified, alone = self.verified, self.alone
-        looked_up = self.lookup.chunks if with_lookup and self.lookup is not None else ()
+        looked_up = self.lookup.with_importance(layer) if with_lookup and self.lookup is not None else ()
         if layer is not None:
             verified = _with_importance(verified, self.verified_importance, layer)
             alone = _with_importance(alone, self.alone_importance, layer)
-            if looked_up and self.lookup is not None:
-                looked_up = _with_importance(looked_up, self.lookup.importance, layer)
         return Run(verified, alone, self.confidence, self.draft_seconds, self.verify_seconds, looked_up)
 
 
