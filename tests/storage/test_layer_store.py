@@ -7,7 +7,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import cycle, islice, pairwise, permutations
 from pathlib import Path
 from typing import Any, cast
 
@@ -260,6 +260,19 @@ def test_the_least_used_go_first_and_never_what_is_in_use_or_wanted(
     with pytest.raises(LayersRefused, match="limit"):
         cut_singly(draft_path, store, layers=LayerRange(1, 5))
     assert store.size == 3 * one
+
+
+def test_pieces_used_within_a_millisecond_are_kept_in_order(
+    draft_path: Path, manifest: Manifest, tmp_path: Path
+) -> None:
+    store, pieces = LayerStore(tmp_path / "layers", PLENTY), list(manifest.pieces[1:4])
+    for piece in pieces:
+        cut_singly(draft_path, store, layers=piece.layers)
+    for order in islice(cycle(permutations(pieces)), 60):
+        for piece in order:
+            with store.using([piece]):
+                pass
+        assert store.complete(pieces) == list(reversed(order))
 
 
 def test_room_is_set_aside_for_what_is_arriving(draft_path: Path, manifest: Manifest, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing,
 from edgellm.layer_range import LayerRange
 from edgellm.places import cache_dir
 from edgellm.storage.fingerprint import fingerprint
-from edgellm.storage.layers.incoming_piece import IncomingPiece, storage_errors, try_early
+from edgellm.storage.layers.incoming_piece import IncomingPiece, mark_used, storage_errors, try_early
 from edgellm.storage.layers.manifest import (
     LayerPiece,
     Manifest,
@@ -198,8 +198,7 @@ class LayerStore:
                 path = self._whole(piece.sha256)
                 if self.find(piece) is None or not stack.enter_context(hold_in_use(path)):
                     raise LayersMissing(f"{str(piece).capitalize()} is not on this device.", _DEPLOY)
-                with suppress(OSError):
-                    os.utime(path)
+                mark_used(path)
                 paths.append(path)
             yield paths
 
@@ -271,8 +270,7 @@ class LayerStore:
                 self._partial(piece, owner).touch(mode=0o600)
             else:
                 self._partial(piece, owner).unlink(missing_ok=True)
-                with suppress(OSError):
-                    os.utime(self._whole(piece.sha256))
+                mark_used(self._whole(piece.sha256))
 
     def cut(self, model: ModelFile, layers: LayerRange, size: int) -> LayerPiece:
         """Return a piece of about `size` bytes, cut from a model file of this device. Wait while another process cuts
@@ -302,6 +300,7 @@ class LayerStore:
                 manifest = describe_pieces(model, [piece])
                 with self._locked():
                     self._owners.add(CUT, manifest, [piece], {file.sha256 for file in self._files()})
+                    mark_used(temporary)
                     temporary.replace(self._whole(piece.sha256))
             finally:
                 temporary.unlink(missing_ok=True)
