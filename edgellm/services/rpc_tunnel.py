@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import cast
 
 from edgellm.errors import SAME_VERSION, ProtocolError
@@ -95,11 +96,39 @@ class Socket(asyncio.Protocol):
             self._transport.abort()
 
 
-async def carry(socket: Socket, read: Read, write: Write, session: bytes = b"") -> None:
+class StreamTraffic:
+    """The bytes that streams have carried; see `edgellm.mesh.ggml_rpc.hang_watch.Traffic`."""
+
+    def __init__(self) -> None:
+        self._moved, self._asked_at = 0, cast(float | None, None)
+
+    @property
+    def moved(self) -> int:
+        """How many bytes have gone through, both ways."""
+        return self._moved
+
+    @property
+    def asked_at(self) -> float | None:
+        """The `monotonic` time of the last bytes to the stream, None if some have come back since."""
+        return self._asked_at
+
+    def sent(self, n: int) -> None:
+        """Note that the stream has taken `n` bytes."""
+        self._moved, self._asked_at = self._moved + n, monotonic()
+
+    def received(self, n: int) -> None:
+        """Note that `n` bytes have come back."""
+        self._moved, self._asked_at = self._moved + n, None
+
+
+async def carry(
+    socket: Socket, read: Read, write: Write, session: bytes = b"", traffic: StreamTraffic | None = None
+) -> None:
     """Carry bytes between a socket and a stream of frames, both ways, until either ends. Each side is read only as fast
-    as the other takes it. `session` is named in the first frame, which is sent at once."""
-    out = asyncio.ensure_future(_to_stream(socket, write, session))
-    back = asyncio.ensure_future(_to_socket(socket, read))
+    as the other takes it. `session` is named in the first frame, which is sent at once. `traffic` counts the bytes."""
+    counted = traffic or StreamTraffic()
+    out = asyncio.ensure_future(_to_stream(socket, write, session, counted))
+    back = asyncio.ensure_future(_to_socket(socket, read, counted))
     try:
         done, _ = await asyncio.wait((out, back), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -111,19 +140,21 @@ async def carry(socket: Socket, read: Read, write: Write, session: bytes = b"") 
         await asyncio.gather(out, back, return_exceptions=True)
 
 
-async def _to_stream(socket: Socket, write: Write, session: bytes) -> None:
+async def _to_stream(socket: Socket, write: Write, session: bytes, traffic: StreamTraffic) -> None:
     if session:
         await write(pb.RpcFrame(session=session).SerializeToString())
     while data := await socket.read():
         await write(pb.RpcFrame(data=data).SerializeToString())
+        traffic.sent(len(data))
 
 
-async def _to_socket(socket: Socket, read: Read) -> None:
+async def _to_socket(socket: Socket, read: Read, traffic: StreamTraffic) -> None:
     """Raise ProtocolError for a frame that is too long, or no frame."""
     while isinstance(data := await read(), bytes):
         frame = parse_message(pb.RpcFrame, data)
         if len(frame.data) > MAX_DATA:
             raise ProtocolError(f"A frame has {len(frame.data)} bytes.", SAME_VERSION)
+        traffic.received(len(frame.data))
         if not await socket.write(frame.data):
             return
 

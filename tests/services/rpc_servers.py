@@ -1,4 +1,4 @@
-"""The RPC servers that a worker has started."""
+"""The processes of the RPC engine that this one has started."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ import psutil
 
 
 def rpc_servers() -> list[psutil.Process]:
-    """The RPC servers that this process has started."""
+    """The RPC servers."""
+    return _children("edgellm.engine.ggml_rpc.server")
+
+
+def model_processes() -> list[psutil.Process]:
+    """The processes that hold a model over RPC servers."""
+    return _children("edgellm.engine.ggml_rpc.model_child")
+
+
+def _children(module: str) -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if "edgellm.engine.ggml_rpc.server" in child.cmdline():
+            if module in child.cmdline():
                 found.append(child)
     return found

@@ -4,7 +4,8 @@ lost."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -17,7 +18,7 @@ from edgellm.engine.ggml_rpc.backend import is_compiled_in
 from edgellm.engine.ggml_rpc.model_process import ContextSizes
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.trial.probe import Probe, known_faults
-from edgellm.errors import InvalidOption, MeshBroken, NotPaired, PlanImpossible, VerifierBusy
+from edgellm.errors import DeviceLost, InvalidOption, MeshBroken, NotPaired, PlanImpossible, VerifierBusy
 from edgellm.layer_range import StageShare, read_split
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.ggml_rpc.model import Planner, RpcModel, RpcWork
@@ -26,7 +27,7 @@ from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.client.rpc_session import RpcWorker
+from edgellm.services.client.rpc_session import RpcSession, RpcWorker
 from edgellm.services.client.stage_client import Endpoint
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
@@ -36,7 +37,7 @@ from tests.engine.logits import some_ids
 from tests.rpc.doors import impostor
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
-from tests.services.rpc_servers import rpc_servers
+from tests.services.rpc_servers import model_processes, rpc_servers
 
 pytestmark = pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
 
@@ -171,6 +172,85 @@ def test_a_peer_that_is_killed_mid_reply_ends_its_client_and_the_text_goes_on(
         (told,) = opened.told
         assert "A device was lost (" in told
         assert "here 1-2, b 3-4" in told
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers may be silent for some seconds only."""
+    monkeypatch.setattr("edgellm.mesh.ggml_rpc.hang_watch.LEAST_SECONDS", 4.0)
+    monkeypatch.setattr("edgellm.spec.patience.FIRST_SECONDS", 4.0)
+
+
+def within(work: Callable[[], list[int]]) -> list[int]:
+    """What is written, unless that takes forever: then what hangs is ended."""
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(work)
+        try:
+            return writing.result(120)
+        except TimeoutError:
+            for server in rpc_servers():
+                server.kill()
+            raise
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_hangs_mid_reply_is_given_up_as_if_it_had_died(
+    hybrid: ModelFile, workers: list[RpcWorker], alone: list[int]
+) -> None:
+    def plan(names: Collection[str]) -> Sequence[StageShare]:
+        return SPLIT if len(names) == 2 else read_split(f"here:1-2,{next(iter(names))}:3-4")
+
+    with Opened(hybrid, workers, plan) as opened:
+
+        def stop(number: int) -> None:
+            if number == 9:
+                rpc_servers()[0].suspend()  # of either worker
+
+        assert within(lambda: opened.write(TOKENS, stop)) == alone
+        assert opened.model.recoveries == 1
+        (told,) = opened.told
+        hung, left = ("a", "b") if "on a hangs" in told else ("b", "a")
+        assert f"({hung}: The RPC server on {hung} hangs: no answer for" in told
+        assert "restart edgellm there" in told
+        assert f"here 1-2, {left} 3-4" in told
+    wait_until(lambda: not rpc_servers())
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_model_process_that_hangs_is_started_again_and_no_device_is_blamed(
+    hybrid: ModelFile, workers: list[RpcWorker], alone: list[int]
+) -> None:
+    with Opened(hybrid, workers, planned(SPLIT)) as opened:
+
+        def stop(number: int) -> None:
+            if number == 9:
+                model_processes()[0].suspend()
+
+        assert within(lambda: opened.write(TOKENS, stop)) == alone
+        assert [share.name for share in opened.model.shares] == ["here", "a", "b"]
+        (told,) = opened.told
+        assert "The process that held the model has ended." in told
+
+
+def test_a_server_that_hangs_while_the_model_is_loaded_ends_that(
+    hybrid: ModelFile, workers: list[RpcWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.mesh.ggml_rpc.hang_watch.LOAD_SECONDS", 3.0)
+    opening = RpcSession.open
+
+    def open_and_stop(session: RpcSession) -> int:
+        port = opening(session)
+        rpc_servers()[0].suspend()
+        return port
+
+    def load() -> list[int]:
+        with pytest.raises(DeviceLost, match="The RPC server on a hangs"):
+            Opened(hybrid, workers, lambda _names: read_split("here:1,a:2-4"))
+        return []
+
+    monkeypatch.setattr(RpcSession, "open", open_and_stop)
+    assert within(load) == []
+    wait_until(lambda: not rpc_servers())
 
 
 def test_where_the_rest_cannot_hold_it_it_says_so_and_comes_back_with_the_device(

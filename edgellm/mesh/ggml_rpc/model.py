@@ -23,6 +23,7 @@ from edgellm.errors import DeviceLost, EdgeError, InvalidOption, MeshBroken, Pla
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.ggml_rpc.costs import rpc_costs
+from edgellm.mesh.ggml_rpc.hang_watch import HangWatch, Traffic
 from edgellm.mesh.ggml_rpc.needs import beside_weights
 from edgellm.spec.types import NO_IDS
 
@@ -45,6 +46,11 @@ class RpcHost(Protocol):
         """The reason why the session has ended, once it has by itself."""
         ...
 
+    @property
+    def traffic(self) -> Traffic:
+        """The bytes between this machine and the server."""
+        ...
+
     def open(self) -> int:
         """Start the server; return the port. Raise an EdgeError if the device cannot be used."""
         ...
@@ -55,6 +61,10 @@ class RpcHost(Protocol):
 
     def confirm(self) -> None:
         """Say that the model is loaded."""
+        ...
+
+    def blame(self, error: EdgeError) -> None:
+        """End the session, and the server, which hangs: it is `lost` for this reason. May be called from any thread."""
         ...
 
     def close(self) -> None:
@@ -96,13 +106,15 @@ class RpcWork:
 
 @dataclass(slots=True, eq=False)
 class _Opened:
-    """A loaded model: its process, and the sessions at the other devices."""
+    """A loaded model: its process, which is watched, and the sessions at the other devices."""
 
     shares: tuple[StageShare, ...]
     process: ModelProcess
+    watch: HangWatch
     hosts: tuple[RpcHost, ...] = ()
 
     def close(self) -> None:
+        self.watch.close()
         self.process.close()
         for host in self.hosts:
             host.close()
@@ -174,7 +186,8 @@ class RpcModel:
         if any(one.seq in self._stale for one in rows):
             raise self._away()
         try:
-            found = opened.process.decode_rows(rows)
+            with opened.watch.decode(sum(len(one.ids) for one in rows)):
+                found = opened.process.decode_rows(rows)
         except DeviceLost:
             self._lose(opened)
             raise self._away() from None
@@ -197,7 +210,8 @@ class RpcModel:
         opened = self._required()
         self._stale.discard(seq)
         try:
-            return opened.process.sync(ids, seq)
+            with opened.watch.decode(0):
+                return opened.process.sync(ids, seq)
         except DeviceLost:
             self._lose(opened)
             raise self._away() from None
@@ -240,7 +254,8 @@ class RpcModel:
         if opened is None or seq in self._stale:
             return
         try:
-            change(opened.process)
+            with opened.watch.decode(0):
+                change(opened.process)
         except DeviceLost:
             self._lose(opened)
 
@@ -321,8 +336,9 @@ class RpcModel:
             self.recoveries += again
         if again:
             who = ", ".join(f"{share.name} {share.layers}" for share in opened.shares)
-            _log.warning("a device is lost (%s), the layers are now on %s", why, who)
-            self._notify(f"A device was lost ({why}) The layers are now on {who}; the reply continues.")
+            cause = f"A device was lost ({why})" if why else "The process that held the model has ended."
+            _log.warning("%s The layers are now on %s", cause, who)
+            self._notify(f"{cause} The layers are now on {who}; the reply continues.")
         for host in opened.hosts:
             host.lost.add_done_callback(lambda _error: self._session_lost(opened))
         if self._closed.is_set():
@@ -334,6 +350,13 @@ class RpcModel:
         work, faults = self.work, known_faults(self._probe)
         process = self._loading = ModelProcess(work.file.path, work.n_vocab, work.sizes, work.hardware)
         hosts: list[RpcHost] = []
+        watch = HangWatch(lambda number, seconds: _give_up(process, None if number is None else hosts[number], seconds))
+
+        def report(share: float) -> None:
+            watch.report()
+            if progress is not None:
+                progress(share)
+
         try:
             shares = self._checked(self._plan(names))
             remote = [share for share in shares if share.name != HERE]
@@ -341,9 +364,10 @@ class RpcModel:
             ports = self._ports(hosts, process.pid)
             served = [ServedLayers(port, len(share.layers)) for port, share in zip(ports, remote, strict=True)]
             own = sum(len(share.layers) for share in shares if share.name == HERE)
-            found = process.load(served, work.cards, own if work.cards else 0, faults, progress)
+            with watch.load([host.traffic for host in hosts]):
+                found = process.load(served, work.cards, own if work.cards else 0, faults, report)
         except BaseException as error:
-            opened = _Opened((), process, tuple(hosts))
+            opened = _Opened((), process, watch, tuple(hosts))
             lost = isinstance(error, DeviceLost) and self._blame(opened)
             opened.close()
             if lost:
@@ -355,7 +379,7 @@ class RpcModel:
         for host in hosts:
             host.confirm()
         self._load_seconds = time.monotonic() - began
-        return _Opened(shares, process, tuple(hosts))
+        return _Opened(shares, process, watch, tuple(hosts))
 
     def _checked(self, shares: Sequence[StageShare]) -> tuple[StageShare, ...]:
         """Return the shares if llama.cpp can lay the layers out like that."""
@@ -392,3 +416,18 @@ class RpcModel:
             return []
         with ThreadPoolExecutor(len(hosts)) as pool:
             return list(pool.map(open_one, hosts))
+
+
+def _give_up(process: ModelProcess, host: RpcHost | None, seconds: float) -> None:
+    """End a process that has waited for `seconds`: for the server of `host`, or for itself."""
+    if host is None:
+        _log.warning("the process that holds the model has done nothing for %.0f seconds, and is ended", seconds)
+    else:
+        host.blame(
+            DeviceLost(
+                f"The RPC server on {host.name} hangs: no answer for {seconds:.0f} seconds. If that happens again,"
+                " restart edgellm there.",
+                f"See what keeps {host.name} busy: its processor, its memory, or a graphics driver.",
+            )
+        )
+    process.kill()

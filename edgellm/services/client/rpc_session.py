@@ -24,7 +24,17 @@ from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.services.client.stage_client import Endpoint, explained
 from edgellm.services.mesh_codec import lost
-from edgellm.services.rpc_tunnel import OFFER, RPC_ENGINE, SERVE, SESSION_BYTES, TUNNEL, Socket, carry, ended
+from edgellm.services.rpc_tunnel import (
+    OFFER,
+    RPC_ENGINE,
+    SERVE,
+    SESSION_BYTES,
+    TUNNEL,
+    Socket,
+    StreamTraffic,
+    carry,
+    ended,
+)
 
 _log = logging.getLogger(__name__)
 _STARTING_SECONDS = 90.0  # for a server to start
@@ -95,6 +105,8 @@ class RpcSession:
         self._beat = beat
         self._client: int | None = None
         self._orders: asyncio.Queue[pb.RpcOrder | None] = asyncio.Queue()
+        self._blamed: asyncio.Queue[EdgeError] = asyncio.Queue()
+        self._traffic = StreamTraffic()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._live: Future[None] | None = None
         self._heard = 0.0
@@ -108,6 +120,11 @@ class RpcSession:
     def lost(self) -> Future[EdgeError]:
         """The reason why the session has ended, once it has by itself."""
         return self._lost
+
+    @property
+    def traffic(self) -> StreamTraffic:
+        """The bytes to the server and back."""
+        return self._traffic
 
     def open(self) -> int:
         """Have the worker start a server; return the port of this machine that leads there.
@@ -126,6 +143,10 @@ class RpcSession:
     def confirm(self) -> None:
         """Tell the worker that the model is loaded, so that it may keep the weights."""
         network_loop().call_soon_threadsafe(self._orders.put_nowait, pb.RpcOrder(whole=pb.Whole()))
+
+    def blame(self, error: EdgeError) -> None:
+        """End the session for a reason that is known here alone; it is then `lost`."""
+        network_loop().call_soon_threadsafe(self._blamed.put_nowait, error)
 
     def close(self) -> None:
         """End the session, and the server with it."""
@@ -155,7 +176,8 @@ class RpcSession:
 
             listener = await asyncio.get_running_loop().create_server(lambda: Socket(connected), HOST, 0)
             serving.set_result(listener.sockets[0].getsockname()[1])
-            works = [asyncio.ensure_future(one) for one in (self._read(call), self._write(call), self._watch())]
+            every = self._read(call), self._write(call), self._watch(), self._fail()
+            works = [asyncio.ensure_future(one) for one in every]
             done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
             closed = works[1] in done and works[1].exception() is None
             for work in works:
@@ -223,6 +245,9 @@ class RpcSession:
             heard = self._heard
         raise lost(f"{self.name} at {self.endpoint.address} has stopped responding.")
 
+    async def _fail(self) -> None:
+        raise await self._blamed.get()
+
     async def _tunnel(self, channel: grpc.aio.Channel, socket: Socket) -> None:
         try:
             if not await asyncio.to_thread(_is_of, self._client, socket.peer_port):
@@ -230,7 +255,7 @@ class RpcSession:
                 return
             call = channel.stream_stream(TUNNEL, bytes, bytes)()  # type: ignore[call-arg]  # written to
             try:
-                await carry(socket, call.read, call.write, self._begin.session)
+                await carry(socket, call.read, call.write, self._begin.session, self._traffic)
             finally:
                 call.cancel()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, EdgeError):
