@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("rounds", type=int, nargs="?", default=50)
     parser.add_argument("--stop", action="store_true", help="stop the servers instead of killing the workers")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--name", help="of the result file: kill_rpc or stop_rpc without it")
+    parser.add_argument("--name", default="kill_rpc", help="of the result file")
     args = parser.parse_args()
     hit, goal = ("stop", STOP_GOAL) if args.stop else ("kill", KILL_GOAL)
     rng = random.Random(args.seed)
@@ -163,7 +163,7 @@ def main() -> None:
         "verified_again": len(verified), "verified_s": spread(verified) if verified else None,
         "unverified": spread([float(one.unverified) for one in rounds]), "each": [asdict(one) for one in rounds],
     }  # fmt: skip
-    path = report.write(args.name or f"{hit}_rpc", "bench.mesh.kill_rpc", found, args.seed)
+    path = report.write(args.name, "bench.mesh.kill_rpc", found, args.seed)
     print(table(found))
     print(f"written: {path}")
     sys.exit(1 if found["without_problems"] < len(rounds) else 0)
