@@ -95,7 +95,7 @@ def reused(exchanges: Iterable[Exchange]) -> tuple[int, int] | None:
     again = kept = said = 0
     before: list[int] = []
     for one in exchanges:
-        prompts = _prompts(one)
+        prompts = asked_prompts(one)
         cached = _cached(one.answer)
         if not prompts or cached is None:
             continue
@@ -109,7 +109,8 @@ def reused(exchanges: Iterable[Exchange]) -> tuple[int, int] | None:
     return (again, kept) if said else None
 
 
-def _prompts(one: Exchange) -> list[list[int]]:
+def asked_prompts(one: Exchange) -> list[list[int]]:
+    """Return the prompts of token ids in a request."""
     if not isinstance(one.body, dict):
         return []
     found = one.body.get("prompt", one.body.get("token_ids", one.body.get("input_ids")))

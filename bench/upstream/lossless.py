@@ -2,8 +2,8 @@
 
     python -m bench.upstream.lossless --url URL --server "llama-server b7000" --verifier GGUF [--tier TIER]
     python -m bench.upstream.lossless --replay vllm-score
-        [--replies 50] [--max-tokens 64] [--earlier 0] [--sampled 0] [--draft PATH] [--row NAME]
-        [--record FILE]
+        [--replies 50] [--max-tokens 64] [--earlier 0] [--sampled 0] [--top-k 8] [--temperature 4]
+        [--draft PATH] [--row NAME] [--record FILE]
 
 The server at `--url` must have the model of `--verifier`; its row in the result says `live`. With `--replay` a server
 of `testkit/upstream` has the requests and answers of that kind over the same model, and the row says `replayed`.
@@ -13,12 +13,14 @@ alone when it is asked for the whole reply in one plain request; by text where i
 verifier's logits after the common text are computed: if the two tokens are nearly equal there, it is a numerical tie,
 else a bug, and the exit code is 1, as it is where a reply was not verified throughout. Verdicts are rounds of the loop,
 and the one that only reads the prompt; a server's passes are counted by itself (vLLM, llama-server with `--metrics`),
-otherwise requests are. Of the tokens that a request repeats from the one before it, a server says how many it had kept.
+otherwise requests are. What was asked for verdicts is counted by path, prompts and status. Of the tokens that a request
+repeats from the one before it, a server says how many it had kept.
 
 With `--sampled N`, N replies of two tokens at temperature 4 and top-k 8, to the prompt whose replies are least certain,
 are counted against the exact distribution of the verifier, by chi-square; with `--replies 0` only these are written,
-and the row's other figures stay as they were. With `--record`, a request to each path and its answer are kept, for
-`tests/upstream/test_recorded.py`.
+and the row's other figures stay as they were. With a `--top-k` of more tokens than the server names, it draws itself,
+and a draft stands while it draws the same; that chi-square stands beside the other one. With `--record`, a request to
+each path and its answer are kept, for `tests/upstream/test_recorded.py`.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -38,7 +41,7 @@ import numpy as np
 
 from bench.harness.report import command, read, write
 from bench.robustness.lossless import TIE, difference, prompts
-from bench.upstream.alone import reused, steps, writes_alone
+from bench.upstream.alone import asked_prompts, reused, steps, writes_alone
 from edgellm.engine import Context, Message, Model, to_f32
 from edgellm.llm import LLM
 from edgellm.spec.sampling import exact_distribution
@@ -56,7 +59,8 @@ from testkit.upstream.server import UpstreamServer
 MODULE = "bench.upstream.lossless"
 PATIENT = UpstreamTiming(least=600.0)  # a busy machine must not be taken for a lost server
 COUNTS = ("equal", "tie", "bug", "unverified", "tokens", "verdicts", "requests")
-SAMPLING = Sampling(temperature=4.0, top_k=8, top_p=1.0)  # the bundled verifier is sure of its words
+TOP_K = 8  # which every server names
+TEMPERATURE = 4.0  # the bundled verifier is sure of its words
 
 
 def conversations(n: int, earlier: int) -> list[list[Message]]:
@@ -76,7 +80,7 @@ def replies(
     """Return how `n` replies compare with those of the server `upstream` alone, and what they cost it."""
     alone = writes_alone(upstream.dialect)
     counts: Counter[str] = Counter()
-    again, ties = Counter[str](), []
+    again, asked_for, ties = Counter[str](), Counter[str](), []
     passes: int | None = 0
     began = perf_counter()
     for number, messages in enumerate(conversations(n, earlier)):
@@ -90,7 +94,9 @@ def replies(
         counts["tokens"] += len(ours)
         counts["unverified"] += reply.summary.share_verified != 1.0
         counts["verdicts"] += reply.summary.rounds + 1
-        counts["requests"] += len([one for one in relay.exchanges if _is_verdict(one)])
+        verdicts = [one for one in relay.exchanges if _is_verdict(one)]
+        counts["requests"] += len(verdicts)
+        asked_for.update(map(kind_of, verdicts))
         if (found := reused(relay.exchanges)) is not None:
             again["asked"], again["kept"] = again["asked"] + found[0], again["kept"] + found[1]
         ours = ours[:-1] if ours and model.is_eog(ours[-1]) else ours
@@ -114,6 +120,7 @@ def replies(
         "dialect": upstream.dialect, "tier": str(upstream.tier),
         "compared": "texts" if upstream.by_text else "token ids",
         "replies": n, "earlier_questions": earlier, **{name: counts[name] for name in COUNTS},
+        "asked_for_verdicts": dict(sorted(asked_for.items())),
         "passes_counted_by": "requests" if passes is None else "the server",
         "passes_per_verdict": asked / counts["verdicts"],
         "prefix_asked_again": again["asked"],
@@ -128,7 +135,13 @@ def _is_verdict(one: Exchange) -> bool:
     )  # fmt: skip
 
 
-def sampled(pair: LLM, model: Model, n: int, *, by_text: bool) -> dict[str, Any]:
+def kind_of(one: Exchange) -> str:
+    """Return a name of a request for a verdict: its path, its prompts if there are several, and the status."""
+    several = asked_prompts(one)
+    return f"{one.path} {'several prompts' if len(several) > 1 else 'one prompt'}: {one.status}"
+
+
+def sampled(pair: LLM, model: Model, n: int, sampling: Sampling, *, by_text: bool) -> dict[str, Any]:
     """Return the chi-square of `n` sampled replies of two tokens against the verifier's own distribution.
 
     `by_text`: a server's text is tokenised again here, perhaps into other tokens than it has drawn. So the first two
@@ -139,18 +152,23 @@ def sampled(pair: LLM, model: Model, n: int, *, by_text: bool) -> dict[str, Any]
         return first_bytes(model, text) if by_text else text
 
     known = conversations(24, 0)
-    chances = [expected(model, pair.prompt_ids(messages)) for messages in known]
-    messages, texts = min(zip(known, chances, strict=True), key=lambda one: max(one[1].values()))
+    # the least certain one is the same for each rule
+    rule = replace(sampling, top_k=min(sampling.top_k, TOP_K))
+    chances = [max(expected(model, pair.prompt_ids(messages), rule).values()) for messages in known]
+    messages = known[chances.index(min(chances))]
+    texts = expected(model, pair.prompt_ids(messages), sampling)
     cells: dict[object, float] = defaultdict(float)
     for text, chance in texts.items():
         cells[known_by(text)] += chance
     seen: Counter[object] = Counter()
+    unverified = 0
     for seed in range(n):
         reply = pair.reply(
-            messages, max_tokens=2, budget=1.0, temperature=SAMPLING.temperature, top_k=SAMPLING.top_k,
-            top_p=SAMPLING.top_p, seed=seed,
+            messages, max_tokens=2, budget=1.0, temperature=sampling.temperature, top_k=sampling.top_k,
+            top_p=sampling.top_p, seed=seed,
         )  # fmt: skip
         seen[known_by(tuple(token.id for token in reply))] += 1
+        unverified += reply.summary.share_verified != 1.0
     kept = [(seen[text], n * chance) for text, chance in cells.items() if n * chance >= 5.0]
     rest = (n - sum(count for count, _ in kept), n - sum(mean for _, mean in kept))
     kept += [rest] if rest[1] >= 5.0 else []
@@ -161,7 +179,7 @@ def sampled(pair: LLM, model: Model, n: int, *, by_text: bool) -> dict[str, Any]
     impossible = sum(count for text, count in seen.items() if text not in cells)
     return {
         "sampled_replies": n, "cells": len(kept), "chi_square": chi_square,
-        "p_value": 0.5 * math.erfc(normal / math.sqrt(2.0)), "impossible": impossible,
+        "p_value": 0.5 * math.erfc(normal / math.sqrt(2.0)), "impossible": impossible, "unverified_samples": unverified,
     }  # fmt: skip
 
 
@@ -173,18 +191,18 @@ def first_bytes(model: Model, text: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(found[:2])
 
 
-def expected(model: Model, prompt: Ids) -> dict[tuple[int, ...], float]:
+def expected(model: Model, prompt: Ids, sampling: Sampling) -> dict[tuple[int, ...], float]:
     """Return the chance of each text of two tokens, or of one that ends the turn."""
     found: dict[tuple[int, ...], float] = {}
     with Context(model, n_ctx=len(prompt) + 2, threads=1) as context:
-        first = exact_distribution(context.decode(prompt)[0].copy(), SAMPLING)
+        first = exact_distribution(context.decode(prompt)[0].copy(), sampling)
         for token, chance in zip(first.ids.tolist(), first.probs.tolist(), strict=True):
             if model.is_eog(token):
                 found[(token,)] = chance
                 continue
             text = np.append(prompt, np.int32(token))
             kept = context.sync(text)
-            second = exact_distribution(context.decode(text[kept:])[-1].copy(), SAMPLING)
+            second = exact_distribution(context.decode(text[kept:])[-1].copy(), sampling)
             for other, share in zip(second.ids.tolist(), second.probs.tolist(), strict=True):
                 found[(token, other)] = chance * share
     return found
@@ -210,6 +228,10 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--earlier", type=int, default=0, help="questions and answers before each question")
     parser.add_argument("--sampled", type=int, default=0, help="0, or hundreds")
+    parser.add_argument("--top-k", type=int, default=TOP_K, help="of the sampled ones")
+    parser.add_argument(
+        "--temperature", type=float, default=TEMPERATURE, help="of the sampled ones: vLLM takes 2 at most"
+    )
     parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--verifier", default="edgellm-verifier", help="the file that the server has")
     parser.add_argument("--record", type=Path)
@@ -246,7 +268,14 @@ def main() -> None:
             kept = [{"path": one.path, "body": one.body, "answer": one.answer} for one in one_each.values()]
             arguments.record.write_text(json.dumps(without_folders(kept)) + "\n", encoding="utf-8")
         if arguments.sampled:
-            found |= sampled(pair, model, arguments.sampled, by_text=opened.verifier.upstream.by_text)
+            sampling = Sampling(arguments.temperature, arguments.top_k, 1.0)
+            samples = sampled(pair, model, arguments.sampled, sampling, by_text=opened.verifier.upstream.by_text)
+            samples["command_of_the_sampled"] = command(MODULE)
+            found |= (
+                samples
+                if arguments.top_k == TOP_K
+                else {"drawn_there": {"top_k": arguments.top_k, "temperature": arguments.temperature, **samples}}
+            )
     try:
         rows = read(MODULE, arguments.name)["rows"]
     except FileNotFoundError:
@@ -254,28 +283,31 @@ def main() -> None:
     if arguments.replies:
         found["command"] = command(MODULE)
     else:
-        figures_of_samples = {name: value for name, value in found.items() if name not in ("how", "server")}
-        found = rows[row] | figures_of_samples | {"command_of_the_sampled": command(MODULE)}
+        found = rows[row] | {name: value for name, value in found.items() if name not in ("how", "server")}
     figures = {"tie_below": TIE, "rows": rows | {row: found}}
     sys.stdout.write(table(figures))
     sys.stdout.write(f"written: {write(arguments.name, MODULE, figures, HELD_OUT_SEED)}\n")
-    sys.exit(
-        1 if found["bug"] or found["unverified"] or found.get("impossible") or found.get("p_value", 1.0) < 0.001 else 0
+    judged = (found, found.get("drawn_there", {}))
+    strange = any(
+        one.get("impossible") or one.get("unverified_samples") or one.get("p_value", 1.0) < 0.001 for one in judged
     )
+    sys.exit(1 if found["bug"] or found["unverified"] or strange else 0)
 
 
 def table(found: dict[str, Any]) -> str:
     """Return a line for each server."""
-    heads = (("equal", 12), ("ties", 6), ("bugs", 6), ("tokens", 8), ("passes", 8), ("reused", 8), ("p", 8))
-    lines = [f"{'server':24}{'how':10}{'tier':10}" + "".join(f"{head:>{width}}" for head, width in heads)]
+    widths = {"equal": 12, "ties": 6, "bugs": 6, "tokens": 8, "passes": 8, "reused": 8, "p": 8, "there": 7}
+    lines = [f"{'server':24}{'how':10}{'tier':10}" + "".join(f"{head:>{width}}" for head, width in widths.items())]
     for name, row in found["rows"].items():
         kept = "" if row["prefix_reused"] is None else f"{row['prefix_reused']:.0%}"
-        chance = f"{row['p_value']:.3f}" if "p_value" in row else ""
+        chance, there = (
+            f"{one['p_value']:.3f}" if "p_value" in one else "" for one in (row, row.get("drawn_there", {}))
+        )
         lines.append(
             f"{name[:23]:24}{row['how']:10}{row['tier']:10}{row['equal']:>5} of {row['replies']:<3}{row['tie']:>6}"
-            f"{row['bug']:>6}{row['tokens']:>8,}{row['passes_per_verdict']:>8.2f}{kept:>8}{chance:>8}"
+            f"{row['bug']:>6}{row['tokens']:>8,}{row['passes_per_verdict']:>8.2f}{kept:>8}{chance:>8}{there:>7}"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 /v1/completions can score, too, but computes the whole prompt again for it, and is used for that only if it is asked
 for. `skip_reading_prefix_cache` is what makes the other way keep the prompt; then rows of cached positions are memory
 that nobody has written to. They are never read: a request whose rows could be among them is fanned out. If there is a
-NaN in that memory, vLLM cannot write its answer and refuses; such a request is fanned out, too, and once that has
-happened often, all are. Its newer runner answers only with rows that it has computed.
+NaN in that memory, vLLM cannot write its answer and refuses; such a request is fanned out, too, and while that happens
+often, all are for some time. Its newer runner answers only with rows that it has computed.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,9 +34,37 @@ GENERATE = "/inference/v1/generate"
 _COMPLETIONS = "/v1/completions"
 _TOPS = (64, 20)  # likeliest tokens: what a sampled reply wants, and what vLLM allows unless it is told otherwise
 _UNWRITTEN = (400, 500)  # the statuses of an answer with a NaN
-_FEW_REFUSALS, _MOST_REFUSED = 3, 0.1  # more of them, and a larger share of requests, cost more than scores save
+# A refusal costs a pass, and a score saves one: vLLM begins with the first of several prompts before the others arrive.
+# So half of the requests may be refused, or less where a round trip takes time, too.
+_WATCHED, _MOST_REFUSED = 16, 4
+_REST, _LONGEST_REST = 16, 512
 _SCALE_OUT = "vLLM scores in one pass if started with --enable-scale-out"
 _DETAILS = "start vLLM with --enable-prompt-tokens-details to keep prompts from reply to reply"
+
+
+class ScoreRefusals:
+    """Decides whether to score, by how many of the last scored requests were refused."""
+
+    def __init__(self) -> None:
+        self._last: deque[bool] = deque(maxlen=_WATCHED)
+        self._rest, self._resting = _REST, 0
+
+    def pays(self) -> bool:
+        """Return whether the next request is to be scored; ask once for each."""
+        if self._resting:
+            self._resting -= 1
+            return False
+        return True
+
+    def record(self, *, refused: bool) -> None:
+        """Note what became of a scored request. After too many refusals there is a rest, after which one more is
+        enough for a rest twice as long."""
+        self._last.append(refused)
+        if sum(self._last) > _MOST_REFUSED:
+            self._resting, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
+            self._last = deque([True] * _MOST_REFUSED, maxlen=_WATCHED)
+        elif not any(self._last):
+            self._rest = _REST
 
 
 class VllmUpstream(CompletionsUpstream):
@@ -47,7 +76,7 @@ class VllmUpstream(CompletionsUpstream):
         """`keeps`: scoring keeps the prompt's cache; `counts`: the server says how many tokens it had cached."""
         super().__init__(client, served, tier, reason, top=top, dialect="vLLM")
         self._keeps, self._counts = keeps, counts
-        self._scored = self._refused = 0
+        self._refusals = ScoreRefusals()
 
     @property
     def recomputes(self) -> bool:
@@ -60,15 +89,16 @@ class VllmUpstream(CompletionsUpstream):
         unsafe = self._keeps and request.repeats and not self._counts
         if self._tier is not Tier.SCORE or sampled or not len(request.draft) or unsafe:
             return await super().rows(request)
-        if self._keeps and self._refused >= _FEW_REFUSALS and self._refused > _MOST_REFUSED * self._scored:
+        if not self._refusals.pays():
             return await super().rows(request)
         try:
-            self._scored += 1
             found = await self._score(request)
+            self._refusals.record(refused=False)
         except ServerRefused as error:
             if not self._keeps or error.status not in _UNWRITTEN:
                 raise
-            found, self._refused = None, self._refused + 1
+            found = None
+            self._refusals.record(refused=True)
             _log.info("%s is asked without scores: %s", self._served.name, error.what)
         except RowsUnusable as error:
             raise self._client.garbled(str(error)) from None
