@@ -59,8 +59,8 @@ VerifierKeyFile = Annotated[
 Upstream = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="URL", help="Role verifier: stock server (http://...) that verifies in place of a model here, with the "
-        "tokenizer of --model; several share the work and stand in for each other.",
+        metavar="URL[#MODEL]", help="Role verifier: stock server (http://...) that verifies in place of a model here, "
+        "with the tokenizer of --model; several with one model share the work and stand in for each other.",
     ),
 ]  # fmt: skip
 UpstreamTier = Annotated[

@@ -24,7 +24,7 @@ from edgellm.http.middleware import redact
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info, error_responses
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, UnloadRequest
 from edgellm.http.schemas.responses import ChatCompletion, Completion, Health, ModelInfo, ModelList, Unloaded
-from edgellm.http.status import ServerStatus, server_status
+from edgellm.http.status import ServerStatus, server_health, server_status
 
 _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _PAGE = files("edgellm.http") / "page"
@@ -78,10 +78,10 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
     _add_models(app, handler)
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health", tags=["server"], summary="Whether requests are accepted", responses=error_responses(503))
+    @app.get("/health", tags=["server"], summary="Whether requests are accepted", responses=error_responses(503),
+             response_model_exclude_none=True)  # fmt: skip
     def health() -> Health:
-        _ = handler.models.default_name
-        return Health()
+        return server_health(handler)
 
     @app.get("/status", tags=["server"], summary="The page's data: models, devices, links",
              responses=error_responses(503))  # fmt: skip

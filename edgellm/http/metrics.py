@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -65,9 +65,9 @@ class Metrics:
         gauge = Gauge("edgellm_peer_up", "Whether the verifier on another device is reachable", registry=self._registry)
         gauge.set_function(lambda: float(is_up()))
 
-    def watch_gateway(self, gateway: GatewayBackend) -> None:
-        """Report from now on what `gateway` does."""
-        self._registry.register(GatewayCollector(gateway))
+    def watch_gateway(self, models: Sequence[GatewayBackend]) -> None:
+        """Report from now on what a gateway does for each of its `models`."""
+        self._registry.register(GatewayCollector(models))
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
@@ -100,40 +100,48 @@ class Metrics:
 
 
 class GatewayCollector(Collector):
-    """What a gateway and its servers have done, read when somebody asks."""
+    """What a gateway and its servers have done for each of its models, read when somebody asks."""
 
-    def __init__(self, gateway: GatewayBackend) -> None:
-        self._gateway = gateway
+    def __init__(self, models: Sequence[GatewayBackend]) -> None:
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics: first those of the gateway, then those of each server."""
-        done = self._gateway.figures
-        for name, about, value in (
-            ("verdicts", "Verdicts for devices", done.verdicts),
-            ("draft_tokens", "Drafted tokens that were tested", done.drafted),
-            ("accepted_tokens", "Drafted tokens that were accepted", done.accepted),
-            ("verified_tokens", "Tokens of verdicts, accepted ones and the servers' own", done.tokens),
-            ("moved_requests", "Requests that went on at another server", done.moved),
-            ("pushed_back_requests", "Requests that were sent back with a time to ask again", done.pushed_back),
-            ("waited_seconds", "Time that requests have waited for a place at a server", done.waited),
+        done = [one.figures for one in self._models]
+        for name, about, values in (
+            ("verdicts", "Verdicts for devices", [one.verdicts for one in done]),
+            ("draft_tokens", "Drafted tokens that were tested", [one.drafted for one in done]),
+            ("accepted_tokens", "Drafted tokens that were accepted", [one.accepted for one in done]),
+            ("verified_tokens", "Tokens of verdicts, accepted ones and the servers' own", [one.tokens for one in done]),
+            ("moved_requests", "Requests that went on at another server", [one.moved for one in done]),
+            (
+                "pushed_back_requests",
+                "Requests that were sent back with a time to ask again",
+                [one.pushed_back for one in done],
+            ),
+            ("waited_seconds", "Time that requests have waited for a place", [one.waited for one in done]),
         ):
-            yield CounterMetricFamily(f"edgellm_gateway_{name}", about, value=value)
-        yield GaugeMetricFamily(
-            "edgellm_gateway_requests_waiting", "Requests that wait for a place", value=self._gateway.waiting
-        )
+            counter = CounterMetricFamily(f"edgellm_gateway_{name}", about, labels=["model"])
+            for model, value in zip(self._models, values, strict=True):
+                counter.add_metric([model.pool.name], value)
+            yield counter
+        waiting = GaugeMetricFamily("edgellm_gateway_requests_waiting", "Requests that wait", labels=["model"])
+        for model in self._models:
+            waiting.add_metric([model.pool.name], model.waiting)
+        yield waiting
         yield from self._servers()
 
     def _servers(self) -> Iterator[Metric]:
-        servers = self._gateway.pool.servers
+        servers = [one for model in self._models for one in model.pool.servers]
         gauges = (
             ("up", "Whether the server takes requests", [float(one.up()) for one in servers]),
             ("requests_running", "Requests in flight at the server", [one.running for one in servers]),
             ("sessions", "Replies of devices that the server verifies", [one.sessions for one in servers]),
         )
         for name, about, values in gauges:
-            gauge = GaugeMetricFamily(f"edgellm_upstream_{name}", about, labels=["server", "tier"])
+            gauge = GaugeMetricFamily(f"edgellm_upstream_{name}", about, labels=["server", "model", "tier"])
             for one, value in zip(servers, values, strict=True):
-                gauge.add_metric([str(one.url), one.upstream.tier], value)
+                gauge.add_metric([str(one.url), one.upstream.name, one.upstream.tier], value)
             yield gauge
         done = [one.figures for one in servers]
         counters = (
@@ -149,7 +157,7 @@ class GatewayCollector(Collector):
             ("seconds", "Time of all answers together", [one.seconds for one in done]),
         )
         for name, about, values in counters:
-            counter = CounterMetricFamily(f"edgellm_upstream_{name}", about, labels=["server"])
+            counter = CounterMetricFamily(f"edgellm_upstream_{name}", about, labels=["server", "model"])
             for one, value in zip(servers, values, strict=True):
-                counter.add_metric([str(one.url)], value)
+                counter.add_metric([str(one.url), one.upstream.name], value)
             yield counter

@@ -153,7 +153,8 @@ class Lease:
 
 
 class ModelHost:
-    """The models of one server. Methods other than `open`, `open_without_model` and `close` are for its event loop."""
+    """The models of one server. Methods other than `open`, `add`, `open_without_model` and `close` are for its event
+    loop."""
 
     def __init__(self, keep_alive: float = KEEP_ALIVE, waiting: int = 16) -> None:
         """A model that a request named is closed `keep_alive` seconds after its last use. Up to `waiting` requests wait
@@ -179,6 +180,10 @@ class ModelHost:
             self._openers[served.name] = opener
         self._loaded[served.name] = _Loaded(served, opener, math.inf)
         self._default = served.name
+
+    def add(self, served: ServedModel) -> None:
+        """Serve another model by its name from now on; it is left open."""
+        self._loaded[served.name] = _Loaded(served, None, math.inf)
 
     def open_without_model(self, reason: str) -> None:
         """Refuse requests for a model with `reason` from now on."""
@@ -215,6 +220,16 @@ class ModelHost:
             )
             for one in found
         ]  # fmt: skip
+
+    def answers(self) -> list[tuple[str, bool]]:
+        """Return the names of the models in memory, and whether each can write a reply: one without a draft model here
+        cannot while its verifier is away."""
+        found = []
+        for name, one in self._loaded.items():
+            pair = one.served.pair
+            up = pair.draft_name is not None or pair.verifier_up is None or pair.verifier_up()
+            found.append((name, up))
+        return found
 
     async def infos(self) -> list[ModelInfo]:
         """Return all models that can be named, the default one first."""
@@ -307,12 +322,10 @@ class ModelHost:
             return default
         if name in self._loaded or name in self._openers:
             return name
-        wrong = ApiError(
-            ErrorInfo(404, f"The model {name!r} is not served here. Ask for {default!r}, or leave model out.",
-                      code="model_not_found", param="model")
-        )  # fmt: skip
         if self._catalog is None:
-            raise wrong
+            others = "".join(f" or {one!r}" for one in self._loaded if one != default)
+            message = f"The model {name!r} is not served here. Ask for {default!r}{others}, or leave model out."
+            raise ApiError(ErrorInfo(404, message, code="model_not_found", param="model"))
         try:
             opener = await asyncio.to_thread(self._catalog.find, name)
         except ModelNotFound as error:

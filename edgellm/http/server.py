@@ -320,9 +320,13 @@ class HttpServer:
         """Answer requests for a reply with `reason`, and all others as usual."""
         self._handler.models.open_without_model(reason)
 
-    def watch_gateway(self, gateway: GatewayBackend) -> None:
-        """Report from now on in the metrics what `gateway` does."""
-        self._handler.metrics.watch_gateway(gateway)
+    def add(self, served: ServedModel) -> None:
+        """Answer requests that name another model, too."""
+        self._handler.models.add(served)
+
+    def watch_gateway(self, models: Sequence[GatewayBackend]) -> None:
+        """Report from now on in the metrics what a gateway does for each of its `models`."""
+        self._handler.metrics.watch_gateway(models)
 
     def open_embedder(self, embedder: ServedEmbedder) -> None:
         """Embed texts with `embedder` from now on."""

@@ -11,6 +11,7 @@ from edgellm.http.handlers import RequestHandler
 from edgellm.http.mesh_status import MeshStatus, PlanOut
 from edgellm.http.middleware import HIDDEN, redact_all
 from edgellm.http.model_host import ServedModel
+from edgellm.http.schemas.responses import Health
 from edgellm.rpc.trust.peer_store import Peers
 
 
@@ -65,6 +66,17 @@ class ServerStatus(BaseModel):
     loading: list[str]
     mesh: MeshStatus | None = None
     plan: PlanOut | None
+
+
+def server_health(handler: RequestHandler) -> Health:
+    """Return that requests are accepted, and for which models; where clients need a key, no model is named.
+
+    Raises:
+        ApiError: the model is being loaded.
+    """
+    _ = handler.models.default_name
+    answers = handler.models.answers()
+    return Health(models=None if not handler.anonymous else {name: "ok" if up else "away" for name, up in answers})
 
 
 def server_status(handler: RequestHandler) -> ServerStatus:

@@ -201,8 +201,9 @@ class LLM:
         process. If one of the two models is the default and has another tokenizer than the one that is named, it is
         left out; `notices` says so.
 
-        A model is a path, an alias or `user/repo:quant`. The verifier may also be the `HOST:PORT` of a served one, or
-        "auto" for the best one of the paired devices (of `peers`, given as names, IDs or `HOST:PORT`, if any);
+        A model is a path, an alias or `user/repo:quant`. The verifier may also be the `HOST:PORT[#MODEL]` of a served
+        one, or "auto" for the best one of the paired devices (of `peers`, given as names, IDs or `HOST:PORT`, with
+        `#MODEL` behind it where one of several models is wanted, if any);
         `verifier_reason` explains that choice. Or it is the URL of a stock server such as vLLM or llama-server, used as
         `upstream` says. None or "none" leaves one of the two out. In place of the draft model, an EAGLE-3 head drafts
         from the states of a verifier in this process. `tokenizer` names the model

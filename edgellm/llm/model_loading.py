@@ -37,11 +37,11 @@ AUTO = "auto"
 Named: TypeAlias = str | Path
 Progress: TypeAlias = Callable[[str, float], None]
 
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}(#.+)?")
 
 
 def is_remote(verifier: Named) -> bool:
-    """Return whether `verifier` is in another process: a `HOST:PORT`, a stock server's URL, or "auto"."""
+    """Return whether `verifier` is in another process: a `HOST:PORT[#MODEL]`, a stock server's URL, or "auto"."""
     return verifier == AUTO or is_address(verifier) or is_url(verifier)
 
 
@@ -51,7 +51,7 @@ def is_url(verifier: Named) -> bool:
 
 
 def is_address(verifier: Named) -> bool:
-    """Return whether `verifier` is a `HOST:PORT`, and not a file."""
+    """Return whether `verifier` is a `HOST:PORT[#MODEL]`, and not a file."""
     return isinstance(verifier, str) and _ADDRESS.fullmatch(verifier) is not None and not Path(verifier).exists()
 
 
@@ -365,7 +365,7 @@ def remote_verifier(
     if is_url(where):
         return _stock_server(where, text, options, closing)
     # gRPC is slow to import, so only a pair that needs it waits
-    from edgellm.rpc.address import Address
+    from edgellm.rpc.address import ModelAddress
     from edgellm.rpc.trust.device_id import DeviceID
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.client.verifier_client import RemoteVerifier
@@ -375,7 +375,7 @@ def remote_verifier(
     if where == AUTO:
         trusted = Trust.load()
 
-        def fits(address: Address, device: DeviceID) -> bool:
+        def fits(address: ModelAddress, device: DeviceID) -> bool:
             try:
                 RemoteVerifier(address, text.vocabulary, trust=trusted, device=device).close()
             except EdgeError:
@@ -386,8 +386,8 @@ def remote_verifier(
         chosen = choose_verifier(trusted, text.vocabulary.fingerprint, peers, fits=fits)
         address, device, reason = chosen.address, chosen.device, chosen.reason
     else:
-        address, device, reason = Address.parse(where), None, ""
-        trust = trust_for(address)
+        address, device, reason = ModelAddress.parse(where), None, ""
+        trust = trust_for(address.address)
     verifier = RemoteVerifier(address, text.vocabulary, trust=trust, device=device)
     closing.callback(verifier.close)
     if verifier.chat_template:

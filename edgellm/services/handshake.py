@@ -13,7 +13,7 @@ import grpc.aio
 
 from edgellm.engine import Vocabulary
 from edgellm.engine.vocabulary import block_hash
-from edgellm.errors import SAME_VERSION, ProtocolError, VocabularyMismatch
+from edgellm.errors import SAME_VERSION, ModelNotFound, ProtocolError, VocabularyMismatch
 from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
@@ -22,6 +22,7 @@ _BLOCK = 256  # tokens behind one hash
 _ROUNDS = 100  # blocks that are asked for: Gemma's 6,242 unused tokens are in 25
 _SHOWN = 40  # bytes of a token that a message shows
 _NAME = 200  # characters of a model's name
+_SAID = 1000  # characters of a verifier's own words
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +47,25 @@ class VerifierInfo:
     behind: str = ""
 
 
-async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str) -> VerifierInfo:
-    """Return the description of the verifier at the address `where`, which has `seconds` for each of its answers.
+async def greet(
+    channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str, model: str = ""
+) -> VerifierInfo:
+    """Return the description of the verifier at the address `where`, which has `seconds` for each of its answers: of
+    its `model` of that name, "" being its only one.
 
     Raises:
         VocabularyMismatch, ProtocolError: the two do not fit.
+        ModelNotFound: it has no such model.
         grpc.aio.AioRpcError: there is no answer.
     """
-    said = hello(ours)
+    said = hello(ours, model)
     data = await channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, bytes)(said, timeout=seconds)
     reply = parse_message(pb.HelloReply, data, MAX_GREETING)
     check_protocol(reply.protocol, "the verifier")
+    if model and reply.model != model:  # of an older version, which has one model and does not look for another
+        raise model_missing(where, f"It does not serve {model!r}, but {reply.model[:_NAME]}.")
     if reply.vocabulary != said.vocabulary:
-        await _compare(channel, ours, reply, seconds, where)
+        await _compare(channel, ours, reply, seconds, where, model)
     if reply.context_length < 1:
         raise ProtocolError("The verifier has a context of no tokens.", SAME_VERSION)
     if len(reply.model_hash) not in (0, 32):
@@ -71,13 +78,13 @@ async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, whe
 
 
 async def _compare(
-    channel: grpc.aio.Channel, ours: Vocabulary, reply: pb.HelloReply, seconds: float, where: str
+    channel: grpc.aio.Channel, ours: Vocabulary, reply: pb.HelloReply, seconds: float, where: str, model: str
 ) -> None:
     """Check that the verifier's vocabulary differs from ours in nothing but unused tokens. Raises as `greet`."""
     compare = channel.unary_unary(COMPARE_VOCABULARY, pb.VocabularyHashes.SerializeToString, bytes)
     theirs = list(ours.block_hashes)
     for _ in range(_ROUNDS):
-        data = await compare(pb.VocabularyHashes(blocks=theirs), timeout=seconds)
+        data = await compare(pb.VocabularyHashes(blocks=theirs, model=model), timeout=seconds)
         block = parse_message(pb.VocabularyBlock, data, MAX_VOCABULARY)
         at, n = block.first_token // _BLOCK, len(block.tokens)
         if not n and block.first_token == reply.vocabulary_size and len(theirs) == -(-block.first_token // _BLOCK):
@@ -98,11 +105,18 @@ async def _compare(
     raise mismatch(ours, reply.vocabulary_size, block, where)
 
 
-def hello(vocabulary: Vocabulary) -> pb.HelloRequest:
-    """Return a device's greeting."""
+def hello(vocabulary: Vocabulary, model: str = "") -> pb.HelloRequest:
+    """Return a device's greeting to a verifier's `model`."""
     return pb.HelloRequest(
-        protocol=PROTOCOL, vocabulary=bytes.fromhex(vocabulary.fingerprint), vocabulary_size=vocabulary.size
-    )
+        protocol=PROTOCOL, vocabulary=bytes.fromhex(vocabulary.fingerprint), vocabulary_size=vocabulary.size,
+        model=model,
+    )  # fmt: skip
+
+
+def model_missing(where: str, said: str) -> ModelNotFound:
+    """Return the error for a verifier that has no such model, as it has `said` itself."""
+    words = "".join(filter(str.isprintable, said))[:_SAID]
+    return ModelNotFound(f"The verifier at {where}: {words}", f"Name a model behind the address: {where}#MODEL")
 
 
 def first_different_block(ours: Vocabulary, theirs: pb.VocabularyHashes) -> pb.VocabularyBlock:

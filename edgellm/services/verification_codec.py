@@ -32,11 +32,12 @@ class RequestLimits:
     context: int
 
 
-def write_open(sampling: Sampling, fingerprint: str) -> pb.DeviceFrame:
-    """Return the first frame of a session; `fingerprint` is the vocabulary's, in hex."""
-    wanted = write_sampling(sampling)
+def write_open(sampling: Sampling, fingerprint: str, model: str = "") -> pb.DeviceFrame:
+    """Return the first frame of a session with the verifier's `model`, "" being its only one; `fingerprint` is the
+    vocabulary's, in hex."""
+    wanted, vocabulary = write_sampling(sampling), bytes.fromhex(fingerprint)
     return pb.DeviceFrame(
-        open=pb.Open(protocol=PROTOCOL, vocabulary=bytes.fromhex(fingerprint), sampling=wanted, takes_more=True)
+        open=pb.Open(protocol=PROTOCOL, vocabulary=vocabulary, sampling=wanted, takes_more=True, model=model)
     )
 
 

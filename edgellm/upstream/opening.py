@@ -10,6 +10,7 @@ from edgellm.engine import Model
 from edgellm.errors import VerifierBusy, VerifierLost, VerifierUnreachable
 from edgellm.storage.known_servers import KnownServer, KnownServers
 from edgellm.upstream.detection import detect
+from edgellm.upstream.dialects.served import served_names
 from edgellm.upstream.http_client import CONNECTIONS, HttpClient, ServerURL, read_key
 from edgellm.upstream.rows import MEANING, Tier, Upstream
 from edgellm.upstream.text_border import TextBorders
@@ -45,6 +46,24 @@ class OpenedUpstream:
     notices: tuple[str, ...]
     identity: str
     """A hash that stands for the model: the same as long as the server gives it the same name."""
+    proved: bool
+    """Whether the server has shown that its tokens are those of the vocabulary that it was opened for."""
+
+
+def models_at(url: ServerURL, options: UpstreamOptions | None = None) -> list[str]:
+    """Return the names of the models that the server at `url` has.
+
+    Raises:
+        InvalidOption: the key file is unusable.
+        VerifierUnreachable: nothing answers, or nothing that names its models.
+    """
+    client = HttpClient(url, read_key((options or UpstreamOptions()).key_file))
+    try:
+        return client.wait(served_names(client))
+    except (VerifierLost, VerifierBusy, TimeoutError) as error:
+        raise _unreachable(url, error) from None
+    finally:
+        client.close()
 
 
 def open_upstream(address: str, text: Model, options: UpstreamOptions | None = None) -> OpenedUpstream:
@@ -72,11 +91,8 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
         )
     except BaseException as error:
         client.close()
-        if isinstance(error, TimeoutError):
-            raise VerifierUnreachable(f"The server at {url} takes too long for a first answer.", _LATER) from None
-        if isinstance(error, (VerifierLost, VerifierBusy)):
-            next_step = _LATER if isinstance(error, VerifierBusy) else error.next_step
-            raise VerifierUnreachable(error.what, next_step) from None
+        if isinstance(error, (TimeoutError, VerifierLost, VerifierBusy)):
+            raise _unreachable(url, error) from None
         raise
     if upstream.chat_template:
         text.use_chat_template(upstream.chat_template, upstream.name)
@@ -85,7 +101,13 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
     finding = f"{upstream.dialect} at {url} verifies by {upstream.tier}: {MEANING[upstream.tier]}, as {upstream.reason}"
     notices = tuple(_notices(upstream, url, proof, known=known, key=bool(key)))
     identity = hashlib.sha256(f"{upstream.dialect} {upstream.name} {server.vocabulary}".encode()).hexdigest()
-    return OpenedUpstream(verifier, url, f"{finding}; {proof}", notices, identity)
+    return OpenedUpstream(verifier, url, f"{finding}; {proof}", notices, identity, bool(proof.probes))
+
+
+def _unreachable(url: ServerURL, error: TimeoutError | VerifierLost | VerifierBusy) -> VerifierUnreachable:
+    if isinstance(error, TimeoutError):
+        return VerifierUnreachable(f"The server at {url} takes too long for a first answer.", _LATER)
+    return VerifierUnreachable(error.what, _LATER if isinstance(error, VerifierBusy) else error.next_step)
 
 
 _LATER = "Try again later."

@@ -25,6 +25,8 @@ class Invalid(Exception):
 class Dialect(ABC):
     """A stock server over an engine."""
 
+    model_name = MODEL
+
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
@@ -38,7 +40,7 @@ class Dialect(ABC):
 
     def models(self, owner: str, **more: Any) -> Any:
         """Return the answer of /v1/models."""
-        return {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": owner, **more}]}
+        return {"object": "list", "data": [{"id": self.model_name, "object": "model", "owned_by": owner, **more}]}
 
     def text(self, ids: list[int]) -> str:
         return b"".join(self.engine.model.control_text(token) for token in ids).decode("utf-8", "replace")
@@ -66,7 +68,7 @@ class Vllm(Dialect):
 
     def get(self, path: str) -> Any:
         if path == "/v1/models":
-            return self.models("vllm", max_model_len=self.engine.positions, root=MODEL)
+            return self.models("vllm", max_model_len=self.engine.positions, root=self.model_name)
         if path == "/version":
             return {"version": "0.32.0"}
         raise Missing
@@ -223,7 +225,7 @@ class Sglang(Dialect):
 
     def get(self, path: str) -> Any:
         if path == "/v1/models":
-            return self.models("sglang", max_model_len=self.engine.positions, root=MODEL)
+            return self.models("sglang", max_model_len=self.engine.positions, root=self.model_name)
         raise Missing
 
     def post(self, path: str, body: dict[str, Any]) -> Any:

@@ -141,7 +141,7 @@ def test_without_the_key_requests_are_refused(locked: Ask, value: str | None) ->
         answer = locked(method, path, {"prompt": "a"} if method == "POST" else None, headers)
         assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
         assert answer.headers["www-authenticate"] == "Bearer"
-    assert locked("GET", "/health", None, headers).status == 200
+    assert locked("GET", "/health", None, headers).json == {"status": "ok"}  # and no model's name
 
 
 KEY, WRONG = (b"authorization", b"Bearer " + b"k" * 43), (b"authorization", b"Bearer x")

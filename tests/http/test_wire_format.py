@@ -173,7 +173,7 @@ def test_errors(ask: Ask, troubled: Ask) -> None:
 def test_models_and_health(ask: Ask) -> None:
     same(ask("GET", "/v1/models").json, {"object": "str", "data": [MODEL]})
     same(ask("GET", "/v1/models/edgellm-verifier").json, MODEL)
-    same(ask("GET", "/health").json, {"status": "str"})
+    same(ask("GET", "/health").json, {"status": "str", "models": {"edgellm-verifier": "str"}})
 
 
 def test_the_status(ask: Ask, troubled: Ask) -> None:

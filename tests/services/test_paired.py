@@ -19,7 +19,7 @@ from edgellm.errors import (
     VerifierUnreachable,
     VocabularyMismatch,
 )
-from edgellm.rpc.address import Address
+from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import check_version
@@ -174,7 +174,7 @@ def test_the_best_paired_verifier_is_chosen_and_it_is_said_why(
         chosen(guest, fingerprint, gone)
     with pytest.raises(VerifierUnreachable, match=r"desk serves .* which has a different tokenizer"):
         chosen(guest, "00" * 32)
-    at_desk = server.address, host.identity.id
+    at_desk = ModelAddress(server.address), host.identity.id
     unlike = choose_verifier(guest, "00" * 32, hosts=[], fits=lambda address, device: (address, device) == at_desk)
     assert (unlike.address, unlike.device) == at_desk
     with pytest.raises(NotPaired, match="attic"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Source, Token, Verdict
 from edgellm.upstream.gateway.backend import GatewayBackend
-from edgellm.upstream.gateway.opening import PoolOpening
+from edgellm.upstream.gateway.opening import GatewayModel, PoolOpening
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
@@ -49,6 +49,13 @@ PATIENT = UpstreamTiming(least=600.0, retry=0.01, retry_most=0.02)  # what a bus
 DEVICE = Timing(least=600.0, silent_beats=2400)
 
 
+def open_models(
+    tokenizer: Path, servers: Sequence[UpstreamServer], timing: UpstreamTiming = PATIENT
+) -> tuple[GatewayModel, ...]:
+    """The models of some servers, with one tokenizer."""
+    return PoolOpening([tokenizer], UpstreamOptions(timing=timing)).open([server.url for server in servers])
+
+
 @dataclass(frozen=True, slots=True)
 class House:
     """Stock servers, a gateway to them, and a device that drafts for it."""
@@ -57,11 +64,20 @@ class House:
     gateway: GatewayServer
     device: LLM
 
+    @property
+    def backend(self) -> GatewayBackend:
+        """Of the only model."""
+        return self.gateway.backends[0]
+
+    @property
+    def pool(self) -> ServerPool:
+        return self.backend.pool
+
     def mend(self) -> None:
         """End all faults, and wait until every server is used again."""
         for server in self.servers:
             server.heal()
-        while not all(one.up() for one in self.gateway.pool.servers):
+        while not all(one.up() for one in self.pool.servers):
             sleep(0.005)
 
 
@@ -80,8 +96,9 @@ def houses(engine: Engine, text: Model, f32_pair: tuple[Path, Path]) -> Iterator
 
         def house(*ways: str) -> House:
             servers = tuple(closing.enter_context(UpstreamServer(WAYS[way][0](engine))) for way in ways)
-            pool = PoolOpening(text, UpstreamOptions(timing=PATIENT)).open([server.url for server in servers])
-            gateway = closing.enter_context(GatewayServer(pool, text, ANYWHERE))
+            gateway = GatewayServer(open_models(f32_pair[0], servers), ANYWHERE)
+            closing.callback(gateway.close)
+            closing.enter_context(gateway)
             remote = RemoteVerifier(gateway.address, text.vocabulary, timing=DEVICE)
             closing.callback(remote.close)
             pair = LLM(draft, draft=draft, verifier=remote, model_hash=lambda: remote.model_hash, history=False)
@@ -146,7 +163,7 @@ def test_devices_are_told_what_servers_cannot_do(houses: dict[str, House]) -> No
 def test_a_server_that_fails_is_replaced_by_another(houses: dict[str, House], wanted: dict[int, list[int]]) -> None:
     """Again and again the server that is used fails: nothing is lost, repeated, or unverified."""
     house = houses["two"]
-    moved = house.gateway.gateway.figures.moved
+    moved = house.backend.figures.moved
     tokens: list[Token] = []
     notices: list[Notice] = []
     faults = iter((Fault.DROPPED, Fault.FAILED, Fault.STRANGE, Fault.BUSY, *[None] * MOST))
@@ -156,13 +173,13 @@ def test_a_server_that_fails_is_replaced_by_another(houses: dict[str, House], wa
         tokens.append(token)
         if len(tokens) % 3 == 0:
             house.mend()
-            busy = max(house.gateway.pool.servers, key=lambda one: one.sessions)
-            house.servers[house.gateway.pool.servers.index(busy)].fault = next(faults)
+            busy = max(house.pool.servers, key=lambda one: one.sessions)
+            house.servers[house.pool.servers.index(busy)].fault = next(faults)
     house.mend()
     assert [token.id for token in tokens] == wanted[5]
     assert not {token.source for token in tokens} & UNVERIFIED
     assert not notices
-    assert house.gateway.gateway.figures.moved >= moved + 3
+    assert house.backend.figures.moved >= moved + 3
 
 
 def test_without_any_server_a_device_is_told_when_to_come_back(
@@ -174,7 +191,7 @@ def test_without_any_server_a_device_is_told_when_to_come_back(
     assert {token.source for token in tokens} <= UNVERIFIED
     assert any("The verifier is busy for about" in notice.text for notice in notices)
     house.mend()
-    assert house.gateway.gateway.figures.pushed_back > 0
+    assert house.backend.figures.pushed_back > 0
     while any(token.source in UNVERIFIED for token in tokens):
         tokens, _ = written(house.device)
     assert [token.id for token in tokens] == wanted[5]
@@ -185,7 +202,7 @@ def test_the_metrics_tell_what_was_reused(houses: dict[str, House]) -> None:
     for _ in range(2):
         written(house.device)
     registry = CollectorRegistry()
-    registry.register(GatewayCollector(house.gateway.gateway))
+    registry.register(GatewayCollector([house.backend]))
     lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
     found = {line.split("{")[0].split(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
     assert 0 < found["edgellm_upstream_cached_tokens_total"] < found["edgellm_upstream_prefix_tokens_total"]
@@ -194,29 +211,30 @@ def test_the_metrics_tell_what_was_reused(houses: dict[str, House]) -> None:
     assert found["edgellm_upstream_up"] == 1.0
 
 
-def test_what_is_no_pool(houses: dict[str, House], text: Model) -> None:
+def test_what_is_no_pool(houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
     one, other = houses["two"].servers
     with pytest.raises(InvalidOption, match="has no model 'served/other'"):
-        PoolOpening(text).open([one.url, f"{other.url}#served/other"])
+        PoolOpening([f32_pair[0]]).open([one.url, f"{other.url}#served/other"])
     with pytest.raises(InvalidOption, match="given twice"):
-        PoolOpening(text).open([one.url, f"{one.url}/v1"])
+        PoolOpening([f32_pair[0]]).open([one.url, f"{one.url}/v1"])
 
 
-def test_a_server_may_come_later(engine: Engine, houses: dict[str, House], text: Model) -> None:
+def test_a_server_may_come_later(engine: Engine, houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
     """One that is away when the gateway starts is used as soon as it answers."""
     make, _ = WAYS["vllm-fan-out"]
     late = UpstreamServer(make(engine))
     late.close()
     news: list[str] = []
-    opening = PoolOpening(text, UpstreamOptions(timing=PATIENT), news.append)
-    pool = opening.open([late.url, houses["two"].servers[0].url, "http://127.0.0.1:9"])
+    opening = PoolOpening([f32_pair[0]], UpstreamOptions(timing=PATIENT), news.append)
+    (model,) = opening.open([late.url, houses["two"].servers[0].url, "http://127.0.0.1:9"])
+    pool = model.pool
     assert len(pool.servers) == 1
     with UpstreamServer(make(engine), port=late.port):
         while len(pool.servers) < 2:
             sleep(0.005)
         assert str(pool.servers[1].url) == late.url
         opening.close()
-        pool.close()
+        model.close()
     assert f"{late.url} is used now." in news
     assert sum("It is used as soon as it answers." in one for one in news) == 2
 
@@ -250,15 +268,16 @@ class Sessions:
 
 
 @pytest.fixture
-def sessions(houses: dict[str, House], text: Model) -> Iterator[Sessions]:
+def sessions(houses: dict[str, House], f32_pair: tuple[Path, Path]) -> Iterator[Sessions]:
     """Sessions at a gateway with a place for one request at each of two servers."""
     house = houses["two"]
-    pool = PoolOpening(text, UpstreamOptions(timing=PATIENT)).open([server.url for server in house.servers])
-    narrow = ServerPool([PooledServer(one.opened, 1) for one in pool.servers])
+    (model,) = open_models(f32_pair[0], house.servers)
+    narrow = ServerPool([PooledServer(one.opened, 1) for one in model.pool.servers])
     backend = GatewayBackend(narrow)
     yield Sessions(backend)
     house.mend()
     backend.close()
+    model.text.close()
 
 
 def test_a_session_sends_what_the_gateway_does_not_hold(sessions: Sessions, text: Model) -> None:
@@ -354,12 +373,13 @@ def test_a_request_that_servers_refuse_says_nothing_of_them(
     assert isinstance(sessions.wait(2), Verdict)
 
 
-def test_a_server_that_stalls_is_replaced_by_another(text: Model, houses: dict[str, House]) -> None:
+def test_a_server_that_stalls_is_replaced_by_another(
+    text: Model, houses: dict[str, House], f32_pair: tuple[Path, Path]
+) -> None:
     house = houses["two"]
     timing = UpstreamTiming(least=0.2, retry=0.01, retry_most=0.02)
-    backend = GatewayBackend(
-        PoolOpening(text, UpstreamOptions(timing=timing)).open([server.url for server in house.servers])
-    )
+    (model,) = open_models(f32_pair[0], house.servers, timing)
+    backend = GatewayBackend(model.pool)
     sessions = Sessions(backend)
     prompt = text.plain_prompt("Where is the mug?")
     for session in (1, 2):  # how long they take is known then
@@ -374,6 +394,7 @@ def test_a_server_that_stalls_is_replaced_by_another(text: Model, houses: dict[s
     assert backend.figures.moved > 0
     house.mend()
     backend.close()
+    model.text.close()
 
 
 def test_a_gateway_that_ends_says_so(sessions: Sessions, text: Model, houses: dict[str, House]) -> None:
@@ -413,8 +434,8 @@ def test_a_gateway_from_the_command_line(houses: dict[str, House], f32_pair: tup
             assert json.load(answer)["usage"]["completion_tokens"] == 2
         with urlopen(f"{web}/metrics") as answer:
             metrics = answer.read().decode()
-        assert f'edgellm_upstream_up{{server="{server.url}",tier="continue"}} 1.0' in metrics
-        assert float(re.findall(r"^edgellm_gateway_verified_tokens_total (\S+)$", metrics, re.MULTILINE)[0]) >= 4
+        assert f'edgellm_upstream_up{{model="served/verifier",server="{server.url}",tier="continue"}} 1.0' in metrics
+        assert float(re.findall(r"^edgellm_gateway_verified_tokens_total\{.*\} (\S+)$", metrics, re.MULTILINE)[0]) >= 4
         gateway.process.terminate()
         assert gateway.end()[0] == 0
     finally:

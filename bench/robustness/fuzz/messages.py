@@ -31,6 +31,7 @@ from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemotePending, Stream
 from edgellm.services.handshake import VerifierInfo, greet
 from edgellm.services.server.verification_service import VerificationService
+from edgellm.services.server.verifying_model import VerifyingModel
 from edgellm.services.verification_codec import write_open, write_verdict, write_verify
 from edgellm.spec.patience import VerdictDeadline
 from edgellm.spec.sampling import rounded
@@ -142,10 +143,8 @@ class _Session:
 
     async def feed(self, data: bytes) -> None:
         if self._service is None:
-            self._service = VerificationService(
-                cast(Any, _Worker(random.Random(0))), vocabulary=VOCABULARY, info=INFO, max_waiting=128,
-                notify=lambda _event: None,
-            )  # fmt: skip
+            model = VerifyingModel(INFO, VOCABULARY, cast(Any, _Worker(random.Random(0))), 128)
+            self._service = VerificationService([model], notify=lambda _event: None)
         if self._task is None:
             self._line = _Line()
             self._task = asyncio.create_task(self._service.session(None, cast(Any, self._line)))

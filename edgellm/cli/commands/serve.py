@@ -9,7 +9,7 @@ import enum
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from enum import StrEnum
@@ -69,12 +69,13 @@ if TYPE_CHECKING:
     from edgellm.engine.hardware import Hardware
     from edgellm.http.server import HttpServer
     from edgellm.llm import LLM
-    from edgellm.services.server.gateway_server import GatewayServer
     from edgellm.services.server.servers import Listener, WorkerServer
     from edgellm.services.server.verification_service import ServerEvent
     from edgellm.spec.draft_length import CostCurve
     from edgellm.spec.params import ReplyOptions
+    from edgellm.upstream.gateway.opening import GatewayModel
     from edgellm.upstream.opening import UpstreamOptions
+    from edgellm.verifier.in_process import ColocatedVerifier
 
 
 def hosts_of(server: Listener, interface: list[str] | None) -> list[str]:
@@ -227,9 +228,10 @@ def serve(
         ),
     ] = Role.PAIR,
     model: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            "-m", "--model", metavar="MODEL", help="Verifier model; for a worker, a model that it has whole.",
+            "-m", "--model", metavar="MODEL", help="Verifier model; for a worker, a model that it has whole; with "
+            "--upstream one with the server's tokenizer, several times for several tokenizers.",
             autocompletion=model_names, show_default="edgellm-verifier",
         ),
     ] = None,
@@ -343,11 +345,11 @@ def serve(
         elif upstream:
             how = upstream_options(upstream_tier, upstream_key_file, "--upstream-tier")
             _check_gateway(ctx, model, hardware)
-            _serve_gateway(server, upstream, how, model or "", host, port, paired_only, announce, interface, defaults)
+            _serve_gateway(server, upstream, how, model or [], host, port, paired_only, announce, interface, defaults)
         elif role is Role.VERIFIER:
             _serve_verifier(
                 server,
-                model or "edgellm-verifier",
+                _only(model) or "edgellm-verifier",
                 host,
                 port,
                 paired_only,
@@ -360,7 +362,7 @@ def serve(
             )
         else:
             _serve_worker(
-                server, model, host, port, paired_only, memory, keep, store, rpc, announce, interface,
+                server, _only(model), host, port, paired_only, memory, keep, store, rpc, announce, interface,
                 hardware.of(VERIFIER),
             )  # fmt: skip
 
@@ -506,14 +508,20 @@ def _serve_verifier(
             server.close()
 
 
-def _say_how_to_use(server: Listener, interface: list[str] | None) -> None:
-    """Print how devices have drafts verified here."""
+def _say_how_to_use(server: Listener, interface: list[str] | None, models: Sequence[str] = ()) -> None:
+    """Print how devices have drafts verified here, by one of several `models` if there are."""
+    from edgellm.rpc.address import ModelAddress
+
     if server.trust is None:
-        say(f"Use it with: edgellm chat --verifier {server.address}", style="bold")
+        for model in models or ("",):
+            say(f"Use it with: edgellm chat --verifier {ModelAddress(server.address, model)}", style="bold")
         return
     say("Use it on a paired device with: edgellm chat --verifier auto", style="bold")
-    for one in hosts_of(server, interface):
-        say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=one)}", style="dim")
+    for host in hosts_of(server, interface):
+        for model in models or ("",):
+            where = ModelAddress(replace(server.address, host=host), model)
+            say(f"{'or to choose a model' if models else 'or, if it is not found'}: edgellm chat --peer {where}",
+                style="dim")  # fmt: skip
 
 
 def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
@@ -535,11 +543,18 @@ def _on_command_line(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _check_gateway(ctx: typer.Context, model: str | None, hardware: HardwareOptions) -> None:
+def _only(models: list[str] | None) -> str | None:
+    """Return the model that is named. Raise InvalidOption for several, which only a gateway has."""
+    if models and len(models) > 1:
+        raise InvalidOption(f"{len(models)} models are named: {', '.join(models)}.", "Give -m once.")
+    return models[0] if models else None
+
+
+def _check_gateway(ctx: typer.Context, model: list[str] | None, hardware: HardwareOptions) -> None:
     """Refuse a gateway without a tokenizer, and options for a model that it does not load."""
     if _on_command_line(ctx, "draft"):
         raise InvalidOption("--draft has no meaning with --upstream: no model is computed here.", "Leave it out.")
-    if model is None:
+    if not model:
         raise InvalidOption(
             "--upstream needs a model with the server's tokenizer.",
             "Name one with -m, such as the devices' draft model; nothing but its tokenizer is loaded.",
@@ -554,24 +569,25 @@ def _check_gateway(ctx: typer.Context, model: str | None, hardware: HardwareOpti
             )
 
 
-def _pair_over(server: GatewayServer) -> LLM:
-    """Return a pair without a draft model, whose replies the servers of a gateway write beside those of devices."""
+def _pair_over(model: GatewayModel, verifier: ColocatedVerifier) -> LLM:
+    """Return a pair without a draft model, whose replies the servers of a gateway's `model` write beside those of
+    devices, as `verifier`."""
     from edgellm.llm import LLM
     from edgellm.llm.llm import EXTRA_TOKENS
     from edgellm.llm.model_loading import OpenedVerifier
 
-    pool, verifier = server.pool, server.inside()
+    pool = model.pool
     where = ", ".join(str(one.url) for one in pool.servers)
     finding = "; ".join(one.opened.finding for one in pool.servers)
-    remote = OpenedVerifier(verifier, lambda: pool.identity, pool.ready, "", where, server.text.n_vocab, finding)
+    remote = OpenedVerifier(verifier, lambda: pool.identity, pool.ready, "", where, model.text.n_vocab, finding)
     return LLM(
-        server.text, draft=None, verifier=verifier, model_hash=remote.model_hash, remote=remote, extra=EXTRA_TOKENS
+        model.text, draft=None, verifier=verifier, model_hash=remote.model_hash, remote=remote, extra=EXTRA_TOKENS
     )
 
 
 def _serve_gateway(
-    http: HttpServer | None, addresses: list[str], options: UpstreamOptions | None, model: str, host: str, port: int,
-    paired_only: bool, announce: bool, interface: list[str] | None, defaults: ReplyOptions,
+    http: HttpServer | None, addresses: list[str], options: UpstreamOptions | None, tokenizers: list[str], host: str,
+    port: int, paired_only: bool, announce: bool, interface: list[str] | None, defaults: ReplyOptions,
 ) -> None:  # fmt: skip
     from edgellm.http.model_host import ServedModel
     from edgellm.services.server.gateway_server import TIMING, serve_gateway
@@ -580,20 +596,27 @@ def _serve_gateway(
 
     options = replace(options or UpstreamOptions(), timing=TIMING)
     server = serve_gateway(
-        addresses, resolve(model), options=options, host=host, port=port, paired_only=paired_only,
-        on_event=_print_event,
+        addresses, [resolve(one) for one in tokenizers], options=options, host=host, port=port,
+        paired_only=paired_only, on_event=_print_event,
     )  # fmt: skip
-    for one in server.pool.servers:
-        say(f"{one.opened.finding}.", style="dim")
-        for notice in one.opened.notices:
-            say(notice)
-    _say_how_to_use(server, interface)
+    several = len(server.models) > 1
+    for model in server.models:
+        for one in model.pool.servers:
+            say(f"{model.name}: {one.opened.finding}." if several else f"{one.opened.finding}.", style="dim")
+            for notice in one.opened.notices:
+                say(notice)
+    _say_how_to_use(server, interface, [model.name for model in server.models] if several else ())
     with ExitStack() as closing:
         if http is not None:
-            pair = closing.enter_context(_pair_over(server))
-            pair.check_options(defaults)
-            http.open(ServedModel(pair, pair.name, in_turns=False, options=defaults))
-            http.watch_gateway(server.gateway)
+            for number, (model, verifying) in enumerate(zip(server.models, server.verifying(), strict=True)):
+                pair = closing.enter_context(_pair_over(model, verifying.inside()))
+                pair.check_options(defaults)
+                served = ServedModel(pair, pair.name, in_turns=False, options=defaults)
+                if number:
+                    http.add(served)
+                else:
+                    http.open(served)
+            http.watch_gateway(server.backends)
             print_urls(http)
         if announce:
             closing.enter_context(announcing(server, interface))

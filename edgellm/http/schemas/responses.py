@@ -35,6 +35,10 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", 
 
 class Health(BaseModel):
     status: Literal["ok"] = "ok"
+    models: dict[str, Literal["ok", "away"]] | None = Field(
+        None, description="Whether each model in memory can answer; away: no server behind a gateway has it now. Null"
+        " where clients need a key."
+    )  # fmt: skip
 
 
 class ModelInfo(BaseModel):

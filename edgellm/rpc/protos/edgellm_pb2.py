@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n edgellm/rpc/protos/edgellm.proto\x12\nedgellm.v1\"M\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\"\xfa\x01\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x12\n\nmodel_hash\x18\x06 \x01(\x0c\x12\x10\n\x08logprobs\x18\x07 \x01(\x08\x12\x11\n\tpenalties\x18\t \x01(\x08\x12\x15\n\rchat_template\x18\x08 \x01(\t\x12\x10\n\x08grammars\x18\x0b \x01(\x08\x12\x14\n\x0c\x64rafts_extra\x18\n \x01(\x08\x12\x0e\n\x06\x62\x65hind\x18\x0c \x01(\t\"\"\n\x10VocabularyHashes\x12\x0e\n\x06\x62locks\x18\x01 \x03(\x0c\"E\n\x0fVocabularyBlock\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\x12\r\n\x05kinds\x18\x03 \x01(\x0c\"^\n\x0b\x44\x65viceFrame\x12 \n\x04open\x18\x01 \x01(\x0b\x32\x10.edgellm.v1.OpenH\x00\x12$\n\x06verify\x18\x02 \x01(\x0b\x32\x12.edgellm.v1.VerifyH\x00\x42\x07\n\x05\x66rame\"\xe3\x01\n\rVerifierFrame\x12&\n\x07verdict\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.VerdictH\x00\x12-\n\x0bneed_prefix\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.NeedPrefixH\x00\x12&\n\x07working\x18\x03 \x01(\x0b\x32\x13.edgellm.v1.WorkingH\x00\x12 \n\x04\x62usy\x18\x04 \x01(\x0b\x32\x10.edgellm.v1.BusyH\x00\x12(\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x14.edgellm.v1.DrainingH\x00\x42\x07\n\x05\x66rame\"h\n\x04Open\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12&\n\x08sampling\x18\x03 \x01(\x0b\x32\x14.edgellm.v1.Sampling\x12\x12\n\ntakes_more\x18\x04 \x01(\x08\"\xb0\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12(\n\tpenalties\x18\x06 \x01(\x0b\x32\x15.edgellm.v1.Penalties\x12*\n\nconstraint\x18\x07 \x01(\x0b\x32\x16.edgellm.v1.Constraint\":\n\nConstraint\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x03(\r\"j\n\tPenalties\x12\x0e\n\x06repeat\x18\x01 \x01(\x01\x12\x11\n\tfrequency\x18\x02 \x01(\x01\x12\x10\n\x08presence\x18\x03 \x01(\x01\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x0c\n\x04\x62ias\x18\x05 \x03(\x01\x12\r\n\x05start\x18\x06 \x01(\r\"\xbd\x01\n\x06Verify\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06prefix\x18\x03 \x03(\r\x12\r\n\x05\x63hunk\x18\x04 \x03(\r\x12\x30\n\rdistributions\x18\x05 \x01(\x0b\x32\x19.edgellm.v1.Distributions\x12\r\n\x05\x65xtra\x18\x06 \x01(\r\x12\x0e\n\x06\x63opied\x18\x07 \x01(\x08\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"K\n\rDistributions\x12\x0f\n\x07lengths\x18\x01 \x03(\r\x12\x0c\n\x04gaps\x18\x04 \x03(\r\x12\x0f\n\x07weights\x18\x05 \x03(\rJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"\x96\x01\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0e\n\x06passes\x18\x05 \x01(\r\x12\x11\n\tplausible\x18\x06 \x01(\x0c\x12&\n\x08logprobs\x18\x07 \x01(\x0b\x32\x14.edgellm.v1.Logprobs\"7\n\x08Logprobs\x12\x0b\n\x03own\x18\x01 \x03(\x02\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x11\n\tlikeliest\x18\x03 \x03(\x02\"-\n\nNeedPrefix\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\"8\n\x07Working\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x04\"\'\n\x04\x42usy\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08retry_ms\x18\x02 \x01(\r\"\n\n\x08\x44raining2\xdc\x01\n\x0cVerification\x12\x39\n\x05Hello\x12\x18.edgellm.v1.HelloRequest\x1a\x16.edgellm.v1.HelloReply\x12N\n\x11\x43ompareVocabulary\x12\x1c.edgellm.v1.VocabularyHashes\x1a\x1b.edgellm.v1.VocabularyBlock\x12\x41\n\x07Session\x12\x17.edgellm.v1.DeviceFrame\x1a\x19.edgellm.v1.VerifierFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n edgellm/rpc/protos/edgellm.proto\x12\nedgellm.v1\"\\\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\"\xfa\x01\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x12\n\nmodel_hash\x18\x06 \x01(\x0c\x12\x10\n\x08logprobs\x18\x07 \x01(\x08\x12\x11\n\tpenalties\x18\t \x01(\x08\x12\x15\n\rchat_template\x18\x08 \x01(\t\x12\x10\n\x08grammars\x18\x0b \x01(\x08\x12\x14\n\x0c\x64rafts_extra\x18\n \x01(\x08\x12\x0e\n\x06\x62\x65hind\x18\x0c \x01(\t\"1\n\x10VocabularyHashes\x12\x0e\n\x06\x62locks\x18\x01 \x03(\x0c\x12\r\n\x05model\x18\x02 \x01(\t\"E\n\x0fVocabularyBlock\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\x12\r\n\x05kinds\x18\x03 \x01(\x0c\"^\n\x0b\x44\x65viceFrame\x12 \n\x04open\x18\x01 \x01(\x0b\x32\x10.edgellm.v1.OpenH\x00\x12$\n\x06verify\x18\x02 \x01(\x0b\x32\x12.edgellm.v1.VerifyH\x00\x42\x07\n\x05\x66rame\"\xe3\x01\n\rVerifierFrame\x12&\n\x07verdict\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.VerdictH\x00\x12-\n\x0bneed_prefix\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.NeedPrefixH\x00\x12&\n\x07working\x18\x03 \x01(\x0b\x32\x13.edgellm.v1.WorkingH\x00\x12 \n\x04\x62usy\x18\x04 \x01(\x0b\x32\x10.edgellm.v1.BusyH\x00\x12(\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x14.edgellm.v1.DrainingH\x00\x42\x07\n\x05\x66rame\"w\n\x04Open\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12&\n\x08sampling\x18\x03 \x01(\x0b\x32\x14.edgellm.v1.Sampling\x12\x12\n\ntakes_more\x18\x04 \x01(\x08\x12\r\n\x05model\x18\x05 \x01(\t\"\xb0\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12(\n\tpenalties\x18\x06 \x01(\x0b\x32\x15.edgellm.v1.Penalties\x12*\n\nconstraint\x18\x07 \x01(\x0b\x32\x16.edgellm.v1.Constraint\":\n\nConstraint\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x03(\r\"j\n\tPenalties\x12\x0e\n\x06repeat\x18\x01 \x01(\x01\x12\x11\n\tfrequency\x18\x02 \x01(\x01\x12\x10\n\x08presence\x18\x03 \x01(\x01\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x0c\n\x04\x62ias\x18\x05 \x03(\x01\x12\r\n\x05start\x18\x06 \x01(\r\"\xbd\x01\n\x06Verify\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06prefix\x18\x03 \x03(\r\x12\r\n\x05\x63hunk\x18\x04 \x03(\r\x12\x30\n\rdistributions\x18\x05 \x01(\x0b\x32\x19.edgellm.v1.Distributions\x12\r\n\x05\x65xtra\x18\x06 \x01(\r\x12\x0e\n\x06\x63opied\x18\x07 \x01(\x08\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"K\n\rDistributions\x12\x0f\n\x07lengths\x18\x01 \x03(\r\x12\x0c\n\x04gaps\x18\x04 \x03(\r\x12\x0f\n\x07weights\x18\x05 \x03(\rJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"\x96\x01\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0e\n\x06passes\x18\x05 \x01(\r\x12\x11\n\tplausible\x18\x06 \x01(\x0c\x12&\n\x08logprobs\x18\x07 \x01(\x0b\x32\x14.edgellm.v1.Logprobs\"7\n\x08Logprobs\x12\x0b\n\x03own\x18\x01 \x03(\x02\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x11\n\tlikeliest\x18\x03 \x03(\x02\"-\n\nNeedPrefix\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\"8\n\x07Working\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x04\"\'\n\x04\x42usy\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08retry_ms\x18\x02 \x01(\r\"\n\n\x08\x44raining2\xdc\x01\n\x0cVerification\x12\x39\n\x05Hello\x12\x18.edgellm.v1.HelloRequest\x1a\x16.edgellm.v1.HelloReply\x12N\n\x11\x43ompareVocabulary\x12\x1c.edgellm.v1.VocabularyHashes\x1a\x1b.edgellm.v1.VocabularyBlock\x12\x41\n\x07Session\x12\x17.edgellm.v1.DeviceFrame\x1a\x19.edgellm.v1.VerifierFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,41 +32,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edgellm.rpc.protos.edgellm_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLOREQUEST']._serialized_start=48
-  _globals['_HELLOREQUEST']._serialized_end=125
-  _globals['_HELLOREPLY']._serialized_start=128
-  _globals['_HELLOREPLY']._serialized_end=378
-  _globals['_VOCABULARYHASHES']._serialized_start=380
-  _globals['_VOCABULARYHASHES']._serialized_end=414
-  _globals['_VOCABULARYBLOCK']._serialized_start=416
-  _globals['_VOCABULARYBLOCK']._serialized_end=485
-  _globals['_DEVICEFRAME']._serialized_start=487
-  _globals['_DEVICEFRAME']._serialized_end=581
-  _globals['_VERIFIERFRAME']._serialized_start=584
-  _globals['_VERIFIERFRAME']._serialized_end=811
-  _globals['_OPEN']._serialized_start=813
-  _globals['_OPEN']._serialized_end=917
-  _globals['_SAMPLING']._serialized_start=920
-  _globals['_SAMPLING']._serialized_end=1096
-  _globals['_CONSTRAINT']._serialized_start=1098
-  _globals['_CONSTRAINT']._serialized_end=1156
-  _globals['_PENALTIES']._serialized_start=1158
-  _globals['_PENALTIES']._serialized_end=1264
-  _globals['_VERIFY']._serialized_start=1267
-  _globals['_VERIFY']._serialized_end=1456
-  _globals['_DISTRIBUTIONS']._serialized_start=1458
-  _globals['_DISTRIBUTIONS']._serialized_end=1533
-  _globals['_VERDICT']._serialized_start=1536
-  _globals['_VERDICT']._serialized_end=1686
-  _globals['_LOGPROBS']._serialized_start=1688
-  _globals['_LOGPROBS']._serialized_end=1743
-  _globals['_NEEDPREFIX']._serialized_start=1745
-  _globals['_NEEDPREFIX']._serialized_end=1790
-  _globals['_WORKING']._serialized_start=1792
-  _globals['_WORKING']._serialized_end=1848
-  _globals['_BUSY']._serialized_start=1850
-  _globals['_BUSY']._serialized_end=1889
-  _globals['_DRAINING']._serialized_start=1891
-  _globals['_DRAINING']._serialized_end=1901
-  _globals['_VERIFICATION']._serialized_start=1904
-  _globals['_VERIFICATION']._serialized_end=2124
+  _globals['_HELLOREQUEST']._serialized_end=140
+  _globals['_HELLOREPLY']._serialized_start=143
+  _globals['_HELLOREPLY']._serialized_end=393
+  _globals['_VOCABULARYHASHES']._serialized_start=395
+  _globals['_VOCABULARYHASHES']._serialized_end=444
+  _globals['_VOCABULARYBLOCK']._serialized_start=446
+  _globals['_VOCABULARYBLOCK']._serialized_end=515
+  _globals['_DEVICEFRAME']._serialized_start=517
+  _globals['_DEVICEFRAME']._serialized_end=611
+  _globals['_VERIFIERFRAME']._serialized_start=614
+  _globals['_VERIFIERFRAME']._serialized_end=841
+  _globals['_OPEN']._serialized_start=843
+  _globals['_OPEN']._serialized_end=962
+  _globals['_SAMPLING']._serialized_start=965
+  _globals['_SAMPLING']._serialized_end=1141
+  _globals['_CONSTRAINT']._serialized_start=1143
+  _globals['_CONSTRAINT']._serialized_end=1201
+  _globals['_PENALTIES']._serialized_start=1203
+  _globals['_PENALTIES']._serialized_end=1309
+  _globals['_VERIFY']._serialized_start=1312
+  _globals['_VERIFY']._serialized_end=1501
+  _globals['_DISTRIBUTIONS']._serialized_start=1503
+  _globals['_DISTRIBUTIONS']._serialized_end=1578
+  _globals['_VERDICT']._serialized_start=1581
+  _globals['_VERDICT']._serialized_end=1731
+  _globals['_LOGPROBS']._serialized_start=1733
+  _globals['_LOGPROBS']._serialized_end=1788
+  _globals['_NEEDPREFIX']._serialized_start=1790
+  _globals['_NEEDPREFIX']._serialized_end=1835
+  _globals['_WORKING']._serialized_start=1837
+  _globals['_WORKING']._serialized_end=1893
+  _globals['_BUSY']._serialized_start=1895
+  _globals['_BUSY']._serialized_end=1934
+  _globals['_DRAINING']._serialized_start=1936
+  _globals['_DRAINING']._serialized_end=1946
+  _globals['_VERIFICATION']._serialized_start=1949
+  _globals['_VERIFICATION']._serialized_end=2169
 # @@protoc_insertion_point(module_scope)

@@ -7,14 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HelloRequest(_message.Message):
-    __slots__ = ("protocol", "vocabulary", "vocabulary_size")
+    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     vocabulary: bytes
     vocabulary_size: int
-    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ...) -> None: ...
+    model: str
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs", "penalties", "chat_template", "grammars", "drafts_extra", "behind")
@@ -45,10 +47,12 @@ class HelloReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., penalties: _Optional[bool] = ..., chat_template: _Optional[str] = ..., grammars: _Optional[bool] = ..., drafts_extra: _Optional[bool] = ..., behind: _Optional[str] = ...) -> None: ...
 
 class VocabularyHashes(_message.Message):
-    __slots__ = ("blocks",)
+    __slots__ = ("blocks", "model")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, blocks: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    model: str
+    def __init__(self, blocks: _Optional[_Iterable[bytes]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class VocabularyBlock(_message.Message):
     __slots__ = ("first_token", "tokens", "kinds")
@@ -83,16 +87,18 @@ class VerifierFrame(_message.Message):
     def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., need_prefix: _Optional[_Union[NeedPrefix, _Mapping]] = ..., working: _Optional[_Union[Working, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol", "vocabulary", "sampling", "takes_more")
+    __slots__ = ("protocol", "vocabulary", "sampling", "takes_more", "model")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TAKES_MORE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     vocabulary: bytes
     sampling: Sampling
     takes_more: bool
-    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., takes_more: _Optional[bool] = ...) -> None: ...
+    model: str
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., takes_more: _Optional[bool] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "seed", "min_p", "penalties", "constraint")

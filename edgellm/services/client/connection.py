@@ -22,7 +22,7 @@ from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.handshake import VerifierInfo, greet
+from edgellm.services.handshake import VerifierInfo, greet, model_missing
 from edgellm.spec.patience import RetryDelay, VerdictDeadline
 
 
@@ -56,18 +56,22 @@ class Connection:
         timing: Timing,
         trust: Trust | None = None,
         device: DeviceID | None = None,
+        model: str = "",
     ) -> None:
-        """Connect; with `trust`, by mutual TLS to a paired device, or to the given `device` only.
+        """Connect; with `trust`, by mutual TLS to a paired device, or to the given `device` only. `model` is the one
+        that is wanted there; "" is its only one.
 
         Raises:
             PairingRequired: the address leaves this machine, and there is no `trust`, or no device is paired.
             NotPaired, NotPermitted, IdentityClash: it is not a device that trusts this one, and is trusted.
             VerifierUnreachable: there is no answer.
             VocabularyMismatch, ProtocolError: somebody does, but the two do not fit.
+            ModelNotFound: there is no such model, or none is named and there are several.
         """
         self.address = address if trust is not None else address.require_loopback()
         self._trust = trust
         self._device = device
+        self.model = model
         self.timing = timing
         self.patience = VerdictDeadline(timing.least)
         self._vocabulary = vocabulary
@@ -153,7 +157,7 @@ class Connection:
             self._device = welcomed.peer.id  # when it comes back, it must be the same
 
         def greeted(deadline: float) -> Coroutine[Any, Any, VerifierInfo]:
-            return greet(channel, self._vocabulary, deadline, str(self.address))
+            return greet(channel, self._vocabulary, deadline, str(self.address), self.model)
 
         try:
             peer = await call_with_retry(greeted, self.address, self.timing.hello)
@@ -191,6 +195,8 @@ class Connection:
             return NotPermitted(
                 f"The verifier at {self.address} refuses.", error.details() or "Ask the device's owner for the right."
             )
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            return model_missing(str(self.address), error.details() or "It has no such model.")
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             what = f"The server at {self.address} is not a verifier."
         elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:

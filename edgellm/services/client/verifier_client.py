@@ -16,7 +16,7 @@ import numpy as np
 
 from edgellm.engine import Vocabulary, common_prefix
 from edgellm.errors import SAME_VERSION, EdgeError, ProtocolError, VerifierBusy, VerifierLost, VerifierSlow
-from edgellm.rpc.address import Address
+from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import MAX_BUSY_MS, SESSION
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.device_id import DeviceID
@@ -304,15 +304,15 @@ class RemoteVerifier(Verifier):
 
     def __init__(
         self,
-        address: str | Address,
+        address: str | Address | ModelAddress,
         vocabulary: Vocabulary,
         *,
         timing: Timing | None = None,
         trust: Trust | None = None,
         device: DeviceID | None = None,
     ) -> None:
-        """Connect to `HOST:PORT`, for a draft model with this `vocabulary`; with `trust` by mutual TLS to a paired
-        device, or to the given `device` only.
+        """Connect to `HOST:PORT[#MODEL]`, for a draft model with this `vocabulary`; with `trust` by mutual TLS to a
+        paired device, or to the given `device` only. Without a model, the verifier must have a single one.
 
         Raises:
             InvalidOption: not an address.
@@ -321,9 +321,10 @@ class RemoteVerifier(Verifier):
             VerifierUnreachable: there is no answer within two seconds.
             VocabularyMismatch: the two are of different tokenizers; names the first differing token.
             ProtocolError: the other side has another version.
+            ModelNotFound: it has no such model, or several and none is named; names those that it has.
         """
-        where = Address.parse(address) if isinstance(address, str) else address
-        self._connection = Connection(where, vocabulary, timing or Timing(), trust, device)
+        where = address if isinstance(address, ModelAddress) else ModelAddress.parse(str(address))
+        self._connection = Connection(where.address, vocabulary, timing or Timing(), trust, device, where.model)
         self._vocabulary = vocabulary
 
     @property
@@ -408,8 +409,9 @@ class RemoteSession(VerifierSession):
         if stream is None or stream.over or held is None:  # the other end's tokens are unknown: begin again
             self._end_stream()
             # the verifier's own fingerprint: `greet` has compared the vocabularies
-            opening = write_open(self._state.sampling, self._connection.peer.vocabulary).SerializeToString()
-            stream, held = Stream(self._connection, opening, self._vocabulary.size), NO_IDS
+            connection = self._connection
+            opening = write_open(self._state.sampling, connection.peer.vocabulary, connection.model)
+            stream, held = Stream(connection, opening.SerializeToString(), self._vocabulary.size), NO_IDS
         self._round += 1
         state = self._state
         if not (state.sampling.plain or self._connection.peer.applies_penalties):  # another one since the reply began

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from edgellm.errors import EdgeError, InvalidOption, TrustUnusable, VerifierUnreachable
-from edgellm.rpc.address import Address
+from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
 from edgellm.rpc.trust.device_id import DeviceID
@@ -19,9 +19,10 @@ from edgellm.rpc.trust.trust import Trust
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Where to have drafts verified, by which device, and the reason in a sentence or two."""
+    """Where to have drafts verified, by which device and, of several, which model; and the reason in a sentence or
+    two."""
 
-    address: Address
+    address: ModelAddress
     device: DeviceID
     reason: str
 
@@ -32,12 +33,12 @@ def choose_verifier(
     named: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
     *,
-    fits: Callable[[Address, DeviceID], bool] = lambda _address, _device: False,
+    fits: Callable[[ModelAddress, DeviceID], bool] = lambda _address, _device: False,
 ) -> Chosen:
     """Choose the largest model in this vocabulary (a fingerprint in hex) that a paired device lets this one use; of
     equals the one with the shortest round trip. A gateway comes before all others: the size of its model is not known.
-    `named` are the devices to choose from: names, IDs, or HOST:PORT. `fits` returns whether a verifier with another
-    fingerprint differs in unused tokens only.
+    `named` are the devices to choose from: names, IDs, or HOST:PORT, and behind a # the model that is wanted there.
+    `fits` returns whether a verifier with another fingerprint differs in unused tokens only.
     `hosts`: interface addresses to listen on for announcements, by default all that lead to other home devices.
 
     Raises:
@@ -49,9 +50,11 @@ def choose_verifier(
     results: list[ProbeResult] = []
     unsuitable: list[str] = []
     peers: list[Peer] = [] if named else trust.peers.all()
-    for name in named:
+    wanted: dict[DeviceID, str] = {}
+    for name, _, model in (one.partition("#") for one in named):
         if (address := _address(name)) is None:
             peers.append(trust.peers.find(name))
+            wanted[peers[-1].id] = model
             continue
         try:
             info = probe_address(trust, address)
@@ -61,14 +64,15 @@ def choose_verifier(
             unsuitable.append(f"{name} cannot be reached ({error.what.rstrip('.')})")
         else:
             results.append(ProbeResult(info.peer, info, None, False))
+            wanted[info.peer.id] = model
     if peers:
         results += probe_peers(trust, peers, chosen_hosts() if hosts is None else hosts)
     suitable: list[tuple[PeerInfo, OfferedModel]] = []
     for result in results:
-        offer, why_not = _classify(result, vocabulary, fits)
-        if offer is not None and result.info is not None:
-            suitable.append((result.info, offer))
-        else:
+        offers, why_not = _classify(result, vocabulary, fits, wanted.get(result.peer.id, ""))
+        if result.info is not None:
+            suitable += [(result.info, offer) for offer in offers]
+        if not offers:
             unsuitable.append(f"{result.peer.name} {why_not}")
     if not suitable:
         raise VerifierUnreachable(
@@ -80,27 +84,41 @@ def choose_verifier(
     others = [f"{info.peer.name}: {_facts(info, other)}" for info, other in suitable[1:]]
     rest = "; ".join([*others, *unsuitable])
     reason = f"{best.peer.name} ({best.peer.id.short}) at {best.address} verifies: {_facts(best, offer)}."
-    return Chosen(best.address, best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
+    return Chosen(_at(best, offer), best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
 
 
 def _classify(
-    result: ProbeResult, vocabulary: str, fits: Callable[[Address, DeviceID], bool]
-) -> tuple[OfferedModel | None, str]:
-    """Return the best model that this device offers for the vocabulary, or the reason why there is none."""
-    if result.info is None:
+    result: ProbeResult, vocabulary: str, fits: Callable[[ModelAddress, DeviceID], bool], wanted: str
+) -> tuple[Sequence[OfferedModel], str]:
+    """Return the models that this device offers for the vocabulary, or the reason why there is none; where one is
+    `wanted`, that one alone."""
+    if (info := result.info) is None:
         reason = result.error.what if result.error is not None else "does not answer"
-        return None, f"cannot be reached ({reason.rstrip('.')})"
-    if Right.VERIFY not in result.info.rights:
-        return None, "has not granted this device the right to verify"
-    offers = [offer for offer in result.info.offers if offer.role == "verifier"]
-    same = [offer for offer in offers if offer.vocabulary == vocabulary]
+        return (), f"cannot be reached ({reason.rstrip('.')})"
+    if Right.VERIFY not in info.rights:
+        return (), "has not granted this device the right to verify"
+    served = [offer for offer in info.offers if offer.role == "verifier"]
+    offers = [offer for offer in served if wanted in ("", offer.model)]
+    if not served:
+        return (), "serves no verifier"
     if not offers:
-        return None, "serves no verifier"
-    if not same and fits(result.info.address, result.info.peer.id):
-        same = offers
+        return (), f"serves {_names(served)}, but not {wanted}"
+    same = [offer for offer in offers if offer.vocabulary == vocabulary]
     if not same:
-        return None, f"serves {offers[0].model}, which has a different tokenizer"
-    return max(same, key=_size), ""
+        same = [offer for offer in offers if fits(_at(info, offer), info.peer.id)]
+    if not same:
+        return (), f"serves {_names(offers)}, which has a different tokenizer"
+    return same, ""
+
+
+def _names(offers: Sequence[OfferedModel]) -> str:
+    return ", ".join(offer.model for offer in offers)
+
+
+def _at(info: PeerInfo, offer: OfferedModel) -> ModelAddress:
+    """Return where a model is; it is named only where a device has several: older ones know no names."""
+    several = sum(one.role == "verifier" for one in info.offers) > 1
+    return ModelAddress(info.address, offer.model if several else "")
 
 
 def _size(offer: OfferedModel) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
@@ -41,11 +41,10 @@ from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.rpc_engine_service import RpcEngineService
 from edgellm.services.server.verification_service import EventKind, ServerEvent, VerificationService
-from edgellm.spec.constraint import GrammarState
+from edgellm.services.server.verifying_model import VerifyingModel
 from edgellm.spec.draft_length import CostCurve
 from edgellm.storage import name_of
 from edgellm.storage.fingerprint import fingerprint
-from edgellm.verifier.backend import VerifierBackend
 from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
 from edgellm.verifier.requests import Counters
@@ -142,71 +141,50 @@ class Listener:
 class SessionServer(Listener):
     """Answers sessions of several devices at once. Subclasses say what verifies."""
 
-    def __init__(
-        self, address: Address, text: Model, backend: VerifierBackend, *, max_waiting: int,
-        on_event: Callable[[ServerEvent], None] | None, trust: Trust | None,
-    ) -> None:  # fmt: skip
-        """`text` has the vocabulary and the chat template; it stays the caller's to close. Take over `backend`. See
-        `VerificationService` for `max_waiting`. `on_event` is called from the loop's thread, and must not block.
+    def __init__(self, address: Address, on_event: Callable[[ServerEvent], None] | None, trust: Trust | None) -> None:
+        """`on_event` is called from the loop's thread, and must not block.
 
         Raises:
             PairingRequired: the address is not loopback, and there is no `trust`.
-            InvalidOption: a size that cannot be meant.
         """
         super().__init__(address, trust)
-        self.text, self._backend = text, backend
-        self._max_waiting = positive("max_waiting", max_waiting)
         self._notify = on_event or (lambda _event: None)
 
-    def _info(self) -> VerifierInfo:
-        """Return what devices are told."""
+    def verifying(self) -> Sequence[VerifyingModel]:
+        """Return the models that are served, whose backends are closed with this server."""
         raise NotImplementedError
 
-    def _grammar(self) -> Callable[[str], GrammarState] | None:
-        """Return the function for grammars of JSON schemas; None where replies cannot follow them."""
-        return None
-
-    def _offer(self) -> OfferedModel:
-        """Return what paired devices are told when they look for a verifier."""
+    def _size(self, model: VerifyingModel) -> int:
+        """Return the bytes of a model's file, 0 if they are unknown: devices choose the largest one."""
         raise NotImplementedError
 
-    def inside(self) -> ColocatedVerifier:
-        """Return this verifier for use in this process; its requests are answered beside those of devices."""
-        info = self._info()
-        return ColocatedVerifier(
-            self._backend, info.model, info.context_length, self._grammar(), logprobs=info.reports_logprobs,
-            penalties=info.applies_penalties,
-        )  # fmt: skip
+    def _offer(self, model: VerifyingModel) -> OfferedModel:
+        info = model.info
+        return OfferedModel("verifier", info.model, self._size(model), info.vocabulary, info.behind)
 
     async def _serve(self) -> None:
         server = new_server()
         guard = None if self.trust is None else AuthInterceptor(self.trust, self._refused)
         watch = None if guard is None else asyncio.create_task(guard.watch())
-        info = self._info()
-        service = VerificationService(
-            self._backend,
-            vocabulary=self.text.vocabulary,
-            info=info,
-            max_waiting=self._max_waiting,
-            notify=self._notify,
-            guard=guard,
-            grammar=self._grammar(),
-        )
+        models = self.verifying()
+        service = VerificationService(models, notify=self._notify, guard=guard)
         server.add_generic_rpc_handlers((service.handlers(),))
         if self.trust is not None and guard is not None:
-            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, [self._offer()]),))
+            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, [*map(self._offer, models)]),))
         try:
             self.address = bind(server, self.address, self.trust)
             await server.start()
-            self._backend.start()
-            self._notify(ServerEvent(EventKind.LISTENING, f"{info.model} verifies at {self.address}."))
+            for model in models:
+                model.backend.start()
+                self._notify(ServerEvent(EventKind.LISTENING, f"{model.name} verifies at {self.address}."))
             self._started.set()
             await self._finish(server, service)
         finally:
             await server.stop(None)
             if watch is not None:
                 watch.cancel()
-            await asyncio.to_thread(self._backend.close)
+            for model in models:
+                await asyncio.to_thread(model.backend.close)
 
     def _refused(self, what: str) -> None:
         self._notify(ServerEvent(EventKind.REFUSED, what))
@@ -269,8 +247,8 @@ class VerifierServer(SessionServer):
         self._drafts_extra = engine.speculator is not None
         drafts = None if engine.speculator is None else ExtraDrafts(engine.speculator, model.is_eog)
         self._worker = VerifierWorker(engine, sessions, model.is_eog, limits, drafts)
-        super().__init__(address, model, self._worker, max_waiting=max_waiting, on_event=on_event, trust=trust)
-        self._name = name_of(model.path)
+        super().__init__(address, on_event, trust)
+        self._name, self._max_waiting = name_of(model.path), max_waiting
         self.pieces = ""
         """By how many tokens prefills advance, and why; "" while nothing is measured."""
 
@@ -289,19 +267,22 @@ class VerifierServer(SessionServer):
         """Close the model, after the server has ended."""
         self.model.close()
 
-    def _info(self) -> VerifierInfo:
+    def inside(self) -> ColocatedVerifier:
+        """See `VerifyingModel.inside`."""
+        return self.verifying()[0].inside()
+
+    def verifying(self) -> Sequence[VerifyingModel]:
+        """See `SessionServer.verifying`: it is one."""
         vocabulary = self.model.vocabulary
-        return VerifierInfo(
+        info = VerifierInfo(
             self._name, self.context_length, vocabulary.fingerprint, vocabulary.size, self._model_hash,
             reports_logprobs=True, chat_template=self.model.chat_template_source, applies_penalties=True,
             drafts_extra=self._drafts_extra, applies_grammars=True,
         )  # fmt: skip
+        return (VerifyingModel(info, vocabulary, self._worker, self._max_waiting, self.model.grammar),)
 
-    def _grammar(self) -> Callable[[str], GrammarState] | None:
-        return self.model.grammar
-
-    def _offer(self) -> OfferedModel:
-        return OfferedModel("verifier", self._name, self.model.size_bytes, self.model.vocabulary.fingerprint)
+    def _size(self, model: VerifyingModel) -> int:  # noqa: ARG002
+        return self.model.size_bytes
 
 
 def serve_verifier(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from edgellm.engine import Vocabulary
 from edgellm.errors import (
     SAME_VERSION,
     ContextFull,
     DeviceStuck,
     EdgeError,
     InvalidOption,
+    ModelNotFound,
     PeerTooNew,
     PeerTooOld,
     ProtocolError,
@@ -32,11 +32,11 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method, caller_id
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, parse_message
-from edgellm.services.handshake import VerifierInfo, check_protocol, first_different_block
+from edgellm.services.handshake import check_protocol, first_different_block
+from edgellm.services.server.verifying_model import VerifyingModel, find_model
 from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, shortened, write_verdict
-from edgellm.spec.constraint import GrammarState, ReplyGrammar
+from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.types import Constraint, Sampling
-from edgellm.verifier.backend import VerifierBackend
 from edgellm.verifier.fairness import Pacing, Queue
 from edgellm.verifier.requests import Answer, MissingPrefix, Tenant, VerifyRequest
 
@@ -64,35 +64,75 @@ class ServerEvent:
     text: str
 
 
+class _Model:
+    """A model, with what sessions of it have in common."""
+
+    def __init__(self, model: VerifyingModel) -> None:
+        info = model.info
+        self.info, self.vocabulary, self.backend, self.grammar = info, model.vocabulary, model.backend, model.grammar
+        self.fingerprint = bytes.fromhex(model.vocabulary.fingerprint)
+        self.chat_template = info.chat_template if len(info.chat_template.encode()) <= _MAX_TEMPLATE else ""
+        self.bounds = RequestLimits(model.vocabulary.size, info.context_length)
+        self.queue = Queue(model.max_waiting)
+
+    def described(self) -> pb.HelloReply:
+        """Return what devices are told."""
+        return pb.HelloReply(
+            protocol=PROTOCOL,
+            vocabulary=self.fingerprint,
+            vocabulary_size=self.vocabulary.size,
+            model=self.info.model,
+            context_length=self.bounds.context,
+            model_hash=bytes.fromhex(self.info.model_hash),
+            chat_template=self.chat_template,
+            logprobs=self.info.reports_logprobs,
+            penalties=self.info.applies_penalties,
+            grammars=self.grammar is not None,
+            drafts_extra=self.info.drafts_extra,
+            behind=self.info.behind,
+        )
+
+    async def constrained(self, constraint: Constraint) -> ReplyGrammar:
+        """Return the grammar of a session, compiled in a thread: a schema may take a second."""
+        if self.grammar is None:
+            raise ProtocolError("This verifier follows no JSON schemas.", SAME_VERSION)
+        try:
+            compiled = await asyncio.to_thread(self.grammar, constraint.schema)
+        except InvalidOption as error:
+            raise ProtocolError(error.what, error.next_step) from None
+        return ReplyGrammar(compiled, constraint)
+
+
+class _Session:
+    """A session of a device; it has a model once it is open."""
+
+    def __init__(self, number: int, tenant: Tenant) -> None:
+        self.number, self.tenant = number, tenant
+        self.model: _Model | None = None
+
+    def end(self) -> None:
+        """Have the backend forget it."""
+        if self.model is not None:
+            self.model.backend.end_session(self.number)
+
+
 class VerificationService:
-    """The three calls of the contract, over one backend. Lives in one event loop."""
+    """The three calls of the contract, for each of several models. Lives in one event loop."""
 
     def __init__(
         self,
-        backend: VerifierBackend,
+        models: Sequence[VerifyingModel],
         *,
-        vocabulary: Vocabulary,
-        info: VerifierInfo,
-        max_waiting: int,
         notify: Callable[[ServerEvent], None],
         guard: AuthInterceptor | None = None,
-        grammar: Callable[[str], GrammarState] | None = None,
     ) -> None:
-        """`info` is what devices are told. Beyond `max_waiting` requests at once, further requests are answered *busy*,
-        first those of the devices with the most requests. `grammar` returns the grammar of a JSON schema; without it,
-        sessions have no constraints.
-
-        With a `guard`, only paired devices with the right to have drafts verified are answered.
-        """
-        self._backend = backend
-        self._vocabulary = vocabulary
-        self._fingerprint = bytes.fromhex(vocabulary.fingerprint)
-        self._info = info
-        self._chat_template = info.chat_template if len(info.chat_template.encode()) <= _MAX_TEMPLATE else ""
-        self._bounds = RequestLimits(vocabulary.size, info.context_length)
-        self._queue, self._pacing = Queue(max_waiting), Pacing()
+        """Serve `models`, at least one. With a `guard`, only paired devices with the right to have drafts verified are
+        answered."""
+        self._models = tuple(models)
+        self._by_name = {model.name: _Model(model) for model in models}
+        self._pacing = Pacing()
         self._notify = notify
-        self._guard, self._grammar = guard, grammar
+        self._guard = guard
         self._numbers = count(1)
         self._draining = asyncio.get_running_loop().create_future()
 
@@ -119,43 +159,43 @@ class VerificationService:
         if not self._draining.done():
             self._draining.set_result(None)
 
-    async def hello(self, _request: bytes, _context: Stream) -> pb.HelloReply:
-        """Reply with this verifier's description. The device compares, so its request is not read."""
-        return pb.HelloReply(
-            protocol=PROTOCOL,
-            vocabulary=self._fingerprint,
-            vocabulary_size=self._vocabulary.size,
-            model=self._info.model,
-            context_length=self._bounds.context,
-            model_hash=bytes.fromhex(self._info.model_hash),
-            chat_template=self._chat_template,
-            logprobs=self._info.reports_logprobs,
-            penalties=self._info.applies_penalties,
-            grammars=self._grammar is not None,
-            drafts_extra=self._info.drafts_extra,
-            behind=self._info.behind,
-        )
+    async def hello(self, request: bytes, context: Stream) -> pb.HelloReply:
+        """Reply with a description of the model that is asked for. The device compares, so nothing else is read."""
+        try:
+            wanted = parse_message(pb.HelloRequest, request, MAX_GREETING).model
+        except ProtocolError:
+            wanted = ""  # of another version, which the reply tells it
+        try:
+            return self._find(wanted).described()
+        except ModelNotFound as error:
+            await context.abort(_STATUS[ModelNotFound], error.what)
+            raise  # abort does not return
 
     async def compare_vocabulary(self, request: bytes, context: Stream) -> pb.VocabularyBlock:
         """Reply with this side's tokens of the first block that differs."""
         try:
-            return first_different_block(self._vocabulary, parse_message(pb.VocabularyHashes, request, MAX_VOCABULARY))
-        except ProtocolError as error:
-            await context.abort(_STATUS[ProtocolError], error.what)
+            hashes = parse_message(pb.VocabularyHashes, request, MAX_VOCABULARY)
+            return first_different_block(self._find(hashes.model).vocabulary, hashes)
+        except (ProtocolError, ModelNotFound) as error:
+            await context.abort(_STATUS[type(error)], error.what)
             raise  # abort does not return
+
+    def _find(self, wanted: str) -> _Model:
+        return self._by_name[find_model(self._models, wanted).name]
 
     async def session(self, _frames: Any, stream: Stream) -> None:
         """Serve one session, from Open to the end of the stream."""
         number = next(self._numbers)
         self._notify(ServerEvent(EventKind.CONNECTED, f"Session {number} from {stream.peer()} begins."))
+        session = _Session(number, self._tenant(stream))
         try:
-            await self._serve(number, self._tenant(stream), stream)
+            await self._serve(session, stream)
         except EdgeError as error:
-            self._backend.end_session(number)  # before the goodbye, which a device that does not read never takes
+            session.end()  # before the goodbye, which a device that does not read never takes
             self._notify(ServerEvent(_event_kind(error), f"Session {number} is closed: {error.what}"))
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.what)
         finally:
-            self._backend.end_session(number)
+            session.end()
             self._notify(ServerEvent(EventKind.ENDED, f"Session {number} ends."))
 
     def _tenant(self, stream: Stream) -> Tenant:
@@ -166,29 +206,31 @@ class VerificationService:
         device = caller_id(stream).digest.hex()
         return Tenant(device, cache_salt=device)
 
-    async def _serve(self, number: int, tenant: Tenant, stream: Stream) -> None:
-        sampling: Sampling | None = None
+    async def _serve(self, session: _Session, stream: Stream) -> None:
+        number, tenant = session.number, session.tenant
+        sampling = Sampling()
         grammar: ReplyGrammar | None = None
         takes_more = False
         await self._pause(tenant)
         last, again = 0, False  # the latest round, and whether it was answered with NeedPrefix
         while (frame := await self._next(stream)) is not None:
-            if sampling is None:
-                sampling, takes_more = self._opened(frame), frame.open.takes_more
+            if (model := session.model) is None:
+                model, sampling = self._opened(frame)
+                session.model, takes_more = model, frame.open.takes_more
                 if (constraint := sampling.constraint) is not None:
-                    grammar = await self._constrained(constraint)
+                    grammar = await model.constrained(constraint)
                 continue
             if frame.WhichOneof("frame") != "verify":
                 raise ProtocolError("The session was opened twice, or a frame is empty.", SAME_VERSION)
-            request = read_verify(frame.verify, self._bounds, number, sampling, tenant)
+            request = read_verify(frame.verify, model.bounds, number, sampling, tenant)
             request.grammar = grammar
             if request.round < last or (request.round == last and not again):
                 raise ProtocolError(f"Round {request.round} was sent after round {last}.", SAME_VERSION)
             last, again = request.round, False
-            if self._queue.full(tenant.device):
-                await self._push_back(request, self._backend.wait_seconds(), stream)
+            if model.queue.full(tenant.device):
+                await self._push_back(request, model.backend.wait_seconds(), stream)
                 continue
-            answer = await self._answer(request, stream)
+            answer = await self._answer(model, request, stream)
             if isinstance(answer, VerifierBusy):
                 await self._push_back(request, answer.seconds, stream)
                 continue
@@ -214,32 +256,23 @@ class VerificationService:
         await _write(stream, pb.VerifierFrame(busy=busy))
         await self._pause(request.tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
 
-    async def _constrained(self, constraint: Constraint) -> ReplyGrammar:
-        """Return the grammar of a session, compiled in a thread: a schema may take a second."""
-        if self._grammar is None:
-            raise ProtocolError("This verifier follows no JSON schemas.", SAME_VERSION)
-        try:
-            compiled = await asyncio.to_thread(self._grammar, constraint.schema)
-        except InvalidOption as error:
-            raise ProtocolError(error.what, error.next_step) from None
-        return ReplyGrammar(compiled, constraint)
-
     async def _pause(self, tenant: Tenant, seconds: float = 0.0) -> None:
         """Read nothing for `seconds`, or longer if the device has asked in vain too often."""
         if (seconds := max(seconds, self._pacing.delay(tenant.device))) > 0.0:
             await asyncio.wait({self._draining}, timeout=seconds)
 
-    def _opened(self, frame: pb.DeviceFrame) -> Sampling:
+    def _opened(self, frame: pb.DeviceFrame) -> tuple[_Model, Sampling]:
         if frame.WhichOneof("frame") != "open":
             raise ProtocolError("The first frame is not Open.", SAME_VERSION)
         check_protocol(frame.open.protocol, "the device")
-        if frame.open.vocabulary != self._fingerprint:
+        model = self._find(frame.open.model)
+        if frame.open.vocabulary != model.fingerprint:
             raise VocabularyMismatch(
                 "The device expects a verifier with another vocabulary.", "Connect again: they are compared then."
             )
-        return read_sampling(frame.open.sampling)
+        return model, read_sampling(frame.open.sampling)
 
-    async def _answer(self, request: VerifyRequest, stream: Stream) -> Answer:
+    async def _answer(self, model: _Model, request: VerifyRequest, stream: Stream) -> Answer:
         """Return the backend's answer to a request; send signs of life meanwhile."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
@@ -247,15 +280,15 @@ class VerificationService:
         def deliver(answer: Answer) -> None:
             loop.call_soon_threadsafe(_settle, future, answer)
 
-        self._queue.enter(request.device)
+        model.queue.enter(request.device)
         try:
-            self._backend.submit(request, deliver)
+            model.backend.submit(request, deliver)
             while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
-                step, computed = self._backend.steps, request.computed
+                step, computed = model.backend.steps, request.computed
                 working = pb.Working(round=request.round, step=step, computed=computed)
                 await _write(stream, pb.VerifierFrame(working=working))
         finally:
-            self._queue.leave(request.device)
+            model.queue.leave(request.device)
         return future.result()
 
     async def _next(self, stream: Stream) -> pb.DeviceFrame | None:
@@ -309,6 +342,7 @@ _STATUS = {
     PeerTooOld: grpc.StatusCode.FAILED_PRECONDITION,
     PeerTooNew: grpc.StatusCode.FAILED_PRECONDITION,
     VocabularyMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    ModelNotFound: grpc.StatusCode.NOT_FOUND,
     ContextFull: grpc.StatusCode.OUT_OF_RANGE,
     DeviceStuck: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }

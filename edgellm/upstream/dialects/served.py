@@ -31,6 +31,20 @@ class UpstreamModel:
     owner: str = ""
 
 
+async def served_names(client: HttpClient) -> list[str]:
+    """Return the names of a server's models. Raises VerifierLost, VerifierBusy as `HttpClient.get`."""
+    return list(await _models(client))
+
+
+async def _models(client: HttpClient) -> dict[str, Mapping[str, Any]]:
+    answer = await client.get("/v1/models")
+    try:
+        models = [fields(one) for one in entries(fields(answer.json).get("data"))]
+        return {text(one.get("id")): one for one in models}
+    except RowsUnusable as error:
+        raise client.garbled(str(error)) from None
+
+
 async def served_model(client: HttpClient, wanted: str = "") -> UpstreamModel:
     """Return the model `wanted` of a server, or its first one.
 
@@ -38,19 +52,15 @@ async def served_model(client: HttpClient, wanted: str = "") -> UpstreamModel:
         InvalidOption: it has no such model; names those that it has.
         VerifierLost, VerifierBusy: as `HttpClient.get`.
     """
-    answer = await client.get("/v1/models")
-    try:
-        models = [fields(one) for one in entries(fields(answer.json).get("data"))]
-        names = [text(one.get("id")) for one in models]
-    except RowsUnusable as error:
-        raise client.garbled(str(error)) from None
+    models = await _models(client)
+    names = list(models)
     if not names or (wanted and wanted not in names):
         asked = f"has no model {wanted!r}" if names else "serves no model"
         raise InvalidOption(
             f"The server at {client.url} {asked}.",
             f"Name one of these behind # in the address: {', '.join(names[:8])}." if names else "Load one there.",
         )
-    found = models[names.index(wanted) if wanted else 0]
+    found = models[wanted or names[0]]
     length = maybe_count(found.get("max_model_len")) or maybe_count(fields(found.get("meta") or {}).get("n_ctx"))
     return UpstreamModel(wanted or names[0], length, str(found.get("owned_by") or "")[:40])
 

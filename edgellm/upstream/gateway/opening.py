@@ -1,84 +1,145 @@
-"""Opening the servers of a gateway, which need not all be there when it starts."""
+"""Opening the servers of a gateway, by their models; not all need be there when it starts."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from edgellm.engine import Model
-from edgellm.errors import EdgeError, InvalidOption, VerifierUnreachable
+from edgellm.errors import EdgeError, InvalidOption, VerifierUnreachable, VocabularyMismatch
 from edgellm.spec.patience import RetryDelay
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.http_client import ServerURL
-from edgellm.upstream.opening import UpstreamOptions, open_upstream
+from edgellm.upstream.opening import UpstreamOptions, models_at, open_upstream
 
 AT_ONCE = 128
 """Requests in flight at a server that does not say how many it computes at once; the others wait here, in turns."""
+_Away = list[tuple[ServerURL, VerifierUnreachable]]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayModel:
+    """A model behind a gateway: its tokenizer, which renders conversations, and the servers that have it."""
+
+    text: Model
+    pool: ServerPool
+
+    @property
+    def name(self) -> str:
+        return self.pool.name
+
+    def close(self) -> None:
+        """Abandon what is in flight at its servers, and close the tokenizer."""
+        self.pool.close()
+        self.text.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Found:
+    """A model at the servers that answer at the start."""
+
+    text: Model
+    servers: list[PooledServer]
 
 
 class PoolOpening:
-    """Opens the servers of a pool: some of them at once, and those that are away as soon as they are back."""
+    """Opens the servers of a gateway: some of them at once, and those that are away as soon as they are back."""
 
     def __init__(
-        self, text: Model, options: UpstreamOptions | None = None, on_news: Callable[[str], None] | None = None
-    ) -> None:
-        """Open them for texts in the vocabulary of `text`. `on_news` is called with a sentence about a server that was
-        away, from a thread of its own."""
-        self._text, self._options = text, replace(options or UpstreamOptions(), connections=AT_ONCE)
+        self, tokenizers: Sequence[Path], options: UpstreamOptions | None = None,
+        on_news: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Open them with the `tokenizers` of these model files, at least one: each model has the first of them whose
+        tokens are proved to be its own. `on_news` is called with a sentence about a server that was away, from a thread
+        of its own."""
+        self._tokenizers, self._options = tuple(tokenizers), replace(options or UpstreamOptions(), connections=AT_ONCE)
         self._on_news = on_news or (lambda _text: None)
         self._closing = threading.Event()
 
-    def open(self, addresses: Sequence[str]) -> ServerPool:
-        """Return a pool of the servers at `addresses` that answer; look for the others in the background. All must have
-        one model: those behind the first are asked for its model, unless their address names one.
+    def open(self, addresses: Sequence[str]) -> tuple[GatewayModel, ...]:
+        """Return the models of the servers at `addresses` that answer, each with its servers; look for the others in
+        the background. Where an address names no model, it is one of those before it, if the server has that, and else
+        the server's first.
 
-        Raises what `open_upstream` raises: VerifierUnreachable where none of them answers; InvalidOption also where two
-        have different models, or an address comes twice.
+        Raises:
+            InvalidOption: an address is none, or comes twice; what `open_upstream` raises; or it cannot be told which
+                of several tokenizers a server has.
+            VerifierUnreachable: no server answers.
+            VocabularyMismatch: no tokenizer is a server's own.
+            ModelNotFound, ModelCorrupt, ModelUnsupported: a file has no tokenizer.
         """
-        urls = [ServerURL.parse(address) for address in addresses]
-        for at, url in enumerate(urls):
-            if any(url.base == other.base for other in urls[:at]):
-                raise InvalidOption(f"{url} is given twice.", "Name each server once.")
-        away: list[tuple[ServerURL, VerifierUnreachable]] = []
+        found: dict[str, _Found] = {}
+        away: _Away = []
         with ExitStack() as closing:
-            servers: list[PooledServer] = []
-            for url in urls:
+            for url in _urls(addresses):
                 try:
-                    servers.append(self._open(url, servers[0].upstream.name if servers else ""))
-                    closing.callback(servers[-1].close)
+                    name = self._model(url, found)
+                    if (model := found.get(name)) is None:
+                        model = found[name] = self._first(url, name)
+                        closing.callback(model.text.close)
+                    else:
+                        model.servers.append(self._open(url, name, model.text))
+                    closing.callback(model.servers[-1].close)
                 except VerifierUnreachable as error:
                     away.append((url, error))
-            if not servers:
+            if not found:
                 raise away[0][1]
             closing.pop_all()
-        pool = ServerPool(servers)
+        models = tuple(GatewayModel(one.text, ServerPool(one.servers)) for one in found.values())
         if away:
-            threading.Thread(target=self._look, args=(pool, away), name="edgellm-opening", daemon=True).start()
-        return pool
+            threading.Thread(target=self._look, args=(models, away), name="edgellm-opening", daemon=True).start()
+        return models
 
     def close(self) -> None:
         """Look for servers no longer."""
         self._closing.set()
 
-    def _open(self, url: ServerURL, model: str) -> PooledServer:
-        wanted = url.model or model
-        opened = open_upstream(f"{url.base}#{wanted}" if wanted else url.base, self._text, self._options)
-        if model and opened.verifier.name != model:
-            opened.verifier.close()
+    def _model(self, url: ServerURL, known: Iterable[str]) -> str:
+        """Return the name of the model that a server is used for."""
+        if url.model:
+            return url.model
+        names = models_at(url, self._options)
+        return next((name for name in known if name in names), names[0] if names else "")
+
+    def _first(self, url: ServerURL, name: str) -> _Found:
+        """Return a model at its first server, with the tokenizer that is proved to be that server's."""
+        mismatch: VocabularyMismatch | None = None
+        for path in self._tokenizers:
+            text = Model.load(path, text_only=True)
+            try:
+                server = self._open(url, name, text)
+            except VocabularyMismatch as error:
+                text.close()
+                mismatch = mismatch or error
+                continue
+            except BaseException:
+                text.close()
+                raise
+            if server.opened.proved or len(self._tokenizers) == 1:
+                return _Found(text, [server])
+            server.close()
+            text.close()
             raise InvalidOption(
-                f"{url} has {opened.verifier.name}, and the server before it {model}.",
-                "Give servers of one model: a reply may go on at another one. Serve each model by a gateway of its own,"
-                " with its own --port.",
+                f"The server of {name} at {url} does not show its tokens: which of the {len(self._tokenizers)}"
+                " tokenizers it has cannot be told.",
+                "Serve that model by a gateway of its own, with another --port and one -m.",
             )
+        what = "" if mismatch is None else mismatch.what
+        several = f"None of the {len(self._tokenizers)} tokenizers is that of {name}. " * (len(self._tokenizers) > 1)
+        raise VocabularyMismatch(f"{several}{what}", "Name a model with the server's tokenizer with -m.")
+
+    def _open(self, url: ServerURL, name: str, text: Model) -> PooledServer:
+        opened = open_upstream(f"{url.base}#{name}" if name else url.base, text, self._options)
         return PooledServer(opened, min(opened.verifier.upstream.at_once or AT_ONCE, AT_ONCE))
 
     def _tell(self, news: str) -> None:
         if not self._closing.is_set():
             self._on_news(news)
 
-    def _look(self, pool: ServerPool, away: list[tuple[ServerURL, VerifierUnreachable]]) -> None:
+    def _look(self, models: Sequence[GatewayModel], away: _Away) -> None:
         for _, error in away:
             self._tell(f"{error.what} It is used as soon as it answers.")
         retry = RetryDelay(self._options.timing.retry, self._options.timing.retry_most)
@@ -86,14 +147,27 @@ class PoolOpening:
         while left and not self._closing.wait(retry.next()):
             url = left.pop(0)
             try:
-                server = self._open(url, pool.name)
+                self._tell(self._join(url, {model.name: model for model in models}))
             except VerifierUnreachable:
                 left.append(url)
             except EdgeError as error:
                 self._tell(f"{url} is not used. {error.what}")
-            else:
-                if pool.add(server):
-                    self._tell(f"{url} is used now.")
-                else:
-                    server.close()
-                    self._tell(f"{url} is not used: its context is shorter, or it gives fewer log-probabilities.")
+
+    def _join(self, url: ServerURL, models: dict[str, GatewayModel]) -> str:
+        """Use a server that is back for the model that it has; return the news. Raises what `open_upstream` raises."""
+        name = self._model(url, models)
+        if (model := models.get(name)) is None:
+            return f"{url} is not used: this gateway has begun without {name}. Restart it to serve that, too."
+        server = self._open(url, name, model.text)
+        if model.pool.add(server):
+            return f"{url} is used now."
+        server.close()
+        return f"{url} is not used: its context is shorter, or it gives fewer log-probabilities."
+
+
+def _urls(addresses: Sequence[str]) -> list[ServerURL]:
+    urls = [ServerURL.parse(address) for address in addresses]
+    for at, url in enumerate(urls):
+        if any(url.base == other.base and url.model == other.model for other in urls[:at]):
+            raise InvalidOption(f"{url} is given twice.", "Name each server once, or once for each of its models.")
+    return urls

@@ -1,0 +1,56 @@
+"""The models that a server verifies with, and what is kept for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgellm.engine import Vocabulary
+from edgellm.errors import ModelNotFound
+from edgellm.services.handshake import VerifierInfo
+from edgellm.spec.constraint import GrammarState
+from edgellm.verifier.backend import VerifierBackend
+from edgellm.verifier.in_process import ColocatedVerifier
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerifyingModel:
+    """A model that a server verifies with: what devices are told of it, and what answers them.
+
+    Beyond `max_waiting` requests at once, further ones are answered *busy*, first those of the devices with the most
+    requests. `grammar` returns the grammar of a JSON schema; without it, replies cannot follow one.
+    """
+
+    info: VerifierInfo
+    vocabulary: Vocabulary
+    backend: VerifierBackend
+    max_waiting: int
+    grammar: Callable[[str], GrammarState] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.info.model
+
+    def inside(self) -> ColocatedVerifier:
+        """Return this verifier for use in this process; its requests are answered beside those of devices."""
+        info = self.info
+        return ColocatedVerifier(
+            self.backend, info.model, info.context_length, self.grammar, logprobs=info.reports_logprobs,
+            penalties=info.applies_penalties,
+        )  # fmt: skip
+
+
+def find_model(models: Sequence[VerifyingModel], wanted: str) -> VerifyingModel:
+    """Return the model that a device wants; "" is the only one.
+
+    Raises:
+        ModelNotFound: there is no such model, or none is named and there are several; names those that there are.
+    """
+    if not wanted and len(models) == 1:
+        return models[0]
+    for model in models:
+        if model.name == wanted:
+            return model
+    named = ", ".join(model.name for model in models)
+    what = f"It does not serve {wanted[:200]!r}, but {named}." if wanted else f"It serves several models: {named}."
+    raise ModelNotFound(what, "Name one of them.")
