@@ -133,12 +133,13 @@ def examine_welcome(welcomed: PeerInfo, vocabulary: str) -> Iterator[Finding]:
             "If it should, grant the right there: edgellm peers grant NAME verify (NAME: this device's name there)",
         )  # fmt: skip
     offers = [offer for offer in welcomed.offers if offer.role == "verifier"]
+    fits = any(offer.vocabulary == vocabulary for offer in offers)
     for offer in offers:
         if offer.behind:
             yield fine("server", f"{name} is a gateway to {offer.model}, by {offer.behind}.")
         if offer.vocabulary == vocabulary:
             yield fine("vocabulary", f"{name} verifies with {offer.model}, which has the draft model's vocabulary.")
-        elif vocabulary:
+        elif vocabulary and not fits:  # one of several is enough
             yield problem(
                 "vocabulary", f"{name} verifies with {offer.model}, which does not have the draft model's vocabulary.",
                 "Serve a model of the draft model's family there, or use another draft model: -m MODEL.",

@@ -17,16 +17,17 @@ def examine(*, draft: str = DRAFT, peers: Sequence[str] = (), interfaces: Sequen
 
     Args:
         draft: the model whose vocabulary verifiers should have.
-        peers: addresses (HOST:PORT, or the URL of a stock server) to check too.
+        peers: addresses (HOST:PORT, or the URL of a stock server) to check too; a model behind # is left out of
+            HOST:PORT, as all that are served there are named.
         interfaces: names or addresses of the networks to use, instead of those of the home.
 
     Raises:
         InvalidOption: one of `peers` is not an address, or there is no such interface.
     """
     from edgellm.diagnostics import network
-    from edgellm.rpc.address import Address
+    from edgellm.rpc.address import ModelAddress
 
-    addresses = [Address.parse(text) for text in peers if not is_url(text)]
+    addresses = [ModelAddress.parse(text).address for text in peers if not is_url(text)]
     hosts = chosen_hosts(interfaces)
     yield from examine_machine()
     vocabulary = ""

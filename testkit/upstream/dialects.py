@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 from edgellm.engine import Floats
 from edgellm.spec.types import Sampling
@@ -29,6 +29,11 @@ class Dialect(ABC):
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+
+    def serving_as(self, model: str) -> Self:
+        """Serve the model by another name, and return the dialect."""
+        self.model_name = model
+        return self
 
     @abstractmethod
     def get(self, path: str) -> Any:

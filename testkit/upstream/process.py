@@ -1,6 +1,6 @@
 """A stock server of ours in a process of its own, which can be killed, stopped, started again, and told to fail.
 
-    python -m testkit.upstream.process KIND MODEL PORT
+    python -m testkit.upstream.process KIND MODEL PORT [HOST [NAME]]
 
 serves until its input ends. A line of input is the name of a fault, or an empty one: no fault.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from edgellm.engine import Model
 from testkit import ROOT
-from testkit.upstream.dialects import Dialect, LlamaServer, Sglang, Vllm
+from testkit.upstream.dialects import MODEL, Dialect, LlamaServer, Sglang, Vllm
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
 from testkit.upstream.text_dialects import LlamaCppPython, LmStudio, MlxLm, Ollama, Tabby
@@ -93,10 +93,12 @@ class UpstreamProcess:
 
 
 def main() -> None:
-    kind, path, port = sys.argv[1:]
+    kind, path, port, *more = sys.argv[1:]
+    host = more[0] if more else "127.0.0.1"
+    name = more[1] if len(more) > 1 else MODEL
     with Model.load(Path(path)) as model:
         engine = Engine(model, positions=POSITIONS)
-        with UpstreamServer(KINDS[kind](engine), port=int(port)) as server:
+        with UpstreamServer(KINDS[kind](engine).serving_as(name), port=int(port), host=host) as server:
             for line in sys.stdin:
                 server.heal()
                 server.fault = Fault[line.strip()] if line.strip() else None

@@ -286,6 +286,13 @@ def test_what_a_device_says_of_itself_is_judged(
     assert bad[0].next_step
 
 
+def test_one_of_several_models_with_the_draft_models_vocabulary_is_enough(sound: PeerInfo) -> None:
+    others = (OfferedModel("verifier", "other", 0, "00" * 32, "vLLM by score"), *sound.offers)
+    found = list(examine_welcome(replace(sound, offers=others), VOCABULARY))
+    assert all(one.state is State.OK for one in found)
+    assert any("is a gateway to other, by vLLM by score" in one.what for one in found)
+
+
 def test_an_address_that_was_given_is_tried(me: Trust, desk: Trust) -> None:
     found = list(network.examine_address(me, Address("127.0.0.1", 1), VOCABULARY))
     assert [one.state for one in found] == [State.PROBLEM]
