@@ -2,8 +2,8 @@
 
     python -m bench.upstream.lossless --url URL --server "llama-server b7000" --verifier GGUF [--tier TIER]
     python -m bench.upstream.lossless --replay vllm-score
-        [--replies 50] [--max-tokens 64] [--earlier 0] [--sampled 0] [--top-k 8] [--temperature 4]
-        [--draft PATH] [--row NAME] [--record FILE]
+        [--replies 50] [--begin 0] [--max-tokens 64] [--earlier 0] [--sampled 0] [--top-k 8] [--temperature 4]
+        [--at-once 1] [--draft PATH] [--row NAME] [--record FILE]
 
 The server at `--url` must have the model of `--verifier`; its row in the result says `live`. With `--replay` a server
 of `testkit/upstream` has the requests and answers of that kind over the same model, and the row says `replayed`.
@@ -14,7 +14,9 @@ verifier's logits after the common text are computed: if the two tokens are near
 else a bug, and the exit code is 1, as it is where a reply was not verified throughout. Verdicts are rounds of the loop,
 and the one that only reads the prompt; a server's passes are counted by itself (vLLM, llama-server with `--metrics`),
 otherwise requests are. What was asked for verdicts is counted by path, prompts and status. Of the tokens that a request
-repeats from the one before it, a server says how many it had kept.
+repeats from the one before it, a server says how many it had kept. With `--begin N`, the replies are those behind the
+first N, which the row has already, and are added to it. With `--at-once N`, as many are written beside each other, and
+the server's passes are shared.
 
 With `--sampled N`, N replies of two tokens at temperature 4 and top-k 8, to the prompt whose replies are least certain,
 are counted against the exact distribution of the verifier, by chi-square; with `--replies 0` only these are written,
@@ -31,6 +33,7 @@ import math
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +48,7 @@ from bench.upstream.alone import asked_prompts, reused, steps, writes_alone
 from edgellm.engine import Context, Message, Model, to_f32
 from edgellm.llm import LLM
 from edgellm.spec.sampling import exact_distribution
-from edgellm.spec.types import Ids, Sampling
+from edgellm.spec.types import Ids, Sampling, Summary
 from edgellm.storage import resolve
 from edgellm.upstream.opening import UpstreamOptions, open_upstream
 from edgellm.upstream.rows import Tier, Upstream
@@ -63,69 +66,109 @@ TOP_K = 8  # which every server names
 TEMPERATURE = 4.0  # the bundled verifier is sure of its words
 
 
-def conversations(n: int, earlier: int) -> list[list[Message]]:
-    """Return `n` held-out conversations, each with that many earlier questions and answers."""
-    cases = prompts(n)
+def conversations(n: int, earlier: int, begin: int = 0) -> list[list[Message]]:
+    """Return `n` held-out conversations behind the first `begin` ones, each with that many earlier questions and
+    answers, which are those of the cases after it."""
+    cases = prompts(begin + n + earlier)
     before = [[Message(turn.role, turn.text) for turn in case.turns] for case in cases]
     return [
-        [turn for other in range(1, earlier + 1) for turn in before[(at + other) % n]]
-        + [Message(turn.role, turn.text) for turn in case.prompt]
-        for at, case in enumerate(cases)
+        [turn for other in range(1, earlier + 1) for turn in before[at + other]]
+        + [Message(turn.role, turn.text) for turn in cases[at].prompt]
+        for at in range(begin, begin + n)
     ]
 
 
 def replies(
-    pair: LLM, relay: Relay, url: str, model: Model, upstream: Upstream, n: int, most: int, earlier: int
-) -> dict[str, Any]:
-    """Return how `n` replies compare with those of the server `upstream` alone, and what they cost it."""
+    pair: LLM, relay: Relay, url: str, model: Model, upstream: Upstream, texts: list[list[Message]], most: int,
+    at_once: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Return how replies to `texts`, `at_once` of them beside each other, compare with those of the server `upstream`
+    alone, and what they cost it."""
     alone = writes_alone(upstream.dialect)
     counts: Counter[str] = Counter()
     again, asked_for, ties = Counter[str](), Counter[str](), []
     passes: int | None = 0
     began = perf_counter()
-    for number, messages in enumerate(conversations(n, earlier)):
-        prompt = pair.prompt_ids(messages)
-        relay.exchanges.clear()
-        before = steps(relay.url)
+
+    def write(messages: list[Message]) -> tuple[Ids, list[int], Summary]:
         reply = pair.reply(messages, max_tokens=most, budget=1.0)
         ours = [token.id for token in reply]
-        after = steps(relay.url)
-        passes = None if passes is None or before is None or after is None else passes + after - before
-        counts["tokens"] += len(ours)
-        counts["unverified"] += reply.summary.share_verified != 1.0
-        counts["verdicts"] += reply.summary.rounds + 1
-        verdicts = [one for one in relay.exchanges if _is_verdict(one)]
-        counts["requests"] += len(verdicts)
-        asked_for.update(map(kind_of, verdicts))
-        if (found := reused(relay.exchanges)) is not None:
-            again["asked"], again["kept"] = again["asked"] + found[0], again["kept"] + found[1]
-        ours = ours[:-1] if ours and model.is_eog(ours[-1]) else ours
-        # afterwards, as the server would have the whole reply in its cache
+        return pair.prompt_ids(messages), ours, reply.summary
+
+    def write_alone(prompt: Ids) -> list[int] | str:
         text = b"".join(model.control_text(token) for token in prompt.tolist()).decode()
-        theirs = alone(url, upstream.name, prompt.tolist(), text, most)
-        if isinstance(theirs, str):
-            equal = b"".join(map(model.piece, ours)).decode("utf-8", "replace") == theirs
-            theirs = model.tokenize(theirs).tolist()
-        else:
-            theirs = theirs[:-1] if theirs and model.is_eog(theirs[-1]) else theirs
-            equal = ours == theirs
-        counts["equal"] += equal
-        if not equal:
-            kind, apart, at = difference(model, prompt, ours, theirs, TIE)
-            counts[kind] += 1
-            ties.append({"reply": number, "token": at, "logits_apart": apart, "kind": kind})
-            sys.stdout.write(f"reply {number}, token {at}: logits {apart:.2e} apart: {kind}\n")
+        return alone(url, upstream.name, prompt.tolist(), text, most)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for first in range(0, len(texts), at_once):
+            relay.exchanges.clear()
+            before = steps(relay.url)
+            written = list(pool.map(write, texts[first : first + at_once]))
+            after = steps(relay.url)
+            passes = None if passes is None or before is None or after is None else passes + after - before
+            exchanges = list(relay.exchanges)
+            # afterwards, as the server would have the whole reply in its cache
+            others = list(pool.map(write_alone, [prompt for prompt, _, _ in written]))
+            for number, ((prompt, ids, summary), other) in enumerate(zip(written, others, strict=True), first):
+                counts["tokens"] += len(ids)
+                counts["unverified"] += summary.share_verified != 1.0
+                counts["verdicts"] += summary.rounds + 1
+                own = exchanges if at_once == 1 else of_text(exchanges, prompt)
+                verdicts = [one for one in own if _is_verdict(one)]
+                counts["requests"] += len(verdicts)
+                asked_for.update(map(kind_of, verdicts))
+                if (found := reused(own)) is not None:
+                    again["asked"], again["kept"] = again["asked"] + found[0], again["kept"] + found[1]
+                ours = without_end(model, ids)
+                if isinstance(other, str):
+                    equal = b"".join(map(model.piece, ours)).decode("utf-8", "replace") == other
+                    theirs = model.tokenize(other).tolist()
+                else:
+                    theirs = without_end(model, other)
+                    equal = ours == theirs
+                counts["equal"] += equal
+                if not equal:
+                    kind, apart, at = difference(model, prompt, ours, theirs, TIE)
+                    counts[kind] += 1
+                    ties.append({"reply": number, "token": at, "logits_apart": apart, "kind": kind})
+                    sys.stdout.write(f"reply {number}, token {at}: logits {apart:.2e} apart: {kind}\n")
     asked = counts["requests"] if passes is None else passes
     return {
         "dialect": upstream.dialect, "tier": str(upstream.tier),
         "compared": "texts" if upstream.by_text else "token ids",
-        "replies": n, "earlier_questions": earlier, **{name: counts[name] for name in COUNTS},
+        "replies": len(texts), "at_once": at_once, **{name: counts[name] for name in COUNTS},
         "asked_for_verdicts": dict(sorted(asked_for.items())),
         "passes_counted_by": "requests" if passes is None else "the server",
         "passes_per_verdict": asked / counts["verdicts"],
         "prefix_asked_again": again["asked"],
         "prefix_reused": again["kept"] / again["asked"] if again["asked"] else None,
         "differences": ties, "seconds": perf_counter() - began,
+    }  # fmt: skip
+
+
+def without_end(model: Model, ids: list[int]) -> list[int]:
+    """Return a reply without the token that ends its turn."""
+    return ids[:-1] if ids and model.is_eog(ids[-1]) else ids
+
+
+def of_text(exchanges: list[Exchange], prompt: Ids) -> list[Exchange]:
+    """Return those that have asked about texts which begin with `prompt`."""
+    text = prompt.tolist()
+    return [one for one in exchanges if (found := asked_prompts(one)) and found[0][: len(text)] == text]
+
+
+def both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of two runs of `replies`, of which the second one went on behind the first."""
+    runs = (one, other)
+    verdicts, again = (sum(run[name] for run in runs) for name in ("verdicts", "prefix_asked_again"))
+    passes = sum(round(run["passes_per_verdict"] * run["verdicts"]) for run in runs)
+    kept = sum(round((run["prefix_reused"] or 0.0) * run["prefix_asked_again"]) for run in runs)
+    asked_for = sum((Counter(run["asked_for_verdicts"]) for run in runs), Counter[str]())
+    return one | other | {name: one[name] + other[name] for name in ("replies", "seconds", *COUNTS)} | {
+        "asked_for_verdicts": dict(sorted(asked_for.items())), "passes_per_verdict": passes / verdicts,
+        "prefix_asked_again": again, "prefix_reused": kept / again if again else None,
+        "differences": one["differences"] + other["differences"],
+        "command": f"{one['command']} && {other['command']}",
     }  # fmt: skip
 
 
@@ -141,8 +184,9 @@ def kind_of(one: Exchange) -> str:
     return f"{one.path} {'several prompts' if len(several) > 1 else 'one prompt'}: {one.status}"
 
 
-def sampled(pair: LLM, model: Model, n: int, sampling: Sampling, *, by_text: bool) -> dict[str, Any]:
-    """Return the chi-square of `n` sampled replies of two tokens against the verifier's own distribution.
+def sampled(pair: LLM, model: Model, n: int, sampling: Sampling, at_once: int, *, by_text: bool) -> dict[str, Any]:
+    """Return the chi-square of `n` sampled replies of two tokens, `at_once` of them beside each other, against the
+    verifier's own distribution.
 
     `by_text`: a server's text is tokenised again here, perhaps into other tokens than it has drawn. So the first two
     bytes of replies are compared, which two tokens decide at the latest.
@@ -160,15 +204,18 @@ def sampled(pair: LLM, model: Model, n: int, sampling: Sampling, *, by_text: boo
     cells: dict[object, float] = defaultdict(float)
     for text, chance in texts.items():
         cells[known_by(text)] += chance
-    seen: Counter[object] = Counter()
-    unverified = 0
-    for seed in range(n):
+
+    def write(seed: int) -> tuple[object, bool]:
         reply = pair.reply(
             messages, max_tokens=2, budget=1.0, temperature=sampling.temperature, top_k=sampling.top_k,
             top_p=sampling.top_p, seed=seed,
         )  # fmt: skip
-        seen[known_by(tuple(token.id for token in reply))] += 1
-        unverified += reply.summary.share_verified != 1.0
+        return known_by(tuple(token.id for token in reply)), reply.summary.share_verified == 1.0
+
+    with ThreadPoolExecutor(at_once) as pool:
+        written = list(pool.map(write, range(n)))
+    seen = Counter(text for text, _ in written)
+    unverified = sum(not verified for _, verified in written)
     kept = [(seen[text], n * chance) for text, chance in cells.items() if n * chance >= 5.0]
     rest = (n - sum(count for count, _ in kept), n - sum(mean for _, mean in kept))
     kept += [rest] if rest[1] >= 5.0 else []
@@ -225,10 +272,12 @@ def main() -> None:
     parser.add_argument("--replay", choices=KINDS, help="a kind of server to replay instead")
     parser.add_argument("--tier", choices=[str(tier) for tier in Tier])
     parser.add_argument("--replies", type=int, default=50)
+    parser.add_argument("--begin", type=int, default=0, help="go on behind as many replies, which the row has already")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--earlier", type=int, default=0, help="questions and answers before each question")
     parser.add_argument("--sampled", type=int, default=0, help="0, or hundreds")
     parser.add_argument("--top-k", type=int, default=TOP_K, help="of the sampled ones")
+    parser.add_argument("--at-once", type=int, default=1, help="replies that are written beside each other")
     parser.add_argument(
         "--temperature", type=float, default=TEMPERATURE, help="of the sampled ones: vLLM takes 2 at most"
     )
@@ -252,7 +301,9 @@ def main() -> None:
             url = stack.enter_context(UpstreamServer(KINDS[arguments.replay](engine))).url
         relay = stack.enter_context(Relay(url))
         options = UpstreamOptions(tier=tier, timing=PATIENT)
-        pair = stack.enter_context(LLM.open(arguments.draft, relay.url, threads=1, upstream=options, history=False))
+        pair = stack.enter_context(
+            LLM.open(arguments.draft, relay.url, threads=1, upstream=options, history=False, replies=arguments.at_once)
+        )
         found: dict[str, Any] = {"how": "replayed" if arguments.replay else "live", "server": arguments.server or row}
         began: list[Exchange] = []
         opened = open_upstream(relay.url, model, options)
@@ -260,16 +311,19 @@ def main() -> None:
         if arguments.replies:
             began += relay.exchanges
             found |= replies(
-                pair, relay, url, model, opened.verifier.upstream, arguments.replies, arguments.max_tokens,
-                arguments.earlier,
+                pair, relay, url, model, opened.verifier.upstream,
+                conversations(arguments.replies, arguments.earlier, arguments.begin), arguments.max_tokens,
+                arguments.at_once,
             )  # fmt: skip
+            found["earlier_questions"] = arguments.earlier
         if arguments.record is not None:
             one_each = {one.path: one for one in reversed(began + relay.exchanges) if one.status == 200 and one.answer}
             kept = [{"path": one.path, "body": one.body, "answer": one.answer} for one in one_each.values()]
             arguments.record.write_text(json.dumps(without_folders(kept)) + "\n", encoding="utf-8")
         if arguments.sampled:
             sampling = Sampling(arguments.temperature, arguments.top_k, 1.0)
-            samples = sampled(pair, model, arguments.sampled, sampling, by_text=opened.verifier.upstream.by_text)
+            by_text = opened.verifier.upstream.by_text
+            samples = sampled(pair, model, arguments.sampled, sampling, arguments.at_once, by_text=by_text)
             samples["command_of_the_sampled"] = command(MODULE)
             found |= (
                 samples
@@ -282,6 +336,7 @@ def main() -> None:
         rows = {}
     if arguments.replies:
         found["command"] = command(MODULE)
+        found = both(rows[row], found) if arguments.begin else found
     else:
         found = rows[row] | {name: value for name, value in found.items() if name not in ("how", "server")}
     figures = {"tie_below": TIE, "rows": rows | {row: found}}

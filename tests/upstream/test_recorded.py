@@ -6,7 +6,6 @@ They were asked with the same model, so that tokens are the same, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,13 @@ from testkit.upstream.dialects import MODEL
 from testkit.upstream.engine import Engine
 from testkit.upstream.process import KINDS
 
-OLDER = {"vllm-score"}
-"""Kinds that were recorded with the bundled verifier before its second stage, whose tokens are others."""
 RECORDED = Path(__file__).parents[2] / "testkit" / "upstream" / "recorded"
 SAME = {"tokens", "text", "content", "token_ids", "prompt", "stop_type", "finish_reason", "owned_by", "index"}
 """Fields whose values are the same as those of the real server."""
-TOKENS = {"tokens", "text", "content", "token_ids"}
-"""Those that the model's weights decide."""
 
 
-def differences(ours: Any, real: Any, place: str = "", same: AbstractSet[str] = SAME) -> list[str]:
-    """What of our answer is not in the real one, of another kind, or of another value in a field of `same`."""
+def differences(ours: Any, real: Any, place: str = "") -> list[str]:
+    """What of our answer is not in the real one, of another kind, or of another value in a field of `SAME`."""
     if ours is None or real is None:
         return []  # what some versions leave out
     if isinstance(ours, dict):
@@ -36,15 +31,15 @@ def differences(ours: Any, real: Any, place: str = "", same: AbstractSet[str] = 
         mine = ours if not place.endswith(("top_logprobs", "prompt_logprobs[]")) else {}
         found = [f"{place}.{name}: not there" for name in mine if name not in real]
         for name in mine.keys() & real.keys():
-            found += differences(mine[name], real[name], f"{place}.{name}", same)
+            found += differences(mine[name], real[name], f"{place}.{name}")
             named = isinstance(mine[name], list) and any(isinstance(one, dict) for one in mine[name])
-            if name in same and not named and mine[name] != real[name]:
+            if name in SAME and not named and mine[name] != real[name]:
                 found.append(f"{place}.{name}: {mine[name]} here, {real[name]} there")
         return found
     if isinstance(ours, list):
         if not isinstance(real, list):
             return [f"{place}: no list there"]
-        return [one for a, b in zip(ours, real, strict=False) for one in differences(a, b, f"{place}[]", same)]
+        return [one for a, b in zip(ours, real, strict=False) for one in differences(a, b, f"{place}[]")]
     numbers = isinstance(ours, (int, float)) and isinstance(real, (int, float))
     return [] if numbers or type(ours) is type(real) else [f"{place}: {type(real).__name__} there"]
 
@@ -65,7 +60,7 @@ def test_our_answers_are_the_real_ones(kind: str, exchange: Any, engine: Engine)
         ours = dialect.post(
             exchange["path"], exchange["body"] | ({"model": MODEL} if "model" in exchange["body"] else {})
         )
-    assert not differences(ours, exchange["answer"], same=SAME - TOKENS if kind in OLDER else SAME)
+    assert not differences(ours, exchange["answer"])
 
 
 def test_differences_are_found() -> None:
