@@ -1,10 +1,11 @@
-"""Admission of requests: a limit of replies at a time, a limit of waiting requests, and no more."""
+"""Admission of requests: a limit of replies at a time, in all and by each model, and a limit of waiting requests."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from collections import Counter, deque
+from dataclasses import dataclass
 from typing import Self
 
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
@@ -17,21 +18,30 @@ STOPPING = ErrorInfo(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A request in the queue, whose `model` writes at most `most` replies at once."""
+
+    slot: asyncio.Future[None]
+    model: str
+    most: int | None
+
+
 class Admission:
-    """Slots for `max_running` replies at once, and a queue of `max_waiting` requests. Used in one event loop."""
+    """Slots for `max_running` replies at once, and a queue of `max_waiting` requests. Used in one event loop.
+
+    A model may have memory for fewer replies than there are slots. Its requests wait then, and let those for other
+    models pass."""
 
     def __init__(self, max_running: int, max_waiting: int) -> None:
         self.max_running, self.max_waiting = max_running, max_waiting
         self.running = 0
-        self._queue: deque[asyncio.Future[None]] = deque()
+        self._by_model: Counter[str] = Counter()
+        self._queue: deque[_Waiting] = deque()  # each waits for a slot, or for its own model
         self._average_seconds = _INITIAL_SECONDS
         self._closed: ErrorInfo | None = None
         self._empty = asyncio.Event()
         self._empty.set()
-
-    def limit(self, max_running: int) -> None:
-        """Admit no more than `max_running` replies at once from now on; those that are written go on."""
-        self.max_running = min(self.max_running, max_running)
 
     @property
     def waiting(self) -> int:
@@ -41,16 +51,17 @@ class Admission:
         """Return how long a new request would have to wait, judging by recent replies."""
         return self._average_seconds * (len(self._queue) + 1) / self.max_running
 
-    async def acquire(self) -> None:
-        """Take a slot, in the order of arrival. `release` gives it back.
+    async def acquire(self, model: str = "", most: int | None = None) -> None:
+        """Take a slot, in the order of arrival, for a reply of `model`, which writes at most `most` at once. `release`
+        gives it back.
 
         Raises:
             ApiError: the queue is full (429), or was closed.
         """
         if self._closed is not None:
             raise ApiError(self._closed)
-        if self.running < self.max_running and not self._queue:
-            self._take()
+        if self._has_room(model, most):  # whoever waits while there is a slot waits for another model
+            self._take(model)
             return
         if len(self._queue) >= self.max_waiting:
             raise ApiError(
@@ -61,26 +72,30 @@ class Admission:
                 )
             )  # fmt: skip
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(slot)
+        waiting = _Waiting(slot, model, most)
+        self._queue.append(waiting)
         try:
             await slot
         except asyncio.CancelledError:
             if slot.done() and not slot.cancelled() and slot.exception() is None:
-                self.release(None)  # the slot was given just when it was no longer wanted
-            elif slot in self._queue:
-                self._queue.remove(slot)
+                self.release(None, model)  # the slot was given just when it was no longer wanted
+            elif waiting in self._queue:
+                self._queue.remove(waiting)
             raise
 
-    def release(self, seconds: float | None) -> None:
-        """Give a slot back. `seconds` is how long the reply took, None where none was written."""
+    def release(self, seconds: float | None, model: str = "") -> None:
+        """Give a slot back that was taken for `model`. `seconds` is how long the reply took, None where none was
+        written."""
         if seconds is not None:
             self._average_seconds = _DECAY * self._average_seconds + (1.0 - _DECAY) * seconds
         self.running -= 1
-        while self._queue and self.running < self.max_running:
-            slot = self._queue.popleft()
-            if not slot.done():
-                self._take()
-                slot.set_result(None)
+        self._by_model[model] -= 1
+        for waiting in list(self._queue):
+            if self._has_room(waiting.model, waiting.most):
+                self._queue.remove(waiting)
+                if not waiting.slot.done():
+                    self._take(waiting.model)
+                    waiting.slot.set_result(None)
         if not self.running:
             self._empty.set()
 
@@ -88,7 +103,7 @@ class Admission:
         """Refuse waiting and new requests with `info` from now on."""
         self._closed = info
         while self._queue:
-            slot = self._queue.popleft()
+            slot = self._queue.popleft().slot
             if not slot.done():
                 slot.set_exception(ApiError(info))
 
@@ -96,8 +111,12 @@ class Admission:
         """Wait until no reply is being written."""
         await self._empty.wait()
 
-    def _take(self) -> None:
+    def _has_room(self, model: str, most: int | None) -> bool:
+        return self.running < self.max_running and (most is None or self._by_model[model] < most)
+
+    def _take(self, model: str) -> None:
         self.running += 1
+        self._by_model[model] += 1
         self._empty.clear()
 
 

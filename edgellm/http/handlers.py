@@ -242,7 +242,7 @@ class RequestHandler:
             self._check_verified(request, http, served, options)
             seeds = (None if options.seed is None else options.seed + number for number in range(request.n))
             starts = [partial(_started, prepared.write, replace(options, seed=seed)) for seed in seeds]
-            if not await self._admit(disconnect):
+            if not await self._admit(disconnect, served):
                 return None
             task = self._start(
                 lease,
@@ -332,16 +332,19 @@ class RequestHandler:
         self._executor.shutdown(wait=False)
         self.models.close()
 
-    async def _admit(self, disconnect: asyncio.Task[None]) -> bool:
-        """Wait for a slot; return False where the client leaves first."""
+    async def _admit(self, disconnect: asyncio.Task[None], served: ServedModel | None = None) -> bool:
+        """Wait for a slot, for a reply also until its model has one; return False where the client leaves first."""
         try:
-            return await _unless_left(self._acquire(), disconnect) is not None
+            return await _unless_left(self._acquire(served), disconnect) is not None
         except ApiError:
             self.metrics.count_refused()
             raise
 
-    async def _acquire(self) -> bool:
-        await self.admission.acquire()
+    async def _acquire(self, served: ServedModel | None) -> bool:
+        if served is None:
+            await self.admission.acquire()
+        else:
+            await self.admission.acquire(served.name, served.replies)
         return True
 
     def _start(
@@ -371,7 +374,7 @@ class RequestHandler:
     ) -> None:
         self._tasks.discard(task)
         lease.release()
-        self.admission.release(perf_counter() - started_at)
+        self.admission.release(perf_counter() - started_at, lease.served.name)
         if (error := run.result()) is not None:
             self.report_unexpected(error)
 

@@ -25,12 +25,14 @@ from edgellm.storage.model_names import looks_like_path, unknown
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
     """How models are opened, and the choices that requests do not make. `on_event` is called with a sentence for each
-    model that is opened."""
+    model that is opened, and what to know about it. There is memory for as many `replies` at once, or for as many as
+    fit."""
 
     hardware: Hardware
     draft_hardware: Hardware
     options: ReplyOptions
     on_event: Callable[[str], None]
+    replies: int = 1
 
 
 class PairOpener:
@@ -44,7 +46,7 @@ class PairOpener:
         return ModelFile.open(resolve(str(self._verifier if self._verifier is not None else self._draft)))
 
     def check_fits(self, beside: Counter[str]) -> None:
-        """See `Opener`."""
+        """See `Opener`. A model fits where there is memory for one reply: others are closed for no more than that."""
         taken, eagle3 = Counter(beside), eagle3_named(self._draft)
         if self._verifier is not None:
             place_named(self._verifier, self._defaults.hardware, taken, verifies=True, eagle3=eagle3)
@@ -61,8 +63,11 @@ class PairOpener:
         pair = LLM.open(
             self._draft, self._verifier, hardware=self._defaults.hardware,
             draft_hardware=self._defaults.draft_hardware, beside=beside, progress=progress,
+            replies=self._defaults.replies, fewer_replies=True,
         )  # fmt: skip
-        return ServedModel(pair, self.name, options=self._defaults.options)
+        for notice in pair.notices:
+            self._defaults.on_event(f"{self.name}: {notice}")
+        return ServedModel(pair, self.name, options=self._defaults.options, replies=pair.replies)
 
 
 class ModelOpener:

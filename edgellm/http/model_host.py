@@ -56,6 +56,7 @@ class ServedModel:
     """A pair and the name that it is served by. `in_turns`: replies compute on this device's processor, round by round.
 
     `options` are the choices that requests do not make. `recorder` records what the devices of a mesh do for a reply.
+    At most so many `replies` are written at once; None: as many as the server writes.
     """
 
     pair: LLM
@@ -63,6 +64,7 @@ class ServedModel:
     in_turns: bool = True
     options: ReplyOptions = field(default_factory=ReplyOptions)
     recorder: MeshRecorder | None = None
+    replies: int | None = None
     created: int = field(default_factory=lambda: int(time()))
 
     def info(self) -> ModelInfo:

@@ -312,10 +312,6 @@ class HttpServer:
         answer is that the model is being loaded."""
         self._handler.open(served, plan, opener=opener, catalog=catalog)
 
-    def limit_replies(self, most: int) -> None:
-        """Write at most that many replies at once from now on."""
-        self._handler.admission.limit(most)
-
     def open_without_model(self, reason: str) -> None:
         """Answer requests for a reply with `reason`, and all others as usual."""
         self._handler.models.open_without_model(reason)

@@ -87,9 +87,12 @@ def server_status(handler: RequestHandler) -> ServerStatus:
     """
     models, admission = handler.models, handler.admission
     served = models.default
+    places = admission.max_running
+    if served is not None and served.replies is not None:
+        places = min(places, served.replies)
     status = ServerStatus(
         **({"model": models.default_name} if served is None else _pair_status(handler, served)),
-        requests=RequestCounts(running=admission.running, waiting=admission.waiting, places=admission.max_running),
+        requests=RequestCounts(running=admission.running, waiting=admission.waiting, places=places),
         devices=[] if handler.anonymous else _paired_devices(),
         anonymous=handler.anonymous,
         models=[ModelInMemory.model_validate(model) for model in models.loaded()],

@@ -8,18 +8,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from huggingface_hub import constants
 
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
-from edgellm.http import handlers
-from edgellm.http.local_models import LocalModels, ModelDefaults, PairOpener
+from edgellm.http import handlers, local_models
+from edgellm.http.local_models import LocalModels, ModelDefaults, ModelOpener, PairOpener
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
+from edgellm.llm.model_loading import VERIFIER, place_pair
 from edgellm.spec.params import ReplyOptions
+from edgellm.spec.stream import Reply
+from edgellm.storage import list_models
 from testkit.random_gguf import SHAPES, write
 from tests.conftest import Architectures, Heads
 from tests.http.conftest import HOME, Answer, Ask, asker, conversation, written
@@ -148,6 +152,59 @@ def test_a_draft_model_that_does_not_fit_is_left_out(
     served.pair.close()
     assert served.pair.draft_name is None
     assert "without a draft model: draft.gguf takes" in opened[0]
+
+
+def test_a_named_model_has_contexts_for_as_many_replies_as_fit(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
+    hardware, opened = Hardware(n_ctx=512, threads=1), list[str]()
+
+    def taken(replies: int) -> int:
+        found = place_pair(None, VERIFIER, hardware, hardware, Counter(), 1, None, replies, fewer=False)
+        return found.taken["CPU"]
+
+    room = (taken(2) + taken(3)) // 2
+    monkeypatch.setattr(memory_fit, "free_memory", lambda: room)
+    monkeypatch.setattr(local_models, "list_models", list)  # no draft model
+    model = next(one for one in list_models() if one.name == VERIFIER)
+    served = ModelOpener(model, ModelDefaults(hardware, hardware, ReplyOptions(), opened.append, 4)).open(
+        Counter(), bool
+    )
+    with served.pair:
+        assert (served.replies, served.pair.replies) == (2, 2)
+    assert opened[0].startswith(f"{VERIFIER}: 2 replies are written at once, not 4: verifier.gguf takes ")
+    assert f"{VERIFIER} is open" in opened[1]
+
+
+def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None:
+    """Its requests wait; those for another model do not."""
+    go = threading.Event()
+
+    class Waiting:
+        context_length, verifier_up, draft_name, verifier_name = 64, None, None, "waiting"
+        memory = own.memory
+
+        def reply(self, *_: object, **__: object) -> Reply:
+            go.wait(60)
+            return own.reply("Where is my mug?", max_tokens=1)
+
+        def piece(self, token: int) -> bytes:
+            return own.piece(token)
+
+    with HttpServer(HOME, replies=3) as server:
+        server.open(ServedModel(own, "own"))
+        server.add(ServedModel(cast(LLM, Waiting()), "waiting", in_turns=False, replies=1))
+        ask, answers = asker(server), list[Answer]()
+        threads = [threading.Thread(target=lambda: answers.append(chat(ask, "waiting"))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while (found := ask("GET", "/status").json["requests"])["running"] + found["waiting"] < 2:
+            pass
+        assert (found["running"], found["places"]) == (1, 3)
+        assert text_of(chat(ask, "own"))
+        go.set()
+        for thread in threads:
+            thread.join()
+    assert [answer.status for answer in answers] == [200, 200]
 
 
 @pytest.mark.parametrize(

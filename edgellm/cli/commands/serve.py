@@ -429,7 +429,7 @@ def _serve_pair(
 
     plan_shown = None if plan is None else read_plan(plan.expanduser())
     opener = None
-    defaults = ModelDefaults(hardware.of(VERIFIER), hardware.of(DRAFT), replies, print_event)
+    defaults = ModelDefaults(hardware.of(VERIFIER), hardware.of(DRAFT), replies, print_event, sessions)
     if mesh is not None:
         from edgellm.http.mesh_status import MeshRecorder
 
@@ -446,9 +446,7 @@ def _serve_pair(
                 draft_hardware=defaults.draft_hardware, upstream=upstream, replies=sessions, fewer_replies=fewer,
             )  # fmt: skip
         announce(pair.verifier_reason, pair.notices)
-        if http is not None:
-            http.limit_replies(pair.replies)
-        served = ServedModel(pair, pair.name, in_turns=pair.verifier_up is None, options=replies)
+        served = ServedModel(pair, pair.name, in_turns=pair.verifier_up is None, options=replies, replies=pair.replies)
         if served.in_turns:
             opener = PairOpener(pair.name, named(draft), named(verifier), defaults)
     with served.pair:

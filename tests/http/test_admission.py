@@ -1,0 +1,79 @@
+"""Slots for replies: in all, and by each model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from edgellm.http.admission import Admission
+from edgellm.http.schemas.errors import ApiError
+
+
+def run(walk: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(walk(), 60))
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_requests_for_a_model_that_is_full_let_others_pass() -> None:
+    async def walk() -> None:
+        admission, order = Admission(2, 3), list[str]()
+
+        async def reply(name: str, model: str, most: int | None) -> None:
+            await admission.acquire(model, most)
+            order.append(name)
+
+        await reply("a", "small", 1)
+        tasks = [asyncio.create_task(reply(*one)) for one in (("b", "small", 1), ("c", "large", 2), ("d", "large", 2))]
+        await settled()
+        assert (order, admission.running, admission.waiting) == (["a", "c"], 2, 2)
+        admission.release(1.0, "small")
+        await settled()
+        assert order == ["a", "c", "b"]
+        admission.release(1.0, "large")
+        await settled()
+        assert order == ["a", "c", "b", "d"]
+        admission.release(1.0, "small")
+        admission.release(1.0, "large")
+        await asyncio.gather(*tasks)
+        assert (admission.running, admission.waiting) == (0, 0)
+
+    run(walk)
+
+
+def test_whoever_waits_for_a_model_and_leaves_is_forgotten() -> None:
+    async def walk() -> None:
+        admission = Admission(2, 1)
+        await admission.acquire("small", 1)
+        waits = asyncio.create_task(admission.acquire("small", 1))
+        await settled()
+        with pytest.raises(ApiError, match="queue is full"):
+            await admission.acquire("small", 1)
+        waits.cancel()
+        await settled()
+        assert admission.waiting == 0
+        admission.release(None, "small")
+        assert admission.running == 0
+        await admission.acquire("small", 1)
+
+    run(walk)
+
+
+def test_a_slot_that_is_given_just_when_its_request_leaves_goes_to_the_next() -> None:
+    async def walk() -> None:
+        admission = Admission(2, 2)
+        await admission.acquire("small", 1)
+        leaves = asyncio.create_task(admission.acquire("small", 1))
+        stays = asyncio.create_task(admission.acquire("small", 1))
+        await settled()
+        admission.release(1.0, "small")
+        leaves.cancel()
+        await settled()
+        assert (stays.done(), admission.running) == (True, 1)
+
+    run(walk)
