@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -75,10 +76,9 @@ UpstreamKeyFile = Annotated[
 ]  # fmt: skip
 
 
-def _option(metavar: str, text: str, default: str) -> Any:
-    return Annotated[
-        list[str] | None, typer.Option(metavar=metavar, help=text, show_default=default, rich_help_panel=_PANEL)
-    ]
+def _option(metavar: str, text: str, default: str, *, hidden: bool = False) -> Any:
+    option = typer.Option(metavar=metavar, help=text, show_default=default, rich_help_panel=_PANEL, hidden=hidden)
+    return Annotated[list[str] | None, option]
 
 
 _OPTIONS: dict[str, Any] = {
@@ -97,6 +97,19 @@ _OPTIONS: dict[str, Any] = {
     "flash_attn": _option("auto|on|off", "Flash attention.", "where it is faster"),
     "mlock": _option("on|off", "Keep the weights in memory.", "off"),
 }
+_REFUSED = _option("VALUE", "Refused.", "", hidden=True)
+_PLANNED: dict[str, Any] = {
+    "gpu_layers": _option(
+        "auto|all|0", "Whether graphics cards compute the layers that this device gets.", "all, if there are cards"
+    ),
+    "ctx_size": _option(
+        "N",
+        "Tokens of a prompt and its reply together, for which each device has memory.",
+        "4096, or as many as are planned for",
+    ),
+}
+PLANNING = ("gpu_layers", "device", "tensor_split", "threads", "ctx_size", "batch_size", "cache_type", "flash_attn")
+"""The options that a plan for several devices depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +154,20 @@ class HardwareOptions:
             mlock=bool(choice("mlock", on=True, off=False)),
         )  # fmt: skip
 
+    def of_planned(self) -> Hardware:
+        """Return the hardware of this device's part of a model that is planned for.
+
+        Raises:
+            InvalidOption: a value that does not exist, or one for a draft model, of which a plan has none.
+        """
+        for name, texts in self.given.items():
+            if found := [text for text in texts if text.startswith(f"{DRAFT}=")]:
+                raise InvalidOption(
+                    f"{_dashed(name)} {found[0]} is for a draft model, and a plan has none.",
+                    "Leave it out here, and give it to edgellm mesh run.",
+                )
+        return self.of(VERIFIER)
+
     def _text(self, name: str, role: str) -> str | None:
         """Return the last value that holds for a model; None if there is none."""
         found = None
@@ -153,36 +180,57 @@ class HardwareOptions:
 
     @staticmethod
     def _wrong(name: str, text: str, instead: str) -> InvalidOption:
-        return InvalidOption(f"--{name.replace('_', '-')} is {text!r}.", f"Give {instead}.")
+        return InvalidOption(f"{_dashed(name)} is {text!r}.", f"Give {instead}.")
+
+
+def _dashed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _parts(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").replace(",", "/").split("/") if part.strip()]
 
 
-UNIT = ("gpu_layers", "device", "tensor_split", "threads")
-"""The options that say what computes."""
+_NO_MLOCK = MappingProxyType({"mlock": "does not change a plan: give it to edgellm mesh run"})
 
 
-def with_unit(command: Callable[..., T]) -> Callable[..., T]:
-    """Give a command the options that say what computes, as `with_hardware` does."""
-    return with_hardware(command, UNIT)
+def with_plan_hardware(
+    command: Callable[..., T], refused: Mapping[str, str] = MappingProxyType({})
+) -> Callable[..., T]:
+    """Give a command that plans for several devices the options that its plan depends on, as `with_hardware` does;
+    `refused` are those on which this one does not depend, with the reasons."""
+    options = {name: (_OPTIONS | _PLANNED)[name] for name in PLANNING if name not in refused}
+    return with_hardware(command, options, {**_NO_MLOCK, **refused})
 
 
-def with_hardware(command: Callable[..., T], names: Sequence[str] = tuple(_OPTIONS)) -> Callable[..., T]:
-    """Give a command the options of these `names`, by default all for hardware; it gets them together as its argument
-    `hardware`."""
+def refuse_given(context: typer.Context, names: Collection[str], why: str, next_step: str) -> None:
+    """Raise InvalidOption where the command line gives one of the options of these `names`; settings are left alone."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidOption(f"{_dashed(name)} {why}.", next_step)
+
+
+def with_hardware(
+    command: Callable[..., T], options: Mapping[str, Any] = MappingProxyType(_OPTIONS),
+    refused: Mapping[str, str] = MappingProxyType({}),
+) -> Callable[..., T]:  # fmt: skip
+    """Give a command these `options` by their names, by default all for hardware; it gets them together as its argument
+    `hardware`. Those of `refused` are not shown, and raise InvalidOption with the reason."""
 
     @functools.wraps(command)
     def run(**arguments: Any) -> T:
-        given = {name: arguments.pop(name) or () for name in names}
+        for name, why in refused.items():
+            if arguments.pop(name):
+                raise InvalidOption(f"{_dashed(name)} {why}.", "Leave it out here.")
+        given = {name: arguments.pop(name) or () for name in options}
         return command(**arguments, hardware=HardwareOptions(given))
 
     signature = inspect.signature(command, eval_str=True)
     own = [one for one in signature.parameters.values() if one.name != "hardware"]
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_OPTIONS[name])
-        for name in names
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in (*options.items(), *((name, _REFUSED) for name in refused))
     ]
     own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
     run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]

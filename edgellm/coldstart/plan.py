@@ -277,7 +277,7 @@ def _does_not_fit(devices: Sequence[Device], task: Task) -> PlanImpossible:
         )
     return PlanImpossible(
         f"The model needs {need / 1e9:.1f} GB with its cache, and the devices have {have / 1e9:.1f} GB ({listed}).",
-        "Choose a smaller model or quantisation, a shorter prompt or reply, or add a device.",
+        "Choose a smaller model or quantisation, a shorter context, prompt or reply, or add a device.",
     )
 
 

@@ -60,7 +60,7 @@ def place_at_home(
         PlanImpossible: the devices cannot hold it; says which layers to send where, if that helps.
     """
     fleet = home.fleet()
-    overhead = overhead_of(file.header, positions_of(file, context), sessions)
+    overhead = overhead_of(file.header, positions_of(file, context or hardware.n_ctx), sessions, hardware.cache_type)
     devices: list[Device] = []
     left_out = [(name, error.what) for name, error in home.left_out]
     for device, found in _asked(fleet.devices, WholeModel(file), home.workers, ComputeUnit.choose(hardware)):
@@ -222,9 +222,9 @@ def open_mesh(
     """
     began = perf_counter()
     whole, header, model = WholeModel(file), file.header, model_costs(file)
-    plan, shares = _shares(model, options)
     positions = positions_of(file, options.context or hardware.n_ctx)
-    overhead = overhead_of(header, positions, options.sessions)
+    overhead = overhead_of(header, positions, options.sessions, hardware.cache_type)
+    plan, shares = _shares(model, options, overhead)
     fleet = options.described
     phases = _phases(options, model, shares, overhead)
     shares = shares if phases is None else phases.shares
@@ -295,14 +295,30 @@ def positions_of(file: ModelFile, asked: int | None) -> int:
     return min(asked or _POSITIONS, trained_positions(file.header) or _POSITIONS)
 
 
-def overhead_of(header: GgufHeader, context: int, sessions: int) -> MemoryOverhead:
-    """Return the memory of a layer and of a stage beside weights, for `sessions` replies of `context` tokens each."""
+def planned_positions(file: ModelFile, asked: int | None, tokens: int) -> int:
+    """Return for how many tokens of prompt and reply a plan counts memory: as many as are `asked` for, by default as
+    `positions_of` says, or the planned `tokens` in all where these are more, as far as the model was trained.
+
+    Raises:
+        InvalidOption: fewer are asked for than are planned, or more than the model was trained for.
+    """
+    if asked is not None and tokens > asked:
+        raise InvalidOption(
+            f"A prompt and a reply of {tokens} tokens in all do not fit into a context of {asked}.",
+            "Give a longer --ctx-size, or fewer --tokens-in and --tokens-out.",
+        )
+    default = positions_of(file, asked)
+    return default if asked is not None else max(default, min(tokens, trained_positions(file.header) or tokens))
+
+
+def overhead_of(header: GgufHeader, context: int, sessions: int, cache_type: str | None = None) -> MemoryOverhead:
+    """Return the memory of a layer and of a stage beside weights, for `sessions` replies of `context` tokens each.
+    `cache_type` is that of this device's keys and values; those of others are as by default, and the larger count."""
     costs = costs_of(header)
     per_block = min(layers_per_piece(header), dimensions(header).layers)  # layers that share one block's batch
     batch = costs.batch(per_block, context, MAX_ROWS + 1, ends=False)
-    return MemoryOverhead(
-        costs.cache(1, context, sessions) + batch / per_block, costs.batch(1, context, MAX_ROWS + 1, ends=True)
-    )
+    cache = max(costs.cache(1, context, sessions), costs_of(header, cache_type).cache(1, context, sessions))
+    return MemoryOverhead(cache + batch / per_block, costs.batch(1, context, MAX_ROWS + 1, ends=True))
 
 
 def _taken(share: StageShare | None, model: ModelCosts, overhead: MemoryOverhead, unit: ComputeUnit) -> Counter[str]:
@@ -353,7 +369,9 @@ def _learn_pieces(model: str, device: MeshDevice) -> None:
         device.describe(model)
 
 
-def _shares(model: ModelCosts, options: MeshOptions) -> tuple[Plan | None, tuple[StageShare, ...]]:
+def _shares(
+    model: ModelCosts, options: MeshOptions, overhead: MemoryOverhead
+) -> tuple[Plan | None, tuple[StageShare, ...]]:
     if options.split is not None:
         return None, read_split(options.split)
     if options.placed is not None:
@@ -362,7 +380,7 @@ def _shares(model: ModelCosts, options: MeshOptions) -> tuple[Plan | None, tuple
         raise InvalidOption("Neither a split nor devices are given.", f"{EXAMPLE}, or describe the devices in a file.")
     plan = best_plan(
         options.fleet.devices, model, options.tokens_in, options.tokens_out, objective=options.objective,
-        links=options.fleet.links,
+        links=options.fleet.links, overhead=overhead,
     )  # fmt: skip
     return plan, plan_shares(plan)
 

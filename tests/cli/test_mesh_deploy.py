@@ -103,7 +103,7 @@ def test_a_plan_is_deployed_and_then_nothing_is_left_to_move(
     edge: Edge, stores: dict[str, LayerStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This device has no memory to spare, so the plan must split."""
-    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (5_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (25_000_000, "a test"))
     edge("mesh", "plan", MODEL)  # both workers measure at once, and keep it in one place, which is this user's
     done = edge("mesh", "deploy", MODEL, "--tokens-in", "16", "--tokens-out", "4", "--json")
     assert done.code == 0, done.err
@@ -114,6 +114,17 @@ def test_a_plan_is_deployed_and_then_nothing_is_left_to_move(
     assert [one["bytes"] for one in plan["move"] if one["device"] in names] == [0] * len(plan["move"])
     shown = edge("mesh", "plan", MODEL, "--tokens-in", "16", "--tokens-out", "4")
     assert "nothing has to be deployed first" in shown.out
+
+
+def test_what_is_deployed_has_memory_for_the_context(
+    edge: Edge, stores: dict[str, LayerStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (12_000_000, "a test"))
+    words = ("mesh", "deploy", MODEL, "--tokens-in", "16", "--tokens-out", "4")
+    done = edge(*words, "--ctx-size", "64")
+    assert (done.code, "Memory is counted for a context of 64 tokens" in done.err) == (0, True)
+    refused = edge(*words)
+    assert (refused.code, "a shorter context" in refused.err) == (1, True)
 
 
 def test_one_good_device_needs_no_deploying(edge: Edge) -> None:
@@ -136,6 +147,14 @@ def test_one_good_device_needs_no_deploying(edge: Edge) -> None:
         (("deploy", MODEL, "--split", "192.0.2.1:50151:1-2"), 1, "is not a loopback address"),
         (("deploy", MODEL, "--split", "127.0.0.1:1:1-2"), 1, "connection to 127.0.0.1:1 was lost"),
         (("deploy", "nothing.gguf", "--split", "here:1-2"), 1, "nothing.gguf"),
+        (
+            ("deploy", MODEL, "--split", "desk:1-12", "--ctx-size", "64"),
+            2,
+            "--ctx-size is for a plan, and --split says",
+        ),
+        (("deploy", MODEL, "--batch-size", "8"), 2, "--batch-size does not change which layers a device needs"),
+        (("deploy", MODEL, "--cache-type", "draft=f16"), 2, "--cache-type draft=f16 is for a draft model"),
+        (("deploy", MODEL, "--ctx-size", "64"), 2, "1152 tokens in all do not fit into a context of 64"),
         (("layers", "clean"), 2, "needs a device"),
         (("layers", "--on", "attic"), 1, "No paired device is called 'attic'"),
     ],

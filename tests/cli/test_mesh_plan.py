@@ -59,6 +59,27 @@ def test_a_model_that_is_here_on_devices_from_a_file(edge: Edge, home: Path) -> 
     assert "holds everything" in shown.out
 
 
+def test_the_memory_of_the_context_decides_the_plan_and_the_run(edge: Edge, home: Path) -> None:
+    small = DESKTOP.replace("memory_gb = 16", "memory_gb = 0.025")
+    home.write_text(small + small.replace("desktop", "laptop"), encoding="utf-8")
+    words = ("mesh", "plan", "edgellm-verifier", "--devices", str(home), "--tokens-in", "16", "--tokens-out", "4")
+    short, long = edge(*words, "--ctx-size", "256", "--json").answer, edge(*words, "--json").answer
+    assert (short["context_length"], long["context_length"]) == (256, 1024)  # as many as it was trained for
+    assert short["baselines"]["best_single"] is not None
+    assert long["baselines"]["best_single"] is None
+    assert len(long["stages"]) == 2
+    assert edge(*words, "--ctx-size", "1024", "--json").answer["baselines"] == long["baselines"]
+    wide = edge(*words, "--ctx-size", "1024", "--cache-type", "f32")
+    assert (wide.code, "The model needs" in wide.err) == (1, True)
+    assert "a context of 256 tokens; change it with --ctx-size" in edge(*words, "--ctx-size", "256").err
+    home.write_text(small.replace("desktop", "here"), encoding="utf-8")
+    run = ("mesh", "run", "edgellm-verifier", "Hi", "--devices", str(home), "--max-tokens", "2", "--ctx-size")
+    assert edge(*run, "256").code == 0
+    refused, planned = edge(*run, "1024"), edge(*words)
+    assert (refused.code, planned.code) == (1, 1)
+    assert refused.err == planned.err
+
+
 def test_a_model_described_in_the_file_and_the_whole_reply(edge: Edge, home: Path) -> None:
     home.write_text(DESKTOP + LAPTOP + MODEL, encoding="utf-8")
     words = ("mesh", "plan", "--devices", str(home), "--tokens-out", "50", "--objective", "reply")
@@ -131,6 +152,13 @@ def test_a_plan_that_ran_out_of_time_says_so(edge: Edge) -> None:
         (("--preset", "csgo", "--tokens-in", "0"), 2, "--tokens-in"),
         (("--preset", "csgo", "--tokens-in", "2000000"), 1, "Choose a smaller model"),
         (("--preset", "csgo", "--overlap", "some"), 2, "--overlap"),
+        (("--preset", "csgo", "--threads", "2"), 2, "--threads has no meaning with described devices"),
+        (("--preset", "csgo", "--ctx-size", "512"), 2, "--ctx-size needs a model file"),
+        (("edgellm-verifier", "--ctx-size", "100"), 2, "1152 tokens in all do not fit into a context of 100"),
+        (("edgellm-verifier", "--ctx-size", "4096"), 2, "trained for 1024"),
+        (("edgellm-verifier", "--engine", "stages", "--batch-size", "8"), 2, "--batch-size does not change a plan"),
+        (("edgellm-verifier", "--mlock", "on"), 2, "--mlock does not change a plan: give it to edgellm mesh run"),
+        (("edgellm-verifier", "--threads", "draft=2"), 2, "--threads draft=2 is for a draft model"),
     ],
 )
 def test_what_is_wrong_is_said(edge: Edge, cache: Path, words: tuple[str, ...], code: int, said: str) -> None:

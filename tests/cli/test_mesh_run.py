@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -13,9 +14,12 @@ from typing import Any
 import pytest
 
 import edgellm.llm
+from edgellm.cli.commands.mesh.run import AUTO, over_devices
+from edgellm.cli.model_options import HardwareOptions
 from edgellm.engine import Context, Message, Model, ModelFile
 from edgellm.engine.ggml_rpc.backend import is_compiled_in
-from edgellm.layer_range import LayerRange
+from edgellm.errors import PlanImpossible
+from edgellm.layer_range import HERE, LayerRange
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
@@ -338,7 +342,7 @@ def test_a_worker_given_by_address_is_planned_for_and_brought_layers(
 def test_what_a_worker_has_of_a_model_of_its_own_need_not_be_moved(
     edge: Edge, verifier_path: Path, tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (5_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (25_000_000, "a test"))
     store = LayerStore(tmp_path / "store", 10**9)
     layers = SeveralSources(StoredLayers(store), WholeModel(ModelFile.open(verifier_path), store))
     with WorkerServer(WeightCache(layers), ANYWHERE, stored=StoredLayers(store)) as running:
@@ -371,6 +375,27 @@ def test_a_conversation_over_the_measured_home(edge: Edge, measurable: WorkerSer
     assert done.code == 0
     assert "left out: attic: The connection to 127.0.0.1:9 was lost" in done.err
     assert "first token" in done.err
+
+
+def test_a_served_mesh_has_memory_for_all_replies_at_once(
+    measurable: WorkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the devices are given work for, which refuse what does not fit."""
+    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (25_000_000, "a test"))
+    peers, hardware = (f"desk={measurable.address}",), HardwareOptions({"ctx_size": ["1024"]})
+    for sessions, names in ((1, {HERE, "desk"}), (8, None)):
+        opened = partial(
+            over_devices, AUTO, "edgellm-verifier", peers, "none", 4, as_json=False, explain=False, sessions=sessions,
+            hardware=hardware,
+        )  # fmt: skip
+        if names is None:
+            with pytest.raises(PlanImpossible):
+                opened()
+        else:
+            found = opened()
+            with found.pair:
+                assert found.mesh is not None
+                assert {share.name for share in found.mesh.verifier.mesh.shares} <= names
 
 
 def test_two_workers_of_one_name_are_refused(edge: Edge, measurable: WorkerServer) -> None:

@@ -48,6 +48,15 @@ def test_every_command_that_loads_models_has_them(command: list[str]) -> None:
         assert option in shown
 
 
+@pytest.mark.parametrize("command", ["plan", "deploy"])
+def test_what_plans_for_devices_has_those_that_a_plan_depends_on(command: str) -> None:
+    shown = CliRunner().invoke(app, ["mesh", command, "--help-all"], env={"COLUMNS": "120"}).output
+    for option in ("--gpu-layers", "--device", "--tensor-split", "--threads", "--ctx-size", "--cache-type"):
+        assert option in shown
+    assert "--mlock" not in shown
+    assert "draft=" not in shown
+
+
 def test_a_chat_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = CliRunner()
     done = runner.invoke(app, ["chat", "Where is my mug?", "--threads", "1", "--ctx-size", "256", "--max-tokens", "4"])

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ from edgellm.cli.commands.mesh.peers import held_by, paired_workers
 from edgellm.cli.commands.mesh.run import Workers
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import model_names
-from edgellm.cli.model_options import VERIFIER, HardwareOptions, with_unit
+from edgellm.cli.model_options import PLANNING, HardwareOptions, refuse_given, with_plan_hardware
 from edgellm.cli.views.console import Loading, emit, err, is_terminal, one_line, out, say, size
 from edgellm.cli.views.device_table import find_home_workers, progress, survey_home
 from edgellm.errors import EdgeError, InvalidOption
@@ -40,8 +41,12 @@ class LayerAction(enum.StrEnum):
     CLEAN = "clean"
 
 
-@with_unit
+@partial(
+    with_plan_hardware,
+    refused={"batch_size": "does not change which layers a device needs: give it to edgellm mesh run"},
+)
 def deploy(
+    ctx: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names, help="As for mesh plan.")],
     split: Annotated[
         str | None,
@@ -67,9 +72,11 @@ def deploy(
     from edgellm.storage import resolve
     from edgellm.storage.layers.manifest import manifest_of
 
+    if split is not None:
+        refuse_given(ctx, PLANNING, "is for a plan, and --split says what is sent", "Leave one of them out.")
     file = ModelFile.open(resolve(model))
     if split is None:
-        named, workers = _planned(file, tokens_in, tokens_out, reply, interface, peer or (), hardware.of(VERIFIER))
+        named, workers = _planned(file, tokens_in, tokens_out, reply, interface, peer or (), hardware.of_planned())
         if [one.name for one in named] == [HERE]:
             say("There is nothing to deploy: the plan uses this device alone, which has the model.")
             if as_json:
@@ -108,9 +115,11 @@ def _planned(
     hardware: Hardware,
 ) -> tuple[tuple[StageShare, ...], Mapping[str, Worker]]:
     from edgellm.coldstart.plan import plan
+    from edgellm.llm.mesh_llm import overhead_of, planned_positions
     from edgellm.mesh.model_costs import model_costs
     from edgellm.mesh.placement import plan_option_shares
 
+    context = planned_positions(file, hardware.n_ctx, tokens_in + tokens_out)
     found = survey_home(file, interface, False, peers, hardware=hardware)
     fleet = found.fleet()
     planned = plan(
@@ -120,8 +129,10 @@ def _planned(
         tokens_out,
         objective="reply" if reply else "ttft",
         links=fleet.links,
+        overhead=overhead_of(file.header, context, sessions=1, cache_type=hardware.cache_type),
     )
     say(planned.advice)
+    say(f"Memory is counted for a context of {context:,} tokens; change it with --ctx-size.", style="dim")
     return plan_option_shares(planned.advised), found.workers
 
 

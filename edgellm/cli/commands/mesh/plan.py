@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from edgellm.cli.commands.mesh.run import Engine, EngineName, Objective, Workers
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import FLEET_FILE, model_names
 from edgellm.cli.help_pages import add_command, command_group
-from edgellm.cli.model_options import VERIFIER, HardwareOptions, with_unit
+from edgellm.cli.model_options import PLANNING, HardwareOptions, refuse_given, with_plan_hardware
 from edgellm.cli.views.console import emit, out, say
 from edgellm.cli.views.device_table import print_units, survey_home
 from edgellm.errors import EdgeError, InvalidOption
@@ -24,6 +25,7 @@ from edgellm.errors import EdgeError, InvalidOption
 if TYPE_CHECKING:
     from edgellm.coldstart.cost_model import ModelCosts
     from edgellm.coldstart.plan import Plan, PlanOption
+    from edgellm.coldstart.problem_builder import MemoryOverhead
     from edgellm.engine import ModelFile
     from edgellm.engine.hardware import Hardware
     from edgellm.mesh.fleet_file import Fleet
@@ -58,8 +60,9 @@ class Overlap(enum.StrEnum):
     STREAMED = "streamed"
 
 
-@with_unit
+@with_plan_hardware
 def plan(
+    ctx: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(metavar="[MODEL]", autocompletion=model_names, show_default=False,
@@ -105,11 +108,12 @@ def plan(
     from edgellm.mesh.model_costs import model_costs
     from edgellm.storage import resolve
 
+    _check_hardware(ctx, engine, described=devices is not None or preset is not None, has_file=model is not None)
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise InvalidOption(f"--plot cannot write {plot}.", "Use a file name that ends in .png or .svg.")
     home: Survey | None = None
     file = None if model is None else ModelFile.open(resolve(model))
-    own = hardware.of(VERIFIER)
+    own = _with_context(hardware.of_planned(), file, tokens_in + tokens_out)
     if devices is None and preset is None and model is not None and file is not None:
         choice = choice_of(file, engine)
         home = survey_home(file, interface, measure, peer or (), hardware=own, by_stand_in=choice.over_rpc)
@@ -120,10 +124,12 @@ def plan(
             return
     fleet = _fleet(devices, preset) if home is None else home.fleet()
     planned = _described(fleet) if file is None else model_costs(file)
+    overhead = _overhead(own, file)
     began = time.perf_counter()
     found = best_plan(
         fleet.devices, planned, tokens_in, tokens_out, objective=objective.value, overlap=overlap.value,
         links=fleet.links, cold=not warm, stop=lambda: time.perf_counter() - began > time_limit,
+        overhead=overhead,
     )  # fmt: skip
     milliseconds = 1e3 * (time.perf_counter() - began)
     rival = None
@@ -132,7 +138,7 @@ def plan(
     moves = None if home is None or file is None else _moves(file, found, home)
     problem = phase_problem(
         fleet.devices, planned, tokens_in, tokens_out, overlap=overlap.value, links=fleet.links, cold=not warm,
-        sends_caches=True,
+        sends_caches=True, overhead=overhead,
     )  # fmt: skip
     began = time.perf_counter()
     phases = plan_phases(problem, lambda: time.perf_counter() - began > time_limit) if tokens_out > 1 else None
@@ -146,7 +152,7 @@ def plan(
         doubts = {} if home is None else {"doubtful": home.doubts()}
         rpc = {} if rival is None else {"rpc": rpc_figures(rival)}
         phased = {"phases": None if phases is None else phase_figures(phases, problem, names)}
-        whole = figures(found, milliseconds, overlap.value)
+        whole = figures(found, milliseconds, overlap.value) | {"context_length": own.n_ctx}
         emit(json.dumps(whole | _moves_row(moves) | _units_row(home) | doubts | rpc | phased))
         return
     from edgellm.cli.views.phase_view import phase_lines
@@ -159,10 +165,49 @@ def plan(
         from edgellm.cli.views.rpc_plan_view import engines_compared
 
         say(engines_compared(found, rival), style="dim")
+    _say_context(own)
     if home is not None:
         print_units(home)
     if plot is not None:
         say(f"wrote {plot}", style="dim")
+
+
+def _check_hardware(ctx: typer.Context, engine: Engine, *, described: bool, has_file: bool) -> None:
+    """Refuse options for hardware on the command line on which this plan does not depend."""
+    of_file = ("ctx_size", "cache_type")
+    if described:
+        refuse_given(
+            ctx, [name for name in PLANNING if name not in of_file],
+            "has no meaning with described devices: their speed and memory are as described", "Leave it out.",
+        )  # fmt: skip
+    if not has_file:
+        refuse_given(ctx, of_file, "needs a model file: what is described has no keys and values", "Name a MODEL.")
+    if engine is Engine.STAGES:
+        refuse_given(
+            ctx, ("batch_size",), "does not change a plan of stages", "Leave it out, and give it to edgellm mesh run."
+        )
+
+
+def _with_context(hardware: Hardware, file: ModelFile | None, tokens: int) -> Hardware:
+    """Return `hardware` with the context that is planned for; without one where no model file is."""
+    from edgellm.llm.mesh_llm import planned_positions
+
+    return replace(hardware, n_ctx=None if file is None else planned_positions(file, hardware.n_ctx, tokens))
+
+
+def _overhead(hardware: Hardware, file: ModelFile | None) -> MemoryOverhead:
+    """Return the memory beside weights for one reply, as `mesh run` counts it; none where no model file is."""
+    from edgellm.coldstart.problem_builder import MemoryOverhead
+    from edgellm.llm.mesh_llm import overhead_of
+
+    if file is None or hardware.n_ctx is None:
+        return MemoryOverhead()
+    return overhead_of(file.header, hardware.n_ctx, sessions=1, cache_type=hardware.cache_type)
+
+
+def _say_context(hardware: Hardware) -> None:
+    if hardware.n_ctx is not None:
+        say(f"Memory is counted for a context of {hardware.n_ctx:,} tokens; change it with --ctx-size.", style="dim")
 
 
 def over_rpc(
@@ -178,9 +223,11 @@ def over_rpc(
         cold=not warm,
     )  # fmt: skip
     if as_json:
-        emit(json.dumps({"engine": "rpc", "reason": reason, **rpc_figures(placed), "doubtful": home.doubts()}))
+        row = {"engine": "rpc", "reason": reason, **rpc_figures(placed), "context_length": hardware.n_ctx}
+        emit(json.dumps(row | {"doubtful": home.doubts()}))
         return
     print_rpc_plan(out(), placed, model, tokens_in, tokens_out)
+    _say_context(hardware)
     print_units(home)
 
 

@@ -235,7 +235,9 @@ def over_devices(
     fleet: Fleet | None = None
     placed: Placement | None = None
     if mesh == AUTO:
-        split, placed = place_at_home(model, file, target, peers, None, explain=explain, hardware=own)
+        split, placed = place_at_home(
+            model, file, target, peers, None, explain=explain, hardware=own, sessions=sessions
+        )
     elif mesh.endswith(".toml"):
         fleet = _fleet(None, Path(mesh).expanduser())
     else:
@@ -315,10 +317,11 @@ def place_at_home(
     *,
     explain: bool,
     hardware: Hardware,
+    sessions: int = 1,
 ) -> tuple[str, None] | tuple[None, Placement]:
     """Return the best placement of the layers that the measured devices have; print its reason, and a better one that
-    needs a deployment. This device computes as `hardware` says. Without other devices nothing is measured: return a
-    split with all layers on this one."""
+    needs a deployment. This device computes as `hardware` says, and each has memory for `sessions` replies at once.
+    Without other devices nothing is measured: return a split with all layers on this one."""
     from edgellm.llm import mesh_llm
     from edgellm.mesh.model_costs import model_costs
 
@@ -330,7 +333,7 @@ def place_at_home(
     home = survey_workers(file, workers, False, hardware)
     placed = mesh_llm.place_at_home(
         file, home, tokens_in=target.tokens_in, tokens_out=target.tokens_out, objective=target.objective,
-        context=target.context, hardware=hardware,
+        context=target.context, sessions=sessions, hardware=hardware,
     )  # fmt: skip
     if advice := placed.advice(model):
         say(advice, style="yellow")
