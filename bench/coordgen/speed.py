@@ -32,10 +32,12 @@ import numpy as np
 
 from bench.coordgen.tasks import SEED, TASKS, Reply, recorded
 from bench.coordgen.timed_methods import N_CTX, Run, all_methods, nothing_to_copy
+from bench.harness import hardware
 from bench.harness.figures import bar_groups
 from bench.harness.report import write
 from bench.harness.statistics import spread
 from edgellm.engine import HEADS, Context, Model, head_pays
+from edgellm.engine.hardware import Hardware
 from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.types import Expected, Ids
@@ -60,7 +62,7 @@ def measured(
         own = bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads, lazy=head_pays(model)))
         if own.lazy_head is not None:  # a context that can be late costs a little even where it is not
             bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads))
-        small = stack.enter_context(draft_model(threads))
+        small = stack.enter_context(draft_model(threads, model.hardware))
         curve = CurveMeasurement().run(own)
         verifiers = {True: ForcedVerifier(model, bare), False: ForcedVerifier(model, own)}
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
@@ -91,9 +93,9 @@ def measured(
 
 
 @contextmanager
-def draft_model(threads: int | None) -> Iterator[ModelDrafter]:
+def draft_model(threads: int | None, own: Hardware) -> Iterator[ModelDrafter]:
     """Yield the bundled draft model, ready to draft for any target: its cost curve is measured."""
-    with Model.load(resolve("edgellm-draft")) as model:
+    with Model.load(resolve("edgellm-draft"), hardware=own) as model:
         with Context(model, n_ctx=N_CTX, threads=threads) as context:
             curve = CurveMeasurement().run(context)
         with Context(model, n_ctx=N_CTX, threads=threads) as context:
@@ -180,11 +182,13 @@ def main() -> None:
     parser.add_argument("--past", type=int, default=200, help="earlier conversations, for the row that has them")
     parser.add_argument("--models", nargs="+", choices=("bundled", "0.5b"), default=["bundled", "0.5b"])
     parser.add_argument("--threads", type=int)
+    hardware.add_arguments(parser, hardware.LOADED)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--name", default="speed", help="of the result file")
     arguments = parser.parse_args()
     models = {}
-    with ExitStack() as stack, Model.load(resolve("edgellm-verifier")) as bundled:
+    own = hardware.of(arguments)
+    with ExitStack() as stack, Model.load(resolve("edgellm-verifier"), hardware=own) as bundled:
         both = {task: recorded(bundled, task, arguments.cases + arguments.past) for task in TASKS}
         tasks = {task: cases[: arguments.cases] for task, cases in both.items()}
         past = {task: cases[arguments.cases :] for task, cases in both.items()}
@@ -195,7 +199,7 @@ def main() -> None:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "half.gguf"
             random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
             half_of = {task: cases[: max(2, arguments.cases // 2)] for task, cases in tasks.items()}
-            half = stack.enter_context(Model.load(path))
+            half = stack.enter_context(Model.load(path, hardware=own))
             models["Qwen2.5-0.5B shape, Q4_0"] = measured(half, half_of, past, arguments.threads, 1, few=True)
     sys.stdout.write(table({"models": models}) + "\n")
     kept = {"cases": arguments.cases, "past": arguments.past, "repeats": arguments.repeats, "models": models}

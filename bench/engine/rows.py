@@ -24,8 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness import hardware
 from bench.harness.report import write
 from edgellm.engine import Context, Model
+from edgellm.engine.hardware import Hardware
 from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.storage import resolve
 from testkit import random_gguf
@@ -35,11 +37,11 @@ BEHIND = 128
 HALF = "0.5b"
 
 
-def measured(path: Path, repeats: int, threads: int | None) -> list[dict[str, Any]]:
+def measured(path: Path, repeats: int, threads: int | None, own: Hardware) -> list[dict[str, Any]]:
     """Return for each number of rows the milliseconds, the number that it is padded to, and the milliseconds then."""
     ids = np.random.default_rng(0).integers(300, 2000, BEHIND).astype(np.int32)
     taken: dict[tuple[int, bool], list[float]] = {(n, filled): [] for n in ROWS for filled in (False, True)}
-    with Model.load(path) as model, Context(model, n_ctx=2 * BEHIND, threads=threads) as context:
+    with Model.load(path, hardware=own) as model, Context(model, n_ctx=2 * BEHIND, threads=threads) as context:
         widths = CurveMeasurement().run(context).widths()
         context.clear()
         context.decode(ids)
@@ -87,6 +89,7 @@ def main() -> None:
     parser.add_argument("--type", default="Q4_0", help="of the 0.5B shape's weights")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int)
+    hardware.add_arguments(parser, hardware.LOADED)
     parser.add_argument("--name", default="rows", help="of the result file")
     arguments = parser.parse_args()
     found = {}
@@ -96,7 +99,7 @@ def main() -> None:
             if name == HALF:
                 random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], arguments.type)
             label = f"Qwen2.5-0.5B shape, {arguments.type}" if name == HALF else name
-            found[label] = measured(path, arguments.repeats, arguments.threads)
+            found[label] = measured(path, arguments.repeats, arguments.threads, hardware.of(arguments))
     sys.stdout.write(table({"models": found}))
     write(arguments.name, "bench.engine.rows", {"models": found})
 

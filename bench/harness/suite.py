@@ -7,6 +7,7 @@ A benchmark is a module with a `main` and a `table(found)`, which turns a result
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -17,7 +18,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from bench.harness import report
+from bench.harness import hardware, report
 from bench.harness.old_names import current
 from testkit import ROOT
 
@@ -33,12 +34,15 @@ class Benchmark:
     quick: tuple[str, ...]
     full: tuple[str, ...]
     module: str
+    hardware: str | None = None
 
     @classmethod
     def read(cls, suite: str, name: str, entry: Mapping[str, Any]) -> Benchmark:
         """Return the benchmark of a table of `suites.toml`. Raise KeyError where `about` or `page` is missing."""
         quick, full = tuple(entry.get("quick", ())), tuple(entry.get("full", ()))
-        return cls(suite, name, entry["about"], entry["page"], quick, full, entry.get("module", name))
+        return cls(
+            suite, name, entry["about"], entry["page"], quick, full, entry.get("module", name), entry.get("hardware")
+        )
 
     @property
     def full_name(self) -> str:
@@ -54,10 +58,16 @@ class Benchmark:
         module = import_module(self.module_name)
         return import_module(f"{self.module_name}.__main__") if hasattr(module, "__path__") else module
 
-    def run(self, quick: bool) -> int:
-        """Run it in a process of its own and return the exit code. A `quick` run writes `quick-NAME`."""
-        arguments = (*self.quick, "--name", f"quick-{self.name}") if quick else (*self.full, "--name", self.name)
-        return subprocess.call([sys.executable, "-m", self.module_name, *arguments], cwd=ROOT)
+    def command(self, quick: bool, words: Sequence[str] = ()) -> list[str]:
+        """Return the command of a run, with these `words` for its hardware. A `quick` run writes `quick-NAME`, one with
+        such words `hardware-NAME`: the result `NAME` is of the benchmark's own hardware."""
+        name = f"quick-{self.name}" if quick else f"hardware-{self.name}" if words else self.name
+        arguments = (*(self.quick if quick else self.full), *words, "--name", name)
+        return [sys.executable, "-m", self.module_name, *arguments]
+
+    def run(self, quick: bool, words: Sequence[str] = ()) -> int:
+        """Run it in a process of its own and return the exit code; the arguments are as for `command`."""
+        return subprocess.call(self.command(quick, words), cwd=ROOT)
 
     def shown(self) -> str:
         """Return the table of the last result, below the command that repeats it."""
@@ -94,7 +104,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("task", choices=("list", "run", "show"))
     parser.add_argument("names", nargs="*", metavar="NAME", help="a suite (synera) or a benchmark (synera/quality)")
     parser.add_argument("--quick", action="store_true", help="few cases: shows that it works, but is no evidence")
+    hardware.add_arguments(parser)
     arguments = parser.parse_args(words)
+    options = hardware.given(arguments)
+    if options and arguments.task != "run":
+        parser.error(f"options for hardware are for `run`, and this is `{arguments.task}`")
     if arguments.task == "run" and not arguments.names:
         parser.error("say what to run, such as `python -m bench run synera/quality`")
     names = [current(name) for name in arguments.names]
@@ -109,18 +123,25 @@ def main(words: Sequence[str] | None = None) -> None:
     match arguments.task:
         case "list":
             width = max(len(one.full_name) for one in some)
-            print("\n".join(f"{one.full_name:{width}}  {one.about}" for one in some))
+            print("\n".join(f"{one.full_name:{width}}  {one.about}{hardware.DESCRIBED[one.hardware]}" for one in some))
         case "show":
             print("\n".join(one.shown() for one in some))
         case "run":
-            _run(some, arguments.quick)
+            handed = {one.full_name: hardware.words_for(one.hardware, options) for one in some}
+            if options and not any(used for used, _ in handed.values()):
+                asked = shlex.join(next(iter(handed.values()))[1])
+                parser.error(f"none of these benchmarks uses {asked}: `python -m bench list` shows what each uses")
+            _run(some, arguments.quick, handed)
 
 
-def _run(some: Sequence[Benchmark], quick: bool) -> None:
+def _run(some: Sequence[Benchmark], quick: bool, words: Mapping[str, tuple[list[str], list[str]]]) -> None:
     failed = []
     for one in some:
+        used, unused = words[one.full_name]
         print(f"\n{one.full_name}: {one.about}", flush=True)
-        if one.run(quick):
+        if unused:
+            print(f"it does not use {shlex.join(unused)}", flush=True)
+        if one.run(quick, used):
             failed.append(one.full_name)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

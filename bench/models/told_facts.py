@@ -13,7 +13,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.harness import hardware
 from bench.harness.report import write
+from edgellm.cli.model_options import DRAFT
 from edgellm.engine import Message
 from edgellm.llm import LLM
 from models.home.families.facts import UNKNOWN
@@ -62,10 +64,11 @@ def conversation(pair: LLM, said: Sequence[str]) -> list[str]:
     return [message.content for message in messages if message.role == "assistant"]
 
 
-def measure() -> list[dict[str, Any]]:
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return what was said, the last reply, and whether all is right, of each conversation."""
     rows = []
-    with LLM.open(history=False) as pair:
+    own, own_draft = hardware.of(arguments), hardware.of(arguments, DRAFT)
+    with LLM.open(history=False, hardware=own, draft_hardware=own_draft) as pair:
         for said, answer in CONVERSATIONS:
             replies = conversation(pair, said)
             asked_first = said[0].endswith("?")
@@ -84,8 +87,9 @@ def table(figures: Mapping[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", default="told_facts", help="of the result file")
+    hardware.add_arguments(parser)
     arguments = parser.parse_args()
-    figures = {"conversations": measure()}
+    figures = {"conversations": measure(arguments)}
     path = write(arguments.name, "bench.models.told_facts", figures)
     sys.stdout.write(f"{table(figures)}written: {path}\n")
 

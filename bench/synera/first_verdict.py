@@ -26,9 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness import hardware
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
 from edgellm.engine import Context, Model
+from edgellm.engine.hardware import Hardware
 from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.spec.draft_length import KNOTS, CostCurve
 from edgellm.spec.types import GREEDY, Chunk, Verdict
@@ -77,10 +79,10 @@ class Verifier:
         self._worker.close()
 
 
-def measured(path: Path, lengths: list[int], repeats: int, threads: int | None) -> list[dict[str, Any]]:
+def measured(path: Path, lengths: list[int], repeats: int, threads: int | None, own: Hardware) -> list[dict[str, Any]]:
     """Return a row for each length."""
     limits = SchedulerLimits()
-    with Model.load(path) as model:
+    with Model.load(path, hardware=own) as model:
         with Context(model, n_ctx=KNOTS[-1] + 64, threads=threads) as context:
             curve = CurveMeasurement().run(context)
         with (
@@ -129,6 +131,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256, 512])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int)
+    hardware.add_arguments(parser, hardware.LOADED)
     parser.add_argument("--name", default="first_verdict", help="of the result file")
     arguments = parser.parse_args()
     figures = {}
@@ -137,7 +140,8 @@ def main() -> None:
             path = Path(folder) / "half.gguf" if name == HALF else resolve(name)
             if name == HALF:
                 random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0")
-            figures[name] = measured(path, arguments.lengths, arguments.repeats, arguments.threads)
+            own = hardware.of(arguments)
+            figures[name] = measured(path, arguments.lengths, arguments.repeats, arguments.threads, own)
     sys.stdout.write(table({"models": figures}))
     write(arguments.name, "bench.synera.first_verdict", {"models": figures})
 

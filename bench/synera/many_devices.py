@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness import hardware
 from bench.harness.figures import pyplot
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
@@ -275,10 +276,11 @@ def main() -> None:
     parser.add_argument("--kept", action="store_true", help="requests have the chunks that were not sent")
     parser.add_argument("--model", default="edgellm-verifier")
     parser.add_argument("--threads", type=int)
+    hardware.add_arguments(parser, hardware.LOADED)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="many_devices", help="of the result file")
     arguments = parser.parse_args()
-    with Model.load(resolve(arguments.model)) as model:
+    with Model.load(resolve(arguments.model), hardware=hardware.of(arguments)) as model:
         work = scripts(model, arguments.devices, arguments.threads, arguments.seed)
         found = ratios(model, work, arguments)
         print(at_once(found), end="")

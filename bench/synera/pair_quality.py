@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import edgellm
+from bench.harness import hardware
 from bench.harness.report import write
+from edgellm.cli.model_options import DRAFT
 from edgellm.engine import Message
 from edgellm.spec.types import Summary
 from models.case import Case
@@ -81,13 +83,15 @@ def main() -> None:
     parser.add_argument("--verifier", help="the pair's by default")
     parser.add_argument("--name", default="pair_quality", help="of the result file")
     parser.add_argument("--show", type=int, default=0, help="the verifier's mistakes to print for each family")
+    hardware.add_arguments(parser)
     arguments = parser.parse_args()
     made = PAIRS[arguments.pair]
     draft, verifier = (getattr(arguments, name) or str(made.folder / f"{name}.gguf") for name in ("draft", "verifier"))
     chosen = {"draft": (draft, "none"), "verifier": ("none", verifier), "pair": (draft, verifier)}
     families: dict[str, dict[str, Any]] = {family: {} for family in made.families}
+    own, own_draft = hardware.of(arguments), hardware.of(arguments, DRAFT)
     for mode in MODES:
-        with edgellm.LLM.open(*chosen[mode]) as pair:
+        with edgellm.LLM.open(*chosen[mode], hardware=own, draft_hardware=own_draft) as pair:
             for family in made.families:
                 score, shown = Score(), 0
                 for case, text, summary in replies(pair, list(made.held_out(family, arguments.cases))):

@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import Any
 from unittest.mock import patch
 
+from bench.harness import hardware
 from bench.harness.report import write
 from bench.harness.statistics import spread
 from edgellm.engine import Model
@@ -91,12 +92,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--model", default="edgellm-verifier")
     parser.add_argument("--threads", type=int)
+    hardware.add_arguments(parser, hardware.LOADED)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="scheduler", help="of the result file")
     arguments = parser.parse_args()
     results = []
     print(HEAD)
-    with Model.load(resolve(arguments.model)) as model:
+    with Model.load(resolve(arguments.model), hardware=hardware.of(arguments)) as model:
         work = scripts(model, arguments.sessions, arguments.threads, arguments.seed)
         for batching, limits in BATCHING.items():
             with closing(Fleet(model, work, arguments.threads, limits, arguments.seed)) as fleet:

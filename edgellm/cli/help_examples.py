@@ -145,6 +145,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm bench synera --list", "list the parts of a suite"),
         ("edgellm bench synera --quick", "run all parts on few cases, in a few minutes"),
         ("edgellm bench synera quality stalls", "run two parts in full"),
+        ("edgellm bench engine rows --gpu-layers all", "run a part on the graphics cards"),
         ("edgellm bench csgo --show", "print the last results without measuring"),
     ),
     "mesh plan": (

@@ -81,22 +81,29 @@ def _option(metavar: str, text: str, default: str, *, hidden: bool = False) -> A
     return Annotated[list[str] | None, option]
 
 
-_OPTIONS: dict[str, Any] = {
-    "gpu_layers": _option(
+_TEXTS: dict[str, tuple[str, str, str]] = {
+    "gpu_layers": (
         "auto|all|N",
-        "Layers on graphics cards. This and the options below also hold for one model alone: draft=VALUE or "
-        "verifier=VALUE; give an option twice for both.",
+        (
+            "Layers on graphics cards. This and the options below also hold for one model alone: draft=VALUE or "
+            "verifier=VALUE; give an option twice for both."
+        ),
         "as many as fit",
     ),
-    "device": _option("NAME/NAME", "Graphics cards to use; edgellm doctor lists them.", "all"),
-    "tensor_split": _option("N/N", "Shares of the model for each graphics card, such as 3/1.", "by free memory"),
-    "threads": _option("N", "Threads of a decode on the processor.", "one per performance core"),
-    "ctx_size": _option("N", "Tokens of a prompt and its reply together.", "4096 to 32768, by free memory"),
-    "batch_size": _option("N", "Tokens of a prompt that are computed at once.", "512"),
-    "cache_type": _option("f16|q8_0|q4_0", "Type of the keys and values.", "f16"),
-    "flash_attn": _option("auto|on|off", "Flash attention.", "where it is faster"),
-    "mlock": _option("on|off", "Keep the weights in memory.", "off"),
+    "device": ("NAME/NAME", "Graphics cards to use; edgellm doctor lists them.", "all"),
+    "tensor_split": ("N/N", "Shares of the model for each graphics card, such as 3/1.", "by free memory"),
+    "threads": ("N", "Threads of a decode on the processor.", "one per performance core"),
+    "ctx_size": ("N", "Tokens of a prompt and its reply together.", "4096 to 32768, by free memory"),
+    "batch_size": ("N", "Tokens of a prompt that are computed at once.", "512"),
+    "cache_type": ("f16|q8_0|q4_0", "Type of the keys and values.", "f16"),
+    "flash_attn": ("auto|on|off", "Flash attention.", "where it is faster"),
+    "mlock": ("on|off", "Keep the weights in memory.", "off"),
 }
+_OPTIONS: dict[str, Any] = {name: _option(*texts) for name, texts in _TEXTS.items()}
+OF_BENCHMARKS: Mapping[str, Any] = MappingProxyType(
+    {name: _option(metavar, text, "the benchmark's own") for name, (metavar, text, _) in _TEXTS.items()}
+)
+"""All options for hardware, for benchmarks, which have defaults of their own."""
 _REFUSED = _option("VALUE", "Refused.", "", hidden=True)
 _PLANNED: dict[str, Any] = {
     "gpu_layers": _option(
@@ -153,6 +160,10 @@ class HardwareOptions:
             flash_attn=choice("flash_attn", auto=None, on=True, off=False),
             mlock=bool(choice("mlock", on=True, off=False)),
         )  # fmt: skip
+
+    def words(self) -> list[str]:
+        """Return the options as words of a command line."""
+        return [word for name, texts in self.given.items() for text in texts for word in (_dashed(name), text)]
 
     def of_planned(self) -> Hardware:
         """Return the hardware of this device's part of a model that is planned for.

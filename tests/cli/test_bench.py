@@ -44,3 +44,29 @@ def test_old_names_are_accepted_with_a_notice() -> None:
     done = asked("coldstart", "home", "--list")
     assert "csgo/cold_start" in done.stdout
     assert "coldstart/home is now called csgo/cold_start" in done.stderr
+
+
+def test_options_for_hardware_are_checked_and_handed_on(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+
+    def call(words: list[str], **_: object) -> int:
+        ran.append(words)
+        return 0
+
+    monkeypatch.setattr(subprocess, "call", call)
+    words = ("--threads", "2", "--threads", "draft=1", "--cache-type", "q8_0")
+    assert edge("bench", "models", "told_facts", "--quick", *words).code == 0
+    assert ran[-1][2:] == ["bench", "run", "models/told_facts", "--quick", *words]
+    monkeypatch.setenv("EDGELLM_BENCH_CTX_SIZE", "512")
+    assert edge("bench", "models").code == 0
+    assert ran[-1][3:] == ["run", "models", "--ctx-size", "512"]
+    assert edge("bench", "models", "--list").code == 0  # a setting is left alone
+    assert ran[-1][3:] == ["list", "models"]
+    for refused, says in (
+        (("--cache-type", "q2"), "q2"),
+        (("--threads", "many"), "--threads is 'many'"),
+        (("--show", "--threads", "2"), "--threads has no meaning with --show"),
+    ):
+        done = edge("bench", "models", *refused)
+        assert (done.code, len(ran)) == (2, 3)
+        assert says in done.err

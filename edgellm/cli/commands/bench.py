@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from edgellm.cli.model_options import DRAFT, OF_BENCHMARKS, VERIFIER, HardwareOptions, refuse_given, with_hardware
 from edgellm.errors import InvalidOption
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@partial(with_hardware, options=OF_BENCHMARKS)
 def bench(
+    ctx: typer.Context,
     suite: Annotated[
         str,
         typer.Argument(
@@ -27,12 +31,19 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Use few cases: a check that it works, not evidence.")] = False,
     list_parts: Annotated[bool, typer.Option("--list", help="List the parts of the suite.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the last results without measuring.")] = False,
+    *,
+    hardware: HardwareOptions,
 ) -> None:
+    for role in (VERIFIER, DRAFT):
+        hardware.of(role)
     if not (ROOT / "bench" / "suites.toml").is_file():
         raise InvalidOption(
             f"The benchmarks are not installed: {ROOT} is not a checkout.", "Clone the repository and run it there."
         )
     task = "list" if list_parts else "show" if show else "run"
     names = [f"{suite}/{part}" for part in parts] if parts else [suite]
-    command = [sys.executable, "-m", "bench", task, *names, *(["--quick"] if quick else [])]
+    if task != "run":
+        refuse_given(ctx, hardware.given, f"has no meaning with --{task}: nothing is measured", "Leave it out.")
+    words = hardware.words() if task == "run" else ()
+    command = [sys.executable, "-m", "bench", task, *names, *(["--quick"] if quick else []), *words]
     raise typer.Exit(subprocess.call(command, cwd=ROOT))

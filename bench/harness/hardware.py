@@ -1,0 +1,69 @@
+"""The options for hardware of `edgellm bench`, for the benchmarks that use them.
+
+They are those of `edgellm chat`. A benchmark says in `suites.toml` which it uses, as `hardware`:
+
+    threads   one number of threads for all models
+    model     also how its models are loaded, all of them alike
+    pair      all options, for the draft model and the verifier apart (draft=VALUE)
+
+The others decide themselves what they compute on, as their results mean that.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from edgellm.cli.model_options import DRAFT, VERIFIER, HardwareOptions
+from edgellm.engine.hardware import Hardware
+
+THREADS, MODEL, PAIR = "threads", "model", "pair"
+LOADED = ("gpu_layers", "device", "tensor_split", "cache_type", "flash_attn", "mlock")
+"""How a model is loaded. Its contexts are as long as a benchmark needs them."""
+ALL = ("gpu_layers", "device", "tensor_split", "threads", "ctx_size", "batch_size", "cache_type", "flash_attn", "mlock")
+USED: Mapping[str, tuple[str, ...]] = MappingProxyType({THREADS: ("threads",), MODEL: ("threads", *LOADED), PAIR: ALL})
+"""The options that the benchmarks of each kind use."""
+DESCRIBED: Mapping[str | None, str] = MappingProxyType(
+    {
+        None: "",
+        THREADS: " [--threads]",
+        MODEL: " [hardware options but --ctx-size and --batch-size]",
+        PAIR: " [hardware options]",
+    }
+)
+"""What a list of benchmarks says of each kind."""
+_DEST = "hardware_"  # benchmarks have arguments of their own that are called threads
+
+
+def add_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = ALL) -> None:
+    """Give a parser the options of these `names`."""
+    group = parser.add_argument_group("hardware", "as for edgellm chat; also draft=VALUE or verifier=VALUE for a pair")
+    for name in names:
+        group.add_argument(f"--{name.replace('_', '-')}", dest=_DEST + name, action="append", metavar="VALUE")
+
+
+def given(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """Return the options that were given, by name."""
+    found = {name: getattr(arguments, _DEST + name, None) for name in ALL}
+    return {name: values for name, values in found.items() if values}
+
+
+def of(arguments: argparse.Namespace, role: str = VERIFIER) -> Hardware:
+    """Return the hardware of a model, by default the verifier or a benchmark's only one.
+
+    Raises:
+        InvalidOption: a value that does not exist.
+    """
+    return HardwareOptions(dict(given(arguments))).of(role)
+
+
+def words_for(kind: str | None, options: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Return the words of these options that a benchmark of this kind uses, and those that it does not."""
+    used, unused = list[str](), list[str]()
+    for name, values in options.items():
+        for value in values:
+            by_model = value.startswith((f"{DRAFT}=", f"{VERIFIER}="))
+            known = kind is not None and name in USED[kind] and (kind == PAIR or not by_model)
+            (used if known else unused).extend((f"--{name.replace('_', '-')}", value))
+    return used, unused
