@@ -464,7 +464,8 @@ class ModelHost:
 
 def beside_memory(kept: Sequence[PairMemory], closed: Sequence[PairMemory]) -> Counter[str]:
     """Return the bytes by device that a model finds taken though the system counts them as free: weights of `kept`
-    models that are pages of files; less what models give back that are `closed` first and the system counts as taken.
+    models that are pages of files, and their contexts that are not opened yet; less what models give back that are
+    `closed` first and the system counts as taken.
 
     A model's pages are in memory as pages of a file or, where llama.cpp has packed them again, as its own.
     """
@@ -474,7 +475,9 @@ def beside_memory(kept: Sequence[PairMemory], closed: Sequence[PairMemory]) -> C
     found: Counter[str] = Counter()
     for one in kept:
         found["CPU"] += int(share * one.mapped)
+        found.update(one.unopened)
     for one in closed:
         found.subtract(one.by_device)
+        found.update(one.unopened)
         found["CPU"] += int(share * one.mapped)
     return found

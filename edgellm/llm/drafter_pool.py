@@ -80,6 +80,10 @@ class Drafters:
             self._in_use.append(drafter)
             return drafter
 
+    def opened(self) -> int:
+        """Return how many drafters are open, in use and idle."""
+        return len(self._in_use) + len(self._idle)
+
     def give(self, kind: DrafterKind, drafter: PooledDrafter) -> None:
         """Give a drafter back, for the next reply."""
         with self._lock:

@@ -110,6 +110,8 @@ class LLM:
         taken: Counter[str] | None = None,
         replies: int = 1,
         fewer: str = "",
+        each: Counter[str] | None = None,
+        opened: Callable[[], int] | None = None,
     ) -> None:
         """Build a pair from loaded parts; `open` is the usual way.
 
@@ -118,7 +120,8 @@ class LLM:
         link was found; `profile` is a file; `history` as for `open`; `fit` compares the vocabularies, which are equal
         by default; `closing` owns the parts and is closed with the pair, and so is `idle`, which works in the
         background; `placements` say where each model is, and why; `taken` are the bytes of its models by device, with
-        contexts for as many `replies` at once, and `fewer` says why they are fewer than were asked for.
+        contexts for as many `replies` at once, and `fewer` says why they are fewer than were asked for; of these
+        contexts `each` takes its bytes, and `opened` returns how many there are already.
 
         Raises:
             InvalidOption: both models are missing, or `n_ctx` is more than the draft model was trained for.
@@ -172,7 +175,11 @@ class LLM:
             if model.untested:
                 test_later(model, idle)
         self.replies, self._fewer = replies, fewer
-        self.memory = PairMemory.of(self._models(), taken, self.context_length)
+        self._memory = PairMemory.of(self._models(), taken, self.context_length)
+        self._each, self._opened = (
+            each or Counter(),
+            opened or (lambda: replies if drafters is None else drafters.opened()),
+        )
 
     @classmethod
     def open(
@@ -257,6 +264,7 @@ class LLM:
             ahead = None if placed is None else try_ahead(big, closing)
             small = loaded(placed, chat=big is None, speculates=alone) if placed is not None else None
             checker: Verifier | None = None
+            opened: Callable[[], int] | None = None
             remote: OpenedVerifier | None = None
             pair = PairFit()
             if big is None:
@@ -275,7 +283,8 @@ class LLM:
                 if pair.left_out == "draft":
                     small = None
                 if text is not small:
-                    checker = local_verifier(text, positions(text, n_ctx), threads, closing)
+                    local = local_verifier(text, positions(text, n_ctx), threads, closing)
+                    checker, opened = local, local.opened
             measure_elsewhere(placement if small is not None else None, threads, idle)
             return cls(
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, profile=profile, history=history,
@@ -284,7 +293,8 @@ class LLM:
                 placements=(
                     *(one.reason for one in (placed, big) if one is not None), *((remote.finding,) if remote else ()),
                 ),
-                taken=taken - before, replies=placed_pair.replies, fewer=placed_pair.reason,
+                taken=taken - before, replies=placed_pair.replies, fewer=placed_pair.reason, each=placed_pair.each,
+                opened=opened,
             )  # fmt: skip
         except BaseException:
             closing.close()
@@ -578,6 +588,12 @@ class LLM:
         )
         remote = () if self._remote is None else self._remote.notices
         return tuple(filter(None, (self._fit.notice, translation, *remote, self._fewer, *avoided)))
+
+    @property
+    def memory(self) -> PairMemory:
+        """Return the bytes that the pair takes, with contexts for all `replies`."""
+        left = max(0, self.replies - self._opened())
+        return replace(self._memory, unopened=Counter({name: left * size for name, size in self._each.items()}))
 
     @property
     def verifier_reason(self) -> str:

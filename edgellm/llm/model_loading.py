@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
@@ -88,10 +88,11 @@ _LEFT_OUT = "The bundled {0} has another tokenizer than {1}, which writes alone.
 @dataclass(frozen=True, slots=True)
 class PairMemory:
     """Bytes that a pair takes by device, and those of its weights that are pages of files, which the system counts as
-    free."""
+    free; as it does the `unopened` ones by device, of contexts for replies at once that were not written yet."""
 
     by_device: Counter[str]
     mapped: int
+    unopened: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, models: Sequence[Model], taken: Counter[str] | None, n_ctx: int) -> Self:
@@ -218,13 +219,15 @@ def place_draft(
 @dataclass(frozen=True, slots=True)
 class PairPlacement:
     """Where a verifier and a draft model go that are in this process, and the bytes `taken` of each device. There are
-    contexts for as many `replies` at once; `reason` says why they are fewer than were asked for, "" if they are not."""
+    contexts for as many `replies` at once, of which `each` takes its bytes; `reason` says why they are fewer than were
+    asked for, "" if they are not."""
 
     verifier: Placed | None
     draft: DraftPlacement | None
     taken: Counter[str]
     replies: int
     reason: str = ""
+    each: Counter[str] = field(default_factory=Counter)
 
 
 def place_pair(
@@ -244,14 +247,23 @@ def place_pair(
             file = _file(name)
             check_context(file.header, file.path.name, own.n_ctx)
 
-    def placed(n: int) -> PairPlacement:
-        taken = Counter(before)
-        big = place_verifier(verifier, hardware, taken, eagle3, n)
-        small = None if draft is None else place_draft(draft, draft_hardware, taken, threads, n)
+    def placed(n: int, like: PairPlacement | None = None) -> PairPlacement:
+        taken, of, of_draft = Counter(before), hardware, draft_hardware
+        if like is not None:  # a default context depends on the number of replies
+            of = of if like.verifier is None else replace(of, n_ctx=like.verifier.hardware.n_ctx)
+            of_draft = of_draft if like.draft is None else replace(of_draft, n_ctx=like.draft.placed.hardware.n_ctx)
+        big = place_verifier(verifier, of, taken, eagle3, n)
+        small = None if draft is None else place_draft(draft, of_draft, taken, threads, n)
         return PairPlacement(big, small, taken, n)
 
+    def with_each(found: PairPlacement) -> PairPlacement:
+        if found.replies == 1:
+            return found
+        more = found.taken - placed(1, found).taken
+        return replace(found, each=Counter({name: size // (found.replies - 1) for name, size in more.items()}))
+
     try:
-        return placed(replies)
+        return with_each(placed(replies))
     except MemoryShort as short:
         if replies == 1:
             raise
@@ -259,7 +271,7 @@ def place_pair(
         if not fewer:
             raise MemoryShort(short.what, f"Give --replies {most}, or a shorter --ctx-size.") from None
         several = "replies are" if most > 1 else "reply is"
-        return replace(found, reason=f"{most} {several} written at once, not {replies}: {short.what}")
+        return replace(with_each(found), reason=f"{most} {several} written at once, not {replies}: {short.what}")
 
 
 def _place(hardware: Hardware) -> str:
@@ -315,7 +327,7 @@ def load(
     return model
 
 
-def local_verifier(model: Model, n_ctx: int, threads: int | None, closing: ExitStack) -> Verifier:
+def local_verifier(model: Model, n_ctx: int, threads: int | None, closing: ExitStack) -> LocalVerifier:
     """Return a verifier over `model`; `closing` closes it."""
     verifier = verifier_of(model, n_ctx, threads)
     closing.callback(verifier.close)

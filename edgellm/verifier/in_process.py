@@ -48,6 +48,10 @@ class ContextPool:
     def give(self, context: Context) -> None:
         self._idle.append(context)
 
+    def opened(self) -> int:
+        """Return how many contexts there are, in use and idle."""
+        return len(self._all)
+
     @property
     def shared(self) -> int:
         """Return how many decodes of all contexts had fewer threads than a context alone has."""
@@ -166,6 +170,10 @@ class LocalVerifier(Verifier):
     def name(self) -> str:
         """See `Verifier.name`."""
         return self._model.name
+
+    def opened(self) -> int:
+        """Return how many contexts are open, of sessions and idle ones."""
+        return self._contexts.opened()
 
     @property
     def speculator_name(self) -> str:
