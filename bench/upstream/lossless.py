@@ -210,7 +210,8 @@ def sampled(pair: LLM, model: Model, n: int, sampling: Sampling, at_once: int, *
             messages, max_tokens=2, budget=1.0, temperature=sampling.temperature, top_k=sampling.top_k,
             top_p=sampling.top_p, seed=seed,
         )  # fmt: skip
-        return known_by(tuple(token.id for token in reply)), reply.summary.share_verified == 1.0
+        ids = without_end(model, [token.id for token in reply])
+        return known_by(tuple(ids)), not ids or reply.summary.share_verified == 1.0
 
     with ThreadPoolExecutor(at_once) as pool:
         written = list(pool.map(write, range(n)))
@@ -231,27 +232,24 @@ def sampled(pair: LLM, model: Model, n: int, sampling: Sampling, at_once: int, *
 
 
 def first_bytes(model: Model, text: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the first two bytes of a text, or fewer and a -1 where the turn ends."""
-    found: list[int] = []
-    for token in text:
-        found += [-1] if model.is_eog(token) else model.piece(token)
-    return tuple(found[:2])
+    """Return the first two bytes of a text, or fewer where the turn ends."""
+    return tuple(byte for token in text for byte in model.piece(token))[:2]
 
 
 def expected(model: Model, prompt: Ids, sampling: Sampling) -> dict[tuple[int, ...], float]:
-    """Return the chance of each text of two tokens, or of one that ends the turn."""
-    found: dict[tuple[int, ...], float] = {}
+    """Return the chance of each text of two tokens, or of fewer where the turn ends."""
+    found: dict[tuple[int, ...], float] = defaultdict(float)
     with Context(model, n_ctx=len(prompt) + 2, threads=1) as context:
         first = exact_distribution(context.decode(prompt)[0].copy(), sampling)
         for token, chance in zip(first.ids.tolist(), first.probs.tolist(), strict=True):
             if model.is_eog(token):
-                found[(token,)] = chance
+                found[()] += chance
                 continue
             text = np.append(prompt, np.int32(token))
             kept = context.sync(text)
             second = exact_distribution(context.decode(text[kept:])[-1].copy(), sampling)
             for other, share in zip(second.ids.tolist(), second.probs.tolist(), strict=True):
-                found[(token, other)] = chance * share
+                found[(token,) if model.is_eog(other) else (token, other)] += chance * share
     return found
 
 
