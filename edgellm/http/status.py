@@ -69,14 +69,16 @@ class ServerStatus(BaseModel):
 
 
 def server_health(handler: RequestHandler) -> Health:
-    """Return that requests are accepted, and for which models; where clients need a key, no model is named.
+    """Return that requests are accepted, and for which models; no models are named where there are none, and where
+    clients need a key.
 
     Raises:
         ApiError: the model is being loaded.
     """
     _ = handler.models.default_name
-    answers = handler.models.answers()
-    return Health(models=None if not handler.anonymous else {name: "ok" if up else "away" for name, up in answers})
+    if not handler.anonymous:
+        return Health(models=None)
+    return Health(models={name: "ok" if up else "away" for name, up in handler.models.answers()} or None)
 
 
 def server_status(handler: RequestHandler) -> ServerStatus:

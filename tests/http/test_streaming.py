@@ -317,7 +317,7 @@ def test_while_it_loads_and_while_it_stops_it_says_so() -> None:
             assert (answer.status, answer.error["code"]) == (503, "loading")
             assert answer.headers["retry-after"] == "1"
         server.open(ServedModel(cast(LLM, Scripted(endless)), "made-up"))
-        assert ask("GET", "/health").json == {"status": "ok"}
+        assert ask("GET", "/health").json == {"status": "ok", "models": {"made-up": "ok"}}
         answers: list[Answer] = []
         streaming = threading.Thread(
             target=lambda: answers.append(ask("POST", "/v1/chat/completions", conversation(stream=True)))

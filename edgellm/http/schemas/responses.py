@@ -37,7 +37,7 @@ class Health(BaseModel):
     status: Literal["ok"] = "ok"
     models: dict[str, Literal["ok", "away"]] | None = Field(
         None, description="Whether each model in memory can answer; away: no server behind a gateway has it now. Null"
-        " where clients need a key."
+        " without any, and where clients need a key."
     )  # fmt: skip
 
 
