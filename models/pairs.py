@@ -25,7 +25,8 @@ class Pair:
     """A pair: where its files are, how it is trained, and on which cases it is judged.
 
     `rows` returns the conversations of a pool of batches, `again` has the recipes of a second stage, if there is one,
-    and `texts` returns what the tokenizer of `size` tokens learns from.
+    `held_out` returns as many cases of a family as asked for, by a seed, and `texts` what the tokenizer learns from,
+    which has `size` tokens.
     """
 
     folder: Path
@@ -33,9 +34,18 @@ class Pair:
     again: Mapping[str, Recipe]
     rows: Callable[[Recipe, int, int, Tokenizer], list[Rendered]]
     families: tuple[str, ...]
-    held_out: Callable[[str, int], Iterator[Case]]
+    held_out: Callable[..., Iterator[Case]]
     texts: Callable[[], Iterator[str]]
     size: int
+
+    def file(self, name: str) -> Path:
+        """Return the GGUF of the `draft` model or the `verifier`."""
+        return self.folder / f"{name}.gguf"
+
+    @property
+    def profile(self) -> Path:
+        """Return the file of the pair's profile."""
+        return self.folder / "profile.json"
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer, which learns its merges now if it has not yet."""

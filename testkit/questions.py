@@ -1,7 +1,9 @@
-"""Held-out questions of the little world, scores of replies to them, and a verifier that remembers its verdicts."""
+"""Held-out questions for a pair that the repository makes, scores of replies to them, and a verifier that remembers its
+verdicts."""
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +18,31 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Chunk, Ids, Verdict
 from models.case import Case
-from models.home.corpus import HELD_OUT_SEED, held_out
+from models.home.corpus import HELD_OUT_SEED
 from models.home.families import FAMILIES
+from models.pairs import PAIRS
 
 MOST = 96  # tokens of a reply
+ASKED = {"home": tuple(FAMILIES), "code": PAIRS["code"].families}
+"""The families of questions for each pair: those of the papers."""
+
+
+def parsed_with_pair(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return the parsed arguments, with `pair`, `draft` and `verifier`, and `profile`: by default None for the bundled
+    pair, whose profile is found by itself, and the file of another one."""
+    parser.add_argument("--pair", choices=ASKED, default="home", help="whose questions are asked")
+    parser.add_argument("--draft", help="the pair's by default")
+    parser.add_argument("--verifier", help="the pair's by default")
+    parser.set_defaults(profile=None)
+    arguments = parser.parse_args()
+    pair = PAIRS[arguments.pair]
+    of_pair = arguments.draft is None and arguments.verifier is None and arguments.profile is None
+    if arguments.pair != "home" and of_pair and pair.profile.exists():
+        arguments.profile = pair.profile
+    for name in ("draft", "verifier"):
+        own = f"edgellm-{name}" if arguments.pair == "home" else str(pair.file(name))
+        setattr(arguments, name, getattr(arguments, name) or own)
+    return arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +63,12 @@ class Question:
         return 100.0 * (text == self.case.answer)
 
 
-def questions(count: int, seed: int = HELD_OUT_SEED) -> list[Question]:
-    """Return `count` questions of each family, in random order."""
+def questions(count: int, seed: int = HELD_OUT_SEED, pair: str = "home") -> list[Question]:
+    """Return `count` questions of each family of a pair, in random order."""
     cases = [
         Question(case, [Message(turn.role, turn.text) for turn in case.prompt])
-        for family in FAMILIES
-        for case in held_out(family, count, seed)
+        for family in ASKED[pair]
+        for case in PAIRS[pair].held_out(family, count, seed)
     ]
     random.Random(seed).shuffle(cases)
     return cases
@@ -89,11 +112,15 @@ def reply_with(pair: LLM, **options: Any) -> Callable[[Question, int], Reply]:
 def by_family(scores: Sequence[float], cases: Sequence[Question]) -> dict[str, Any]:
     """Return the mean of each family with its 95 % half-width, and the mean over families."""
     means, widths = {}, {}
-    for family in FAMILIES:
+    for family in dict.fromkeys(question.family for question in sorted(cases, key=_order)):
         part = np.array([score for score, question in zip(scores, cases, strict=True) if question.family == family])
         means[family] = float(part.mean())
         widths[family] = float(1.96 * part.std() / len(part) ** 0.5)
     return {"families": means, "half_width_95": widths, "mean": float(np.mean(list(means.values())))}
+
+
+def _order(question: Question) -> int:
+    return next(families.index(question.family) for families in ASKED.values() if question.family in families)
 
 
 class Remembering(Verifier, VerifierSession):

@@ -27,7 +27,7 @@ from edgellm.storage import resolve
 from models.home.corpus import HELD_OUT_SEED
 from testkit.network.relay import Network
 from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
-from testkit.questions import questions
+from testkit.questions import parsed_with_pair, questions
 
 TEMPERATURE = 0.8
 _UNKNOWN = b"\xfa\x3f"  # field 1023, of bytes, which decoders skip as unknown
@@ -59,7 +59,7 @@ def whole_distributions(vocabulary: int) -> Iterator[None]:
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each network."""
-    cases, rows = questions(arguments.cases), []
+    cases, rows = questions(arguments.cases, pair=arguments.pair), []
     for megabits in arguments.megabits:
         network = Network(megabits, 0.020)
         with ExitStack() as closing:
@@ -70,7 +70,10 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 "compressed": Method({"budget": arguments.budget, "temperature": TEMPERATURE}),
                 "whole": Method({"budget": arguments.budget, "temperature": TEMPERATURE}),
             }
-            pairs = {name: closing.enter_context(paced_pair(arguments.draft, address, TOKEN)) for name in methods}
+            pairs = {
+                name: closing.enter_context(paced_pair(arguments.draft, address, TOKEN, arguments.profile))
+                for name in methods
+            }
             for seed, question in enumerate(cases):
                 for name in ("alone", "compressed"):
                     methods[name].answer(pairs[name], question, seed)
@@ -121,10 +124,8 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.2)
     parser.add_argument("--megabits", type=float, nargs="+", default=[0.1, 0.3, 1.0, 3.0, 10.0, 100.0])
     parser.add_argument("--vocabulary", type=int, default=32_000, help="size of the vocabulary for whole distributions")
-    parser.add_argument("--draft", default="edgellm-draft")
-    parser.add_argument("--verifier", default="edgellm-verifier")
     parser.add_argument("--name", default="bandwidth", help="of the result file")
-    arguments = parser.parse_args()
+    arguments = parsed_with_pair(parser)
     figures = {"budget": arguments.budget, "vocabulary": arguments.vocabulary, "networks": run(arguments)}
     print(f"written: {write(arguments.name, 'bench.synera.bandwidth', figures, HELD_OUT_SEED, plot=plot)}")
 

@@ -26,7 +26,7 @@ from bench.harness.report import write
 from bench.harness.statistics import spread
 from edgellm.llm import LLM
 from models.home.corpus import HELD_OUT_SEED
-from testkit.questions import MOST, Question, questions
+from testkit.questions import MOST, Question, parsed_with_pair, questions
 
 
 @dataclass
@@ -51,12 +51,12 @@ class Setting:
         self.exits += summary.exits
 
 
-def run(draft: str, cases: int, thresholds: list[float]) -> list[dict[str, Any]]:
-    """Return a row for each threshold."""
+def run(draft: str, made: str, cases: int, thresholds: list[float]) -> list[dict[str, Any]]:
+    """Return a row for each threshold; `made` is the pair whose questions are asked."""
     full = Setting({"early_exit": "off"})
     settings = {threshold: Setting({"early_exit": "on", "exit_threshold": threshold}) for threshold in thresholds}
     with LLM.open(draft, "none", threads=1) as pair:
-        drawn = questions(cases)
+        drawn = questions(cases, pair=made)
         for setting in (full, *settings.values()):  # not by question, as only drafters of one kind are kept open
             for question in drawn:
                 setting.answer(pair, question)
@@ -106,10 +106,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="a family")
     parser.add_argument("--thresholds", type=float, nargs="+", default=[0.3, 0.5, 0.7, 0.9, 1.0])
-    parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--name", default="early_exit", help="of the result file")
-    arguments = parser.parse_args()
-    rows = run(arguments.draft, arguments.cases, arguments.thresholds)
+    arguments = parsed_with_pair(parser)
+    rows = run(arguments.draft, arguments.pair, arguments.cases, arguments.thresholds)
     print(table({"thresholds": rows}), end="")
     print(
         f"written: {write(arguments.name, 'bench.synera.early_exit', {'thresholds': rows}, HELD_OUT_SEED, plot=plot)}"

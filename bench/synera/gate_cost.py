@@ -37,7 +37,7 @@ from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk
 from edgellm.storage import resolve
-from models.home.profile import OUTPUT
+from models.pairs import PAIRS
 from testkit import random_gguf
 
 POSITIONS = 256
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--name", default="gate_cost", help="of the result file")
     arguments = parser.parse_args()
-    profile = Profile.load(OUTPUT)
+    profile = Profile.load(PAIRS["home"].profile)
     each = partial(
         measured, profile=profile, gamma=arguments.gamma, threads=arguments.threads, repeats=arguments.repeats
     )

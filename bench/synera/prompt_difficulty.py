@@ -31,7 +31,8 @@ from edgellm.spec.gates.profiler import Run
 from edgellm.storage import resolve
 from models.home.corpus import HELD_OUT_SEED
 from models.home.families import FAMILIES
-from models.home.profile import CASES, prompts
+from models.pairs import PAIRS
+from models.profile import CASES, prompts
 from testkit.questions import Answers, Question, answered, by_family, questions, reply_with
 
 VERIFIER = "edgellm-verifier"
@@ -57,7 +58,7 @@ def profiles(draft: str, count: int, folder: Path) -> dict[str, Path]:
 
     patched = patch("edgellm.llm.profiling.build", both)  # the observations themselves are not returned
     with patched, LLM.open(draft, VERIFIER, threads=1) as pair:
-        pair.profile(prompts(count))
+        pair.profile(prompts(PAIRS["home"], count))
     files = {arm: folder / f"{arm}.json" for arm in ARMS}
     for arm, profile in zip(ARMS, fitted, strict=True):
         profile.save(files[arm])

@@ -47,9 +47,19 @@ from edgellm.spec.state import GenerationState
 from edgellm.storage import fingerprint, resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from models.home.corpus import HELD_OUT_SEED
-from models.home.families import FAMILIES
-from models.home.profile import CASES, prompts
-from testkit.questions import MOST, Answers, Question, Remembering, answered, by_family, questions, reply_with
+from models.pairs import PAIRS
+from models.profile import CASES, prompts
+from testkit.questions import (
+    MOST,
+    Answers,
+    Question,
+    Remembering,
+    answered,
+    by_family,
+    parsed_with_pair,
+    questions,
+    reply_with,
+)
 
 POSITIONS = 1024
 GATES = ("auto", "synera", "confidence", "importance", "random")
@@ -93,17 +103,17 @@ def profiles(pool: Executor, arguments: argparse.Namespace, folder: Path) -> dic
     lengths = {gamma for _, gamma in OTHERS} | {PAPERS}
     options: dict[int, dict[str, Any]] = {gamma: {"gamma": gamma} for gamma in lengths}
     options[0] = {"context_lookup": False}
-    made = partial(profiled, arguments.draft, arguments.verifier, arguments.profiled, folder)
+    made = partial(profiled, arguments.pair, arguments.draft, arguments.verifier, arguments.profiled, folder)
     return dict(pool.map(made, options.keys(), options.values()))
 
 
 def profiled(
-    draft: str, verifier: str, cases: int, folder: Path, number: int, options: dict[str, Any]
+    made: str, draft: str, verifier: str, cases: int, folder: Path, number: int, options: dict[str, Any]
 ) -> tuple[int, Path]:
     """Make one profile with these options on `cases` cases of each family; return its number and file."""
     file = folder / f"{number}.json"
     with LLM.open(draft, verifier, threads=1) as pair:
-        pair.profile(prompts(cases), **options).save(file)
+        pair.profile(prompts(PAIRS[made], cases), **options).save(file)
     return number, file
 
 
@@ -118,7 +128,7 @@ class Published(SyneraGate):
 def against(ours: Answers, other: Answers, cases: Sequence[Question]) -> dict[str, Any]:
     """Return our lead over another gate: the mean with the 95 % half-width of paired differences, and by family."""
     apart = by_family([a - b for a, b in zip(ours.scores, other.scores, strict=True)], cases)
-    width = float(np.linalg.norm(list(apart["half_width_95"].values())) / len(FAMILIES))
+    width = float(np.linalg.norm(list(apart["half_width_95"].values())) / len(apart["families"]))
     return {
         "mean": apart["mean"],
         "half_width_95": width,
@@ -161,7 +171,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: float) -> dict[str, Any]:
     """Return the figures of one budget, with those of its references; `others` as returned by `profiles`."""
-    cases = questions(arguments.cases)
+    cases = questions(arguments.cases, pair=arguments.pair)
     with ExitStack() as closing:
         small, big = (
             closing.enter_context(Model.load(resolve(name))) for name in (arguments.draft, arguments.verifier)
@@ -210,11 +220,13 @@ def _at_budget(figures: dict[str, Any], budget: str) -> str:
     at = figures["budgets"][budget]
     lines = [
         f"budget {budget}",
-        f"{'gate':11}{'share':>7}{'passes':>8}" + "".join(f"{family:>10}" for family in FAMILIES) + f"{'mean':>8}",
+        f"{'gate':11}{'share':>7}{'passes':>8}"
+        + "".join(f"{family:>10}" for family in figures["never"]["families"])
+        + f"{'mean':>8}",
     ]
     for name, row in {"never": figures["never"], **at["gates"], "always": figures["always"]}.items():
         share, passes = (row.get(key) for key in ("share", "passes_per_token"))
-        cells = "".join(f"{row['families'][family]:10.1f}" for family in FAMILIES)
+        cells = "".join(f"{score:10.1f}" for score in row["families"].values())
         spent = "".join("" if value is None else f"{value:.3f}" for value in (share,)).rjust(7)
         lines.append(f"{name:11}{spent}{'' if passes is None else f'{passes:.3f}':>8}{cells}{row['mean']:8.2f}")
     above = ", ".join(
@@ -272,12 +284,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=300, help="a family")
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.1, 0.2, 0.4])
-    parser.add_argument("--draft", default="edgellm-draft")
-    parser.add_argument("--verifier", default="edgellm-verifier")
     parser.add_argument("--profile", type=Path, help="profile to use in place of the pair's own")
     parser.add_argument("--profiled", type=int, default=CASES, help="cases a family, for other profiles")
     parser.add_argument("--name", default="quality", help="of the result file")
-    arguments = parser.parse_args()
+    arguments = parsed_with_pair(parser)
     write(arguments.name, "bench.synera.quality", run(arguments), HELD_OUT_SEED, plot=plot)
 
 

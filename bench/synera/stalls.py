@@ -41,7 +41,7 @@ from edgellm.storage import resolve
 from models.home.corpus import HELD_OUT_SEED
 from testkit.network.relay import Network
 from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
-from testkit.questions import MOST, Question, questions
+from testkit.questions import MOST, Question, parsed_with_pair, questions
 
 
 @dataclass
@@ -125,13 +125,18 @@ def methods(budget: float) -> dict[str, Method]:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Answer all questions by every method, and return the figures."""
     network = Network(arguments.megabits, arguments.round_trip_ms / 1e3)
-    cases = questions(arguments.cases)
+    cases = questions(arguments.cases, pair=arguments.pair)
     compared = methods(arguments.budget)
     with ExitStack() as closing:
         relay = closing.enter_context(paced_verifier(resolve(arguments.verifier), arguments.pass_ms / 1e3, network))
         address = f"127.0.0.1:{relay.port}"
         drafts = [arguments.draft if method.drafted else "none" for method in compared.values()]
-        pairs = [closing.enter_context(paced_pair(draft, address, arguments.token_ms / 1e3)) for draft in drafts]
+        pairs = [
+            closing.enter_context(
+                paced_pair(draft, address, arguments.token_ms / 1e3, None if draft == "none" else arguments.profile)
+            )
+            for draft in drafts
+        ]
         for seed, question in enumerate(cases):
             for method, pair in zip(compared.values(), pairs, strict=True):
                 method.answer(pair, question, seed)
@@ -176,10 +181,8 @@ def main() -> None:
     parser.add_argument("--pass-ms", type=float, default=1e3 * PASS)
     parser.add_argument("--megabits", type=float, default=10.0)
     parser.add_argument("--round-trip-ms", type=float, default=20.0)
-    parser.add_argument("--draft", default="edgellm-draft")
-    parser.add_argument("--verifier", default="edgellm-verifier")
     parser.add_argument("--name", default="stalls", help="of the result file")
-    arguments = parser.parse_args()
+    arguments = parsed_with_pair(parser)
     methods = run(arguments)
     print(table({"ways": methods}), end="")
     keys = ("cases", "budget", "token_ms", "pass_ms", "megabits", "round_trip_ms")

@@ -6,6 +6,7 @@ Some functions are shown with other names of their variables, which then cannot 
 from __future__ import annotations
 
 import ast
+import keyword
 import random
 from collections.abc import Callable, Iterator
 
@@ -60,7 +61,7 @@ def rename(rng: random.Random, found: Library, size: float) -> Case:
     """Return the task to write a function again with another name of one variable."""
     while True:
         function = _drawn(rng, found, 0.6 * size)
-        names, new = variables(function.source), _name(rng, found)
+        names, new = variables(function.source), new_name(rng, found)
         if names and new not in function.source:
             old = rng.choice(names)
             return _case("rename", function.source, f"Rename {old} to {new}.", renamed(function.source, old, new))
@@ -87,6 +88,14 @@ def call(rng: random.Random, found: Library, size: float) -> Case:
         context = f"{head}\n\n{one.before}{blank}{one.after}"
         if len(context) <= _most(size):
             return _case("call", context, "Write the call for the dots.", one.source)
+
+
+def new_name(rng: random.Random, found: Library) -> str:
+    """Return a name that people give, or one of two words of which nobody has heard together."""
+    first, second = (rng.choice(found.functions).name.strip("_").lower() or "value" for _ in range(2))
+    joined = f"{first.split('_')[0]}_{second.split('_')[-1]}"
+    name = first if rng.random() < 0.5 else joined
+    return name if name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__") else "value"
 
 
 TASKS: dict[str, Callable[[random.Random, Library, float], Case]] = {
@@ -121,16 +130,7 @@ def _shown(rng: random.Random, function: Function, found: Library) -> Function:
     source = function.source
     names = variables(source)
     for old in rng.sample(names, min(len(names), rng.randrange(1, 4))):
-        new = _name(rng, found)
+        new = new_name(rng, found)
         if new not in source:
             source = renamed(source, old, new)
     return Function(function.around, function.name, source)
-
-
-def _name(rng: random.Random, found: Library) -> str:
-    """Return a name that people give, or one of two words of which nobody has heard together."""
-    first, second = (rng.choice(found.functions).name.strip("_").lower() or "value" for _ in range(2))
-    if rng.random() < 0.5:
-        return first if first.isidentifier() and not first.startswith("__") else "value"
-    joined = f"{first.split('_')[0]}_{second.split('_')[-1]}"
-    return joined if joined.isidentifier() else "value"

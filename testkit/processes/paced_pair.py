@@ -81,7 +81,8 @@ def _until_up(port: int) -> None:
 
 
 @contextmanager
-def paced_pair(draft: str | None, verifier: str, pace: float) -> Iterator[LLM]:
-    """Yield a pair whose draft model decodes at `pace`; `verifier` as in `LLM.open`."""
-    with patch.object(made, "Context", partial(Paced, pace=pace)), LLM.open(draft, verifier, threads=1) as pair:
+def paced_pair(draft: str | None, verifier: str, pace: float, profile: Path | None = None) -> Iterator[LLM]:
+    """Yield a pair whose draft model decodes at `pace`; `verifier` and `profile` as in `LLM.open`."""
+    paced = patch.object(made, "Context", partial(Paced, pace=pace))
+    with paced, LLM.open(draft, verifier, threads=1, profile=profile) as pair:
         yield pair

@@ -10,7 +10,7 @@ from bench.synera.baselines import edgefm, hybrid, hybrid_gate
 from edgellm.llm import LLM
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import BudgetController
-from models.home.profile import OUTPUT
+from models.pairs import PAIRS
 from testkit.questions import answered, questions, reply_with
 
 ASKED = questions(3)
@@ -18,7 +18,7 @@ ASKED = questions(3)
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return Profile.load(OUTPUT)
+    return Profile.load(PAIRS["home"].profile)
 
 
 @pytest.fixture(scope="module")

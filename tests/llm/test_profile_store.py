@@ -213,7 +213,7 @@ def test_a_verifier_that_does_not_say_which_model_it_is(f32_pair: tuple[Path, Pa
 
 def test_the_bundled_pair_comes_with_its_profile(home: Path, draft_path: Path, verifier_path: Path) -> None:
     profile = find_profile(*hashes((draft_path, verifier_path)))
-    assert profile is not None, "the pair is another than the profiled one; run: python -m models.home.profile"
+    assert profile is not None, "the pair is another than the profiled one; run: python -m models.profile"
     assert profile.prompts >= 100
 
 

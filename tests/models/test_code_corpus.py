@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import keyword
+import random
 
 import pytest
 
-from models.code.corpus import TASKS, case_at, held_out
+from models.code.corpus import TASKS, case_at, held_out, new_name
 from models.code.stdlib import Split, library, renamed, variables
 
 FUNCTION = '''def area(width, height=2):
@@ -32,6 +34,12 @@ def test_a_variable_that_stands_in_text_or_as_a_keyword_is_not_renamed() -> None
     assert variables(FUNCTION) == ["size"]  # the docstring names the others
     assert variables("def f(end, x):\n    print(x, end=x)\n    return end, x") == ["x"]
     assert renamed(FUNCTION, "size", "big").count("big") == 3
+
+
+def test_a_new_name_is_never_a_keyword() -> None:
+    names = {new_name(random.Random(seed), library(Split.TRAIN)) for seed in range(20_000)}
+    assert len(names) > 10_000
+    assert not [name for name in names if keyword.iskeyword(name) or not name.isidentifier()]
 
 
 def test_a_renamed_function_is_the_same_but_for_the_name() -> None:

@@ -1,0 +1,43 @@
+"""Makes the profile of a pair, on held-out cases that nothing else uses.
+
+    python -m models.profile [--pair home] [--cases 300]
+
+The times in it are this machine's. It is found by the hashes of both models, so make it again with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from edgellm.engine import Message
+from edgellm.llm import LLM
+from models.pairs import PAIRS, Pair
+
+SEED = 1001  # differs from that of the cases that measure quality
+CASES = 300  # for each family
+
+
+def prompts(pair: Pair, cases: int) -> list[list[Message]]:
+    """Return `cases` prompts of each family of a pair."""
+    drawn = [case for family in pair.families for case in pair.held_out(family, cases, SEED)]
+    return [[Message(turn.role, turn.text) for turn in case.prompt] for case in drawn]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", choices=PAIRS, default="home")
+    parser.add_argument("--cases", type=int, default=CASES, help="a family")
+    arguments = parser.parse_args()
+    pair = PAIRS[arguments.pair]
+    with LLM.open(pair.file("draft"), pair.file("verifier")) as llm:
+        profile = llm.profile(prompts(pair, arguments.cases), early_exit=True)
+        profile.save(pair.profile)
+    sys.stdout.write(
+        f"{pair.profile.name}: {profile.chunks} chunks of {profile.prompts} prompts, attention of layer"
+        f" {profile.layers[0]}, {profile.best_exit()[1]}\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
