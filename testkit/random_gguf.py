@@ -105,8 +105,10 @@ def random_matrix(rng: np.random.Generator, rows: int, cols: int, kind: str, sig
     if kind in ("F32", "F16"):
         weights = rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(sigma)
         return weights if kind == "F32" else weights.astype(np.float16)
-    payload, spread = {"Q8_0": (32, 73.9), "Q4_0": (16, 4.61)}[kind]  # standard deviation of the uniform levels
+    payload, spread = {"Q8_0": (32, 73.9), "Q4_0": (16, 4.32)}[kind]  # standard deviation of the uniform levels
     blocks = rng.integers(0, 256, (rows, cols // 32, 2 + payload), dtype=np.uint8)
+    if kind == "Q4_0":  # levels of -8 would give all weights a mean, and every text one token
+        blocks |= ((blocks & 0x0F) == 0) * np.uint8(0x08) | ((blocks & 0xF0) == 0) * np.uint8(0x80)
     blocks[:, :, :2] = np.frombuffer(np.float16(sigma / spread).tobytes(), dtype=np.uint8)
     return blocks.reshape(rows, -1)
 
@@ -145,8 +147,12 @@ def write(
     seed: int = 0,
     chat_template: str = CHAT_TEMPLATE,
     pre_tokenizer: str = "qwen2",
+    sharpness: float = 1.0,
 ) -> None:
-    """Write the file tensor by tensor, so that memory holds one at a time. `pre_tokenizer` is a name of llama.cpp's."""
+    """Write the file tensor by tensor, so that memory holds one at a time. `pre_tokenizer` is a name of llama.cpp's.
+
+    Greedy text runs into a loop; at a `sharpness` of 3, a factor of the queries and keys, it hardly repeats anything.
+    """
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, shape.arch)
     writer.add_name(f"random {path.stem}")
@@ -187,7 +193,10 @@ def write(
     writer.write_ti_data_to_file()
     for name, dims, t in plan:
         if len(dims) > 1:
-            data = random_matrix(rng, int(np.prod(dims[:-1])), dims[-1], t, sigma=dims[-1] ** -0.5)
+            factor = sharpness if name.endswith(("attn_q.weight", "attn_k.weight")) else 1.0
+            if name == "token_embd.weight" and sharpness > 1.0:  # else a tied head repeats the token that it reads
+                factor = 0.02
+            data = random_matrix(rng, int(np.prod(dims[:-1])), dims[-1], t, sigma=factor * dims[-1] ** -0.5)
         elif name.endswith(".bias"):
             data = rng.standard_normal(dims, dtype=np.float32) * np.float32(0.1)
         else:

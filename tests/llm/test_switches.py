@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from edgellm.llm import LLM
+from edgellm.llm.llm import EXTRA_TOKENS
 from edgellm.spec.params import GATES, ReplyOptions
-from edgellm.spec.types import Explanation, Notice, Source
+from edgellm.spec.types import Chunk, Explanation, Notice, Source
 from tests.llm.conftest import ASKED, prompts
 from tests.spec.real import case, ids
 
@@ -60,7 +61,7 @@ def test_the_default_is_lossless_and_says_why(local: LLM) -> None:
     reply = local.reply(case(5), max_tokens=12, retrieval="off")
     reply.listen(on_explain=heard.append)
     sources = {token.source for token in reply}
-    assert sources <= {Source.ACCEPTED, Source.CORRECTED, Source.BONUS}
+    assert sources <= {Source.ACCEPTED, Source.CORRECTED, Source.BONUS, Source.VERIFIER}
     assert (heard[0].round, heard[0].text) == (None, "no budget is given, so everything is verified")
     assert reply.summary.share_offloaded == 1.0
 
@@ -160,3 +161,13 @@ def test_a_seed_repeats_a_budgeted_reply(f32_pair: tuple[Path, Path], profile_pa
             return [(token.id, token.source) for number in range(3) for token in fresh.reply(case(number), options)]
 
     assert written() == written()
+
+
+def test_a_linked_verifier_writes_several_tokens_at_once_where_nothing_is_drafted(
+    linked: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.spec.drafters.hybrid.HybridDrafter.propose", lambda *_given: Chunk())
+    reply = linked.reply(case(1), max_tokens=24)
+    list(reply)
+    assert reply.summary.tokens > 8
+    assert reply.summary.rounds <= -(-reply.summary.tokens // (1 + EXTRA_TOKENS)) + 1

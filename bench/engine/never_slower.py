@@ -1,0 +1,269 @@
+"""Measure what drafting costs where no draft is ever right: replies beside plain decoding, by turns.
+
+    python -m bench.engine.never_slower [--shapes tiny 0.5b 1.5b] [--doors here http link] [--threads 1 2] [--busy 0 2]
+        [--replies 24] [--tokens 128]
+
+The verifier has random weights whose greedy text repeats nothing, so there is nothing to copy; the draft model has
+other random weights, and knows nothing. The pair is opened with edgellm's own settings. Beside it the verifier alone,
+without retrieval, is plain decoding. Both write the same replies to prompts of random words in one process, by turns,
+and the order alternates. The first replies of the pair, which measure it, count.
+
+Doors: `here` is `LLM.reply`, as the command line calls it; `http` is the HTTP server on loopback, asked for the whole
+reply; `link` is a verifier that another process serves on loopback. `--busy` is the number of processes that compute
+beside.
+
+Rows of the table: plain decoding's time as a share of ours, the geometric mean over replies with its 95 % interval;
+the same without the time to the first token, where it is known; the worst of all stretches of 256 tokens; drafted
+tokens for each written one; and how many replies are equal: quantised weights round a pass over several rows
+differently, and random text has many ties. The aim is an interval above 0.985.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import multiprocessing
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from math import exp, log, sqrt
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from bench.harness.report import write
+from bench.robustness.busy import busy
+from edgellm.engine import Model
+from edgellm.http.model_host import ServedModel
+from edgellm.http.server import HttpServer
+from edgellm.llm import LLM
+from edgellm.rpc.address import Address
+from edgellm.services.server.servers import serve_verifier
+from edgellm.spec.types import Summary
+from testkit import random_gguf
+
+AIM = 0.985
+SHARPNESS = 3.0
+WINDOW = 256
+WORDS = 40
+SHAPES = {
+    "tiny": (random_gguf.SHAPES["tiny-verifier"], random_gguf.SHAPES["tiny-draft"], "Q8_0"),
+    "0.5b": (
+        random_gguf.SHAPES["qwen2.5-0.5b"],
+        replace(random_gguf.SHAPES["qwen2.5-0.5b"], n_layer=4),
+        "Q4_0",
+    ),
+    "1.5b": (random_gguf.SHAPES["qwen2.5-1.5b"], random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0"),
+}
+"""The verifier's shape, the draft model's, and the type of the weights."""
+DOORS = ("here", "http", "link")
+
+
+@dataclass(slots=True)
+class Written:
+    """The replies of one side: their texts, seconds and tokens, and what their summaries say."""
+
+    texts: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    decoding: list[float] = field(default_factory=list)
+    drafted: int = 0
+
+    def add(self, text: str, seconds: float, tokens: int, summary: Summary | None) -> None:
+        self.texts.append(text)
+        self.seconds.append(seconds)
+        self.tokens.append(tokens)
+        if summary is not None:
+            self.drafted += summary.drafted
+            self.decoding.append(summary.seconds_decoding)
+
+
+Side = Callable[[str, int], tuple[str, float, int, Summary | None]]
+"""Answers a prompt with so many tokens: the text, the seconds it took, its tokens, and its summary if there is one."""
+
+
+def asked_here(llm: LLM, *, plain: bool) -> Side:
+    """Return a side that is asked in this process."""
+
+    def ask(prompt: str, tokens: int) -> tuple[str, float, int, Summary | None]:
+        began = perf_counter()
+        reply = llm.reply(prompt, max_tokens=tokens, retrieval="off" if plain else "auto")
+        written = sum(1 for _ in reply)
+        return reply.summary.text, perf_counter() - began, written, reply.summary
+
+    return ask
+
+
+def asked_over_http(llm: LLM, closing: ExitStack, *, plain: bool) -> Side:
+    """Return a side that is asked over HTTP, by one connection that stays open."""
+    server = HttpServer(Address("127.0.0.1", 0))
+    server.start()
+    closing.callback(server.stop)
+    server.open(ServedModel(llm, "pair"))
+    connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=600)
+    closing.callback(connection.close)
+
+    def ask(prompt: str, tokens: int) -> tuple[str, float, int, Summary | None]:
+        fields = {"model": "pair", "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
+        body = json.dumps(fields | ({"retrieval": "off"} if plain else {}))
+        began = perf_counter()
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        answer = json.loads(connection.getresponse().read())
+        took = perf_counter() - began
+        return answer["choices"][0]["message"]["content"], took, answer["usage"]["completion_tokens"], None
+
+    return ask
+
+
+def serve(path: Path, threads: int, pipe: Connection) -> None:
+    """Serve a verifier until the pipe ends. The main function of a process."""
+    server = serve_verifier(path, port=0, sessions=2, context=1024, threads=threads)
+    pipe.send(server.address.port)
+    pipe.recv()
+    server.stop()
+
+
+@contextmanager
+def served(path: Path, threads: int) -> Iterator[str]:
+    """Yield the address of a verifier that another process serves."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=serve, args=(path, threads, there), daemon=True)
+    process.start()
+    try:
+        yield f"127.0.0.1:{here.recv()}"
+    finally:
+        here.send(None)
+        process.join(10)
+        process.kill()
+
+
+def measured(
+    draft: Path, verifier: Path, prompts: Sequence[str], door: str, threads: int, tokens: int
+) -> dict[str, Any]:
+    """Return the ratios of plain decoding's seconds to ours of all replies, and the rest of a row."""
+    ours, plain = Written(), Written()
+    with ExitStack() as closing:
+        at: Path | str = closing.enter_context(served(verifier, threads)) if door == "link" else verifier
+        pair = closing.enter_context(LLM.open(draft, at, n_ctx=1024, threads=threads, history=False))
+        alone = closing.enter_context(
+            LLM.open(None, at, tokenizer=draft, n_ctx=1024, threads=threads, history=False)
+        )  # fmt: skip
+        if door == "http":
+            one, other = asked_over_http(pair, closing, plain=False), asked_over_http(alone, closing, plain=True)
+        else:
+            one, other = asked_here(pair, plain=False), asked_here(alone, plain=True)
+        for number, prompt in enumerate(prompts):
+            for side, written in ((one, ours), (other, plain))[:: 1 if number % 2 else -1]:
+                written.add(*side(prompt, tokens))
+    return row(ours, plain)
+
+
+def row(ours: Written, plain: Written) -> dict[str, Any]:
+    """Return the figures of a row from the replies of both sides."""
+    return {
+        "whole": ratio(plain.seconds, ours.seconds),
+        "decoding": ratio(plain.decoding, ours.decoding) if all((*ours.decoding, *plain.decoding)) else None,
+        "worst": worst(ours, plain),
+        "drafted": ours.drafted / sum(ours.tokens),
+        "equal": sum(one == other for one, other in zip(ours.texts, plain.texts, strict=True)),
+        "replies": len(ours.tokens),
+        "tokens": sum(ours.tokens),
+        "plain_ms": 1e3 * sum(plain.seconds) / sum(plain.tokens),
+    }
+
+
+def ratio(theirs: Sequence[float], ours: Sequence[float]) -> list[float] | None:
+    """Return the geometric mean of the replies' ratios with its 95 % interval, [mean, low, high]; None without any."""
+    logs = [log(there / here) for here, there in zip(ours, theirs, strict=True)]
+    if not logs:
+        return None
+    middle = statistics.fmean(logs)
+    half = 1.96 * statistics.stdev(logs) / sqrt(len(logs)) if len(logs) > 1 else 0.0
+    return [exp(middle), exp(middle - half), exp(middle + half)]
+
+
+def worst(ours: Written, plain: Written) -> float:
+    """Return plain decoding's time as a share of ours, the least of all stretches of `WINDOW` tokens or more that begin
+    with a reply."""
+    found = []
+    for first in range(len(ours.tokens)):
+        last, tokens = first, 0
+        while tokens < WINDOW and last < len(ours.tokens):
+            tokens, last = tokens + ours.tokens[last], last + 1
+        if tokens >= WINDOW:
+            found.append(sum(plain.seconds[first:last]) / sum(ours.seconds[first:last]))
+    return min(found, default=sum(plain.seconds) / sum(ours.seconds))
+
+
+def random_words(path: Path, count: int, seed: int = 0) -> list[str]:
+    """Return prompts of random tokens of a model's vocabulary."""
+    rng = random.Random(seed)
+    with Model.load(path) as model:
+        pieces = [model.piece(token).decode("utf-8", "ignore") for token in range(300, min(model.n_vocab, 40_000))]
+    return ["".join(rng.choices(pieces, k=WORDS)).strip() for _ in range(count)]
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return a Markdown table with a row for each cell."""
+    lines = [
+        "| shape | door | threads | busy beside | of plain (95 %) | decoding (95 %) | worst 256 | drafted | equal |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {one['shape']} | {one['door']} | {one['threads']} | {one['busy']} | {_interval(one['whole'])} |"
+        f" {_interval(one['decoding'])} | {one['worst']:.3f} | {one['drafted']:.2f} |"
+        f" {one['equal']} of {one['replies']} |"
+        for one in found["rows"]
+    ]
+    reached = sum(one["whole"][1] >= AIM for one in found["rows"])
+    return "\n".join([*lines, "", f"{reached} of {len(found['rows'])} intervals lie above {AIM}"]) + "\n"
+
+
+def _interval(found: Sequence[float] | None) -> str:
+    return "" if found is None else "{:.3f} ({:.3f} to {:.3f})".format(*found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--doors", nargs="+", choices=DOORS, default=list(DOORS))
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--busy", nargs="+", type=int, default=[0, 2])
+    parser.add_argument("--replies", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=128, help="of a reply; a quarter at the 1.5B shape")
+    parser.add_argument("--name", default="never_slower", help="of the result file")
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for shape in arguments.shapes:
+            verifier, draft = Path(folder) / f"{shape}.gguf", Path(folder) / f"{shape}-draft.gguf"
+            of_verifier, of_draft, kind = SHAPES[shape]
+            random_gguf.write(verifier, of_verifier, kind, 0, sharpness=SHARPNESS)
+            random_gguf.write(draft, of_draft, kind, 1, sharpness=SHARPNESS)
+            prompts = random_words(verifier, arguments.replies)
+            for door in arguments.doors:
+                for threads in arguments.threads:
+                    for beside in arguments.busy:
+                        with busy(beside):
+                            tokens = arguments.tokens // (4 if shape == "1.5b" else 1)
+                            found = measured(draft, verifier, prompts, door, threads, tokens)
+                        cell = {"shape": shape, "door": door, "threads": threads, "busy": beside}
+                        rows.append(cell | found)
+                        sys.stdout.write(table({"rows": rows[-1:]}).splitlines()[2] + "\n")
+                        sys.stdout.flush()
+            verifier.unlink()
+            draft.unlink()
+    results = {"rows": rows}
+    sys.stdout.write(table(results))
+    sys.stdout.write(f"written: {write(arguments.name, 'bench.engine.never_slower', results, seed=0)}\n")
+
+
+if __name__ == "__main__":
+    main()
