@@ -1,11 +1,11 @@
 """Run every feature with every architecture, and 10,000 random rollbacks and branches with each.
 
-    python -m bench.models.architectures [NAME ...] [--operations 10000] [--tokens 40] [--again]
+    python -m bench.models.architectures [NAME ...] [--operations 10000] [--tokens 40] [--again] [--jobs N]
 
 Models are small files with random weights and the structure of their kind (`testkit/architectures.py`); the draft
 model is the verifier with a noise of 12 %. Each architecture has a process of its own, so that one that llama.cpp
-crashes on is a row that says so. Rows that are in the result already are kept, so that a run can be stopped and
-continued; `--again` measures them again.
+crashes on is a row that says so; one is measured for each core at a time. Rows that are in the result already are
+kept, so that a run can be stopped and continued; `--again` measures them again.
 
 Columns: *alone*, the verifier without drafts and copies; *pair*, all drafts verified; *copies*, retrieval of the pair
 and of the verifier alone; *budget* and *importance gate*, at 0.4: whether each token is the most probable one of the
@@ -30,6 +30,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -151,6 +152,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--operations", type=int, default=10_000, help="of the random walk")
     parser.add_argument("--tokens", type=int, default=40, help="of a reply")
     parser.add_argument("--again", action="store_true", help="measure rows that are there again")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="architectures at once")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--name", default="architectures", help="of the result file")
     arguments = parser.parse_args(words)
@@ -161,14 +163,16 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.stdout.write(json.dumps(measured(name, arguments.operations, arguments.tokens)) + "\n")
         return
     rows = {} if arguments.again and not arguments.names else kept(arguments.name)
-    for name in arguments.names or architectures.ARCHITECTURES:
-        if name in rows and not arguments.again:
-            continue
-        rows[name] = in_child(name, arguments.operations, arguments.tokens)
-        sys.stdout.write(f"{name}: {'right' if is_right(rows[name]) else rows[name]}\n")
-        sys.stdout.flush()
-        ordered = {one: rows[one] for one in architectures.ARCHITECTURES if one in rows}
-        report.write(arguments.name, MODULE, {"operations": arguments.operations, "rows": ordered}, 0)
+    wanted = [name for name in arguments.names or architectures.ARCHITECTURES if arguments.again or name not in rows]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        begun = {pool.submit(in_child, name, arguments.operations, arguments.tokens): name for name in wanted}
+        for done in as_completed(begun):
+            name = begun[done]
+            rows[name] = done.result()
+            sys.stdout.write(f"{name}: {'right' if is_right(rows[name]) else rows[name]}\n")
+            sys.stdout.flush()
+            ordered = {one: rows[one] for one in architectures.ARCHITECTURES if one in rows}
+            report.write(arguments.name, MODULE, {"operations": arguments.operations, "rows": ordered}, 0)
     found = report.read(MODULE, arguments.name)
     sys.stdout.write(table(found))
     counts = Counter(is_right(row) for row in found["rows"].values())
