@@ -277,11 +277,10 @@ def _checked(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> 
 def _open_retrieval(
     parts: Components, options: ReplyOptions, plan: GenerationPlan, speculates: bool
 ) -> tuple[NgramSession | None, str]:
-    """Return the retrieval session of the reply, None if it cannot be used; and why. It also chooses when a speculator
-    or a draft model drafts, then without sources if need be."""
+    """Return the retrieval session of the reply, None if it cannot be used; and why. With `speculates` it also chooses
+    when the speculator drafts, then without sources if need be."""
     sources, why = options.sources(), _no_retrieval(parts, options, plan)
-    chooses = speculates or (parts.draft is not None and parts.verifier is not None and not parts.linked)
-    if not sources and (why or not chooses):
+    if not sources and (why or not speculates):
         return None, _AS_REQUESTED
     if why or parts.retrieval is None:
         return None, why

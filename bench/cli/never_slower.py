@@ -1,6 +1,6 @@
 """Measure what drafting costs where no draft is ever right: replies beside plain decoding, by turns.
 
-    python -m bench.engine.never_slower [--shapes tiny 0.5b 1.5b] [--doors here http link] [--threads 1 2] [--busy 0 2]
+    python -m bench.cli.never_slower [--shapes tiny 0.5b 1.5b] [--doors here http link] [--threads 1 2] [--busy 0 2]
         [--replies 24] [--tokens 128]
 
 The verifier has random weights whose greedy text repeats nothing, so there is nothing to copy; the draft model has
@@ -262,7 +262,7 @@ def main() -> None:
             draft.unlink()
     results = {"rows": rows}
     sys.stdout.write(table(results))
-    sys.stdout.write(f"written: {write(arguments.name, 'bench.engine.never_slower', results, seed=0)}\n")
+    sys.stdout.write(f"written: {write(arguments.name, 'bench.cli.never_slower', results, seed=0)}\n")
 
 
 if __name__ == "__main__":
