@@ -9,11 +9,11 @@ from edgellm.engine.native import VERSION
 PROVEN_VERSION = "0.3.36"
 """The llama-cpp-python of the record; another one is tested before the first reply."""
 PROVEN = frozenset({
-    "afmoe", "bloom", "cohere2", "command-r", "deepseek2", "deepseek32", "deepseek4", "ernie4_5-moe", "falcon",
-    "falcon-h1", "gemma2", "gemma3", "gemma3n", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite",
-    "granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "llama", "mamba", "mamba2", "mimo2", "minimax-01",
-    "mistral3", "mpt", "nemotron_h", "olmo2", "phi3", "qwen2", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
-    "qwen3next", "rwkv6", "rwkv7", "smollm3", "stablelm", "starcoder2", "step35",
+    "afmoe", "bloom", "cohere2", "command-r", "deepseek2", "deepseek32", "deepseek4", "ernie4_5-moe", "exaone4",
+    "falcon", "falcon-h1", "gemma2", "gemma3", "gemma3n", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox",
+    "granite", "granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "llama", "mamba", "mamba2", "mimo2",
+    "minimax-01", "mistral3", "mpt", "nemotron_h", "olmo2", "phi3", "qwen2", "qwen3", "qwen35", "qwen35moe",
+    "qwen3moe", "qwen3next", "rwkv6", "rwkv7", "smollm3", "stablelm", "starcoder2", "step35",
 })  # fmt: skip
 """Architectures of which 10,000 rollbacks and branches on a processor left no wrong state: `bench.models.architectures`
 has recorded it."""
