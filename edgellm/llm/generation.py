@@ -262,7 +262,6 @@ def _asks_tail(parts: Components, options: ReplyOptions, plan: GenerationPlan) -
 
 
 _VERDICTS = 8  # with extra tokens and without, before the faster way is chosen
-_AS_REQUESTED = "no retrieval, as requested"
 _LOGPROBS = "log-probabilities are requested"
 _REPLIES = 2  # with the draft model and with the speculator, before the faster one is chosen
 
@@ -279,32 +278,25 @@ def _open_retrieval(
 ) -> tuple[NgramSession | None, str]:
     """Return the retrieval session of the reply, None if it cannot be used; and why. With `speculates` it also chooses
     when the speculator drafts, then without sources if need be."""
-    sources, why = options.sources(), _no_retrieval(parts, options, plan)
-    if not sources and (why or not speculates):
-        return None, _AS_REQUESTED
-    if why or parts.retrieval is None:
-        return None, why
+    if options.drafter is not None:
+        return None, "no retrieval: a custom drafter is used"
+    if options.logprobs is not None:
+        return None, f"no retrieval: {_LOGPROBS}"
+    sources = options.sources()
+    if not sources and not speculates:
+        return None, "no retrieval, as requested"
+    if parts.retrieval is None:
+        return None, "no retrieval: the verifier is on another device, or missing"
+    if not _checked(parts, options, plan):
+        return None, "no retrieval: not everything is verified"
+    if options.temperature > 0.0 and parts.verifier is not None and parts.draft is not None:
+        return None, "no retrieval: with sampled drafts, a seed would not reproduce the reply"
     ngram = parts.retrieval.begin(sources)
     if ngram is None:
         return None, "no retrieval: another reply is using it"
     if not sources:
-        return ngram, _AS_REQUESTED
+        return ngram, "no retrieval, as requested"
     return ngram, f"drafts are retrieved from: {', '.join(sources)}{parts.retrieval.head_note}"
-
-
-def _no_retrieval(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> str:
-    """Return why nothing can be retrieved for the reply, "" if something can."""
-    if options.drafter is not None:
-        return "no retrieval: a custom drafter is used"
-    if options.logprobs is not None:
-        return f"no retrieval: {_LOGPROBS}"
-    if parts.retrieval is None:
-        return "no retrieval: the verifier is on another device, or missing"
-    if not _checked(parts, options, plan):
-        return "no retrieval: not everything is verified"
-    if options.temperature > 0.0 and parts.verifier is not None and parts.draft is not None:
-        return "no retrieval: with sampled drafts, a seed would not reproduce the reply"
-    return ""
 
 
 def reporting(parts: Components, options: ReplyOptions) -> Verifier:

@@ -100,7 +100,8 @@ class StreamTraffic:
     """The bytes that streams have carried; see `edgellm.mesh.ggml_rpc.hang_watch.Traffic`."""
 
     def __init__(self) -> None:
-        self._moved, self._asked_at = 0, cast(float | None, None)
+        self._moved = 0
+        self._asked_at: float | None = None
 
     @property
     def moved(self) -> int:

@@ -22,7 +22,8 @@ def bench(
     suite: Annotated[
         str,
         typer.Argument(
-            metavar="SUITE", help="Suite: synera, coordgen, csgo, mesh, engine, models, clients, cli or robustness."
+            metavar="SUITE",
+            help="Suite: synera, coordgen, csgo, mesh, engine, models, clients, cli, upstream or robustness.",
         ),
     ],
     parts: Annotated[

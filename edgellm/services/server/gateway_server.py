@@ -58,9 +58,6 @@ class GatewayServer(SessionServer):
             for model, backend in zip(self.models, self.backends, strict=True)
         ]
 
-    def _size(self, model: VerifyingModel) -> int:  # noqa: ARG002
-        return 0
-
 
 def _info(model: GatewayModel) -> VerifierInfo:
     vocabulary, pool = model.text.vocabulary, model.pool

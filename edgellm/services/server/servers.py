@@ -154,13 +154,9 @@ class SessionServer(Listener):
         """Return the models that are served, whose backends are closed with this server."""
         raise NotImplementedError
 
-    def _size(self, model: VerifyingModel) -> int:
-        """Return the bytes of a model's file, 0 if they are unknown: devices choose the largest one."""
-        raise NotImplementedError
-
     def _offer(self, model: VerifyingModel) -> OfferedModel:
         info = model.info
-        return OfferedModel("verifier", info.model, self._size(model), info.vocabulary, info.behind)
+        return OfferedModel("verifier", info.model, model.size_bytes, info.vocabulary, info.behind)
 
     async def _serve(self) -> None:
         server = new_server()
@@ -279,10 +275,11 @@ class VerifierServer(SessionServer):
             reports_logprobs=True, chat_template=self.model.chat_template_source, applies_penalties=True,
             drafts_extra=self._drafts_extra, applies_grammars=True,
         )  # fmt: skip
-        return (VerifyingModel(info, vocabulary, self._worker, self._max_waiting, self.model.grammar),)
-
-    def _size(self, model: VerifyingModel) -> int:  # noqa: ARG002
-        return self.model.size_bytes
+        return (
+            VerifyingModel(
+                info, vocabulary, self._worker, self._max_waiting, self.model.grammar, self.model.size_bytes
+            ),
+        )  # fmt: skip
 
 
 def serve_verifier(

@@ -18,7 +18,8 @@ class VerifyingModel:
     """A model that a server verifies with: what devices are told of it, and what answers them.
 
     Beyond `max_waiting` requests at once, further ones are answered *busy*, first those of the devices with the most
-    requests. `grammar` returns the grammar of a JSON schema; without it, replies cannot follow one.
+    requests. `grammar` returns the grammar of a JSON schema; without it, replies cannot follow one. `size_bytes` is the
+    size of the model's file, 0 if it is unknown: devices choose the largest one.
     """
 
     info: VerifierInfo
@@ -26,6 +27,7 @@ class VerifyingModel:
     backend: VerifierBackend
     max_waiting: int
     grammar: Callable[[str], GrammarState] | None = None
+    size_bytes: int = 0
 
     @property
     def name(self) -> str:
