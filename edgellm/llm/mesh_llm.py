@@ -34,80 +34,15 @@ from edgellm.mesh.messages import MAX_ROWS, StageSpec
 from edgellm.mesh.model_costs import model_costs
 from edgellm.mesh.phases.phased_placement import PhasedPlacement, place_in_phases
 from edgellm.mesh.pipeline import LocalStageHost, StageHost
-from edgellm.mesh.placement import Placement, missing, place, plan_shares
+from edgellm.mesh.placement import Placement, plan_shares
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.storage.layers.manifest import check_stages, layers_per_piece
 
 if TYPE_CHECKING:
-    from edgellm.mesh.fleet_profiler import Survey
     from edgellm.rpc.discovery.workers import Worker
 
-PLAN_SECONDS = 5.0  # for the planner; then the best plan so far is taken
 PHASE_SECONDS = 1.0  # for the plan of a reply in phases, for which the devices wait before they load
-
-
-def place_at_home(
-    file: ModelFile, home: Survey, *, tokens_in: int, tokens_out: int, objective: Objective = "ttft",
-    context: int | None = None, sessions: int = 1, hardware: Hardware = ON_PROCESSOR,
-) -> Placement:  # fmt: skip
-    """Return a placement of the model in `file` on the surveyed devices, for a prompt of `tokens_in` tokens
-    and a reply of `tokens_out`, with `sessions` caches of `context` tokens on each device. This device computes as
-    `hardware` says.
-
-    Raises:
-        ModelUnsupported, ModelCorrupt: the model cannot be split.
-        PlanImpossible: the devices cannot hold it; says which layers to send where, if that helps.
-    """
-    fleet = home.fleet()
-    overhead = overhead_of(file.header, positions_of(file, context or hardware.n_ctx), sessions, hardware.cache_type)
-    devices: list[Device] = []
-    left_out = [(name, error.what) for name, error in home.left_out]
-    for device, found in _asked(fleet.devices, WholeModel(file), home.workers, ComputeUnit.choose(hardware)):
-        if isinstance(found, Device):
-            devices.append(found)
-        else:
-            left_out.append((device.name, found.what))
-    began = time.monotonic()
-    return place(
-        model_costs(file), Fleet(tuple(devices), fleet.links), home.workers, tokens_in=tokens_in, tokens_out=tokens_out,
-        objective=objective, left_out=left_out, overhead=overhead,
-        stop=lambda: time.monotonic() - began > PLAN_SECONDS,
-    )  # fmt: skip
-
-
-def missing_layers(file: ModelFile, shares: Sequence[StageShare], home: Survey) -> list[tuple[str, int]]:
-    """Return the bytes that each device of a split over the surveyed ones still lacks of its layers, by name. This
-    device has the model; one that no longer answers is taken to lack all of its layers."""
-    names = [share.name for share in shares]
-    if names == [HERE]:
-        return [(HERE, 0)]
-    named_devices = [device for device in home.fleet().devices if device.name in names]
-    asked = _asked(named_devices, WholeModel(file), home.workers, ComputeUnit())
-    devices = [
-        found if isinstance(found, Device) else replace(device, layers=LayersOnDevice(frozenset()))
-        for device, found in asked
-    ]
-    lacking = {one.share.name: one.size for one in missing(model_costs(file), shares, devices)}
-    return [(name, lacking.get(name, 0)) for name in names]
-
-
-def _asked(
-    devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, Worker], unit: ComputeUnit
-) -> list[tuple[Device, Device | EdgeError]]:
-    """Return each of these devices as it is now, or why it cannot be used. All are asked at once."""
-    from edgellm.services.client.worker_selection import remote_device
-
-    def ask(known: Device) -> tuple[Device, Device | EdgeError]:
-        try:
-            if known.name == HERE:
-                return known, LocalDevice(whole, unit, known).describe(whole.model)
-            return known, remote_device(workers[known.name], known, whole.own_pieces).describe(whole.model)
-        except EdgeError as error:
-            return known, error
-
-    with ThreadPoolExecutor(len(devices)) as pool:
-        return list(pool.map(ask, devices))
 
 
 SESSIONS = 4
@@ -117,12 +52,13 @@ _POSITIONS = 4096
 @dataclass(frozen=True, slots=True)
 class MeshOptions:
     """The settings of a mesh. The layers follow `split`, or a plan over the devices of `fleet`, or the placement
-    `placed` on the measured devices (`place_at_home`).
+    `placed` on the measured devices (`edgellm.llm.home`).
 
     `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `wide`: rows are
     sent as 32-bit floats. `phases`: another placement may take over behind a reply, if the devices are known and that
-    pays; with `rests`, also after it, so that the model lies where the next reply is fastest. `following`: splits that
-    take over from `split`, one after the other; with `sends_caches`, keys and values are sent to them.
+    pays, as planned here or before (`phased`); with `rests`, also after it, so that the model lies where the next reply
+    is fastest. `following`: splits that take over from `split`, one after the other; with `sends_caches`, keys and
+    values are sent to them.
     """
 
     split: str | None = None
@@ -136,6 +72,7 @@ class MeshOptions:
     tokens_out: int = 128
     objective: Objective = "ttft"
     phases: bool = True
+    phased: PhasedPlacement | None = None
     rests: bool = False
     following: tuple[str, ...] = ()
     sends_caches: bool = False
@@ -226,7 +163,7 @@ def open_mesh(
     overhead = overhead_of(header, positions, options.sessions, hardware.cache_type)
     plan, shares = _shares(model, options, overhead)
     fleet = options.described
-    phases = _phases(options, model, shares, overhead)
+    phases = options.phased or _phases(options, model, shares, overhead)
     shares = shares if phases is None else phases.shares
     following = tuple(map(read_split, options.following)) if phases is None else phases.following
     placements = [shares, *following, () if phases is None else phases.rest]
@@ -388,14 +325,27 @@ def _shares(
 def _phases(
     options: MeshOptions, model: ModelCosts, shares: Sequence[StageShare], overhead: MemoryOverhead
 ) -> PhasedPlacement | None:
-    """Return how a reply goes on over known devices; None without them, or where it stays as it begins, for good."""
-    fleet = options.described
-    if not options.phases or options.split is not None or fleet is None or len(fleet.devices) < 2:
+    """Return `planned_phases` over known devices; None without them."""
+    if not options.phases or options.split is not None or options.described is None:
+        return None
+    return planned_phases(
+        options.described, model, shares, tokens_in=options.tokens_in, tokens_out=options.tokens_out,
+        objective=options.objective, overhead=overhead,
+    )  # fmt: skip
+
+
+def planned_phases(
+    fleet: Fleet, model: ModelCosts, shares: Sequence[StageShare], *, tokens_in: int, tokens_out: int,
+    objective: Objective, overhead: MemoryOverhead, cold: bool = True,
+) -> PhasedPlacement | None:  # fmt: skip
+    """Return how a reply that begins with `shares` goes on over a fleet, as `place_in_phases` finds it within
+    `PHASE_SECONDS`; None where it stays as it begins, for good."""
+    if len(fleet.devices) < 2:
         return None
     began = time.monotonic()
     found = place_in_phases(
-        fleet, model, shares, tokens_in=options.tokens_in, tokens_out=options.tokens_out, objective=options.objective,
-        overhead=overhead, stop=lambda: time.monotonic() - began > PHASE_SECONDS,
+        fleet, model, shares, tokens_in=tokens_in, tokens_out=tokens_out, objective=objective, overhead=overhead,
+        stop=lambda: time.monotonic() - began > PHASE_SECONDS, cold=cold,
     )  # fmt: skip
     return found if found is not None and (found.following or found.rest) else None
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Self
 
-from edgellm.coldstart.plan import Objective
-from edgellm.coldstart.rpc_plan import RpcSite
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.ggml_rpc.model_process import ContextSizes
@@ -27,20 +25,18 @@ from edgellm.llm.model_loading import Named, PairFit, Progress, fit, load, named
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.ggml_rpc.costs import rpc_costs
 from edgellm.mesh.ggml_rpc.model import RpcDevice, RpcModel, RpcWork
-from edgellm.mesh.ggml_rpc.needs import beside_weights
-from edgellm.mesh.ggml_rpc.placement import RpcPlacement, by_memory, place
+from edgellm.mesh.ggml_rpc.needs import MARGIN
+from edgellm.mesh.ggml_rpc.placement import RpcPlacement, by_memory
 from edgellm.mesh.ggml_rpc.verifier import RpcVerifier
 
 if TYPE_CHECKING:
-    from edgellm.mesh.fleet_profiler import Survey
-    from edgellm.rpc.discovery.workers import Worker
-    from edgellm.services.client.rpc_session import RpcOffer
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class RpcOptions:
     """The settings of a model over RPC: its layers follow `split`, or the placement `placed` on the measured devices
-    (`place_over_rpc`).
+    (`edgellm.llm.home`).
 
     `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices.
     """
@@ -67,68 +63,6 @@ class OpenedRpc:
         self.pair.close()
 
 
-def place_over_rpc(
-    file: ModelFile, home: Survey, offers: RpcOffers | None = None, *, tokens_in: int, tokens_out: int,
-    objective: Objective = "ttft", context: int | None = None, sessions: int = 1, hardware: Hardware = ON_PROCESSOR,
-    cold: bool = True,
-) -> RpcPlacement:  # fmt: skip
-    """Return the best placement of the model in `file` on the surveyed devices that serve llama.cpp's RPC; the
-    arguments are as for `edgellm.llm.mesh_llm.place_at_home`. `offers` are those of the devices, if they were asked
-    already. With `cold` False everything is loaded.
-
-    Raises:
-        EngineFailed: this llama.cpp has no RPC backend.
-        ModelUnsupported, DeviceLost: llama.cpp cannot use the model.
-        PlanImpossible: the devices cannot hold it.
-    """
-    backend.require()
-    unit = ComputeUnit.choose(hardware)
-    sizes = _sizes(file, context, sessions, hardware)
-    costs = rpc_costs(file, *beside_weights(file, sizes, unit.hardware))
-    offers = offers or ask_offers(home.workers)
-    left_out = [*offers.refused, *((name, error.what) for name, error in home.left_out)]
-    fleet = home.fleet()
-    known = {device.name: device for device in fleet.devices}
-    total, links, sites = sum(costs.layer_bytes) + costs.head, fleet.links or {}, []
-    for name, offer in offers.given.items():
-        device = replace(known[name], memory=float(max(1, offer.memory)))
-        sites.append(RpcSite(device, links[HERE, name], links[name, HERE], min(1.0, offer.cached / total)))
-    workers = {name: home.workers[name] for name in offers.given}
-    return place(
-        costs, known[HERE], sites, workers, tokens_in, tokens_out, objective=objective, cards=bool(unit.name),
-        left_out=left_out, cold=cold,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class RpcOffers:
-    """What the workers that serve llama.cpp's RPC offer, by name; and why others do not."""
-
-    given: Mapping[str, RpcOffer]
-    refused: Sequence[tuple[str, str]] = ()
-
-
-def ask_offers(workers: Mapping[str, Worker]) -> RpcOffers:
-    """Ask all workers at once whether they serve llama.cpp's RPC."""
-    if not workers:
-        return RpcOffers({})
-    from edgellm.services.client.rpc_session import ask_offer
-    from edgellm.services.client.worker_selection import endpoint_of
-
-    given: dict[str, RpcOffer] = {}
-    refused: list[tuple[str, str]] = []
-
-    def ask(name: str) -> None:
-        try:
-            given[name] = ask_offer(endpoint_of(workers[name]))
-        except EdgeError as error:
-            refused.append((name, str(error)))
-
-    with ThreadPoolExecutor(len(workers)) as pool:
-        list(pool.map(ask, workers))
-    return RpcOffers({name: given[name] for name in workers if name in given}, sorted(refused))
-
-
 def open_over_rpc(
     file: ModelFile,
     options: RpcOptions,
@@ -153,7 +87,7 @@ def open_over_rpc(
     began = perf_counter()
     shares = _shares(options)
     unit, costs = ComputeUnit.choose(hardware), rpc_costs(file)
-    sizes = _sizes(file, options.context, options.sessions, hardware)
+    sizes = context_sizes(file, options.context, options.sessions, hardware)
     work = RpcWork(file, costs.vocabulary, sizes, unit.hardware, unit.devices if unit.name else ())
     devices = _devices(options, [share.name for share in shares])
     closing, idle = ExitStack(), IdleWork()
@@ -185,7 +119,8 @@ def open_over_rpc(
     return OpenedRpc(pair, verifier, began)
 
 
-def _sizes(file: ModelFile, context: int | None, sessions: int, hardware: Hardware) -> ContextSizes:
+def context_sizes(file: ModelFile, context: int | None, sessions: int, hardware: Hardware) -> ContextSizes:
+    """Return the sizes of a context for `sessions` replies of `context` tokens, by default as `positions_of` says."""
     return ContextSizes(positions_of(file, context or hardware.n_ctx), sessions, hardware.n_batch or N_BATCH)
 
 
@@ -224,7 +159,7 @@ def _planner(
         for device in devices:
             if device.name in names:
                 with suppress(EdgeError):  # it is lost, too
-                    memory[device.name] = device.free_memory()
+                    memory[device.name] = max(0, device.free_memory() - MARGIN)
         return by_memory(rpc_costs(file), memory)
 
     return plan

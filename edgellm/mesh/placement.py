@@ -124,7 +124,7 @@ def deploy_command(model: str, lacking: Iterable[MissingLayers], workers: Mappin
 def place(
     model: ModelCosts, home: Fleet, workers: Mapping[str, Worker], *, tokens_in: int, tokens_out: int,
     overhead: MemoryOverhead = MemoryOverhead(), objective: Objective = "ttft",
-    left_out: Sequence[tuple[str, str]] = (), stop: Stop = never,
+    left_out: Sequence[tuple[str, str]] = (), stop: Stop = never, cold: bool = True,
 ) -> Placement:  # fmt: skip
     """Return the best split over the layers that the devices of the `home` have. The arguments are as for
     `edgellm.coldstart.plan.plan`.
@@ -134,7 +134,7 @@ def place(
     """
     planned = partial(
         best_plan, model=model, tokens_in=tokens_in, tokens_out=tokens_out, objective=objective, links=home.links,
-        overhead=overhead, stop=stop,
+        overhead=overhead, stop=stop, cold=cold,
     )  # fmt: skip
     every = frozenset(range(model.shape.layers))
     best: Plan | None = None

@@ -95,11 +95,14 @@ def test_stages_for_what_they_can_cut_and_rpc_for_the_rest(
     plain, uncut = ModelFile.open(architectures("llama")), ModelFile.open(hybrid)
     monkeypatch.setattr(backend, "is_compiled_in", lambda: True)
     assert (choose_engine(plain).engine, choose_engine(uncut).engine) == ("stages", "rpc")
+    assert (choose_engine(plain).undecided, choose_engine(uncut).undecided) == (True, False)
+    assert not choose_engine(plain).settled().undecided
+    assert not choose_engine(plain, "stages").undecided
     assert "recurrent state cannot be rolled back" in choose_engine(uncut).reason
     assert choose_engine(plain, "rpc").over_rpc
     assert not choose_engine(uncut, "stages").over_rpc
     monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
-    assert choose_engine(plain).engine == "stages"
+    assert (choose_engine(plain).engine, choose_engine(plain).undecided) == ("stages", False)
     with pytest.raises(ModelUnsupported, match="--with rpc"):
         choose_engine(uncut)
     with pytest.raises(EngineFailed, match="--with rpc"):

@@ -1,4 +1,4 @@
-"""A plan over llama.cpp's RPC on the screen, and beside one of stages."""
+"""A plan over llama.cpp's RPC on the screen, and for a script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from edgellm.coldstart.plan import format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edgellm.coldstart.plan import Plan
     from edgellm.coldstart.rpc_plan import RpcOption
     from edgellm.mesh.ggml_rpc.placement import RpcPlacement
 
@@ -61,21 +60,6 @@ def _ways(placed: RpcPlacement) -> Table:
             times = (way.ttft_s, way.token_s, way.reply_s)
             table.add_row(name, *map(format_seconds, times), more)
     return table
-
-
-def engines_compared(found: Plan, rival: RpcPlacement) -> str:
-    """Return a sentence on which engine is better for a model that both can spread, and why."""
-    stages, rpc = found.advised, rival.plan.option
-    goal = found.objective
-    taken, other = found.seconds(stages), rpc.seconds(goal)
-    times = (
-        f"{format_seconds(taken)} and {format_seconds(stages.token_s)} for each further token, against"
-        f" {format_seconds(other)} and {format_seconds(rpc.token_s)} over llama.cpp's RPC"
-    )
-    if taken <= other:
-        return f"Engine: stages. {times}: with stages all devices load at once, each from its own disk."
-    why = "rows pass through this device only" if rpc.token_s < stages.token_s else "less has to be loaded"
-    return f"Engine: stages take {times}: {why}. To use RPC, add --engine rpc."
 
 
 def rpc_figures(placed: RpcPlacement) -> dict[str, Any]:

@@ -24,12 +24,11 @@ from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.ggml_rpc.costs import rpc_costs
 from edgellm.mesh.ggml_rpc.hang_watch import HangWatch, Traffic
-from edgellm.mesh.ggml_rpc.needs import beside_weights
+from edgellm.mesh.ggml_rpc.needs import MARGIN, beside_weights
 from edgellm.spec.types import NO_IDS
 
 _log = logging.getLogger(__name__)
 _BLAME_SECONDS = 1.0  # within which a session says that it is lost, after llama.cpp has ended the process over it
-_MARGIN = 64 * 2**20  # bytes on a device beside weights, caches and what it computes in
 _CRASHES = 3  # of the process in a row, with no device at fault
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0  # seconds before all devices are tried again
 _LEAST_SECONDS = 10.0  # announced for loading again
@@ -396,7 +395,7 @@ class RpcModel:
         costs, hosts = self._costs, []
         for share in shares:
             weights = costs.weights(share.layers)
-            memory = weights + caches * len(share.layers) // costs.layers + compute + _MARGIN
+            memory = weights + caches * len(share.layers) // costs.layers + compute + MARGIN
             device = self._devices[share.name]
             hosts.append(device.rpc_session(memory=memory, weights=weights, model=costs.name))
         return hosts

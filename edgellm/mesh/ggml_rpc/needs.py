@@ -17,6 +17,9 @@ from edgellm.errors import StateDamaged
 from edgellm.places import cache_dir
 from edgellm.storage.state import read_json, write_state
 
+MARGIN = 64 * 2**20
+"""Bytes on each other device beside weights, caches and what it computes in."""
+
 
 def beside_weights(
     file: ModelFile, sizes: ContextSizes, hardware: Hardware, process: ModelProcess | None = None

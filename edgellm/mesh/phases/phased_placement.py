@@ -53,7 +53,7 @@ class PhasedPlacement:
 
 def place_in_phases(
     fleet: Fleet, model: ModelCosts, shares: Sequence[StageShare], *, tokens_in: int, tokens_out: int,
-    objective: Objective, overhead: MemoryOverhead = MemoryOverhead(), stop: Stop = never,
+    objective: Objective, overhead: MemoryOverhead = MemoryOverhead(), stop: Stop = never, cold: bool = True,
 ) -> PhasedPlacement | None:  # fmt: skip
     """Return the plan of a reply that begins with `shares`, or for the objective `reply` with whatever ends it soonest.
     None if no placement fits.
@@ -61,8 +61,9 @@ def place_in_phases(
     The other arguments are as for `edgellm.coldstart.plan.plan`."""
     names = [device.name for device in fleet.devices]
     problem = phase_problem(
-        fleet.devices, model, tokens_in, tokens_out, links=fleet.links, overhead=overhead, sends_caches=True
-    )
+        fleet.devices, model, tokens_in, tokens_out, links=fleet.links, overhead=overhead, sends_caches=True,
+        cold=cold,
+    )  # fmt: skip
     given: Cut = tuple((names.index(share.name), len(share.layers)) for share in shares)
     plan = plan_phases(problem, stop, start=None if objective == "reply" else given)
     if plan is None:

@@ -13,14 +13,14 @@ import typer
 
 from edgellm.cli.commands.mesh.deploy import deploy, layers
 from edgellm.cli.commands.mesh.peers import peers
-from edgellm.cli.commands.mesh.run import Engine, EngineName, Objective, Workers, choice_of, run
+from edgellm.cli.commands.mesh.run import Engine, EngineName, Objective, Workers, choice_of, engine_line, run
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import FLEET_FILE, model_names
 from edgellm.cli.help_pages import add_command, command_group
 from edgellm.cli.model_options import PLANNING, HardwareOptions, refuse_given, with_plan_hardware
 from edgellm.cli.views.console import emit, out, say
 from edgellm.cli.views.device_table import print_units, survey_home
-from edgellm.errors import EdgeError, InvalidOption
+from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.coldstart.cost_model import ModelCosts
@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from edgellm.coldstart.problem_builder import MemoryOverhead
     from edgellm.engine import ModelFile
     from edgellm.engine.hardware import Hardware
+    from edgellm.llm.home.plan import HomePlan
+    from edgellm.llm.home.stages import Asked
+    from edgellm.llm.home.target import PlanTarget
     from edgellm.mesh.fleet_file import Fleet
     from edgellm.mesh.fleet_profiler import Survey
-    from edgellm.mesh.ggml_rpc.placement import RpcPlacement
+    from edgellm.mesh.ggml_rpc.engine_choice import EngineChoice
 
 _RUN = (
     "Without --split and --devices, this device, the paired ones and those at --peer are measured if that was not done "
@@ -105,6 +108,9 @@ def plan(
     from edgellm.coldstart.phases.search import plan_phases
     from edgellm.coldstart.plan import plan as best_plan
     from edgellm.engine import ModelFile
+    from edgellm.llm.home.plan import compare_engines
+    from edgellm.llm.home.stages import PLAN_SECONDS
+    from edgellm.llm.home.target import PlanTarget
     from edgellm.mesh.model_costs import model_costs
     from edgellm.storage import resolve
 
@@ -112,15 +118,18 @@ def plan(
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise InvalidOption(f"--plot cannot write {plot}.", "Use a file name that ends in .png or .svg.")
     home: Survey | None = None
+    compared: HomePlan | None = None
     file = None if model is None else ModelFile.open(resolve(model))
     own = _with_context(hardware.of_planned(), file, tokens_in + tokens_out)
     if devices is None and preset is None and model is not None and file is not None:
+        target = PlanTarget(tokens_in, tokens_out, objective.value, hardware=own, cold=not warm)
         choice = choice_of(file, engine)
         home = survey_home(file, interface, measure, peer or (), hardware=own, by_stand_in=choice.over_rpc)
-        if choice.over_rpc:
+        compared = compare_engines(file, home, choice, target, min(time_limit, PLAN_SECONDS))
+        if compared.choice.over_rpc:
             if plot is not None:
                 raise InvalidOption("--plot draws stages, and this plan has none.", "Leave it out, or --engine stages.")
-            over_rpc(model, file, home, choice.reason, tokens_in, tokens_out, objective, own, warm, as_json)
+            show_over_rpc(model, file, home, compared, target, as_json)
             return
     fleet = _fleet(devices, preset) if home is None else home.fleet()
     planned = _described(fleet) if file is None else model_costs(file)
@@ -132,10 +141,9 @@ def plan(
         overhead=overhead,
     )  # fmt: skip
     milliseconds = 1e3 * (time.perf_counter() - began)
-    rival = None
-    if home is not None and file is not None and engine is Engine.AUTO:
-        rival = rival_over_rpc(file, home, found, tokens_in, tokens_out, own, cold=not warm)
-    moves = None if home is None or file is None else _moves(file, found, home)
+    rival = None if compared is None else compared.rpc
+    asked = None if compared is None or warm else compared.asked
+    moves = None if home is None or file is None else _moves(file, found, home, asked)
     problem = phase_problem(
         fleet.devices, planned, tokens_in, tokens_out, overlap=overlap.value, links=fleet.links, cold=not warm,
         sends_caches=True, overhead=overhead,
@@ -153,7 +161,8 @@ def plan(
         rpc = {} if rival is None else {"rpc": rpc_figures(rival)}
         phased = {"phases": None if phases is None else phase_figures(phases, problem, names)}
         whole = figures(found, milliseconds, overlap.value) | {"context_length": own.n_ctx}
-        emit(json.dumps(whole | _moves_row(moves) | _units_row(home) | doubts | rpc | phased))
+        engines = {} if compared is None else engine_figures(compared.choice)
+        emit(json.dumps(whole | engines | _moves_row(moves) | _units_row(home) | doubts | rpc | phased))
         return
     from edgellm.cli.views.phase_view import phase_lines
     from edgellm.cli.views.plan_view import print_plan
@@ -161,10 +170,8 @@ def plan(
     cards = {} if home is None else {name: one.figures.unit for name, one in home.speeds.items() if one.figures.unit}
     lines = () if phases is None else phase_lines(phases, problem, names)
     print_plan(out(), found, planned, tokens_in, tokens_out, milliseconds, moves, cards, lines)
-    if rival is not None:
-        from edgellm.cli.views.rpc_plan_view import engines_compared
-
-        say(engines_compared(found, rival), style="dim")
+    if compared is not None and compared.choice.by_times:
+        say(engine_line(compared.choice), style="dim")
     _say_context(own)
     if home is not None:
         print_units(home)
@@ -210,46 +217,33 @@ def _say_context(hardware: Hardware) -> None:
         say(f"Memory is counted for a context of {hardware.n_ctx:,} tokens; change it with --ctx-size.", style="dim")
 
 
-def over_rpc(
-    model: str, file: ModelFile, home: Survey, reason: str, tokens_in: int, tokens_out: int, objective: Objective,
-    hardware: Hardware, warm: bool, as_json: bool,
-) -> None:  # fmt: skip
-    """Plan a model over llama.cpp's RPC, and print the plan."""
+def show_over_rpc(
+    model: str, file: ModelFile, home: Survey, compared: HomePlan, target: PlanTarget, as_json: bool
+) -> None:
+    """Print the plan of a model over llama.cpp's RPC, which is made if it was not for the choice of the engine."""
     from edgellm.cli.views.rpc_plan_view import print_rpc_plan, rpc_figures
-    from edgellm.llm.rpc_llm import place_over_rpc
+    from edgellm.llm.home.over_rpc import place_over_rpc
 
-    placed = place_over_rpc(
-        file, home, tokens_in=tokens_in, tokens_out=tokens_out, objective=objective.value, hardware=hardware,
-        cold=not warm,
-    )  # fmt: skip
+    choice, placed = compared.choice, compared.rpc or place_over_rpc(file, home, target)
     if as_json:
-        row = {"engine": "rpc", "reason": reason, **rpc_figures(placed), "context_length": hardware.n_ctx}
-        emit(json.dumps(row | {"doubtful": home.doubts()}))
+        row = engine_figures(choice) | {"reason": choice.reason, **rpc_figures(placed)}
+        emit(json.dumps(row | {"context_length": target.positions, "doubtful": home.doubts()}))
         return
-    print_rpc_plan(out(), placed, model, tokens_in, tokens_out)
-    _say_context(hardware)
+    print_rpc_plan(out(), placed, model, target.tokens_in, target.tokens_out)
+    if compared.asked is not None:  # else it was said before they were asked
+        say(engine_line(choice), style="dim")
+    if deployed := compared.deployment(model):
+        say(deployed, style="yellow")
+    _say_context(target.hardware)
     print_units(home)
 
 
-def rival_over_rpc(
-    file: ModelFile, home: Survey, found: Plan, tokens_in: int, tokens_out: int, hardware: Hardware, *, cold: bool
-) -> RpcPlacement | None:
-    """Return the plan over llama.cpp's RPC beside one of stages; None where none of the other devices serves it."""
-    from edgellm.engine.ggml_rpc.backend import is_compiled_in
-    from edgellm.llm.rpc_llm import ask_offers, place_over_rpc
-
-    if not home.workers or not is_compiled_in():
-        return None
-    offers = ask_offers(home.workers)
-    if not offers.given:
-        return None
-    try:
-        return place_over_rpc(
-            file, home, offers, tokens_in=tokens_in, tokens_out=tokens_out, objective=found.objective,
-            hardware=hardware, cold=cold,
-        )  # fmt: skip
-    except EdgeError:
-        return None
+def engine_figures(choice: EngineChoice) -> dict[str, Any]:
+    """Return the choice of the engine for a script: seconds are to the end of the reply, None for an engine that is
+    impossible or was not asked for."""
+    times = {"stages": choice.stages, "rpc": choice.rpc}
+    seconds = {name: None if one is None else one.reply_s for name, one in times.items()}
+    return {"engine": choice.engine, "engine_reason": choice.reason, "engine_reply_s": seconds}
 
 
 def _fleet(devices: Path | None, preset: str | None) -> Fleet:
@@ -268,14 +262,14 @@ def _fleet(devices: Path | None, preset: str | None) -> Fleet:
     )
 
 
-def _moves(file: ModelFile, found: Plan, home: Survey) -> list[tuple[str, int]]:
-    """Return the bytes that each device still lacks of its layers."""
+def _moves(file: ModelFile, found: Plan, home: Survey, asked: Asked | None) -> list[tuple[str, int]]:
+    """Return the bytes that each device still lacks of its layers. `asked` are the devices, if they were."""
     from edgellm.cli.views.device_table import progress
-    from edgellm.llm.mesh_llm import missing_layers
+    from edgellm.llm.home.stages import missing_layers
     from edgellm.mesh.placement import plan_shares
 
     with progress("asking the devices for their layers"):
-        return missing_layers(file, plan_shares(found), home)
+        return missing_layers(file, plan_shares(found), home, asked)
 
 
 def _moves_row(moves: list[tuple[str, int]] | None) -> dict[str, Any]:

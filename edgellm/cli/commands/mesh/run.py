@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,19 +24,20 @@ from edgellm.cli.model_options import (
 )
 from edgellm.cli.views.console import Loading, say
 from edgellm.cli.views.device_table import find_home_workers, print_left_out, print_units, survey_workers
-from edgellm.errors import InvalidOption
+from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import HERE
 
 if TYPE_CHECKING:
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.engine import ModelFile
-    from edgellm.engine.hardware import Hardware
     from edgellm.llm import LLM
+    from edgellm.llm.home.plan import HomePlan
+    from edgellm.llm.home.target import PlanTarget
     from edgellm.llm.mesh_llm import OpenedMesh
     from edgellm.llm.rpc_llm import OpenedRpc
     from edgellm.mesh.fleet_file import Fleet
     from edgellm.mesh.ggml_rpc.engine_choice import EngineChoice
-    from edgellm.mesh.placement import Placement
+    from edgellm.mesh.ggml_rpc.placement import RpcPlacement
 
 INTERRUPTED = 130
 AUTO = "auto"
@@ -92,8 +93,8 @@ EngineName = Annotated[
     Engine,
     typer.Option(
         "--engine", metavar="auto|stages|rpc", show_default="auto",
-        help="stages: each device computes its own layers of the file. rpc: llama.cpp's RPC, for models whose layers "
-        "cannot be cut apart. auto: stages where that is possible.",
+        help="stages: each device computes its own layers of the file. rpc: llama.cpp's RPC, also for models whose "
+        "layers cannot be cut apart. auto: the one that is predicted to be faster, where both are possible.",
     ),
 ]  # fmt: skip
 
@@ -140,6 +141,7 @@ def run(
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.engine import ModelFile
     from edgellm.llm import compose
+    from edgellm.llm.home.target import PlanTarget
     from edgellm.llm.mesh_llm import MeshOptions, open_mesh
     from edgellm.spec.params import ReplyOptions
     from edgellm.storage import resolve
@@ -156,24 +158,31 @@ def run(
     if context_length is not None:
         say("--context-length is called --ctx-size now.", style="dim")
     own = hardware.of(VERIFIER)
-    target = PlanTarget(max(1, len(question) // 4), max_tokens, objective.value, own.n_ctx or context_length)
-    if choice_of(file, engine).over_rpc:
-        if devices is not None or f32:
+    target = PlanTarget(
+        max(1, len(question) // 4), max_tokens, objective.value, own.n_ctx or context_length, hardware=own
+    )
+    choice = choice_of(file, engine)
+    if devices is not None or f32:
+        if choice.over_rpc:
             raise InvalidOption(f"--{'f32' if f32 else 'devices'} is for stages only.", "Leave it out.")
-        with open_rpc(
-            model, file, split or AUTO, target, tuple(peer or ()), interface, draft, explain=explain, hardware=hardware
-        ) as over:
+        choice = choice.settled()
+    plan: HomePlan | None = None
+    if split is None and fleet is None:
+        plan = plan_at_home(model, file, choice, engine, target, tuple(peer or ()), interface, explain=explain)
+        choice, split = (choice, _all_here(file, choice)) if plan is None else (plan.choice, None)
+    over = open_rpc(file, choice, split, plan, target, tuple(peer or ()), draft, hardware=hardware)
+    if over is not None:
+        with over:
             summary = print_reply(
                 over.pair.reply(compose(question, system=system), reply_options),
                 Display(as_json=as_json, explain=explain),
             )
             return INTERRUPTED if summary.finish_reason == "cancelled" else 0
-    placed: Placement | None = None
-    if split is None and fleet is None:
-        split, placed = place_at_home(model, file, target, tuple(peer or ()), interface, explain=explain, hardware=own)
+    stages = None if plan is None else plan.stages
     options = MeshOptions(
-        split, fleet, placed, tuple(peer or ()), target.context, sessions=1, wide=f32, tokens_out=max_tokens,
-        tokens_in=target.tokens_in, objective=target.objective,
+        split, fleet, None if stages is None else stages.placement, tuple(peer or ()), target.context, sessions=1,
+        wide=f32, tokens_out=max_tokens, tokens_in=target.tokens_in, objective=target.objective,
+        phases=stages is None, phased=None if stages is None else stages.phased,
     )  # fmt: skip
     with open_mesh(
         file, options, draft=draft, hardware=own, draft_hardware=hardware.of(DRAFT),
@@ -190,13 +199,19 @@ def run(
 
 
 def choice_of(file: ModelFile, asked: Engine) -> EngineChoice:
-    """Return the engine for a model, and say why where it was not asked for and is not the usual one."""
+    """Return the engine for a model before devices are asked, and say why where it is RPC without having been asked
+    for."""
     from edgellm.mesh.ggml_rpc.engine_choice import choose_engine
 
     choice = choose_engine(file, asked.value)
     if asked is Engine.AUTO and choice.over_rpc:
-        say(f"engine: {choice.engine}. {choice.reason}", style="dim")
+        say(engine_line(choice), style="dim")
     return choice
+
+
+def engine_line(choice: EngineChoice) -> str:
+    """Return a line that names the engine, and says why it is taken."""
+    return f"engine: {choice.engine}. {choice.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,35 +231,34 @@ def over_devices(
     best split over the measured devices."""
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.engine import ModelFile
+    from edgellm.llm.home.target import PlanTarget
     from edgellm.llm.mesh_llm import MeshOptions, open_mesh
     from edgellm.storage import resolve
 
     file = ModelFile.open(resolve(model))
     # in a conversation the layers stay loaded, so the time of every token counts, not only that of the first
     own = hardware.of(VERIFIER)
-    target = PlanTarget(CHAT_TOKENS, max_tokens, "reply", own.n_ctx)
-    if choice_of(file, engine).over_rpc:
-        if mesh.endswith(".toml"):
-            raise InvalidOption(f"--mesh {mesh} is for stages only.", "Give a split, or --mesh auto.")
-        opened_rpc = open_rpc(
-            model, file, mesh, target, peers, None, draft, explain=explain, hardware=hardware, sessions=sessions,
-            history=history,
-        )  # fmt: skip
-        return OverDevicesPair(opened_rpc.pair)
-    split: str | None = None
-    fleet: Fleet | None = None
-    placed: Placement | None = None
+    target = PlanTarget(CHAT_TOKENS, max_tokens, "reply", own.n_ctx, sessions, own)
+    choice = choice_of(file, engine)
+    plan: HomePlan | None = None
+    split = fleet = None
     if mesh == AUTO:
-        split, placed = place_at_home(
-            model, file, target, peers, None, explain=explain, hardware=own, sessions=sessions
-        )
-    elif mesh.endswith(".toml"):
-        fleet = _fleet(None, Path(mesh).expanduser())
-    else:
+        plan = plan_at_home(model, file, choice, engine, target, peers, None, explain=explain)
+        choice, split = (choice, _all_here(file, choice)) if plan is None else (plan.choice, None)
+    elif not mesh.endswith(".toml"):
         split = mesh
+    elif choice.over_rpc:
+        raise InvalidOption(f"--mesh {mesh} is for stages only.", "Give a split, or --mesh auto.")
+    else:
+        fleet = _fleet(None, Path(mesh).expanduser())
+    over = open_rpc(file, choice, split, plan, target, peers, draft, hardware=hardware, history=history)
+    if over is not None:
+        return OverDevicesPair(over.pair)
+    stages = None if plan is None else plan.stages
     options = MeshOptions(
-        split, fleet, placed, tuple(peers), target.context, sessions, tokens_in=target.tokens_in, tokens_out=max_tokens,
-        objective=target.objective, rests=True,
+        split, fleet, None if stages is None else stages.placement, tuple(peers), target.context, sessions,
+        tokens_in=target.tokens_in, tokens_out=max_tokens, objective=target.objective, phases=stages is None,
+        phased=None if stages is None else stages.phased, rests=True,
     )  # fmt: skip
     opened = open_mesh(
         file, options, draft=draft, history=history, hardware=own, draft_hardware=hardware.of(DRAFT),
@@ -264,85 +278,75 @@ def say_phases(opened: OpenedMesh) -> None:
 
 
 def open_rpc(
-    model: str, file: ModelFile, split: str, target: PlanTarget, peers: Sequence[str], interface: Sequence[str] | None,
-    draft: str, *, explain: bool, hardware: HardwareOptions, sessions: int = 1, history: bool = True,
-) -> OpenedRpc:  # fmt: skip
-    """Open a model over llama.cpp's RPC, by a split or AUTO for the best one over the measured devices; print the
-    plan's reason."""
-    from edgellm.llm.rpc_llm import RpcOptions, open_over_rpc, place_over_rpc
-    from edgellm.mesh.ggml_rpc.costs import rpc_costs
+    file: ModelFile, choice: EngineChoice, split: str | None, plan: HomePlan | None, target: PlanTarget,
+    peers: Sequence[str], draft: str, *, hardware: HardwareOptions, history: bool = True,
+) -> OpenedRpc | None:  # fmt: skip
+    """Open a model over llama.cpp's RPC, by a split, or as planned for the measured devices. Return None where stages
+    are to be opened: by the `choice`, or because RPC fails and the plan has stages, too."""
+    from edgellm.llm.rpc_llm import RpcOptions, open_over_rpc
 
-    own, placed = hardware.of(VERIFIER), None
-    workers = find_home_workers(interface, peers) if split == AUTO else []
-    if split == AUTO and all(worker.error is not None for worker in workers):
-        print_left_out([(worker.name, worker.error) for worker in workers if worker.error is not None])
-        say("No other device can be used, so this one holds all layers.", style="dim")
-        split = f"{HERE}:1-{rpc_costs(file).layers}"
-    if split == AUTO:
-        home = survey_workers(file, workers, False, own, by_stand_in=True)
-        placed = place_over_rpc(
-            file, home, tokens_in=target.tokens_in, tokens_out=target.tokens_out, objective=target.objective,
-            context=target.context, sessions=sessions, hardware=own,
-        )  # fmt: skip
-        say(placed.plan.advice, style="dim")
-        if (better := placed.one_model_each(model)) is not None:
-            say(better, style="yellow")
-        if explain:
-            for name, why in placed.left_out:
-                say(f"left out: {name}: {why}", style="dim")
-    options = RpcOptions(None if split == AUTO else split, placed, tuple(peers), target.context, sessions)
-    with Loading() as loading:
-        return open_over_rpc(
-            file, options, draft=draft, hardware=own, draft_hardware=hardware.of(DRAFT), history=history,
-            notify=lambda text: say(text, style="yellow"), progress=loading,
-        )  # fmt: skip
+    if not choice.over_rpc:
+        return None
+    options = RpcOptions(split, None if plan is None else plan.rpc, tuple(peers), target.context, target.sessions)
+    try:
+        with Loading() as loading:
+            return open_over_rpc(
+                file, options, draft=draft, hardware=target.hardware, draft_hardware=hardware.of(DRAFT),
+                history=history, notify=lambda text: say(text, style="yellow"), progress=loading,
+            )  # fmt: skip
+    except EdgeError as error:
+        if plan is None or plan.stages is None:
+            raise
+        say(f"{error}", style="yellow")
+        say("engine: stages. RPC was predicted to be faster, but the model could not be opened over it.", style="dim")
+        return None
 
 
-@dataclass(frozen=True, slots=True)
-class PlanTarget:
-    """The target of a plan: tokens of prompt and reply, the objective, and the context length, if set."""
-
-    tokens_in: int
-    tokens_out: int
-    objective: Literal["ttft", "reply"]
-    context: int | None
-
-
-def place_at_home(
-    model: str,
-    file: ModelFile,
-    target: PlanTarget,
-    peers: Sequence[str],
-    interface: Sequence[str] | None,
-    *,
-    explain: bool,
-    hardware: Hardware,
-    sessions: int = 1,
-) -> tuple[str, None] | tuple[None, Placement]:
-    """Return the best placement of the layers that the measured devices have; print its reason, and a better one that
-    needs a deployment. This device computes as `hardware` says, and each has memory for `sessions` replies at once.
-    Without other devices nothing is measured: return a split with all layers on this one."""
-    from edgellm.llm import mesh_llm
-    from edgellm.mesh.model_costs import model_costs
+def plan_at_home(
+    model: str, file: ModelFile, choice: EngineChoice, asked: Engine, target: PlanTarget, peers: Sequence[str],
+    interface: Sequence[str] | None, *, explain: bool,
+) -> HomePlan | None:  # fmt: skip
+    """Return the plan for a model on the measured devices, with the engine that is better where the `choice` is
+    undecided; print its reason. Without other devices nothing is measured, and there is no plan."""
+    from edgellm.llm.home.plan import plan_home
 
     workers = find_home_workers(interface, peers)
     if all(worker.error is not None for worker in workers):
         print_left_out([(worker.name, worker.error) for worker in workers if worker.error is not None])
         say("No other device can be used, so this one holds all layers.", style="dim")
-        return f"{HERE}:1-{model_costs(file).shape.layers}", None
-    home = survey_workers(file, workers, False, hardware)
-    placed = mesh_llm.place_at_home(
-        file, home, tokens_in=target.tokens_in, tokens_out=target.tokens_out, objective=target.objective,
-        context=target.context, sessions=sessions, hardware=hardware,
-    )  # fmt: skip
-    if advice := placed.advice(model):
-        say(advice, style="yellow")
-    say(placed.reason, style="dim")
+        return None
+    home = survey_workers(file, workers, False, target.hardware, by_stand_in=choice.over_rpc)
+    plan = plan_home(file, home, choice, target)
+    if asked is Engine.AUTO and plan.choice is not choice and (plan.choice.over_rpc or plan.choice.by_times):
+        say(engine_line(plan.choice), style="dim")
+    if deployed := plan.deployment(model):
+        say(deployed, style="yellow")
+    if plan.choice.over_rpc and plan.rpc is not None:
+        _say_over_rpc(plan.rpc, model, explain=explain)
+    elif plan.stages is not None:
+        say(plan.stages.placement.reason, style="dim")
+        if explain:
+            print_units(home)
+            for name, why in plan.stages.placement.why():
+                say(f"{name}: {why}", style="dim")
+    return plan
+
+
+def _say_over_rpc(placed: RpcPlacement, model: str, *, explain: bool) -> None:
+    say(placed.plan.advice, style="dim")
+    if (better := placed.one_model_each(model)) is not None:
+        say(better, style="yellow")
     if explain:
-        print_units(home)
-        for name, why in placed.why():
-            say(f"{name}: {why}", style="dim")
-    return None, placed
+        for name, why in placed.left_out:
+            say(f"left out: {name}: {why}", style="dim")
+
+
+def _all_here(file: ModelFile, choice: EngineChoice) -> str:
+    """Return the split with all layers on this device."""
+    from edgellm.mesh.ggml_rpc.costs import rpc_costs
+    from edgellm.mesh.model_costs import model_costs
+
+    return f"{HERE}:1-{rpc_costs(file).layers if choice.over_rpc else model_costs(file).shape.layers}"
 
 
 def _fleet(split: str | None, devices: Path | None) -> Fleet | None:
