@@ -15,7 +15,8 @@ from edgellm.http.streaming import TokenTimes
 from edgellm.spec.types import Summary
 
 if TYPE_CHECKING:
-    from edgellm.upstream.gateway.backend import GatewayBackend
+    from edgellm.services.server.gateway_server import GatewayServer
+    from edgellm.upstream.gateway.pool import PooledServer
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
@@ -65,9 +66,9 @@ class Metrics:
         gauge = Gauge("edgellm_peer_up", "Whether the verifier on another device is reachable", registry=self._registry)
         gauge.set_function(lambda: float(is_up()))
 
-    def watch_gateway(self, models: Sequence[GatewayBackend]) -> None:
-        """Report from now on what a gateway does for each of its `models`."""
-        self._registry.register(GatewayCollector(models))
+    def watch_gateway(self, gateway: GatewayServer) -> None:
+        """Report from now on what a gateway does for each of its models."""
+        self._registry.register(GatewayCollector(gateway))
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
@@ -102,12 +103,13 @@ class Metrics:
 class GatewayCollector(Collector):
     """What a gateway and its servers have done for each of its models, read when somebody asks."""
 
-    def __init__(self, models: Sequence[GatewayBackend]) -> None:
-        self._models = models
+    def __init__(self, gateway: GatewayServer) -> None:
+        self._gateway = gateway
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics: first those of the gateway, then those of each server."""
-        done = [one.figures for one in self._models]
+        models = self._gateway.backends
+        done = [one.figures for one in models]
         for name, about, values in (
             ("verdicts", "Verdicts for devices", [one.verdicts for one in done]),
             ("draft_tokens", "Drafted tokens that were tested", [one.drafted for one in done]),
@@ -122,17 +124,21 @@ class GatewayCollector(Collector):
             ("waited_seconds", "Time that requests have waited for a place", [one.waited for one in done]),
         ):
             counter = CounterMetricFamily(f"edgellm_gateway_{name}", about, labels=["model"])
-            for model, value in zip(self._models, values, strict=True):
+            for model, value in zip(models, values, strict=True):
                 counter.add_metric([model.pool.name], value)
             yield counter
         waiting = GaugeMetricFamily("edgellm_gateway_requests_waiting", "Requests that wait", labels=["model"])
-        for model in self._models:
+        for model in models:
             waiting.add_metric([model.pool.name], model.waiting)
         yield waiting
-        yield from self._servers()
+        away = GaugeMetricFamily(
+            "edgellm_gateway_servers_awaited", "Servers that have not answered since the gateway began"
+        )
+        away.add_metric([], len(self._gateway.away))
+        yield away
+        yield from self._servers([one for model in models for one in model.pool.servers])
 
-    def _servers(self) -> Iterator[Metric]:
-        servers = [one for model in self._models for one in model.pool.servers]
+    def _servers(self, servers: Sequence[PooledServer]) -> Iterator[Metric]:
         gauges = (
             ("up", "Whether the server takes requests", [float(one.up()) for one in servers]),
             ("requests_running", "Requests in flight at the server", [one.running for one in servers]),

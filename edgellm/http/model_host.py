@@ -180,12 +180,12 @@ class ModelHost:
         self._catalog = catalog
         if opener is not None:
             self._openers[served.name] = opener
-        self._loaded[served.name] = _Loaded(served, opener, math.inf)
+        self._loaded = {**self._loaded, served.name: _Loaded(served, opener, math.inf)}  # others may be reading it
         self._default = served.name
 
     def add(self, served: ServedModel) -> None:
         """Serve another model by its name from now on; it is left open."""
-        self._loaded[served.name] = _Loaded(served, None, math.inf)
+        self._loaded = {**self._loaded, served.name: _Loaded(served, None, math.inf)}
 
     def open_without_model(self, reason: str) -> None:
         """Refuse requests for a model with `reason` from now on."""

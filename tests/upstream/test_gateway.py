@@ -202,7 +202,7 @@ def test_the_metrics_tell_what_was_reused(houses: dict[str, House]) -> None:
     for _ in range(2):
         written(house.device)
     registry = CollectorRegistry()
-    registry.register(GatewayCollector([house.backend]))
+    registry.register(GatewayCollector(house.gateway))
     lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
     found = {line.split("{")[0].split(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
     assert 0 < found["edgellm_upstream_cached_tokens_total"] < found["edgellm_upstream_prefix_tokens_total"]
@@ -227,6 +227,7 @@ def test_a_server_may_come_later(engine: Engine, houses: dict[str, House], f32_p
     news: list[str] = []
     opening = PoolOpening([f32_pair[0]], UpstreamOptions(timing=PATIENT), news.append)
     (model,) = opening.open([late.url, houses["two"].servers[0].url, "http://127.0.0.1:9"])
+    opening.look(lambda late: late.close())
     pool = model.pool
     assert len(pool.servers) == 1
     with UpstreamServer(make(engine), port=late.port):
@@ -454,8 +455,6 @@ def test_a_gateway_from_the_command_line(houses: dict[str, House], f32_pair: tup
          "--threads has no meaning with --upstream"),
         (["--role", "verifier", "--upstream", "http://127.0.0.1:9", "-m", "edgellm-draft", "--draft", "none"],
          "--draft has no meaning with --upstream"),
-        (["--role", "verifier", "--upstream", "http://127.0.0.1:9", "-m", "edgellm-draft", "--port", "0"],
-         "127.0.0.1:9 is gone"),
     ],
 )  # fmt: skip
 def test_words_that_make_no_gateway(words: list[str], what: str) -> None:

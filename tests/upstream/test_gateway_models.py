@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from socket import socket
 from time import sleep
 from typing import Any
 from urllib.request import Request, urlopen
@@ -17,14 +18,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from edgellm.engine import Model
-from edgellm.errors import InvalidOption, ModelNotFound, VerifierUnreachable, VocabularyMismatch
+from edgellm.errors import InvalidOption, ModelCorrupt, ModelNotFound, VerifierUnreachable, VocabularyMismatch
 from edgellm.http.metrics import GatewayCollector
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import choose_verifier
-from edgellm.services.server.gateway_server import GatewayServer
+from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
+from edgellm.services.server.verification_service import ServerEvent
 from edgellm.spec.types import Source, Token
 from edgellm.upstream.gateway.opening import PoolOpening
 from edgellm.upstream.opening import UpstreamOptions
@@ -260,29 +262,131 @@ def test_each_model_needs_a_tokenizer_that_is_proved_to_be_its_own(
         PoolOpening(list(drafts.values()), OPTIONS).open([one.url, quiet.url])
 
 
-def test_a_server_that_comes_late_with_another_model_is_not_used(
+def free_ports(count: int) -> list[int]:
+    """Ports at which servers may begin to answer."""
+    with ExitStack() as closing:
+        sockets = [closing.enter_context(socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def metrics_of(gateway: GatewayServer) -> str:
+    registry = CollectorRegistry()
+    registry.register(GatewayCollector(gateway))
+    return generate_latest(registry).decode()
+
+
+def test_a_model_is_served_as_soon_as_its_first_server_comes(
+    engine: Engine, other_engine: Engine, drafts: dict[str, Path], texts: dict[str, list[int]], closing: ExitStack
+) -> None:
+    """None is there at the start. A device that named no model stays with the one that it got."""
+    ports = dict(zip((ONE, OTHER), free_ports(2), strict=True))
+    urls = [f"http://127.0.0.1:{ports[ONE]}", f"http://127.0.0.1:{ports[OTHER]}#{OTHER}"]
+    events: list[ServerEvent] = []
+    gateway = serve_gateway(urls, list(drafts.values()), options=OPTIONS, port=0, on_event=events.append)
+    closing.callback(gateway.close)
+    closing.callback(gateway.stop)
+    watched: list[str] = []
+    gateway.watch(lambda _served: None, lambda served: watched.append(served.model.name))
+
+    def wait_for(*names: str) -> None:
+        while tuple(watched) != names:
+            sleep(0.005)
+
+    def written_by(name: str, wanted: str) -> LLM:
+        draft = closing.enter_context(Model.load(drafts[name]))
+        remote = RemoteVerifier(ModelAddress(gateway.address, wanted), draft.vocabulary, timing=DEVICE)
+        closing.callback(remote.close)
+        pair = LLM(draft, draft=draft, verifier=remote, model_hash=_hash_of(remote), history=False)
+        assert [token.id for token in written(pair)] == texts[name]
+        return pair
+
+    assert gateway.models == ()
+    assert "edgellm_gateway_servers_awaited 2.0" in metrics_of(gateway)
+    with (
+        Model.load(drafts[ONE], text_only=True) as text,
+        pytest.raises(ModelNotFound, match="None of its servers has answered yet"),
+    ):
+        RemoteVerifier(gateway.address, text.vocabulary)
+    closing.enter_context(UpstreamServer(Vllm(engine), port=ports[ONE]))
+    wait_for(ONE)
+    unnamed = written_by(ONE, "")
+    closing.enter_context(UpstreamServer(OtherVllm(other_engine), port=ports[OTHER]))
+    wait_for(ONE, OTHER)
+    written_by(OTHER, OTHER)
+    assert [token.id for token in written(unnamed)] == texts[ONE]
+    while "edgellm_gateway_servers_awaited 0.0" not in metrics_of(gateway):
+        sleep(0.005)
+    assert f'edgellm_gateway_verdicts_total{{model="{OTHER}"}}' in metrics_of(gateway)
+    told = [event.text for event in events]
+    assert sum("It is used as soon as it answers." in one for one in told) == 2
+    assert f"http://127.0.0.1:{ports[OTHER]} is used now: {OTHER} is served from now on." in told
+    assert f"{OTHER} verifies at {gateway.address}." in told
+
+
+def test_a_late_model_is_offered_to_paired_devices(
+    engine: Engine, drafts: dict[str, Path], tmp_path: Path, closing: ExitStack
+) -> None:
+    host, guest = device(tmp_path / "host"), device(tmp_path / "guest")
+    befriend(host, guest, "verify")
+    (port,) = free_ports(1)
+    opening = PoolOpening([drafts[ONE]], OPTIONS)
+    gateway = GatewayServer(opening.open([f"http://127.0.0.1:{port}"]), ANYWHERE, trust=host, opening=opening)
+    closing.callback(gateway.close)
+    address = closing.enter_context(gateway).address
+    opening.look(gateway.add)
+    with Model.load(drafts[ONE], text_only=True) as text:
+        with pytest.raises(VerifierUnreachable):
+            choose_verifier(guest, text.vocabulary.fingerprint, [str(address)], hosts=[])
+        closing.enter_context(UpstreamServer(Vllm(engine), port=port))
+        while not gateway.models:
+            sleep(0.005)
+        assert choose_verifier(guest, text.vocabulary.fingerprint, [str(address)], hosts=[]).address.address == address
+
+
+def test_a_model_that_comes_after_the_end_is_closed(
+    engine: Engine, drafts: dict[str, Path], closing: ExitStack
+) -> None:
+    server = closing.enter_context(UpstreamServer(Vllm(engine)))
+    (model,) = PoolOpening([drafts[ONE]], OPTIONS).open([server.url])
+    gateway = GatewayServer((), ANYWHERE)
+    with gateway:
+        pass
+    gateway.close()
+    gateway.add(model)
+    assert gateway.models == ()
+    assert not model.pool.add(model.pool.servers[0])  # it is closed
+
+
+def test_a_late_server_with_a_tokenizer_that_nobody_gave_is_not_used(
     engine: Engine, other_engine: Engine, drafts: dict[str, Path], closing: ExitStack
 ) -> None:
-    late = UpstreamServer(OtherVllm(other_engine))
-    late.close()
+    (port,), news = free_ports(1), list[str]()
     one = closing.enter_context(UpstreamServer(Vllm(engine)))
-    news: list[str] = []
-    opening = PoolOpening(list(drafts.values()), OPTIONS, news.append)
-    (model,) = opening.open([one.url, late.url])
+    opening = PoolOpening([drafts[ONE]], OPTIONS, news.append)
+    (model,) = opening.open([one.url, f"http://127.0.0.1:{port}"])
     closing.callback(model.close)
     closing.callback(opening.close)
-    with UpstreamServer(OtherVllm(other_engine), port=late.port):
-        while not any("has begun without" in text for text in news):
+    added: list[str] = []
+    opening.look(lambda late: added.append(late.name))
+    with UpstreamServer(OtherVllm(other_engine), port=port):
+        while opening.away:
             sleep(0.005)
-    assert f"this gateway has begun without {OTHER}. Restart it" in news[-1]
+    assert added == []
+    assert f"http://127.0.0.1:{port} is not used. The vocabulary here and that of {OTHER}" in news[-1]
+
+
+def test_tokenizers_are_read_although_no_server_answers(tmp_path: Path) -> None:
+    (wrong := tmp_path / "wrong.gguf").write_bytes(b"no model")
+    with pytest.raises(ModelCorrupt):
+        PoolOpening([wrong], OPTIONS).open([f"http://127.0.0.1:{free_ports(1)[0]}"])
 
 
 def test_the_metrics_are_those_of_each_model(house: House) -> None:
     for pair in house.devices.values():
         written(pair)
-    registry = CollectorRegistry()
-    registry.register(GatewayCollector(house.gateway.backends))
-    text = generate_latest(registry).decode()
+    text = metrics_of(house.gateway)
     for name, servers in ((ONE, 2), (OTHER, 1)):
         figures = [line for line in text.splitlines() if f'model="{name}"' in line]
         assert sum(line.startswith("edgellm_upstream_up{") for line in figures) == servers
@@ -319,5 +423,35 @@ def test_a_gateway_to_two_models_from_the_command_line(
             ids(pair.reply(case(2), max_tokens=2, budget=1.0))
         while read("/health")["models"] != {ONE: "ok", OTHER: "away"}:
             sleep(0.02)
+    finally:
+        gateway.close()
+
+
+def test_a_gateway_from_the_command_line_begins_without_any_server(
+    engine: Engine, drafts: dict[str, Path], texts: dict[str, list[int]], closing: ExitStack
+) -> None:
+    (port,) = free_ports(1)
+    gateway = Served("--upstream", f"http://127.0.0.1:{port}#{ONE}", "-m", str(drafts[ONE]))
+    try:
+        web = gateway.wait_for(r"(http://127\.0\.0\.1:\d+)/v1")
+
+        def read(path: str) -> str:
+            with urlopen(f"{web}{path}") as answer:
+                return str(answer.read().decode())
+
+        assert json.loads(read("/health")) == {"status": "ok"}
+        assert json.loads(read("/v1/models"))["data"] == []
+        assert "edgellm_gateway_servers_awaited 1.0" in read("/metrics")
+        closing.enter_context(UpstreamServer(Vllm(engine), port=port))
+        gateway.wait_for(rf"http://127\.0\.0\.1:{port} is used now: {ONE} is served from now on\.")
+        while json.loads(read("/health")) != {"status": "ok", "models": {ONE: "ok"}}:
+            sleep(0.02)
+        assert json.loads(read("/v1/models"))["data"][0]["id"] == ONE
+        assert f'edgellm_upstream_up{{model="{ONE}",server="http://127.0.0.1:{port}"' in read("/metrics")
+        with LLM.open(drafts[ONE], str(gateway.address), threads=1, history=False) as pair:
+            tokens = written(pair)
+            while any(token.source in UNVERIFIED for token in tokens):  # a busy machine may be late once
+                tokens = written(pair)
+            assert [token.id for token in tokens] == texts[ONE]
     finally:
         gateway.close()

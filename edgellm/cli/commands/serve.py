@@ -62,13 +62,14 @@ from edgellm.cli.model_options import (
     with_hardware,
 )
 from edgellm.cli.views.console import Loading, announce, say, size
-from edgellm.errors import InvalidOption
+from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.engine import Model, ModelFile
     from edgellm.engine.hardware import Hardware
     from edgellm.http.server import HttpServer
     from edgellm.llm import LLM
+    from edgellm.services.server.gateway_server import ServedGatewayModel
     from edgellm.services.server.servers import Listener, WorkerServer
     from edgellm.services.server.verification_service import ServerEvent
     from edgellm.spec.draft_length import CostCurve
@@ -597,24 +598,40 @@ def _serve_gateway(
         addresses, [resolve(one) for one in tokenizers], options=options, host=host, port=port,
         paired_only=paired_only, on_event=_print_event,
     )  # fmt: skip
-    several = len(server.models) > 1
-    for model in server.models:
-        for one in model.pool.servers:
-            say(f"{model.name}: {one.opened.finding}." if several else f"{one.opened.finding}.", style="dim")
-            for notice in one.opened.notices:
-                say(notice)
-    _say_how_to_use(server, interface, [model.name for model in server.models] if several else ())
+
+    def say_how_to_use() -> None:
+        several = len(server.models) > 1
+        _say_how_to_use(server, interface, [model.name for model in server.models] if several else ())
+
     with ExitStack() as closing:
-        if http is not None:
-            for number, (model, verifying) in enumerate(zip(server.models, server.verifying(), strict=True)):
-                pair = closing.enter_context(_pair_over(model, verifying.inside()))
+        if http is not None and not server.models:
+            http.open_without_model("None of the servers behind this gateway has answered yet.")
+
+        def open_model(served: ServedGatewayModel) -> None:
+            model = served.model
+            for one in model.pool.servers:
+                named = f"{model.name}: " * (len(server.models) > 1)
+                say(f"{named}{one.opened.finding}.", style="dim")
+                for notice in one.opened.notices:
+                    say(notice)
+            if http is not None:
+                pair = closing.enter_context(_pair_over(model, served.verifying.inside()))
                 pair.check_options(defaults)
-                served = ServedModel(pair, pair.name, in_turns=False, options=defaults)
-                if number:
-                    http.add(served)
-                else:
-                    http.open(served)
-            http.watch_gateway(server.backends)
+                over_http = ServedModel(pair, pair.name, in_turns=False, options=defaults)
+                (http.open if model is server.models[0] else http.add)(over_http)
+
+        def open_late(served: ServedGatewayModel) -> None:
+            try:
+                open_model(served)
+            except EdgeError as error:
+                say(f"{served.model.name} is not served over HTTP. {error}", style="yellow")
+            if len(server.models) > 1:  # else it is as it was
+                say_how_to_use()
+
+        server.watch(open_model, open_late)
+        say_how_to_use()
+        if http is not None:
+            http.watch_gateway(server)
             print_urls(http)
         if announce:
             closing.enter_context(announcing(server, interface))

@@ -60,13 +60,7 @@ class PeerInfo:
 def welcome_handlers(
     trust: Trust, guard: AuthInterceptor, offers: Sequence[OfferedModel]
 ) -> grpc.GenericRpcHandler[Any, Any]:
-    """Return the server's side, for `add_generic_rpc_handlers`."""
-    models = [
-        pb.Offer(
-            role=one.role, model=one.model, size=one.size, vocabulary=bytes.fromhex(one.vocabulary), behind=one.behind
-        )
-        for one in offers
-    ]
+    """Return the server's side, for `add_generic_rpc_handlers`. The `offers` may grow."""
 
     async def welcome(data: bytes, context: Context) -> pb.WelcomeReply:
         try:
@@ -80,6 +74,13 @@ def welcome_handlers(
         peer = guard.check(client, None)
         await asyncio.to_thread(trust.peers.record_seen, client)
         own_id = trust.identity.id
+        models = [
+            pb.Offer(
+                role=one.role, model=one.model, size=one.size, vocabulary=bytes.fromhex(one.vocabulary),
+                behind=one.behind,
+            )
+            for one in offers
+        ]  # fmt: skip
         return pb.WelcomeReply(
             protocol=DEVICES_PROTOCOL,
             device=own_id.digest,

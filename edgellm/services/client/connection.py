@@ -88,6 +88,8 @@ class Connection:
         except BaseException:
             self.close()
             raise
+        if self.peer.behind:  # a gateway, which may get further models: this one is meant from now on
+            self.model = self.peer.model
 
     def ready(self) -> bool:
         """Return whether the verifier is connected and not paused."""

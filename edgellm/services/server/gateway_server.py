@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgellm.errors import InvalidOption
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import DEFAULT_PORT, check_bindable
+from edgellm.rpc.channel import DEFAULT_PORT, check_bindable, run_in_network_loop
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.servers import SessionServer, positive
@@ -15,12 +17,22 @@ from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.services.server.verifying_model import VerifyingModel
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.opening import GatewayModel, PoolOpening
+from edgellm.upstream.http_client import ServerURL
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
 
 TIMING = UpstreamTiming(least=1.5)
 """Less than what a device waits at least, so that a server that stalls is noticed, and another one can be asked."""
 _WAITING = 128  # requests for a model that wait, beside those that are in flight
+
+
+@dataclass(frozen=True, slots=True)
+class ServedGatewayModel:
+    """A model behind a gateway, what answers devices by its servers, and what devices are told of it."""
+
+    model: GatewayModel
+    backend: GatewayBackend
+    verifying: VerifyingModel
 
 
 class GatewayServer(SessionServer):
@@ -36,27 +48,69 @@ class GatewayServer(SessionServer):
         trust: Trust | None = None,
         opening: PoolOpening | None = None,
     ) -> None:
-        """Take over `models`, at least one, and what is still `opening` servers for them. Beyond `max_waiting` requests
-        that wait, a model's further ones are sent back. The rest as for `SessionServer`."""
+        """Take over `models`, and what is still `opening` servers; without it, no model is added. Beyond `max_waiting`
+        requests that wait, a model's further ones are sent back. The rest as for `SessionServer`."""
         super().__init__(address, on_event, trust)
-        self.models, self._opening = tuple(models), opening
-        self.backends = tuple(GatewayBackend(model.pool) for model in models)
+        self._opening = opening
         self._max_waiting = positive("max_waiting", max_waiting)
+        self._models: list[ServedGatewayModel] = []
+        self._watchers: list[Callable[[ServedGatewayModel], None]] = []
+        self._lock, self._closed = threading.Lock(), False  # the lock is held while models are added
+        for model in models:
+            self._models.append(self._served(model))
+
+    @property
+    def models(self) -> tuple[GatewayModel, ...]:
+        """Return the models that are served now."""
+        return tuple(one.model for one in self._models)
+
+    @property
+    def backends(self) -> tuple[GatewayBackend, ...]:
+        """Return what answers devices, for each of the models."""
+        return tuple(one.backend for one in self._models)
+
+    @property
+    def away(self) -> tuple[ServerURL, ...]:
+        """Return the servers that have not answered since the gateway began."""
+        return () if self._opening is None else self._opening.away
+
+    def add(self, model: GatewayModel) -> None:
+        """Take over another model, and serve it from now on. May be called from any thread, once the server has
+        started."""
+        with self._lock:
+            if self._closed:
+                model.close()
+                return
+            served = self._served(model)
+            run_in_network_loop(self._serve_another(served.verifying)).result()
+            self._models.append(served)
+            for watcher in self._watchers:
+                watcher(served)
+
+    def watch(self, now: Callable[[ServedGatewayModel], None], later: Callable[[ServedGatewayModel], None]) -> None:
+        """Call `now` with each model that is served, and have `later` called, from another thread, with each that is
+        added."""
+        with self._lock:
+            for served in self._models:
+                now(served)
+            self._watchers.append(later)
 
     def close(self) -> None:
         """Look for servers no longer, and close the tokenizers, after the server has ended."""
         if self._opening is not None:
             self._opening.close()
+        with self._lock:
+            self._closed = True
         for model in self.models:
-            model.text.close()
+            model.close()
 
     def verifying(self) -> Sequence[VerifyingModel]:
         """See `SessionServer.verifying`."""
-        waiting = self._max_waiting
-        return [
-            VerifyingModel(_info(model), model.text.vocabulary, backend, waiting + model.pool.places)
-            for model, backend in zip(self.models, self.backends, strict=True)
-        ]
+        return [one.verifying for one in self._models]
+
+    def _served(self, model: GatewayModel) -> ServedGatewayModel:
+        backend, waiting = GatewayBackend(model.pool), self._max_waiting + model.pool.places
+        return ServedGatewayModel(model, backend, VerifyingModel(_info(model), model.text.vocabulary, backend, waiting))
 
 
 def _info(model: GatewayModel) -> VerifierInfo:
@@ -78,6 +132,7 @@ def serve_gateway(
     on_event: Callable[[ServerEvent], None] | None = None,
 ) -> GatewayServer:
     """Open the stock servers at `addresses` and serve their models; return the running gateway, which the caller stops.
+    Servers that do not answer are used, and their models served, as soon as they do, even if none does at first.
     `tokenizers` are files with the tokenizers of the models, of which nothing else is read.
 
     Off loopback, and with `paired_only` everywhere, paired devices alone are answered, by mutual TLS.
@@ -86,7 +141,7 @@ def serve_gateway(
         PairingRequired, TrustUnusable, PortTaken, InvalidOption: it is impossible to listen there; raised before any
             server is asked.
         ModelNotFound, ModelCorrupt, ModelUnsupported: a file has no tokenizer.
-        VerifierUnreachable, VocabularyMismatch, InvalidOption: a server cannot be used; see `PoolOpening.open`.
+        VocabularyMismatch, InvalidOption: a server cannot be used; see `PoolOpening.open`.
     """
     files = [tokenizers] if isinstance(tokenizers, Path) else list(tokenizers)
     if not files:
@@ -111,4 +166,5 @@ def serve_gateway(
         for model in models:
             model.close()
         raise
+    opening.look(server.add)
     return server

@@ -149,6 +149,9 @@ class SessionServer(Listener):
         """
         super().__init__(address, trust)
         self._notify = on_event or (lambda _event: None)
+        self._serving: list[VerifyingModel] = []
+        self._offers: list[OfferedModel] = []
+        self._service: VerificationService | None = None
 
     def verifying(self) -> Sequence[VerifyingModel]:
         """Return the models that are served, whose backends are closed with this server."""
@@ -162,25 +165,37 @@ class SessionServer(Listener):
         server = new_server()
         guard = None if self.trust is None else AuthInterceptor(self.trust, self._refused)
         watch = None if guard is None else asyncio.create_task(guard.watch())
-        models = self.verifying()
-        service = VerificationService(models, notify=self._notify, guard=guard)
+        self._serving = list(self.verifying())
+        self._offers = [*map(self._offer, self._serving)]
+        service = self._service = VerificationService(self._serving, notify=self._notify, guard=guard)
         server.add_generic_rpc_handlers((service.handlers(),))
         if self.trust is not None and guard is not None:
-            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, [*map(self._offer, models)]),))
+            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, self._offers),))
         try:
             self.address = bind(server, self.address, self.trust)
             await server.start()
-            for model in models:
-                model.backend.start()
-                self._notify(ServerEvent(EventKind.LISTENING, f"{model.name} verifies at {self.address}."))
+            for model in self._serving:
+                self._begin(model)
             self._started.set()
             await self._finish(server, service)
         finally:
             await server.stop(None)
             if watch is not None:
                 watch.cancel()
-            for model in models:
+            for model in self._serving:
                 await asyncio.to_thread(model.backend.close)
+
+    def _begin(self, model: VerifyingModel) -> None:
+        model.backend.start()
+        self._notify(ServerEvent(EventKind.LISTENING, f"{model.name} verifies at {self.address}."))
+
+    async def _serve_another(self, model: VerifyingModel) -> None:
+        """Serve another model from now on, if the server runs; it is closed with it."""
+        if self._service is not None:
+            self._serving.append(model)
+            self._offers.append(self._offer(model))
+            self._service.add(model)
+            self._begin(model)
 
     def _refused(self, what: str) -> None:
         self._notify(ServerEvent(EventKind.REFUSED, what))

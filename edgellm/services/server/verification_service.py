@@ -126,8 +126,7 @@ class VerificationService:
         notify: Callable[[ServerEvent], None],
         guard: AuthInterceptor | None = None,
     ) -> None:
-        """Serve `models`, at least one. With a `guard`, only paired devices with the right to have drafts verified are
-        answered."""
+        """Serve `models`. With a `guard`, only paired devices with the right to have drafts verified are answered."""
         self._models = tuple(models)
         self._by_name = {model.name: _Model(model) for model in models}
         self._pacing = Pacing()
@@ -135,6 +134,11 @@ class VerificationService:
         self._guard = guard
         self._numbers = count(1)
         self._draining = asyncio.get_running_loop().create_future()
+
+    def add(self, model: VerifyingModel) -> None:
+        """Serve another model from now on."""
+        self._models = (*self._models, model)
+        self._by_name[model.name] = _Model(model)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handlers for `add_generic_rpc_handlers`. They take bytes, to parse only after the guard."""

@@ -48,6 +48,8 @@ def find_model(models: Sequence[VerifyingModel], wanted: str) -> VerifyingModel:
     Raises:
         ModelNotFound: there is no such model, or none is named and there are several; names those that there are.
     """
+    if not models:
+        raise ModelNotFound("None of its servers has answered yet.", "Start one of them.")
     if not wanted and len(models) == 1:
         return models[0]
     for model in models:

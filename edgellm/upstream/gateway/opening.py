@@ -1,4 +1,4 @@
-"""Opening the servers of a gateway, by their models; not all need be there when it starts."""
+"""Opening the servers of a gateway, by their models; none need be there when it starts."""
 
 from __future__ import annotations
 
@@ -53,21 +53,27 @@ class PoolOpening:
         on_news: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
         """Open them with the `tokenizers` of these model files, at least one: each model has the first of them whose
-        tokens are proved to be its own. `on_news` is called with a sentence about a server that was away, from a thread
-        of its own."""
+        tokens are proved to be its own. `on_news` is called with a sentence about a server that was away, from the
+        thread of `look`."""
         self._tokenizers, self._options = tuple(tokenizers), replace(options or UpstreamOptions(), connections=AT_ONCE)
         self._on_news = on_news or (lambda _text: None)
         self._closing = threading.Event()
+        self._models: dict[str, GatewayModel] = {}
+        self._away: _Away = []
+
+    @property
+    def away(self) -> tuple[ServerURL, ...]:
+        """Return the servers that have not answered yet."""
+        return tuple(url for url, _ in self._away)
 
     def open(self, addresses: Sequence[str]) -> tuple[GatewayModel, ...]:
-        """Return the models of the servers at `addresses` that answer, each with its servers; look for the others in
-        the background. Where an address names no model, it is one of those before it, if the server has that, and else
-        the server's first.
+        """Return the models of the servers at `addresses` that answer, each with its servers; `look` finds the others.
+        Where an address names no model, it is one of those before it, if the server has that, and else the server's
+        first.
 
         Raises:
             InvalidOption: an address is none, or comes twice; what `open_upstream` raises; or it cannot be told which
                 of several tokenizers a server has.
-            VerifierUnreachable: no server answers.
             VocabularyMismatch: no tokenizer is a server's own.
             ModelNotFound, ModelCorrupt, ModelUnsupported: a file has no tokenizer.
         """
@@ -86,16 +92,25 @@ class PoolOpening:
                 except VerifierUnreachable as error:
                     away.append((url, error))
             if not found:
-                raise away[0][1]
+                self._check_tokenizers()
             closing.pop_all()
-        models = tuple(GatewayModel(one.text, ServerPool(one.servers)) for one in found.values())
-        if away:
-            threading.Thread(target=self._look, args=(models, away), name="edgellm-opening", daemon=True).start()
-        return models
+        self._away = away
+        self._models = {name: GatewayModel(one.text, ServerPool(one.servers)) for name, one in found.items()}
+        return tuple(self._models.values())
+
+    def look(self, on_model: Callable[[GatewayModel], None]) -> None:
+        """Look in the background for the servers that were away, again and again, less and less often. Each is used as
+        soon as it answers; `on_model` takes over a model that none had before, in a thread of its own."""
+        if self._away:
+            threading.Thread(target=self._look, args=(on_model,), name="edgellm-opening", daemon=True).start()
 
     def close(self) -> None:
         """Look for servers no longer."""
         self._closing.set()
+
+    def _check_tokenizers(self) -> None:
+        for path in self._tokenizers:
+            Model.load(path, text_only=True).close()
 
     def _model(self, url: ServerURL, known: Iterable[str]) -> str:
         """Return the name of the model that a server is used for."""
@@ -139,25 +154,29 @@ class PoolOpening:
         if not self._closing.is_set():
             self._on_news(news)
 
-    def _look(self, models: Sequence[GatewayModel], away: _Away) -> None:
-        for _, error in away:
-            self._tell(f"{error.what} It is used as soon as it answers.")
+    def _look(self, on_model: Callable[[GatewayModel], None]) -> None:
+        for _, error in self._away:
+            self._tell(f"{error} It is used as soon as it answers.")
         retry = RetryDelay(self._options.timing.retry, self._options.timing.retry_most)
-        left = [url for url, _ in away]
-        while left and not self._closing.wait(retry.next()):
-            url = left.pop(0)
+        while self._away and not self._closing.wait(retry.next()):
+            (url, error), *others = self._away
+            self._away = [*others, (url, error)]
             try:
-                self._tell(self._join(url, {model.name: model for model in models}))
+                self._tell(self._join(url, on_model))
             except VerifierUnreachable:
-                left.append(url)
-            except EdgeError as error:
-                self._tell(f"{url} is not used. {error.what}")
+                continue
+            except EdgeError as refused:
+                self._tell(f"{url} is not used. {refused.what}")
+            self._away = others
 
-    def _join(self, url: ServerURL, models: dict[str, GatewayModel]) -> str:
+    def _join(self, url: ServerURL, on_model: Callable[[GatewayModel], None]) -> str:
         """Use a server that is back for the model that it has; return the news. Raises what `open_upstream` raises."""
-        name = self._model(url, models)
-        if (model := models.get(name)) is None:
-            return f"{url} is not used: this gateway has begun without {name}. Restart it to serve that, too."
+        name = self._model(url, self._models)
+        if (model := self._models.get(name)) is None:
+            found = self._first(url, name)
+            model = self._models[name] = GatewayModel(found.text, ServerPool(found.servers))
+            on_model(model)
+            return f"{url} is used now: {model.name} is served from now on."
         server = self._open(url, name, model.text)
         if model.pool.add(server):
             return f"{url} is used now."
