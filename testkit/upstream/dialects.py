@@ -18,6 +18,14 @@ class Missing(Exception):
     """There is no such path."""
 
 
+class UnknownModel(Exception):
+    """A request names a model that is not served; `answer` is what the server says, with status 404."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+
 class Invalid(Exception):
     """A request that the server refuses with status 400."""
 
@@ -41,7 +49,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the answer to a POST. Raises Missing, Invalid."""
+        """Return the answer to a POST. Raises Missing, Invalid, UnknownModel."""
 
     def models(self, owner: str, **more: Any) -> Any:
         """Return the answer of /v1/models."""
@@ -80,6 +88,9 @@ class Vllm(Dialect):
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         self.paths.append(path)
+        if (asked := body.get("model", self.model_name)) != self.model_name:
+            message = f"The model `{asked}` does not exist."
+            raise UnknownModel({"error": {"message": message, "type": "NotFoundError", "param": None, "code": 404}})
         if path == "/v1/completions":
             return self.completions(body)
         if path == "/inference/v1/generate" and self.scores:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from testkit.upstream.dialects import Dialect, Invalid, Missing
+from testkit.upstream.dialects import Dialect, Invalid, Missing, UnknownModel
 from testkit.upstream.loopback import LoopbackHandler, LoopbackServer
 
 
@@ -94,6 +94,9 @@ class _Handler(LoopbackHandler):
             data = json.dumps(_spoilt(made(), fault)).encode()
         except Missing:
             self.send(404, b'{"detail": "Not Found"}')
+            return
+        except UnknownModel as error:
+            self.send(404, json.dumps(error.answer).encode())
             return
         except Invalid as error:
             self.send(400, json.dumps({"error": {"message": str(error)}}).encode())

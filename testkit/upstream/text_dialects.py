@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgellm.spec.types import Sampling
-from testkit.upstream.dialects import MODEL, Dialect, Invalid, Missing
+from testkit.upstream.dialects import MODEL, Dialect, Invalid, Missing, UnknownModel
 from testkit.upstream.engine import Engine, logprobs
 
 
@@ -40,12 +40,15 @@ class Ollama(Continuing):
         if path == "/api/version":
             return {"version": "0.33.0"}
         if path == "/api/ps":
-            return {"models": [{"name": MODEL, "model": MODEL, "context_length": self.engine.positions}]}
+            running = {"name": self.model_name, "model": self.model_name, "context_length": self.engine.positions}
+            return {"models": [running]}
         raise Missing
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         if path != "/api/generate":
             raise Missing
+        if body["model"] != self.model_name:
+            raise UnknownModel({"error": f"model '{body['model']}' not found"})
         options = body["options"]
         if not body["raw"] or options["repeat_penalty"] != 1.0 or options["min_p"] or body["truncate"] or body["shift"]:
             raise Invalid("this server would write by another rule")

@@ -19,8 +19,9 @@ from edgellm.upstream.verifier import UpstreamTiming
 from testkit.upstream.dialects import LlamaServer, Vllm
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
+from testkit.upstream.text_dialects import Ollama
 from tests.spec.real import case, ids
-from tests.upstream.conftest import MOST, open_pair
+from tests.upstream.conftest import MOST, Make, open_pair
 
 QUICK = UpstreamTiming(least=0.5, retry=0.05, retry_most=0.2)
 UNVERIFIED = {Source.DRAFT, Source.PARALLEL}
@@ -126,6 +127,29 @@ def test_a_server_of_another_model_is_not_used(
         sleep(0.02)
     tokens, _ = written(pair)
     assert {token.source for token in tokens} <= UNVERIFIED
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda engine: Vllm(engine, scores=True, counts=True), "The model `served/verifier` does not exist"),
+        (Vllm, "The model `served/verifier` does not exist"),
+        (Ollama, "model 'served/verifier' not found"),
+    ],
+    ids=["vllm-score", "vllm-fan-out", "ollama"],
+)
+def test_a_server_whose_model_was_replaced_says_which_it_lacks(
+    make: Make, says: str, engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    served = make(engine)
+    pair, _ = open_pair(closing, served, f32_pair[0], timing=QUICK)
+    verified(pair)
+    served.serving_as("another/model")
+    tokens, notices = written(pair)
+    assert {token.source for token in tokens} <= UNVERIFIED
+    assert any("The verifier is gone. The draft model continues alone" in notice.text for notice in notices)
+    assert f"refuses with status 404: {says}." in caplog.text
 
 
 def test_nobody_at_the_address(f32_pair: tuple[Path, Path]) -> None:
