@@ -105,15 +105,12 @@ OF_BENCHMARKS: Mapping[str, Any] = MappingProxyType(
 )
 """All options for hardware, for benchmarks, which have defaults of their own."""
 _REFUSED = _option("VALUE", "Refused.", "", hidden=True)
+_EACH_HAS_MEMORY = "Tokens of a prompt and its reply together, for which each device has memory."
 _PLANNED: dict[str, Any] = {
     "gpu_layers": _option(
         "auto|all|0", "Whether graphics cards compute the layers that this device gets.", "all, if there are cards"
     ),
-    "ctx_size": _option(
-        "N",
-        "Tokens of a prompt and its reply together, for which each device has memory.",
-        "4096, or as many as are planned for",
-    ),
+    "ctx_size": _option("N", _EACH_HAS_MEMORY, "4096, or as many as are planned for"),
 }
 PLANNING = ("gpu_layers", "device", "tensor_split", "threads", "ctx_size", "batch_size", "cache_type", "flash_attn")
 """The options that a plan for several devices depends on."""
@@ -214,11 +211,16 @@ def with_plan_hardware(
     return with_hardware(command, options, {**_NO_MLOCK, **refused})
 
 
+def on_command_line(context: typer.Context, name: str) -> bool:
+    """Return whether an option comes from the command line, and not from settings."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def refuse_given(context: typer.Context, names: Collection[str], why: str, next_step: str) -> None:
     """Raise InvalidOption where the command line gives one of the options of these `names`; settings are left alone."""
     for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if on_command_line(context, name):
             raise InvalidOption(f"{_dashed(name)} {why}.", next_step)
 
 

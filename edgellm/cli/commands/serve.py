@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import enum
 import logging
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -19,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgellm.cli.announcing import announcing, print_server_event, say_how_to_use
 from edgellm.cli.commands.mesh.run import Engine, EngineName, OverDevices, over_devices
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.commands.peers import peer_names
+from edgellm.cli.gateway import check_gateway, run_gateway
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.http_options import (
     AllowHost,
@@ -57,69 +55,22 @@ from edgellm.cli.model_options import (
     UpstreamTier,
     VerifierKeyFile,
     VerifierTier,
+    on_command_line,
     thinking,
     upstream_options,
     with_hardware,
 )
 from edgellm.cli.views.console import Loading, announce, say, size
-from edgellm.errors import EdgeError, InvalidOption
+from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.engine import Model, ModelFile
     from edgellm.engine.hardware import Hardware
     from edgellm.http.server import HttpServer
-    from edgellm.llm import LLM
-    from edgellm.services.server.gateway_server import ServedGatewayModel
-    from edgellm.services.server.servers import Listener, WorkerServer
-    from edgellm.services.server.verification_service import ServerEvent
+    from edgellm.services.server.servers import WorkerServer
     from edgellm.spec.draft_length import CostCurve
     from edgellm.spec.params import ReplyOptions
-    from edgellm.upstream.gateway.opening import GatewayModel
     from edgellm.upstream.opening import UpstreamOptions
-    from edgellm.verifier.in_process import ColocatedVerifier
-
-
-def hosts_of(server: Listener, interface: list[str] | None) -> list[str]:
-    """Return the hosts at which others can reach a server: its address, or all those of this machine in the home."""
-    from ipaddress import ip_address
-
-    from edgellm.rpc.discovery.interfaces import chosen_hosts
-
-    host = server.address.host
-    try:
-        everywhere = ip_address(host).is_unspecified
-    except ValueError:  # a name
-        everywhere = False
-    return chosen_hosts(interface or ()) if everywhere else [host]
-
-
-@contextmanager
-def announcing(server: Listener, interface: list[str] | None) -> Iterator[None]:
-    """Announce a server that other machines can reach, and warn of a device that has the identity of this one."""
-    from edgellm.rpc.discovery.mdns import ServiceKind, announce, find_copies
-
-    trust, address = server.trust, server.address
-    if trust is None or address.loopback:
-        yield
-        return
-    hosts = [host for host in hosts_of(server, interface) if _is_ipv4(host)]  # announcements are made over IPv4
-    short = trust.identity.id.short
-
-    def warn_of_copies() -> None:
-        for copy in find_copies(short, hosts):
-            say(f"{copy.addresses[0].host} announces the identity of this device, {copy.short}. Run: edgellm doctor")
-
-    with announce(ServiceKind.DEVICE, short, address.port, hosts) as begun:
-        if begun:
-            say(f"announced as {short} on {', '.join(hosts)}", style="dim")
-            threading.Thread(target=warn_of_copies, daemon=True).start()
-        else:
-            say("It cannot be announced; to find out why, run: edgellm doctor. Other devices can use --peer HOST:PORT.")
-        yield
-
-
-def _is_ipv4(host: str) -> bool:
-    return host.replace(".", "").isdigit()
 
 
 def serve_worker(
@@ -162,7 +113,7 @@ def serve_worker(
     layers = SeveralSources(*own, stored)
     limit, reason = unit.available() if memory is None else (int(memory * 1e9), "--memory")
     cache = WeightCache(layers, unit=unit, memory=limit, keep=keep)
-    server = WorkerServer(cache, address, on_event=_print_event, trust=trust, stored=stored, rpc_engine=rpc)
+    server = WorkerServer(cache, address, on_event=print_server_event, trust=trust, stored=stored, rpc_engine=rpc)
     server.start()
     say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold")
     say(f"Layers are computed on {unit.name or 'the processor'} ({unit.description}): {unit.reason}.", style="dim")
@@ -170,10 +121,6 @@ def serve_worker(
     if served_by:
         say(f"llama.cpp's RPC is served, too, by {served_by}.", style="dim")
     return server
-
-
-def _print_event(event: ServerEvent) -> None:
-    say(f"{time.strftime('%H:%M:%S')}  {event.text}")
 
 
 class LogLevel(StrEnum):
@@ -345,8 +292,8 @@ def serve(
             )  # fmt: skip
         elif upstream:
             how = upstream_options(upstream_tier, upstream_key_file, "--upstream-tier")
-            _check_gateway(ctx, model, hardware)
-            _serve_gateway(server, upstream, how, model or [], host, port, paired_only, announce, interface, defaults)
+            check_gateway(ctx, model, hardware)
+            run_gateway(server, upstream, how, model or [], host, port, paired_only, announce, interface, defaults)
         elif role is Role.VERIFIER:
             _serve_verifier(
                 server,
@@ -387,7 +334,7 @@ _OF_A_PAIR = {
 def _check_role(role: Role, ctx: typer.Context) -> None:
     """Refuse options on the command line that do not belong to this role."""
     for name in sorted(set().union(*_USES.values()) - _USES[role]):
-        if _on_command_line(ctx, name):
+        if on_command_line(ctx, name):
             roles = [one for one, uses in _USES.items() if name in uses]
             instead = _OF_A_PAIR.get(name) if role is Role.PAIR else None
             raise InvalidOption(
@@ -487,12 +434,12 @@ def _serve_verifier(
             return ModelCurve(loaded, None, file_hash).measure(progress=partial(measuring, path.name))
 
         server = serve_verifier(
-            path, host=host, port=port, sessions=sessions, paired_only=paired_only, on_event=_print_event,
+            path, host=host, port=port, sessions=sessions, paired_only=paired_only, on_event=print_server_event,
             hardware=hardware.of(VERIFIER), progress=partial(loading, path.name), measure=measured, eagle3=eagle3,
         )  # fmt: skip
     say(f"{server.placement}.", style="dim")
     say(f"{server.pieces}.", style="dim")
-    _say_how_to_use(server, interface)
+    say_how_to_use(server, interface)
     with ExitStack() as closing:
         if http is not None:
             pair = closing.enter_context(LLM(server.model, draft=None, verifier=server.inside()))
@@ -507,29 +454,13 @@ def _serve_verifier(
             server.close()
 
 
-def _say_how_to_use(server: Listener, interface: list[str] | None, models: Sequence[str] = ()) -> None:
-    """Print how devices have drafts verified here, by one of several `models` if there are."""
-    from edgellm.rpc.address import ModelAddress
-
-    if server.trust is None:
-        for model in models or ("",):
-            say(f"Use it with: edgellm chat --verifier {ModelAddress(server.address, model)}", style="bold")
-        return
-    say("Use it on a paired device with: edgellm chat --verifier auto", style="bold")
-    for host in hosts_of(server, interface):
-        for model in models or ("",):
-            where = ModelAddress(replace(server.address, host=host), model)
-            say(f"{'or to choose a model' if models else 'or, if it is not found'}: edgellm chat --peer {where}",
-                style="dim")  # fmt: skip
-
-
 def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
     """Return the EAGLE-3 head of a served verifier. What a pair's settings name as its draft model is left out; raise
     InvalidOption where the command line names one."""
     from edgellm.llm.model_loading import eagle3_named, named
 
     eagle3 = eagle3_named(named(draft))
-    if eagle3 is None and draft != "none" and _on_command_line(ctx, "draft"):
+    if eagle3 is None and draft != "none" and on_command_line(ctx, "draft"):
         raise InvalidOption(
             f"{draft} is no EAGLE-3 head, and nothing else drafts for a served verifier.",
             "Name the draft model on the devices: edgellm chat --draft MODEL --verifier HOST:PORT.",
@@ -537,105 +468,8 @@ def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
     return eagle3
 
 
-def _on_command_line(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def _only(models: list[str] | None) -> str | None:
     """Return the model that is named. Raise InvalidOption for several, which only a gateway has."""
     if models and len(models) > 1:
         raise InvalidOption(f"{len(models)} models are named: {', '.join(models)}.", "Give -m once.")
     return models[0] if models else None
-
-
-def _check_gateway(ctx: typer.Context, model: list[str] | None, hardware: HardwareOptions) -> None:
-    """Refuse a gateway without a tokenizer, and options for a model that it does not load."""
-    if _on_command_line(ctx, "draft"):
-        raise InvalidOption("--draft has no meaning with --upstream: no model is computed here.", "Leave it out.")
-    if not model:
-        raise InvalidOption(
-            "--upstream needs a model with the server's tokenizer.",
-            "Name one with -m, such as the devices' draft model; nothing but its tokenizer is loaded.",
-        )
-    if _on_command_line(ctx, "sessions"):
-        raise InvalidOption("--sessions has no meaning with --upstream: its servers keep the texts.", "Leave it out.")
-    for name, given in hardware.given.items():
-        if given:
-            raise InvalidOption(
-                f"--{name.replace('_', '-')} has no meaning with --upstream: no model is computed here.",
-                "Leave it out.",
-            )
-
-
-def _pair_over(model: GatewayModel, verifier: ColocatedVerifier) -> LLM:
-    """Return a pair without a draft model, whose replies the servers of a gateway's `model` write beside those of
-    devices, as `verifier`."""
-    from edgellm.llm import LLM
-    from edgellm.llm.llm import EXTRA_TOKENS
-    from edgellm.llm.model_loading import OpenedVerifier
-
-    pool = model.pool
-    where = ", ".join(str(one.url) for one in pool.servers)
-    finding = "; ".join(one.opened.finding for one in pool.servers)
-    remote = OpenedVerifier(verifier, lambda: pool.identity, pool.ready, "", where, model.text.n_vocab, finding)
-    return LLM(
-        model.text, draft=None, verifier=verifier, model_hash=remote.model_hash, remote=remote, extra=EXTRA_TOKENS
-    )
-
-
-def _serve_gateway(
-    http: HttpServer | None, addresses: list[str], options: UpstreamOptions | None, tokenizers: list[str], host: str,
-    port: int, paired_only: bool, announce: bool, interface: list[str] | None, defaults: ReplyOptions,
-) -> None:  # fmt: skip
-    from edgellm.http.model_host import ServedModel
-    from edgellm.services.server.gateway_server import TIMING, serve_gateway
-    from edgellm.storage import resolve
-    from edgellm.upstream.opening import UpstreamOptions
-
-    options = replace(options or UpstreamOptions(), timing=TIMING)
-    server = serve_gateway(
-        addresses, [resolve(one) for one in tokenizers], options=options, host=host, port=port,
-        paired_only=paired_only, on_event=_print_event,
-    )  # fmt: skip
-
-    def say_how_to_use() -> None:
-        several = len(server.models) > 1
-        _say_how_to_use(server, interface, [model.name for model in server.models] if several else ())
-
-    with ExitStack() as closing:
-        if http is not None and not server.models:
-            http.open_without_model("None of the servers behind this gateway has answered yet.")
-
-        def open_model(served: ServedGatewayModel) -> None:
-            model = served.model
-            for one in model.pool.servers:
-                named = f"{model.name}: " * (len(server.models) > 1)
-                say(f"{named}{one.opened.finding}.", style="dim")
-                for notice in one.opened.notices:
-                    say(notice)
-            if http is not None:
-                pair = closing.enter_context(_pair_over(model, served.verifying.inside()))
-                pair.check_options(defaults)
-                over_http = ServedModel(pair, pair.name, in_turns=False, options=defaults)
-                (http.open if model is server.models[0] else http.add)(over_http)
-
-        def open_late(served: ServedGatewayModel) -> None:
-            try:
-                open_model(served)
-            except EdgeError as error:
-                say(f"{served.model.name} is not served over HTTP. {error}", style="yellow")
-            if len(server.models) > 1:  # else it is as it was
-                say_how_to_use()
-
-        server.watch(open_model, open_late)
-        say_how_to_use()
-        if http is not None:
-            http.watch_gateway(server)
-            print_urls(http)
-        if announce:
-            closing.enter_context(announcing(server, interface))
-        try:
-            until_stopped([http, server])
-        finally:
-            server.close()
