@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +91,13 @@ class Net(nn.Module):
             for layer in (block.o, block.down):
                 nn.init.zeros_(layer.weight)
 
+    def first_blocks(self, layers: int) -> Net:
+        """Return a net of the first `layers` blocks, which shares all its weights with this one."""
+        net = Net(replace(self.shape, layers=layers))
+        net.embedding, net.norm, net.output = self.embedding, self.norm, self.output
+        net.blocks = self.blocks[:layers]
+        return net
+
     def forward(self, ids: Tensor) -> Tensor:
         cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
         x = self.embedding(ids)
@@ -111,7 +119,8 @@ def seed_copy_heads(net: Net) -> None:
     RoPE's fast pairs, turned by one step in the key, tell neighbours apart. It writes a projection of the previous
     token into the stream. Layer 1 attends to places whose previous token is like the current one, by RoPE's slow pairs,
     which hardly depend on distance, and copies the token there. Before any training half of 24 random tokens are copied
-    right, a quarter of 100; further such heads disturb each other.
+    right, a quarter of 100; further such heads disturb each other. The last norm doubles the logits: the copied token
+    would be the likeliest, but not likely, among thousands.
     """
     shape, size = net.shape, net.shape.head_size
     width, fast = shape.width, 6  # pairs that turn by more than 0.05 a token
@@ -121,6 +130,7 @@ def seed_copy_heads(net: Net) -> None:
     embedding -= torch.outer(embedding @ common, common)
     embedding /= embedding.norm(dim=1, keepdim=True)
     net.output.weight.copy_(embedding)
+    net.norm.weight.fill_(2.0)
     embedding += share * common
     seen = share * math.sqrt(width) / math.sqrt(1 + share**2)  # of the shared direction after the norm
     back, match = net.blocks[0], net.blocks[1]

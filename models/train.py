@@ -10,7 +10,7 @@ import copy
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from models.muon import Muon
 from models.net import Net, seed_copy_heads
 from models.pairs import PAIRS, Pair
 from models.practice import random_copying, random_lookups
-from models.recipe import Recipe, practises, schedule, sharpens, tokens_at
+from models.recipe import Recipe, practises, schedule, sharpening, tokens_at
 from models.rendering import Rendered
 
 POOL = 16  # batches drawn together, so that rows of one length share a batch
@@ -157,6 +157,34 @@ def optimizers_of(net: Net, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]
     return both
 
 
+def improve(
+    net: Net,
+    optimizers: Sequence[torch.optim.Optimizer],
+    factor: float,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    teacher: Net | None = None,
+) -> float:
+    """Take one step at `factor` of the peak rates, and return the batch's mean loss before it."""
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = group["peak"] * factor
+    loss = add_gradients(net, ids, weights, teacher)
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+    return loss
+
+
+def sharpen(net: Net, recipe: Recipe, device: str) -> None:
+    """Train the first blocks of `net`, as many as the recipe has, on random copying alone."""
+    first = net.first_blocks(recipe.shape.layers).to(device)
+    optimizers = optimizers_of(first, recipe)
+    for step in range(recipe.steps):
+        ids, counts = random_copying(recipe, step)
+        loss = improve(first, optimizers, schedule(step, recipe), ids.to(device), counts.to(device))
+    print(f"{recipe.name} step {recipe.steps} loss {loss:.4f}", flush=True)
+
+
 def save(path: Path, state: object) -> None:
     """Write a new file and rename it, so that an interruption leaves the last checkpoint whole."""
     beside = path.with_suffix(".part")
@@ -185,6 +213,8 @@ def train(
     net, teacher = Net(recipe.shape), None
     if weights is None:
         seed_copy_heads(net)
+        if not path.exists():
+            sharpen(net, sharpening(recipe), device)
     else:
         net.load_state_dict(weights)
         teacher = copy.deepcopy(net)
@@ -204,16 +234,12 @@ def train(
         if step >= last:
             break
         practice = practises(step, recipe)
-        if practice and not sharpens(step, recipe) and step // 2 % 2:  # every other time
+        if practice and step // 2 % 2:  # every other time
             ids, counts = random_lookups(recipe, step, tokenizer)
         else:
             ids, counts = random_copying(recipe, step) if practice else batch
-        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = group["peak"] * schedule(step, recipe)
-        loss = add_gradients(net, ids.to(device), counts.to(device), None if practice else teacher)
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
+        factor = schedule(step, recipe)
+        loss = improve(net, optimizers, factor, ids.to(device), counts.to(device), None if practice else teacher)
         step += 1
         tokens += ids.numel()
         mean += (loss - mean) / min(step, 50)

@@ -8,8 +8,8 @@ from models.code.corpus import SIZE, case_at
 from models.recipe import Recipe, Shape, tokens_at
 from models.rendering import Rendered, render
 
-VERIFIER = Recipe("verifier", Shape(12, 256, 8, 704, SIZE), 4000, 2048, 0.007, 4e-4)
-DRAFT = Recipe("draft", Shape(6, 128, 4, 352, SIZE), 2000, 2048, 0.015, 1e-3)
+VERIFIER = Recipe("verifier", Shape(12, 256, 8, 704, SIZE), 1000, 2048, 0.006, 4e-4)
+DRAFT = Recipe("draft", Shape(6, 128, 4, 352, SIZE), 500, 2048, 0.015, 1e-3)
 RECIPES = {recipe.name: recipe for recipe in (VERIFIER, DRAFT)}
 
 WEIGHTS = {"complete": 3.0, "rename": 1.2, "signature": 0.6, "call": 1.4}
