@@ -13,10 +13,9 @@ from edgellm.engine import Context, Model
 from edgellm.errors import VerifierUnavailable
 from edgellm.spec.loop import merge
 from edgellm.spec.protocols import Drafter, Pending, Verifier, VerifierSession
-from edgellm.spec.sampling import exact_distribution, probability, uniforms
+from edgellm.spec.sampling import distribution, draw, probability
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Notice, Round, Sampling, Source, Token, Verdict
-from edgellm.spec.verification import verify_sampling
 
 TOKENS = 64
 POSITIONS = 1024
@@ -236,25 +235,29 @@ class Judge:
         for number, done in enumerate(reply.rounds):
             if done.verdict is None:
                 continue
-            at, verdict = len(done.prefix) - start, (done.verdict.accepted, int(done.verdict.tokens[0]))
-            # tokens after the first rejected one were not verified and are not in the text
-            chunk, behind = done.chunk, rows[at : at + verdict[0] + 1]
-            behind = np.concatenate((behind, np.repeat(behind[-1:], len(chunk) + 1 - len(behind), axis=0)))
-            luck = uniforms(reply.sampling.seed, len(done.prefix), len(chunk) + 1)
-            again = [verify_sampling(chunk, behind, reply.sampling, np.clip(luck + by, 0, 1)) for by in _NEAR]
-            if verdict not in again:
-                found.append(f"round {number}: accepted {verdict[0]} and wrote {verdict[1]}; the seed says {again[0]}")
+            at, accepted, own = len(done.prefix), done.verdict.accepted, int(done.verdict.tokens[0])
+            drafted = done.chunk.ids.tolist()
+            if drafted[accepted : accepted + 1] == [own]:
+                found.append(f"round {number}: token {accepted} was rejected, and is the verifier's own")
+            for place, token in enumerate([*drafted[:accepted], own], start=at):
+                if not _first(rows[place - start], token, reply.sampling, place):
+                    found.append(f"round {number}: token {place - start} of the reply is not what the seed draws")
         return found
 
 
-_NEAR = (0.0, -1e-4, 1e-4)  # a draw this close to the edge between two tokens may give either
+def _first(row: Floats, token: int, sampling: Sampling, position: int) -> bool:
+    """Return whether `token` is drawn from the logits `row` (n_vocab,), or would be by one as much likelier as a batch
+    of another shape may make it."""
+    near = row.copy()
+    near[token] += TIE
+    return draw(distribution(near, sampling), sampling.seed, position) == token
 
 
 def _drawable(row: Floats, token: int, sampling: Sampling) -> bool:
     """Return whether `token` can be drawn from the logits `row` (n_vocab,); tokens on the edge of the cut-off count."""
     near = row.copy()
     near[token] += TIE
-    return probability(exact_distribution(near, sampling), token) > 0.0
+    return probability(distribution(near, sampling), token) > 0.0
 
 
 def longest_gap(moments: Sequence[tuple[float, int]], rounds: Sequence[TracedRound]) -> Gap:

@@ -1,1 +1,1 @@
-"""Synera: gates, parallel inference, compression and the verifier's scheduler."""
+"""Synera: gates, parallel inference and the verifier's scheduler."""

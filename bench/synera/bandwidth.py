@@ -1,13 +1,13 @@
-"""Measure the time between tokens against bandwidth, with and without compression (Synera, Fig. 13).
+"""Measure the time between tokens against bandwidth, with ids alone and with whole distributions (Synera, Fig. 13).
 
     python -m bench.synera.bandwidth [--cases 1] [--budget 0.2] [--megabits 0.1 0.3 1 3 10 100] [--vocabulary 32000]
 
 The bundled pair runs at the pace of a device (see `testkit.processes.paced_pair`), over a network with a round trip of
-20 ms. It samples at temperature 0.8, where drafts are sent with the distributions that they were drawn from.
+20 ms. It samples at temperature 0.8, where rejection sampling would need the distributions that drafts were drawn from.
 
-Columns: the draft model `alone`; `compressed`, our protocol; and `whole`, with 4 more bytes in each chunk for every
-token of the vocabulary and every draft, for a vocabulary as large as that of the paper's models. The replies are the
-same in both; only their times differ.
+Columns: the draft model `alone`; `ids`, our protocol, which sends drafted ids alone; and `whole`, with 4 more bytes in
+each chunk for every token of the vocabulary and every draft, for a vocabulary as large as that of the paper's models.
+The replies are the same in both; only their times differ.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             address = f"127.0.0.1:{relay.port}"
             methods = {
                 "alone": Method({"gate": "never", "temperature": TEMPERATURE}),
-                "compressed": Method({"budget": arguments.budget, "temperature": TEMPERATURE}),
+                "ids": Method({"budget": arguments.budget, "temperature": TEMPERATURE}),
                 "whole": Method({"budget": arguments.budget, "temperature": TEMPERATURE}),
             }
             pairs = {
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 for name in methods
             }
             for seed, question in enumerate(cases):
-                for name in ("alone", "compressed"):
+                for name in ("alone", "ids"):
                     methods[name].answer(pairs[name], question, seed)
                 with whole_distributions(arguments.vocabulary):
                     methods["whole"].answer(pairs["whole"], question, seed)
@@ -91,7 +91,7 @@ def table(results: Mapping[str, Any]) -> str:
         f"{row['megabits']:>7g} Mbit/s"
         + "".join(
             f"   {name} {row[name]['time_between_tokens_ms']:.1f} ms ({_bytes(name, row[name])})"
-            for name in ("alone", "compressed", "whole")
+            for name in ("alone", "ids", "whole")
         )
         + "\n"
         for row in results["networks"]
@@ -112,7 +112,7 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
         return None
     figure, axes = made
     rows = found["networks"]
-    for name, style in (("alone", ":k"), ("compressed", "-o"), ("whole", "--s")):
+    for name, style in (("alone", ":k"), ("ids", "-o"), ("whole", "--s")):
         points = [row[name]["time_between_tokens_ms"] for row in rows]
         axes.plot([row["megabits"] for row in rows], points, style, label=name)
     return save_plot(figure, axes, path)

@@ -1,13 +1,13 @@
 """Measure how often the right verdict is among the likeliest predictions (Synera, 4.4).
 
-    python -m bench.synera.verdict_prediction [--cases 40] [--budget 0.2] [--known 1 3 10 30 100]
+    python -m bench.synera.verdict_prediction [--cases 40] [--budget 0.2] [--known 1 3 10 30 100] [--temperature 0]
 
 The bundled pair writes held-out replies at a budget, as a device that waits for its verifier does. At each verdict but
 a reply's last, the sixteen likeliest predictions are made and the rank of the right one is noted. So a column shows how
 often that many branches would hit, on a device that has time for all of them.
 
 `known` is the factor by which tokens that already occur in the text are taken as likelier than the draft model says
-(`verdict_prediction.KNOWN`). The second row of each is for rejections alone. The last line says how many of the
+(`verdict_prediction.CONTEXT_BOOST`). The second row of each is for rejections alone. The last line says how many of the
 verifier's corrections are such tokens.
 """
 
@@ -37,7 +37,7 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import Chunk, Ids, Round
+from edgellm.spec.types import Chunk, Ids, Round, Sampling
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from testkit.questions import MOST, Question, questions
@@ -92,7 +92,7 @@ class Guesser(Drafter):
         return likely.index((accepted, token)) if (accepted, token) in likely else MAX_BRANCHES
 
 
-def hits(cases: list[Question], budget: float) -> dict[str, Any]:
+def hits(cases: list[Question], budget: float, temperature: float) -> dict[str, Any]:
     """Return the shares of verdicts among the 1, 2, ... likeliest guesses: of all verdicts, and of rejections alone."""
     with ExitStack() as closing:
         small, big = (
@@ -103,12 +103,13 @@ def hits(cases: list[Question], budget: float) -> dict[str, Any]:
         guesser = Guesser(small, closing)
         profile = profile_of(small, big, None)
         controller, options = BudgetController(), ReplyOptions(budget=budget)
-        for question in cases:
+        for seed, question in enumerate(cases):
             prompt = big.chat_prompt(question.messages)
             choice = choose(options, 0, profile=profile, controller=controller, linked=True)
             events = generate(
                 GenerationState(
                     prompt,
+                    Sampling(temperature, seed=seed),
                     limits=GenerationLimits(MOST, POSITIONS, choice.gamma),
                     rules=DraftRules(choice.stop_below, choice.lookup_below),
                     context=ContextLookup(prompt),
@@ -135,7 +136,7 @@ def hits(cases: list[Question], budget: float) -> dict[str, Any]:
 
 def weighing(known: float, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return a row in which tokens of the text weigh `known` times as much."""
-    with patch.object(guess, "KNOWN", known):
+    with patch.object(guess, "CONTEXT_BOOST", known):
         return {"known": known, **measure()}
 
 
@@ -156,13 +157,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="a family")
     parser.add_argument("--budget", type=float, default=0.2)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--known", type=float, nargs="+", default=[1.0, 3.0, 10.0, 30.0, 100.0])
     parser.add_argument("--name", default="verdict_prediction", help="of the result file")
     arguments = parser.parse_args()
     cases = questions(arguments.cases, SEED)
-    rows = [weighing(known, lambda: hits(cases, arguments.budget)) for known in arguments.known]
+    rows = [weighing(known, lambda: hits(cases, arguments.budget, arguments.temperature)) for known in arguments.known]
     print(table({"rows": rows}), end="")
-    figures = {"budget": arguments.budget, "rows": rows}
+    figures = {"budget": arguments.budget, "temperature": arguments.temperature, "rows": rows}
     print(f"written: {write(arguments.name, 'bench.synera.verdict_prediction', figures, SEED)}")
 
 

@@ -47,7 +47,7 @@ from bench.robustness.lossless import TIE, difference, prompts
 from bench.upstream.alone import asked_prompts, reused, steps, writes_alone
 from edgellm.engine import Context, Message, Model, to_f32
 from edgellm.llm import LLM
-from edgellm.spec.sampling import exact_distribution
+from edgellm.spec.sampling import distribution
 from edgellm.spec.types import Ids, Sampling, Summary
 from edgellm.storage import resolve
 from edgellm.upstream.opening import UpstreamOptions, open_upstream
@@ -240,14 +240,14 @@ def expected(model: Model, prompt: Ids, sampling: Sampling) -> dict[tuple[int, .
     """Return the chance of each text of two tokens, or of fewer where the turn ends."""
     found: dict[tuple[int, ...], float] = defaultdict(float)
     with Context(model, n_ctx=len(prompt) + 2, threads=1) as context:
-        first = exact_distribution(context.decode(prompt)[0].copy(), sampling)
+        first = distribution(context.decode(prompt)[0].copy(), sampling)
         for token, chance in zip(first.ids.tolist(), first.probs.tolist(), strict=True):
             if model.is_eog(token):
                 found[()] += chance
                 continue
             text = np.append(prompt, np.int32(token))
             kept = context.sync(text)
-            second = exact_distribution(context.decode(text[kept:])[-1].copy(), sampling)
+            second = distribution(context.decode(text[kept:])[-1].copy(), sampling)
             for other, share in zip(second.ids.tolist(), second.probs.tolist(), strict=True):
                 found[(token,) if model.is_eog(other) else (token, other)] += chance * share
     return found

@@ -140,7 +140,7 @@ def _write(
         state = GenerationState(
             prompt, sampling, _limits(parts, options, plan, ngram, drafts),
             rules=DraftRules(
-                plan.choice.stop_below, plan.choice.lookup_below, while_it_pays=not parts.linked, alone=verifier is None
+                plan.choice.stop_below, plan.choice.lookup_below, while_it_pays=not parts.linked
             ),
             should_stop=should_stop, logprobs=options.logprobs, explain=explain,
             context=ContextLookup(prompt) if plan.choice.lookup_below else None,
@@ -246,8 +246,6 @@ def _choose_speculator(parts: Components, options: ReplyOptions, plan: Generatio
     if not _checked(parts, options, plan):
         return False, f"{nothing}: not everything is verified"
     if verifier is not None and parts.draft is not None:
-        if options.temperature > 0.0:
-            return False, f"{nothing}: with sampled drafts, a seed would not reproduce the reply"
         if plan.kind.layers or options.early_exit == "on" or not parts.speculator_or_draft.second():
             return False, f"{nothing}: the draft model drafts in this reply"
         return True, f"{name} drafts in this reply, in place of the draft model"
@@ -255,10 +253,9 @@ def _choose_speculator(parts: Components, options: ReplyOptions, plan: Generatio
 
 
 def _asks_tail(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> bool:
-    """Return whether a linked verifier may write tokens behind the draft model's chunks: it drafts them itself, and a
-    seed gives the same text for whatever was drafted only in greedy replies."""
+    """Return whether a linked verifier may write tokens behind the draft model's chunks: it drafts them itself."""
     drafts_extra = parts.linked and parts.verifier is not None and parts.verifier.drafts_extra
-    return drafts_extra and options.temperature == 0.0 and _checked(parts, options, plan)
+    return drafts_extra and _checked(parts, options, plan)
 
 
 _VERDICTS = 8  # with extra tokens and without, before the faster way is chosen
@@ -289,8 +286,6 @@ def _open_retrieval(
         return None, "no retrieval: the verifier is on another device, or missing"
     if not _checked(parts, options, plan):
         return None, "no retrieval: not everything is verified"
-    if options.temperature > 0.0 and parts.verifier is not None and parts.draft is not None:
-        return None, "no retrieval: with sampled drafts, a seed would not reproduce the reply"
     ngram = parts.retrieval.begin(sources)
     if ngram is None:
         return None, "no retrieval: another reply is using it"

@@ -128,8 +128,7 @@ class MeshSession(VerifierSession):
         ids = np.concatenate((prefix, chunk.ids)).astype(np.int32)
         self._mesh.record_tokens(self._slot, generation, ids)
         sampling = GREEDY if self._judges else self._state.sampling
-        asked = replace(chunk, distributions=None) if self._judges else chunk
-        request = VerifyRequest(self._slot, sampling, len(prefix), NO_IDS, asked, logits=self._judges)
+        request = VerifyRequest(self._slot, sampling, len(prefix), NO_IDS, chunk, logits=self._judges)
         return pipeline.ask(self._slot, start, ids[start:], request, self._rows)
 
     def sent(self, chunk: Chunk) -> Chunk:

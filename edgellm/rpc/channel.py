@@ -47,7 +47,7 @@ def _start_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-PROTOCOL = 2
+PROTOCOL = 3
 DEFAULT_PORT = 50151
 MAX_MESSAGE = 16 * 2**20  # bytes, either way
 MAX_CHUNK = 256  # tokens

@@ -42,7 +42,7 @@ from edgellm.services.verification_codec import (
 )
 from edgellm.verifier.requests import VerifyRequest
 
-MESH = 4
+MESH = 5
 """Version of `mesh.proto`."""
 ENGINE = VERSION
 SERVICE = pb.DESCRIPTOR.services_by_name["Mesh"].full_name

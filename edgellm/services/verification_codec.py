@@ -11,13 +11,11 @@ from typing import NoReturn
 import numpy as np
 
 from edgellm.engine.grammar import MAX_SCHEMA
-from edgellm.errors import SAME_VERSION, ContextFull, InvalidOption, ProtocolError
+from edgellm.errors import SAME_VERSION, ContextFull, ProtocolError
 from edgellm.rpc.channel import MAX_CHUNK, MAX_EXTRA, PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.spec.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY, MIN_REPEAT
-from edgellm.spec.sampling import UNITS, WIDEST, units
-from edgellm.spec.types import NO_IDS, Chunk, Constraint, Distribution, Ids, Logprobs, Penalties, Sampling, Verdict
-from edgellm.spec.verification import check_chunk
+from edgellm.spec.types import NO_IDS, Chunk, Constraint, Ids, Logprobs, Penalties, Sampling, Verdict
 from edgellm.verifier.requests import HERE, Tenant, VerifyRequest
 
 _MAX_AFTER = 64  # tokens that end a thought
@@ -103,11 +101,7 @@ def _read_penalties(message: pb.Penalties) -> Penalties:
 
 
 def write_verify(request: VerifyRequest) -> pb.DeviceFrame:
-    """Return the frame that asks for a verdict. Ids and probabilities arrive bit for bit.
-
-    Raises:
-        InvalidOption: a draft was drawn from something that cannot be sent; see `edgellm.spec.sampling.distribution`.
-    """
+    """Return the frame that asks for a verdict."""
     verify = pb.Verify(
         round=request.round,
         position=request.position,
@@ -117,15 +111,6 @@ def write_verify(request: VerifyRequest) -> pb.DeviceFrame:
         copied=request.draft.retrieved,
         logprobs=request.logprobs,
     )
-    for drawn in request.draft.distributions or ():
-        if len(drawn.ids) > WIDEST:
-            raise InvalidOption(
-                f"A draft was drawn from {len(drawn.ids)} tokens; at most {WIDEST} can be sent.",
-                "Sample with a smaller top-k.",
-            )
-        verify.distributions.lengths.append(len(drawn.ids))
-        verify.distributions.gaps.extend((np.diff(drawn.ids, prepend=-1) - 1).tolist())
-        verify.distributions.weights.extend((units(drawn) - 1).tolist())
     return pb.DeviceFrame(verify=verify)
 
 
@@ -154,11 +139,7 @@ def read_verify(
         )
     prefix = read_ids(message.prefix, bounds.vocabulary)
     chunk_ids = read_ids(message.chunk, bounds.vocabulary)
-    drawn = None
-    if message.HasField("distributions"):
-        drawn = _distributions(message.distributions, len(chunk_ids), bounds.vocabulary)
-    chunk = Chunk(ids=chunk_ids, distributions=drawn, retrieved=message.copied)
-    check_chunk(chunk, bounds.vocabulary)
+    chunk = Chunk(ids=chunk_ids, retrieved=message.copied)
     logprobs = message.logprobs if message.HasField("logprobs") else None
     return VerifyRequest(
         session, sampling, message.position, prefix, chunk, message.extra, logprobs, message.round, tenant
@@ -254,28 +235,6 @@ def read_ids(tokens: Iterable[int], vocabulary: int) -> Ids:
     if int(wide.max()) >= vocabulary:
         _refuse(f"Token {int(wide.max())} is outside the vocabulary of {vocabulary} tokens.")
     return wide.astype(np.int32)
-
-
-def _distributions(message: pb.Distributions, expected: int, vocabulary: int) -> tuple[Distribution, ...]:
-    if len(message.lengths) != expected:
-        _refuse(f"{expected} drafted tokens came with {len(message.lengths)} distributions.")
-    if not all(1 <= length <= WIDEST for length in message.lengths):
-        _refuse(f"A distribution has no token, or more than {WIDEST}.")
-    total = sum(message.lengths)
-    if not total == len(message.gaps) == len(message.weights):
-        _refuse(f"Distributions of {total} tokens came with {len(message.gaps)} ids, {len(message.weights)} weights.")
-    gaps, weights = np.fromiter(message.gaps, np.int64), np.fromiter(message.weights, np.int64) + 1
-    drawn, start = [], 0
-    for length in message.lengths:
-        part = slice(start, start + length)
-        ids = (gaps[part] + 1).cumsum() - 1
-        if int(ids[-1]) >= vocabulary:
-            _refuse(f"Token {int(ids[-1])} of a distribution is outside the vocabulary of {vocabulary} tokens.")
-        if int(weights[part].sum()) != UNITS:
-            _refuse(f"The weights of a distribution add up to {int(weights[part].sum())} and not to {UNITS}.")
-        drawn.append(Distribution(ids.astype(np.int32), (weights[part] / UNITS).astype(np.float32)))
-        start += length
-    return tuple(drawn)
 
 
 def _refuse(what: str) -> NoReturn:

@@ -4,63 +4,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
-from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.errors import EngineFailed, InvalidOption
+from edgellm.errors import EngineFailed
 from edgellm.spec.types import Distribution, Expected, Floats, Ids, Logprobs, Penalties, Sampling
 
-Uniforms: TypeAlias = npt.NDArray[np.float64]
-Units: TypeAlias = npt.NDArray[np.int64]
+Times: TypeAlias = npt.NDArray[np.float64]
 
-UNITS = 2**16  # a draft's probabilities are whole multiples of 1/UNITS, so that they travel without loss
-WIDEST = 4096  # tokens in the distribution of a draft, whatever the vocabulary
-SHARE, LEAST = 200, 12  # one in SHARE tokens of the vocabulary, but at least LEAST
-_WORDS = 4  # a Philox block is four 64-bit words: one block per position
 _MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # of SplitMix64 (Steele et al. 2014), as the two factors of its mixing
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _COLDEST = 1e-6  # a lower temperature is no less random than this, and its quotients would overflow
 _HOTTEST = 1e30  # a higher temperature leaves all tokens alike already, and would itself overflow
 
 
-class Purpose(IntEnum):
-    """The purpose of random numbers. Each purpose has a stream of its own."""
+def draw(distribution: Distribution, seed: int, position: int) -> int:
+    """Return the token at `position` of a text of `seed`: the first to arrive of those of `distribution`.
 
-    DRAFT = 1
-    VERIFY = 2
-    GATE = 3
-
-
-def uniforms(seed: int, position: int, n: int, purpose: Purpose = Purpose.VERIFY) -> Uniforms:
-    """Return numbers in [0, 1) for positions `position` to `position + n - 1`; shape (n, 4), one row per position.
-
-    Counter-based (Philox, keyed by seed and purpose, counted by position): a position has the same row however the
-    positions before it were cut into chunks, so a rebuilt session or a replay draws the same numbers.
+    Token x arrives after `times` of it, divided by its probability, so it is the first one with exactly that
+    probability. Draft model and verifier draw by the same times, and the nearer their distributions are, the more often
+    they draw the same token: with at least probability (1 - d) / (1 + d) for a total variation distance d (Daliri,
+    Musco and Suresh 2024, "Coupling without Communication and Drafter-Invariant Speculative Decoding").
     """
-    key = np.array([seed & _MASK, purpose], dtype=np.uint64)
-    counter = np.array([position, 0, 0, 0], dtype=np.uint64)
-    words = np.random.Philox(key=key, counter=counter).random_raw(n * _WORDS)
-    numbers: Uniforms = np.multiply(words >> np.uint64(11), 2.0**-53, dtype=np.float64).reshape(n, _WORDS)
-    return numbers
+    if len(distribution.ids) == 1:
+        return int(distribution.ids[0])
+    return int(distribution.ids[(times(seed, position, distribution.ids) / distribution.probs).argmin()])
 
 
-def distribution(logits: Floats, sampling: Sampling) -> Distribution:
-    """Return the distribution to draw a draft from, for `logits` of shape (n_vocab,), in a form that can be sent
-    exactly.
+def times(seed: int, position: int, ids: Ids) -> Times:
+    """Return exponentially distributed times with mean 1 for the tokens `ids` (k,) at a position; shape (k,).
 
-    It is `exact_distribution` limited to the `widest` most probable tokens and `rounded`. The verified text follows the
-    verifier's own distribution whichever distribution drafts are drawn from, as long as the verifier knows it.
-
-    Raises:
-        EngineFailed: the logits contain a NaN, or no finite value.
+    They depend on seed, position and token alone: not on the other tokens, on the order of calls, or on how a text was
+    cut into chunks, so a replay or a rebuilt session draws the same.
     """
-    most = widest(len(logits))
-    if not 0 < sampling.top_k <= most:
-        sampling = replace(sampling, top_k=most)
-    return rounded(exact_distribution(logits, sampling))
+    key = _mixed_number((_mixed_number(seed & _MASK) + position * _GOLDEN) & _MASK)
+    words = np.uint64(key) + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(_FIRST)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(_SECOND)
+    words ^= words >> np.uint64(31)
+    found: Times = -np.log(((words >> np.uint64(11)) + 0.5) * 2.0**-53)
+    return found
+
+
+def _mixed_number(word: int) -> int:
+    word = (word ^ (word >> 30)) * _FIRST & _MASK
+    word = (word ^ (word >> 27)) * _SECOND & _MASK
+    return word ^ (word >> 31)
 
 
 REPEAT_WINDOW = 64
@@ -91,45 +83,8 @@ def penalised(logits: Floats, text: Ids, penalties: Penalties) -> Floats:
     return changed
 
 
-def widest(vocabulary: int) -> int:
-    """Return from how many tokens a draft is drawn at most: they take less than 0.5 % of the whole vocabulary's size.
-
-    Tokens beyond them are hardly ever drawn, and would be sent with every draft.
-    """
-    return min(WIDEST, max(LEAST, vocabulary // SHARE))
-
-
-def rounded(distribution: Distribution) -> Distribution:
-    """Return `distribution` in whole units of 1/`UNITS`, which add up to 1 exactly; tokens left with none are dropped.
-
-    Cumulative sums are rounded, not the probabilities, so that no mass is lost and no token gains or loses a whole
-    unit. A rounded distribution comes back unchanged, and every machine reads the same float32 from the same units.
-    """
-    steps = distribution.probs.cumsum(dtype=np.float64)
-    marks = np.rint(steps * (UNITS / steps[-1]))
-    marks[1:] -= marks[:-1].copy()
-    kept = marks > 0
-    return Distribution(distribution.ids[kept], (marks[kept] / UNITS).astype(np.float32))
-
-
-def units(distribution: Distribution) -> Units:
-    """Return the probabilities (k,) of a `rounded` distribution, in whole units of 1/`UNITS`.
-
-    Raises:
-        InvalidOption: it is not rounded: a draft drawn from it would be judged by another distribution.
-    """
-    counts = distribution.probs.astype(np.float64) * UNITS
-    whole = counts.astype(np.int64)
-    if not (whole == counts).all() or int(whole.sum()) != UNITS or int(whole.min()) < 1:
-        raise InvalidOption(
-            f"A draft was drawn from probabilities that are not multiples of 1/{UNITS} with sum 1.",
-            "Draw drafts from what `edgellm.spec.sampling.rounded` returns.",
-        )
-    return whole
-
-
-def exact_distribution(logits: Floats, sampling: Sampling) -> Distribution:
-    """Return the distribution that the verifier draws from, for `logits` of shape (n_vocab,).
+def distribution(logits: Floats, sampling: Sampling) -> Distribution:
+    """Return the distribution to draw from, for `logits` of shape (n_vocab,).
 
     Temperature first, then top-k, then top-p over what top-k left, then min-p, then renormalised. Equal logits are kept
     in order of token id, so that the result does not depend on the machine. Greedy: all mass on the most probable one.
@@ -146,7 +101,7 @@ def exact_distribution(logits: Floats, sampling: Sampling) -> Distribution:
 
 
 def _truncated(logits: Floats, sampling: Sampling) -> Distribution:
-    """Return `exact_distribution` without min-p."""
+    """Return `distribution` without min-p."""
     best = int(logits.argmax())
     top = float(logits[best])
     if not math.isfinite(top):
@@ -177,13 +132,6 @@ def _truncated(logits: Floats, sampling: Sampling) -> Distribution:
         n = min(n, int(held.searchsorted(sampling.top_p * total)) + 1)
     by_id = ids[:n].argsort()
     return Distribution(ids[by_id].astype(np.int32), weights[by_id] / np.float32(held[n - 1]))
-
-
-def draw(distribution: Distribution, u: float) -> int:
-    """Return the token that the number `u` in [0, 1) falls on."""
-    steps = distribution.probs.cumsum(dtype=np.float64)
-    place = int(steps.searchsorted(u * steps[-1], side="right"))
-    return int(distribution.ids[min(place, len(steps) - 1)])
 
 
 def probability(distribution: Distribution, token: int) -> float:

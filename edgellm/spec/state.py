@@ -64,15 +64,13 @@ class DraftRules:
     """The draft model's rules for a reply.
 
     A chunk ends after a token whose confidence is below `stop_below`, and with `while_it_pays` where its acceptance
-    probability is below the floors of the reply's suggestions. Greedy drafts with less confidence than `lookup_below`
-    are replaced by the context's token. `alone`: there is no verifier, so tokens are drawn as a verifier draws its own;
-    a seed then gives the same text as with this model verifying copied drafts.
+    probability is below the floors of the reply's suggestions. Drafts with less confidence than `lookup_below` are
+    replaced by the context's token.
     """
 
     stop_below: float = 0.0
     lookup_below: float = 0.0
     while_it_pays: bool = False
-    alone: bool = False
 
 
 class GenerationState:

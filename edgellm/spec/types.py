@@ -149,8 +149,7 @@ class Chunk:
     """Up to gamma drafted tokens that are verified together.
 
     Shapes (n,). `confidence` is the draft model's top-1 probability per token, `margin` top-1 minus top-2.
-    `distributions` are those that sampled ids were drawn from; None means a point mass on each id (greedy or retrieved
-    drafts). `importance` is the mean attention of the drafted tokens from each one on to it, in [0, 1], 0 for a token
+    `importance` is the mean attention of the drafted tokens from each one on to it, in [0, 1], 0 for a token
     that none of them attended to; empty if not measured. `exit_layers` are the layers after which the draft model
     exited, counted from 0, None for tokens of full depth; None as a whole without early exit. `alternatives` are the
     likeliest other tokens for each place, with their weights, if requested. The first `ahead` tokens were drafted while
@@ -162,7 +161,6 @@ class Chunk:
     ids: Ids = field(default_factory=lambda: NO_IDS)
     confidence: Floats = field(default_factory=lambda: NO_FLOATS)
     margin: Floats = field(default_factory=lambda: NO_FLOATS)
-    distributions: tuple[Distribution, ...] | None = None
     retrieved: bool = False
     importance: Floats = field(default_factory=lambda: NO_FLOATS)
     exit_layers: tuple[int | None, ...] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from edgellm.spec.sampling import exact_distribution, uniforms
+from edgellm.spec.sampling import distribution as whole_distribution
 from edgellm.spec.types import Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.verification import accept_by
 from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
@@ -34,7 +34,7 @@ def verdict(
     else:
         rows = checked(reply.rows, len(chunk) + 1, n_vocab)
         if reply.tier is Tier.SCORE and not request.sampling.greedy:
-            accepted, own = sampled(chunk, rows, request.sampling, len(request.prefix))
+            accepted, own = sampled(chunk.ids, rows, request.sampling, len(request.prefix))
         else:
             accepted, own = matching(chunk.ids, rows)
         tokens = [own]
@@ -58,24 +58,20 @@ def matching(draft: Ids, rows: Sequence[Row]) -> tuple[int, int]:
     return accepted, own[accepted]
 
 
-def sampled(chunk: Chunk, rows: Sequence[Row], sampling: Sampling, position: int) -> tuple[int, int]:
-    """Judge by speculative sampling, from the likeliest tokens of each row; exact where `sampling` has no more than
-    these. `position` tokens are before the chunk."""
-    return accept_by(
-        chunk,
-        lambda place: distribution(_top(rows[place]), sampling),
-        uniforms(sampling.seed, position, len(chunk) + 1),
-    )
+def sampled(draft: Ids, rows: Sequence[Row], sampling: Sampling, position: int) -> tuple[int, int]:
+    """Judge by draws from the likeliest tokens of each row; exact where `sampling` has no more than these. `position`
+    tokens are before the draft (n,)."""
+    return accept_by(draft, lambda place: distribution(_top(rows[place]), sampling), sampling.seed, position)
 
 
 def distribution(top: Top, sampling: Sampling) -> Distribution:
-    """Return what `exact_distribution` returns for a whole row, from its likeliest tokens, at least `sampling.top_k` of
-    them."""
+    """Return what `spec.sampling.distribution` returns for a whole row, from its likeliest tokens, at least
+    `sampling.top_k` of them."""
     if not sampling.greedy and not 0 < sampling.top_k <= len(top):
         raise RowsUnusable(f"{len(top)} likeliest tokens, and top_k is {sampling.top_k}")
     ordered = sorted(top)
     ids = np.array([token for token, _ in ordered], dtype=np.int32)
-    found = exact_distribution(np.array([logprob for _, logprob in ordered], dtype=np.float32), sampling)
+    found = whole_distribution(np.array([logprob for _, logprob in ordered], dtype=np.float32), sampling)
     return Distribution(ids[found.ids], found.probs)
 
 

@@ -34,7 +34,7 @@ def judge_pass(request: VerifyRequest, rows: Rows, drafted: int, is_eog: Callabl
     """
     chunk, remaining_draft = cut(request.remaining, drafted)
     start = request.prefix_length
-    accepted, token = judge(chunk, rows, request.sampling, start, request.ids, request.grammar)
+    accepted, token = judge(chunk.ids, rows, request.sampling, start, request.ids, request.grammar)
     request.passes += 1
     request.passes_in_slot += 1
     extra = bool(request.tokens)  # the draft is our own, of extra tokens
@@ -88,16 +88,9 @@ def cut(chunk: Chunk, n: int) -> tuple[Chunk, Chunk]:
     """Return the first `n` tokens of a draft, and the rest."""
     if n >= len(chunk):
         return chunk, NOTHING
-    drawn, left = chunk.distributions, len(chunk) - n
-    first, remaining_draft = (None, None) if drawn is None else (drawn[:n], drawn[n:])
-    head = Chunk(
-        chunk.ids[:n], chunk.confidence[:n], distributions=first, retrieved=chunk.retrieved,
-        tail=max(0, chunk.tail - left),
-    )  # fmt: skip
-    tail = Chunk(
-        chunk.ids[n:], chunk.confidence[n:], distributions=remaining_draft, retrieved=chunk.retrieved,
-        tail=min(chunk.tail, left),
-    )  # fmt: skip
+    left = len(chunk) - n
+    head = Chunk(chunk.ids[:n], chunk.confidence[:n], retrieved=chunk.retrieved, tail=max(0, chunk.tail - left))
+    tail = Chunk(chunk.ids[n:], chunk.confidence[n:], retrieved=chunk.retrieved, tail=min(chunk.tail, left))
     return head, tail
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgellm.engine import Context, Floats, Model
-from edgellm.spec.sampling import draw, exact_distribution
+from edgellm.spec.sampling import distribution, draw
 from edgellm.spec.types import Sampling
 
 BLOCK = 16
@@ -55,7 +55,7 @@ class Engine:
         text, tokens, rows = list(ids), [], []
         for _ in range(n):
             row = self.rows(text, 1)[0]
-            token = draw(exact_distribution(row, sampling), float(random.random()))
+            token = draw(distribution(row, sampling), int(random.integers(2**63)), len(text))
             tokens.append(token)
             rows.append(row)
             text.append(token)

@@ -63,11 +63,12 @@ def test_greedy_text_is_the_verifiers_own_and_valid(alone: LLM, pair: LLM, serve
             assert ids(other.reply(case(number), retrieval=sources, **options)) == tokens
 
 
-def test_sampled_text_is_the_same_in_process_and_served(pair: LLM, served: LLM) -> None:
+def test_sampled_text_is_the_verifiers_own_for_a_seed(alone: LLM, pair: LLM, served: LLM) -> None:
     for schema in SCHEMAS:
-        options: Any = {"json_schema": json.dumps(schema), "max_tokens": 120, "temperature": 1.0, "seed": 4, "gamma": 4}
-        texts = [ids(one.reply(case(2), parallel=False, retrieval="off", **options)) for one in (pair, served)]
-        assert texts[0] == texts[1]
+        options: Any = {"json_schema": json.dumps(schema), "max_tokens": 120, "temperature": 1.0, "seed": 4}
+        wanted = ids(alone.reply(case(2), retrieval="off", **options))
+        for one in (pair, served):
+            assert ids(one.reply(case(2), gamma=4, **options)) == wanted
 
 
 def test_a_server_follows_a_schema_for_its_own_replies(alone: LLM, f32_pair: tuple[Path, Path]) -> None:
@@ -120,8 +121,6 @@ def test_no_forbidden_draft_is_proposed(
             assert constraint is not None
             grammar = ReplyGrammar(fresh._text.grammar(constraint.schema), constraint)
             assert grammar.follows(prefix, chunk.ids) == len(chunk)
-            for drawn in chunk.distributions or ():
-                assert drawn.probs.sum() == pytest.approx(1.0)
             drafted += len(chunk)
             return verify(self, prefix, chunk, extra)
 

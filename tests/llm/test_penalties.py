@@ -51,24 +51,14 @@ def test_greedy_text_with_drafts_is_the_verifiers_own(alone: LLM, pair: LLM, ser
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if "temperature" in rule], ids=rule_id)
-def test_sampled_text_with_copied_drafts_is_the_verifiers_own(alone: LLM, rule: dict[str, Any]) -> None:
-    """Drafts that are not drawn leave the verifier's draws as they are, so a seed gives one text."""
+def test_sampled_text_is_the_verifiers_own_for_a_seed(alone: LLM, pair: LLM, served: LLM, rule: dict[str, Any]) -> None:
     for number in NUMBERS:
-        texts = [
-            ids(alone.reply(case(number), max_tokens=MOST, seed=9, retrieval=sources, **rule))
-            for sources in ("off", "context,history")
-        ]
-        assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize("rule", [rule for rule in RULES if "temperature" in rule], ids=rule_id)
-def test_sampled_text_is_the_same_in_process_and_served(pair: LLM, served: LLM, rule: dict[str, Any]) -> None:
-    for number in NUMBERS:
-        replies = [
-            ids(one.reply(case(number), max_tokens=MOST, seed=4, parallel=False, retrieval="off", gamma=4, **rule))
-            for one in (pair, served)
-        ]
-        assert replies[0] == replies[1]
+        asked: dict[str, Any] = {"max_tokens": MOST, "seed": 9, **rule}
+        wanted = ids(alone.reply(case(number), retrieval="off", **asked))
+        assert ids(alone.reply(case(number), retrieval="context,history", **asked)) == wanted
+        for one in (pair, served):
+            assert ids(one.reply(case(number), **asked)) == wanted
+            assert ids(one.reply(case(number), retrieval="off", gamma=2, **asked)) == wanted
 
 
 def test_a_penalty_and_a_bias_change_greedy_text(alone: LLM) -> None:

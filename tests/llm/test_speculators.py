@@ -128,7 +128,6 @@ def test_across_a_link_extra_tokens_fill_the_tail_of_a_chunk(
     architectures: Architectures, served: VerifierServer, tail: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded: list[tuple[bool, int]] = []
-    others: list[dict[str, Any]] = [{"temperature": 0.7}, {"budget": 0.5}]
     monkeypatch.setattr(PaceChoice, "second", lambda _self: tail)
     here = threading.current_thread()
 
@@ -150,9 +149,12 @@ def test_across_a_link_extra_tokens_fill_the_tail_of_a_chunk(
         assert len(recorded) == reply.summary.rounds - 1  # without the first, for which the prompt was read
         assert {way for way, _ in recorded} == {tail}
         assert sum(tokens for _, tokens in recorded) <= TOKENS + 1
-        for options in others:  # there it would change what is written
-            reply = pair.reply(QUESTION, max_tokens=TOKENS, gamma=2, seed=3, **options)
-            assert most_alone(list(reply)) <= 1
+        sampled: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.7, "seed": 3}
+        tokens = list(pair.reply(QUESTION, gamma=2, **sampled))
+        assert [token.id for token in tokens] == [token.id for token in alone.reply(QUESTION, **sampled)]
+        assert (most_alone(tokens) > 1) == tail
+        reply = pair.reply(QUESTION, max_tokens=TOKENS, gamma=2, seed=3, budget=0.5)  # it would be verified text
+        assert most_alone(list(reply)) <= 1
 
 
 def test_a_verifier_without_the_layer_is_asked_for_no_tail(architectures: Architectures) -> None:
@@ -171,7 +173,6 @@ def test_where_it_cannot_draft_the_reason_is_told(architectures: Architectures) 
     with LLM.open(draft, verifier, threads=1, n_ctx=512, history=False) as pair:
         for options, reason in (
             ({"budget": 0.3}, "not everything is verified"),
-            ({"temperature": 0.5}, "a seed would not reproduce the reply"),
             ({"logprobs": 0}, "log-probabilities are requested"),
         ):
             assert [said.endswith(reason) for said in written(pair, **options)[1]] == [True]

@@ -101,10 +101,10 @@ def test_a_model_that_cannot_help_is_no_error(tmp_path: Path, retokenized: Retok
     _, verifier = retokenized("other ids")
     with LLM.open("none", verifier, threads=1) as alone, LLM.open(tmp_path / "other.gguf", verifier, threads=1) as pair:
         for temperature in (0.0, 0.7):
-            reply = pair.reply(case(1), max_tokens=16, temperature=temperature, seed=3)
-            assert len(ids(reply)) == reply.summary.tokens > 0
+            asked: dict[str, Any] = {"max_tokens": 16, "temperature": temperature, "seed": 3, "retrieval": "off"}
+            reply = pair.reply(case(1), **asked)
+            assert ids(reply) == ids(alone.reply(case(1), **asked))
             assert reply.summary.acceptance_rate is None or reply.summary.acceptance_rate < 0.5
-        assert ids(pair.reply(case(1), max_tokens=16)) == ids(alone.reply(case(1), max_tokens=16))
 
 
 def test_what_does_not_work_between_tokenizers_is_off_with_its_reason(
@@ -130,34 +130,18 @@ def test_what_does_not_work_between_tokenizers_is_off_with_its_reason(
             pair.profile([case(1)])
 
 
-def test_sampled_replies_are_distributed_as_the_verifiers_own(
-    retokenized: Retokenized,
-) -> None:
-    """Chi-square over the first two tokens of replies at a high temperature, with fixed seeds."""
-    for name in ("other merges", AS_TEXT):
-        draft, verifier = retokenized(name)
-        counts: list[dict[int, int]] = []
-        drafted = 0
-        for first in ("none", draft):
-            found: dict[int, int] = {}
-            with LLM.open(first, verifier, threads=1) as pair:
-                for seed in range(250):
-                    at = seed if first == "none" else 10_000 + seed  # not the same random numbers
-                    reply = pair.reply(
-                        case(3), max_tokens=3, temperature=8.0, top_k=6, top_p=1.0, seed=at, retrieval="off"
-                    )
-                    for place, token in enumerate(ids(reply)):
-                        found[100_000 * place + token] = found.get(100_000 * place + token, 0) + 1
-                    drafted += reply.summary.tested
-            counts.append(found)
-        assert drafted > 200
-        keys = [key for key in counts[0] | counts[1] if counts[0].get(key, 0) + counts[1].get(key, 0) >= 20]
-        assert len(keys) > 5
-        table = np.array([[found.get(key, 0) for key in keys] for found in counts], dtype=float)
-        expected = table.sum(axis=0) * (table.sum(axis=1) / table.sum())[:, None]
-        statistic = float(((table - expected) ** 2 / expected).sum())
-        free = len(keys) - 1
-        assert statistic < free + 4.0 * (2 * free) ** 0.5, (name, statistic, free)
+@pytest.mark.parametrize("name", ["other merges", AS_TEXT])
+def test_sampled_replies_are_the_verifiers_own_for_a_seed(retokenized: Retokenized, name: str) -> None:
+    draft, verifier = retokenized(name)
+    tested = accepted = 0
+    with LLM.open("none", verifier, threads=1) as alone, LLM.open(draft, verifier, threads=1) as pair:
+        for seed in range(12):
+            asked: dict[str, Any] = {"max_tokens": 16, "temperature": 1.5, "seed": seed, "retrieval": "off"}
+            reply = pair.reply(case(3), **asked)
+            assert ids(reply) == ids(alone.reply(case(3), **asked))
+            tested += reply.summary.tested
+            accepted += reply.summary.accepted
+    assert accepted > tested // 4 > 10
 
 
 @pytest.mark.parametrize("name", ["other ids", "other merges", "a SentencePiece draft"])
@@ -214,8 +198,6 @@ def test_nothing_beyond_the_shorter_vocabulary_is_drafted_or_read(draft_model: M
             chunk = drafter.propose(state, 8)
             assert len(chunk)
             assert int(chunk.ids.max()) < shared
-            for q in chunk.distributions or ():
-                assert int(q.ids.max()) < shared
             for prefix, branch in drafter.draft_many(state, [prompt], 4, lambda: False, whole=prompt, tail=1):
                 assert prefix[: len(prompt)].tolist() == prompt.tolist()
                 assert int(branch.ids.max()) < shared

@@ -84,7 +84,7 @@ def test_a_chunk_is_judged_as_the_whole_model_would(verifier_cut: Cut, whole: Wh
         whole.context.clear()
         rows = whole.context.decode(np.concatenate((ids, chunk.ids)), outputs=len(chunk) + 1)
         verdict = pipeline.ask(1, 0, np.concatenate((ids, chunk.ids)), judged(chunk, sampling, 20), rows=8).result(60)
-        assert (verdict.verdict.accepted, int(verdict.verdict.tokens[0])) == judge(chunk, rows, sampling, 20)
+        assert (verdict.verdict.accepted, int(verdict.verdict.tokens[0])) == judge(chunk.ids, rows, sampling, 20)
         assert verdict.verdict.plausible is not None
     pipeline.close()
 

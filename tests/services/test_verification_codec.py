@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.errors import ContextFull, InvalidOption, ProtocolError
-from edgellm.rpc.channel import MAX_CHUNK, MAX_MESSAGE
+from edgellm.errors import ContextFull, ProtocolError
+from edgellm.rpc.channel import MAX_CHUNK
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.verification_codec import (
     RequestLimits,
@@ -22,8 +22,7 @@ from edgellm.services.verification_codec import (
     write_verdict,
     write_verify,
 )
-from edgellm.spec.sampling import UNITS, WIDEST, distribution, rounded
-from edgellm.spec.types import GREEDY, Chunk, Constraint, Distribution, Penalties, Sampling, Verdict
+from edgellm.spec.types import GREEDY, Chunk, Constraint, Penalties, Sampling, Verdict
 from edgellm.verifier.requests import VerifyRequest
 from tests.verifier.asking import request
 
@@ -39,24 +38,12 @@ def array(values: list[int]) -> np.ndarray:
 
 
 @st.composite
-def chunks(draw: st.DrawFn) -> Chunk:
-    drafted = draw(st.lists(tokens, max_size=6))
-    if not drafted or draw(st.booleans()):
-        return Chunk(ids=array(drafted))
-    drawn = []
-    for token in drafted:
-        support = sorted(draw(st.sets(tokens, max_size=8)) | {token})
-        weights = draw(st.lists(st.floats(0.01, 1.0), min_size=len(support), max_size=len(support)))
-        drawn.append(rounded(Distribution(array(support), np.array(np.array(weights) / sum(weights), np.float32))))
-    return Chunk(ids=array(drafted), distributions=tuple(drawn))
-
-
-@st.composite
 def asks(draw: st.DrawFn) -> VerifyRequest:
     position, prefix = draw(st.integers(0, 100)), draw(ids)
     if position + len(prefix) == 0:
         position = 1
-    return request(draw(st.integers(1, 2**64 - 1)), position, array(prefix), draw(chunks()), draw(st.integers(0, 20)))
+    chunk, extra = Chunk(array(draw(ids))), draw(st.integers(0, 20))
+    return request(draw(st.integers(1, 2**64 - 1)), position, array(prefix), chunk, extra)
 
 
 @given(asks())
@@ -67,43 +54,6 @@ def test_a_request_arrives_as_it_was_sent(ask: VerifyRequest) -> None:
     assert np.array_equal(got.prefix, ask.prefix)
     assert got.prefix.dtype == np.int32
     assert np.array_equal(got.draft.ids, ask.draft.ids)
-    assert (got.draft.distributions is None) == (ask.draft.distributions is None)
-    for mine, theirs in zip(got.draft.distributions or (), ask.draft.distributions or (), strict=True):
-        assert np.array_equal(mine.ids, theirs.ids)
-        assert (
-            mine.probs.tobytes() == theirs.probs.tobytes()
-        )  # to the bit: the verdict is that of an in-process verifier
-
-
-@given(st.integers(0, 99), st.integers(1, 40), st.floats(0.1, 2.0))
-def test_a_distribution_of_a_big_vocabulary_takes_little(seed: int, top_k: int, temperature: float) -> None:
-    """Five bytes a token at most: two or three of its gap, one to three of its weight; against 4 x 152,000."""
-    logits = np.random.default_rng(seed).normal(0, 3, 152_000).astype(np.float32)
-    drawn = distribution(logits, Sampling(temperature, top_k=top_k, top_p=1.0))
-    ask = request(1, 0, array([1]), Chunk(ids=drawn.ids[:1], distributions=(drawn,)), 0)
-    frame = write_verify(ask)
-    assert frame.ByteSize() <= 40 + 5 * len(drawn.ids)
-    got = read_verify(frame.verify, RequestLimits(152_000, 512), 0, GREEDY).draft.distributions
-    assert got is not None
-    assert (got[0].ids.tobytes(), got[0].probs.tobytes()) == (drawn.ids.tobytes(), drawn.probs.tobytes())
-
-
-def test_everything_that_may_be_drawn_from_fits_a_message() -> None:
-    """The widest distributions, with the gaps and weights that take most, for the longest chunk."""
-    ids = np.arange(WIDEST, dtype=np.int32) * 300
-    drawn = rounded(Distribution(ids, np.full(WIDEST, 1 / WIDEST, dtype=np.float32)))
-    frame = write_verify(
-        request(1, 0, array([1]), Chunk(array([0] * MAX_CHUNK), distributions=(drawn,) * MAX_CHUNK), 0)
-    )
-    assert frame.ByteSize() < MAX_MESSAGE
-
-
-def test_what_cannot_be_sent_is_refused_before_it_is_sent() -> None:
-    wide = rounded(Distribution(np.arange(5000, dtype=np.int32), np.full(5000, 1 / 5000, dtype=np.float32)))
-    raw = Distribution(array([1, 2, 3]), np.full(3, 1 / 3, dtype=np.float32))
-    for drawn, why in ((wide, "top-k"), (raw, "rounded")):
-        with pytest.raises(InvalidOption, match=why):
-            write_verify(request(1, 0, array([1]), Chunk(ids=array([1]), distributions=(drawn,)), 0))
 
 
 @given(st.integers(0, 5), st.lists(tokens, min_size=1, max_size=4), st.floats(0, 1e3), st.integers(0, 9))
@@ -140,36 +90,23 @@ def test_sampling_arrives_as_it_was_sent(temperature: float, top_k: int, top_p: 
 
 
 def valid() -> pb.Verify:
-    """One drafted token with a distribution over three."""
-    return pb.Verify(
-        round=1,
-        prefix=[1, 2],
-        chunk=[5],
-        distributions=pb.Distributions(
-            lengths=[3], gaps=[4, 0, 0], weights=[UNITS // 4 - 1, UNITS // 2 - 1, UNITS // 4 - 1]
-        ),
-    )
+    return pb.Verify(round=1, prefix=[1, 2], chunk=[5])
 
 
 def changed(**fields: object) -> pb.Verify:
-    """`valid`, with fields of it or (`d_...`) of its distributions replaced."""
+    """`valid`, with fields of it replaced."""
     message = valid()
     for name, value in fields.items():
-        target = message.distributions if name.startswith("d_") else message
-        field = name.removeprefix("d_")
         if isinstance(value, list):
-            del getattr(target, field)[:]
-            getattr(target, field).extend(value)
+            del getattr(message, name)[:]
+            getattr(message, name).extend(value)
         else:
-            setattr(target, field, value)
+            setattr(message, name, value)
     return message
 
 
 def test_the_valid_one_is_valid() -> None:
-    chunk = read_verify(valid(), BOUNDS, 0, GREEDY).draft
-    assert chunk.distributions is not None
-    assert chunk.distributions[0].ids.tolist() == [4, 5, 6]
-    assert chunk.distributions[0].probs.tolist() == [0.25, 0.5, 0.25]
+    assert read_verify(valid(), BOUNDS, 0, GREEDY).draft.ids.tolist() == [5]
 
 
 @pytest.mark.parametrize(
@@ -181,29 +118,6 @@ def test_the_valid_one_is_valid() -> None:
         changed(prefix=[]),  # nothing before the chunk
         changed(chunk=[5] * 257),
         changed(extra=4097),
-        changed(chunk=[5, 5]),  # one distribution for two tokens
-        changed(chunk=[]),
-        changed(chunk=[7]),  # cannot have been drawn
-        changed(d_lengths=[2]),
-        changed(d_lengths=[4]),
-        changed(d_lengths=[]),
-        changed(d_lengths=[0]),
-        changed(d_lengths=[1, 2]),
-        changed(d_lengths=[WIDEST + 1], d_gaps=[0] * (WIDEST + 1), d_weights=[0] * WIDEST + [UNITS - WIDEST - 1]),
-        changed(d_lengths=[2**32 - 1]),
-        changed(d_gaps=[4, 0, VOCABULARY - 6]),
-        changed(d_gaps=[VOCABULARY, 0, 0]),
-        changed(d_gaps=[4, 0, 2**32 - 1]),
-        changed(d_gaps=[4, 0]),
-        changed(d_gaps=[6, 0, 0]),  # 5 is not among them
-        changed(d_gaps=[]),
-        changed(d_weights=[]),
-        changed(d_weights=[UNITS // 2 - 1] * 2),
-        changed(d_weights=[UNITS // 2 - 1] * 3),
-        changed(d_weights=[0, 0, 0]),
-        changed(d_weights=[UNITS - 1, 0, 0]),
-        changed(d_weights=[2**32 - 1, 0, 0]),
-        changed(d_weights=[2**32 - 1] * 3),
     ],
     ids=str,
 )
@@ -266,13 +180,6 @@ numbers = st.one_of(tokens, st.integers(0, 2**32 - 1))
         prefix=st.lists(numbers, max_size=5),
         chunk=st.lists(numbers, max_size=3),
         extra=numbers,
-        distributions=st.none()
-        | st.builds(
-            pb.Distributions,
-            lengths=st.lists(numbers, max_size=3),
-            gaps=st.lists(numbers, max_size=5),
-            weights=st.lists(st.sampled_from([0, UNITS - 1, UNITS // 2 - 1]) | numbers, max_size=5),
-        ),
     )
 )
 def test_nothing_but_our_errors_comes_out_of_a_strange_request(message: pb.Verify) -> None:

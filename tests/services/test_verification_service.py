@@ -146,7 +146,6 @@ def test_a_session_that_holds_less_asks_for_the_rest(device: Device, opening: pb
         (["open", verify(prefix=())], grpc.StatusCode.INVALID_ARGUMENT),
         (["open", verify(prefix=(2**20,))], grpc.StatusCode.INVALID_ARGUMENT),
         (["open", verify(chunk=[2**20])], grpc.StatusCode.INVALID_ARGUMENT),
-        (["open", verify(chunk=[1], distributions=pb.Distributions())], grpc.StatusCode.INVALID_ARGUMENT),
         (["open", verify(round=2), "hear", verify(round=2)], grpc.StatusCode.INVALID_ARGUMENT),
         (["open", verify(round=2), "hear", verify(round=1)], grpc.StatusCode.INVALID_ARGUMENT),
         (["open", verify(position=2**31)], grpc.StatusCode.OUT_OF_RANGE),

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Model, Vocabulary
-from edgellm.errors import InvalidOption, PairingRequired, VerifierLost, VerifierUnreachable, VocabularyMismatch
+from edgellm.errors import PairingRequired, VerifierLost, VerifierUnreachable, VocabularyMismatch
 from edgellm.services.client.verifier_client import RemoteSession, RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.protocols import VerifierSession
-from edgellm.spec.sampling import Purpose, draw, rounded, uniforms
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import GREEDY, Chunk, Distribution, Ids, Sampling, Verdict
+from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Verdict
 from edgellm.storage import name_of
 from edgellm.verifier.in_process import LocalVerifier
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
@@ -45,26 +44,6 @@ def test_the_link_changes_nothing(
     here.close()
     there.close()
     assert same(got, wanted)
-
-
-def test_what_drafts_were_drawn_from_reaches_the_rule(
-    remote: RemoteVerifier, local: LocalVerifier, prompt: Ids
-) -> None:
-    """With the same distributions the same drafts are accepted, and the same residual is drawn from."""
-    support = np.arange(100, 160, dtype=np.int32)
-    q = rounded(Distribution(support, np.full(60, 1 / 60, dtype=np.float32)))
-    sampling = Sampling(temperature=1.5, top_k=0, top_p=1.0, seed=3)
-    outcomes = []
-    for verifier in (local, remote):
-        session, prefix, verdicts = verifier.open(GenerationState(sampling=sampling)), prompt, []
-        for _ in range(8):
-            drawn = [draw(q, u) for u in uniforms(3, len(prefix), 4, Purpose.DRAFT)[:, 0]]
-            chunk = Chunk(ids=np.array(drawn, dtype=np.int32), distributions=(q,) * 4)
-            verdicts.append(session.submit(prefix, chunk).result())
-            prefix = np.concatenate((prefix, chunk.ids[: verdicts[-1].accepted], verdicts[-1].tokens))
-        session.close()
-        outcomes.append(verdicts)
-    assert same(*outcomes)
 
 
 def test_what_of_a_copied_chunk_may_still_come_is_said_over_the_link_too(
@@ -171,15 +150,6 @@ def test_done_becomes_true(remote: RemoteVerifier, prompt: Ids) -> None:
     verdict = pending.result()
     assert pending.done()
     assert pending.result() is verdict
-    session.close()
-
-
-def test_distributions_that_cannot_be_sent_are_refused_here(remote: RemoteVerifier, prompt: Ids) -> None:
-    wide = Distribution(np.arange(2**20, dtype=np.int32), np.full(2**20, 2.0**-20, dtype=np.float32))
-    session = remote.open(GenerationState(sampling=Sampling(temperature=1.0, top_k=0)))
-    with pytest.raises(InvalidOption, match="top-k"):
-        session.submit(prompt, Chunk(ids=np.arange(4, dtype=np.int32), distributions=(wide,) * 4))
-    session.submit(prompt, Chunk()).result()  # and nothing is broken
     session.close()
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from edgellm.errors import VerifierLost
 from edgellm.spec.protocols import Drafter, Verifier, VerifierSession
-from edgellm.spec.sampling import Purpose, distribution, draw, uniforms
+from edgellm.spec.sampling import distribution, draw
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.types import NO_IDS, Chunk, Distribution, Floats, Ids, Sampling, Verdict
+from edgellm.spec.types import NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
 from edgellm.spec.verification import judge
 
 EOG = 0
@@ -78,13 +78,11 @@ class FakeDrafter(Drafter):
             return Chunk()
         assert gamma >= 1
         ids: list[int] = []
-        drawn: list[Distribution] = []
-        numbers = uniforms(sampling.seed, len(prefix), gamma, Purpose.DRAFT)[:, 0]
         while len(ids) < gamma and EOG not in ids:
-            drawn.append(distribution(self.logits(np.append(prefix, ids).astype(np.int32)), sampling))
-            ids.append(draw(drawn[-1], float(numbers[len(ids)])))
+            found = distribution(self.logits(np.append(prefix, ids).astype(np.int32)), sampling)
+            ids.append(draw(found, sampling.seed, len(prefix) + len(ids)))
         sure = np.full(len(ids), 0.5, dtype=np.float32)
-        return Chunk(np.array(ids, dtype=np.int32), sure, sure, None if sampling.greedy else tuple(drawn))
+        return Chunk(np.array(ids, dtype=np.int32), sure, sure)
 
     def close(self) -> None:
         self.closed = True
@@ -150,9 +148,9 @@ class FakePending:
         text = np.concatenate((self.prefix, self.chunk.ids))
         n = len(self.prefix)
         rows = np.stack([verifier.logits(text[: n + i]) for i in range(len(self.chunk) + 1)])
-        accepted, answer = judge(self.chunk, rows, session.sampling, n)
+        accepted, answer = judge(self.chunk.ids, rows, session.sampling, n)
         text, tokens = np.append(text[: n + accepted], answer).astype(np.int32), [answer]
         while len(tokens) <= self.extra and tokens[-1] != EOG:
-            answer = judge(Chunk(), verifier.logits(text)[None], session.sampling, len(text))[1]
+            answer = judge(NO_IDS, verifier.logits(text)[None], session.sampling, len(text))[1]
             text, tokens = np.append(text, answer).astype(np.int32), [*tokens, answer]
         return Verdict(accepted, np.array(tokens, dtype=np.int32), 0.001, 10, 20, len(tokens))

@@ -53,7 +53,8 @@ def test_a_copy_takes_the_place_of_a_token_that_is_doubted() -> None:
     for p1, hesitates, sampling, wanted in (
         (0.5, 0.6, GREEDY, 9),
         (0.5, 0.4, GREEDY, 3),
-        (0.5, 0.6, Sampling(temperature=1e-3, seed=1), 3),
+        (0.5, 0.6, Sampling(temperature=1e-3, seed=1), 9),
+        (0.5, 0.4, Sampling(temperature=1e-3, seed=1), 3),
     ):
         logits = np.full(12, -50.0, dtype=np.float32)
         logits[3], logits[4] = np.log(p1), np.log(1.0 - p1 - 1e-3)

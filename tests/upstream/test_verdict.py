@@ -12,7 +12,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from edgellm.spec.sampling import Purpose, draw, exact_distribution, rounded, uniforms
+from edgellm.spec import sampling as spec_sampling
+from edgellm.spec.sampling import draw
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Distribution, Ids, Sampling
 from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
 from edgellm.upstream.verdict import RowsUnusable, distribution, verdict
@@ -50,8 +51,7 @@ def shares(text: list[int], sampling: Sampling) -> Distribution:
 
 @cache
 def _shares(last: int, sampling: Sampling, *, drafts: bool) -> Distribution:
-    found = exact_distribution((DRAFT if drafts else LOGITS)[last], sampling)
-    return rounded(found) if drafts else found
+    return spec_sampling.distribution((DRAFT if drafts else LOGITS)[last], sampling)
 
 
 def request(text: list[int], draft: list[int], sampling: Sampling) -> RowRequest:
@@ -63,15 +63,16 @@ def reply(tier: Tier, rows: list[Row]) -> RowReply:
 
 
 def drafted(text: list[int], n: int, sampling: Sampling, number: int) -> Chunk:
-    """A draft that is drawn from the draft model's own distribution."""
-    now, tokens, distributions = list(text), [], []
-    for step in range(n):
+    """A draft that the draft model draws."""
+    now = list(text)
+    for _ in range(n):
         q = _shares(now[-1] if now else SIZE, replace(sampling, seed=0), drafts=True)
-        token = draw(q, uniforms(number, len(text) + step, 1, Purpose.DRAFT)[0, 0])
-        tokens.append(token)
-        distributions.append(q)
-        now.append(token)
-    return Chunk(ids=ids(*tokens), distributions=tuple(distributions))
+        now.append(draw(q, number, len(now)))
+    return Chunk(ids=ids(*now[len(text) :]))
+
+
+def drawn_by(server: np.random.Generator, shares: Distribution) -> int:
+    return int(server.choice(shares.ids, p=shares.probs / shares.probs.sum(dtype=np.float64)))
 
 
 def written(tier: Tier, sampling: Sampling, number: int, server: np.random.Generator) -> tuple[int, ...]:
@@ -84,11 +85,11 @@ def written(tier: Tier, sampling: Sampling, number: int, server: np.random.Gener
         if tier is Tier.SCORE:
             rows = [Row(top(prefix)[0][0], top(prefix)) for prefix in prefixes]
         elif tier is Tier.FAN_OUT:
-            rows = [Row(draw(shares(prefix, seeded), server.random())) for prefix in prefixes]
+            rows = [Row(drawn_by(server, shares(prefix, seeded))) for prefix in prefixes]
         else:
             now, rows = list(text), []
             for _ in prefixes:
-                now.append(draw(shares(now, seeded), server.random()))
+                now.append(drawn_by(server, shares(now, seeded)))
                 rows.append(Row(now[-1]))
         found = verdict(chunk, request(text, draft, seeded), reply(tier, rows), SIZE)
         text += [*draft[: found.accepted], *found.tokens.tolist()]
@@ -185,11 +186,11 @@ def test_too_few_likeliest_tokens_are_not_drawn_from() -> None:
             verdict(chunk, request([0], [], sampling), reply(Tier.SCORE, rows), SIZE)
 
 
-def test_drafts_without_a_distribution_are_compared_with_the_draw() -> None:
+def test_scored_drafts_are_compared_with_the_draw() -> None:
     sampling = Sampling(temperature=1.0, top_k=SIZE, seed=5)
     rows = [Row(0, top([0])), Row(0, top([1]))]
     p = shares([0], sampling)
-    wanted = draw(p, uniforms(5, 1, 2)[0, 1])
+    wanted = draw(p, 5, 1)
     for token in range(SIZE):
         found = verdict(Chunk(ids=ids(token)), request([0], [token], sampling), reply(Tier.SCORE, rows), SIZE)
         assert found.accepted == (token == wanted)
@@ -201,7 +202,7 @@ def test_the_likeliest_tokens_give_the_distribution_of_the_whole_row() -> None:
     shares = logits - math.log(float(np.exp(logits.astype(np.float64)).sum()))
     likeliest = tuple((int(token), float(shares[token])) for token in (-logits).argsort()[:40])
     for sampling in (Sampling(0.7), Sampling(1.5, 40, 0.5), Sampling(1.0, 7, 1.0), Sampling(1.0, 20, 0.9, min_p=0.1)):
-        whole, found = exact_distribution(logits, sampling), distribution(likeliest, sampling)
+        whole, found = spec_sampling.distribution(logits, sampling), distribution(likeliest, sampling)
         assert found.ids.tolist() == whole.ids.tolist()
         assert found.probs == pytest.approx(whole.probs, abs=1e-5)
     assert isinstance(found, Distribution)

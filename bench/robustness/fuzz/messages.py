@@ -34,8 +34,7 @@ from edgellm.services.server.verification_service import VerificationService
 from edgellm.services.server.verifying_model import VerifyingModel
 from edgellm.services.verification_codec import write_open, write_verdict, write_verify
 from edgellm.spec.patience import VerdictDeadline
-from edgellm.spec.sampling import rounded
-from edgellm.spec.types import GREEDY, Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
+from edgellm.spec.types import GREEDY, Chunk, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.verification import judge
 from edgellm.verifier.requests import MissingPrefix, VerifyRequest
 
@@ -55,11 +54,8 @@ def verify_request(position: int, prefix: Ids, draft: Chunk, extra: int, logprob
     return VerifyRequest(0, GREEDY, position, prefix, draft, extra, logprobs, ROUND)
 
 
-def chunk(drafted: int, drawn: bool) -> Chunk:
-    found = tuple(
-        rounded(Distribution(ids(3 + i, 9 + i, 200), np.array([0.5, 0.3, 0.2], np.float32))) for i in range(drafted)
-    )
-    return Chunk(ids=ids(*(9 + i for i in range(drafted))), distributions=found if drawn else None, retrieved=not drawn)
+def chunk(drafted: int, *, copied: bool) -> Chunk:
+    return Chunk(ids=ids(*(9 + i for i in range(drafted))), retrieved=copied)
 
 
 class Refused(Exception):
@@ -125,7 +121,7 @@ class _Worker:
             return
         position = ask.position + len(ask.prefix)
         try:
-            accepted, token = judge(ask.draft, self._rows[: len(ask.draft) + 1], ask.sampling, position)
+            accepted, token = judge(ask.draft.ids, self._rows[: len(ask.draft) + 1], ask.sampling, position)
         except EdgeError as error:
             deliver(error)
             return
@@ -190,7 +186,8 @@ class _Device:
     async def feed(self, data: bytes) -> None:
         if self._stream is None or self._stream.over:
             self._stream = Stream(cast(Any, self), b"open", WORDS)
-        pending = RemotePending(verify_request(4, ids(1, 2, 3, 4), chunk(4, False), 4, self._logprobs), lambda: True)
+        asked = verify_request(4, ids(1, 2, 3, 4), chunk(4, copied=True), 4, self._logprobs)
+        pending = RemotePending(asked, lambda: True)
         stream = self._stream
         stream.send(pending, pending.request(2))
         await self._line.say(data, lambda: stream.over)
@@ -256,9 +253,9 @@ def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
     hot = write_open(Sampling(1e300, 0, 1.0, 5), VOCABULARY.fingerprint)
     likely = [Logprobs(-0.5, ids(5, 6), np.array([-0.5, -2.0])) for _ in range(4)]
     telling = write_verdict(ROUND, Verdict(2, ids(5, 6), 0.1, logprobs=tuple(likely)))
-    asks = [write_verify(verify_request(at, ids(*range(1, 9)), chunk(n, drawn), 3))
-            for at, n, drawn in ((0, 0, False), (0, 4, True), (8, 4, False), (400, 1, True))]  # fmt: skip
-    asks.append(write_verify(verify_request(0, ids(1, 2), chunk(2, False), 3, 20)))
+    asks = [write_verify(verify_request(at, ids(*range(1, 9)), chunk(n, copied=copied), 3))
+            for at, n, copied in ((0, 0, True), (0, 4, False), (8, 4, True), (400, 1, False))]  # fmt: skip
+    asks.append(write_verify(verify_request(0, ids(1, 2), chunk(2, copied=True), 3, 20)))
     verdict = write_verdict(ROUND, Verdict(2, ids(5, 6), 0.1, passes=2, plausible=(True, True, False, True)))
     frames = [verdict, pb.VerifierFrame(need_prefix=pb.NeedPrefix(round=ROUND, position=1)),
               pb.VerifierFrame(working=pb.Working(round=ROUND, step=3)),

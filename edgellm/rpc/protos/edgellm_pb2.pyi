@@ -145,12 +145,11 @@ class Penalties(_message.Message):
     def __init__(self, repeat: _Optional[float] = ..., frequency: _Optional[float] = ..., presence: _Optional[float] = ..., ids: _Optional[_Iterable[int]] = ..., bias: _Optional[_Iterable[float]] = ..., start: _Optional[int] = ...) -> None: ...
 
 class Verify(_message.Message):
-    __slots__ = ("round", "position", "prefix", "chunk", "distributions", "extra", "copied", "logprobs")
+    __slots__ = ("round", "position", "prefix", "chunk", "extra", "copied", "logprobs")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
-    DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
     COPIED_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -158,21 +157,10 @@ class Verify(_message.Message):
     position: int
     prefix: _containers.RepeatedScalarFieldContainer[int]
     chunk: _containers.RepeatedScalarFieldContainer[int]
-    distributions: Distributions
     extra: int
     copied: bool
     logprobs: int
-    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., prefix: _Optional[_Iterable[int]] = ..., chunk: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Union[Distributions, _Mapping]] = ..., extra: _Optional[int] = ..., copied: _Optional[bool] = ..., logprobs: _Optional[int] = ...) -> None: ...
-
-class Distributions(_message.Message):
-    __slots__ = ("lengths", "gaps", "weights")
-    LENGTHS_FIELD_NUMBER: _ClassVar[int]
-    GAPS_FIELD_NUMBER: _ClassVar[int]
-    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
-    lengths: _containers.RepeatedScalarFieldContainer[int]
-    gaps: _containers.RepeatedScalarFieldContainer[int]
-    weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, lengths: _Optional[_Iterable[int]] = ..., gaps: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., prefix: _Optional[_Iterable[int]] = ..., chunk: _Optional[_Iterable[int]] = ..., extra: _Optional[int] = ..., copied: _Optional[bool] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("round", "accepted", "tokens", "seconds", "passes", "plausible", "logprobs")

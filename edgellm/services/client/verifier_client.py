@@ -400,11 +400,7 @@ class RemoteSession(VerifierSession):
         return self._connection.ready()
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> RemotePending:
-        """See `VerifierSession.submit`. A verdict that was not waited for is given up.
-
-        Raises:
-            InvalidOption: the chunk was drawn from distributions that cannot be sent.
-        """
+        """See `VerifierSession.submit`. A verdict that was not waited for is given up."""
         stream, held = self._stream, self._last.held() if self._last is not None else None
         if stream is None or stream.over or held is None:  # the other end's tokens are unknown: begin again
             self._end_stream()

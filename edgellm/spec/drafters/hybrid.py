@@ -178,7 +178,7 @@ class HybridDrafter(Drafter):
         rounds.record_draft(took, prompt if self._reads_prompt else 0)
         if not self._number:
             rounds.record_tokens(0, took)
-        if len(drafted) and drafted.distributions is None:
+        if len(drafted):
             drafted = self._extended(drafted, gamma)
         if not chunk.reason:
             return drafted

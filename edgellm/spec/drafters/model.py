@@ -15,9 +15,9 @@ from edgellm.spec.drafters.importance import ColumnSums
 from edgellm.spec.drafters.verdict_prediction import likely_corrections
 from edgellm.spec.ngram.sources import MIN_MATCH, NO_CURSOR, Cursor
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, penalised, rounded, uniforms
+from edgellm.spec.sampling import distribution, draw, penalised
 from edgellm.spec.state import NOT_FILLED, GenerationState
-from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, ContextMatch, Distribution, Floats, Ids, Penalties
+from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, ContextMatch, Floats, Ids, Penalties
 
 _NO_KEYS = slice(0, 0)
 
@@ -48,18 +48,14 @@ class ChunkBuilder:
         `cursor` offers the context's tokens.
         """
         rules, sampling = state.rules, state.sampling
-        self._survival, self._floors, self._alone = 1.0, floors, rules.alone
+        self._survival, self._floors = 1.0, floors
         self._gamma, self._stop_below = gamma, rules.stop_below if stops_early else 0.0
         self._sampling = sampling
-        purpose, column = (Purpose.VERIFY, 1) if rules.alone else (Purpose.DRAFT, 0)
         self._text, self._penalties = state.ids if text is None else text, penalties
-        self._grammar, at = grammar, len(self._text)
-        self._numbers = None if sampling.greedy else uniforms(sampling.seed, at, gamma, purpose)[:, column]
-        self._cursor, self._lookup_below = cursor, rules.lookup_below
+        self._grammar, self._cursor, self._lookup_below = grammar, cursor, rules.lookup_below
         self._matches: list[tuple[int, int, bool]] = []
         self.ids: list[int] = []
         self._facts: list[Top2] = []
-        self._drawn: list[Distribution] = []
         self._exits: list[int | None] = []
         self._n_alternatives, self._known = alternatives, known
         self._alternative_tokens: list[tuple[Ids, Floats]] = []
@@ -73,9 +69,8 @@ class ChunkBuilder:
         if self._grammar is not None:
             facts = self._allowed(self._grammar, logits, facts)
         token = facts.id
-        if self._numbers is not None:
-            self._drawn.append(self._distribution(logits))
-            token = draw(self._drawn[-1], float(self._numbers[len(self.ids)]))
+        if not self._sampling.greedy:
+            token = self._drawn(logits)
         if self._cursor is not NO_CURSOR:
             token = self._look_up(token, facts.p1)
         self.ids.append(token)
@@ -86,14 +81,13 @@ class ChunkBuilder:
             self._alternative_tokens.append(self._alternatives(logits, token))
         return token
 
-    def _distribution(self, logits: Floats) -> Distribution:
-        """Return the distribution that the next token is drawn from."""
-        found = (exact_distribution if self._alone else distribution)(logits, self._sampling)
-        if self._grammar is None:
-            return found
-        text = np.concatenate((self._text, np.array(self.ids, dtype=np.int32)))
-        limited = self._grammar.limited(found, logits, text)
-        return limited if self._alone else rounded(limited)
+    def _drawn(self, logits: Floats) -> int:
+        """Return the token that is drawn at this place; the verifier would draw it from the same logits."""
+        found = distribution(logits, self._sampling)
+        if self._grammar is not None:
+            text = np.concatenate((self._text, np.array(self.ids, dtype=np.int32)))
+            found = self._grammar.limited(found, logits, text)
+        return draw(found, self._sampling.seed, len(self._text) + len(self.ids))
 
     def _allowed(self, grammar: ReplyGrammar, logits: Floats, facts: Top2) -> Top2:
         """Return the likeliest two tokens that the grammar allows, with their shares of the likeliest ones."""
@@ -112,11 +106,10 @@ class ChunkBuilder:
         return ids[others], weights[others]
 
     def _look_up(self, token: int, confidence: float) -> int:
-        """Return `token`, or the context's token if the model is not confident. A sampled token is kept."""
+        """Return `token`, or the context's token if the model is not confident."""
         offered, matched, _ = self._cursor.offer()
         differs = offered >= 0 and offered != token and matched >= MIN_MATCH
-        free = self._numbers is None and self._grammar is None
-        copied = differs and confidence < self._lookup_below and free
+        copied = differs and confidence < self._lookup_below and self._grammar is None
         if copied:
             token = offered
         self._matches.append((offered, matched, copied))
@@ -143,7 +136,6 @@ class ChunkBuilder:
             ids=np.array(self.ids, dtype=np.int32),
             confidence=np.fromiter((f.p1 for f in self._facts), np.float32, n),
             margin=np.fromiter((f.p1 - f.p2 for f in self._facts), np.float32, n),
-            distributions=tuple(self._drawn) if self._numbers is not None else None,
             importance=NO_FLOATS if importance is None else importance[:n],
             exit_layers=tuple(self._exits) if exits else None,
             alternatives=tuple(self._alternative_tokens) if self._n_alternatives else None,

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgellm.engine import Speculator, top2
 from edgellm.spec.protocols import Drafter, Verifier
-from edgellm.spec.sampling import Purpose, draw, exact_distribution, penalised, uniforms
+from edgellm.spec.sampling import distribution, draw, penalised
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Sampling
 
@@ -25,14 +25,11 @@ def draft(
     """Return up to `gamma` tokens after `prefix` (n,), of which the verifier's context has all but the last decoded;
     none where it has not.
 
-    The chunk ends at an end-of-generation token, and where the product of its confidences falls below `floor`. Sampled
-    tokens are drawn with the numbers with which the verifier draws its own, and verified like copies: the text is the
-    same as without drafts, and the likelier two draws agree, the nearer are the two distributions.
+    The chunk ends at an end-of-generation token, and where the product of its confidences falls below `floor`.
     """
     logits = speculator.predict(prefix, seq) if gamma > 0 else None
     if logits is None:
         return Chunk()
-    numbers = None if sampling.greedy else uniforms(sampling.seed, len(prefix), gamma, Purpose.VERIFY)[:, 1]
     ids: list[int] = []
     confidence: list[float] = []
     margin: list[float] = []
@@ -43,8 +40,8 @@ def draft(
             logits = penalised(logits, text, sampling.penalties)
         facts = top2(logits)
         token = facts.id
-        if numbers is not None:
-            token = draw(exact_distribution(logits, sampling), float(numbers[len(ids)]))
+        if not sampling.greedy:
+            token = draw(distribution(logits, sampling), sampling.seed, len(prefix) + len(ids))
         ids.append(token)
         confidence.append(facts.p1)
         margin.append(facts.p1 - facts.p2)

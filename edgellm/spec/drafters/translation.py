@@ -1,10 +1,10 @@
 """Drafts of a model with another tokenizer than the verifier's.
 
 Token by token, after "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
-Vocabularies" (TLI): the draft model draws only from tokens whose bytes are also one token of the verifier, and the
-chunk carries the distribution that it was drawn from, in the verifier's ids. Verification is then the ordinary one, so
-the text is exactly the verifier's at any temperature. As text (SLEM): the draft model writes with all of its tokens,
-and the verifier's tokenizer cuts that text; there is no distribution over its tokens, so this is for greedy replies.
+Vocabularies" (TLI): the draft model draws only from tokens whose bytes are also one token of the verifier, by the times
+at which those arrive for the verifier (`spec.sampling.times`). As text (SLEM): the draft model writes with all of its
+tokens, and the verifier's tokenizer cuts that text. Draws of different tokens would agree by chance alone, so this is
+for greedy replies. Either way the text is the verifier's, at any temperature.
 
 The draft model reads the conversation in its own chat template, as it does not know the verifier's control tokens, and
 then the bytes of the reply in its own tokens. How those are cut does not matter for the verified text, only for the
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from edgellm.engine import Context, Model, top2
 from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import NOT_FILLED, GenerationState
-from edgellm.spec.types import Chunk, Distribution, Floats, Ids
+from edgellm.spec.types import Chunk, Floats, Ids
 
 LEAST_SHARE = 0.5
 """Below this share of common tokens, greedy drafts are translated as text."""
@@ -88,6 +88,7 @@ class TokenTranslation:
         """The verifier's ids of the common tokens, ascending."""
         self.source: Ids = np.array([common[token] for token in self.target.tolist()], dtype=np.int32)
         """The draft model's ids of the same tokens."""
+        self._verifier_tokens = verifier.n_vocab
         self.ours, self.theirs = TextCutter(draft), TextCutter(verifier)
         self.piece = verifier.piece
         """Return the bytes that a token of the verifier adds to a text."""
@@ -97,12 +98,15 @@ class TokenTranslation:
             + ("as text in greedy replies, and token by token in sampled ones" if self.by_text else "token by token")
         )
 
-    def translated(self, chunk: Chunk) -> Chunk:
-        """Return a chunk whose ids are places in `target`, in the verifier's ids."""
-        drawn = chunk.distributions
-        if drawn is not None:
-            drawn = tuple(Distribution(self.target[q.ids], q.probs) for q in drawn)
-        return replace(chunk, ids=self.target[chunk.ids], distributions=drawn)
+    def widened(self, row: Floats) -> Floats:
+        """Return the draft model's logits of the common tokens, in the verifier's ids; -inf for all others."""
+        found = np.full(self._verifier_tokens, -np.inf, dtype=np.float32)
+        found[self.target] = row[self.source]
+        return found
+
+    def own(self, token: int) -> int:
+        """Return the draft model's id of a common token, which is given in the verifier's ids."""
+        return int(self.source[self.target.searchsorted(token)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +165,11 @@ class TranslatedDrafter(Drafter):
             raise
 
     def _by_token(self, chunk: ChunkBuilder, prefix: Ids) -> Chunk:
-        source = self._translation.source
         for row in self._rows(prefix):
-            common = row[source]
-            if not self._take(int(source[chunk.add(common, top2(common))])) or chunk.full():
+            common = self._translation.widened(row)
+            if not self._take(self._translation.own(chunk.add(common, top2(common)))) or chunk.full():
                 break
-        return self._translation.translated(chunk.build(None))
+        return chunk.build(None)
 
     def _by_text(self, chunk: ChunkBuilder, prefix: Ids, gamma: int) -> Chunk:
         ended = False

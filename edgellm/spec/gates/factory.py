@@ -101,10 +101,7 @@ def choose(
     if gate != "worth":
         return choice
     lookup_below = profile.hesitates if options.context_lookup else 0.0
-    replaces = (
-        lookup_below > 0.0 and options.temperature <= 0.0
-    )  # a sampled token is kept; the gate sees the context match all the same
-    note = f"; below a confidence of {lookup_below:.2f} the context's token is drafted" if replaces else ""
+    note = f"; below a confidence of {lookup_below:.2f} the context's token is drafted" if lookup_below > 0.0 else ""
     return replace(choice, stop_below=DOUBT if linked else 0.0, lookup_below=lookup_below, reason=choice.reason + note)
 
 

@@ -14,7 +14,6 @@ from edgellm.errors import InvalidOption
 from edgellm.spec.gates.offload_policy import signals, surprise
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.protocols import Gate
-from edgellm.spec.sampling import Purpose, uniforms
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
 
@@ -277,10 +276,11 @@ def checked_share(value: float, name: str) -> float:
     return value
 
 
-def _draws(seed: int, place: int) -> tuple[float, float]:
-    """Return the random numbers of this place, for the coarse and for the fine filter."""
-    row = uniforms(seed, place, 1, Purpose.GATE)[0]
-    return float(row[0]), float(row[1])
+def _draws(seed: int, place: int) -> tuple[float, float, float]:
+    """Return the random numbers in [0, 1) of this place: for the coarse and the fine filter, and for ties."""
+    numbers = np.random.Generator(np.random.Philox(key=seed & 2**64 - 1, counter=place))
+    coarse, fine, tie = numbers.random(3).tolist()
+    return coarse, fine, tie
 
 
 class LearnedGate(Gate):
@@ -300,7 +300,7 @@ class LearnedGate(Gate):
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
         """See `Gate.decide`."""
         written = state.written
-        tie = float(uniforms(self._seed, written, 1, Purpose.GATE)[0, 2])
+        tie = _draws(self._seed, written)[2]
         if self._difficulty is None:
             self._difficulty = self._prompt_difficulty.of(state.ids[: state.prompt_tokens])
         features = signals(chunk, written, self._usual_importance, self._so_far, self._difficulty)

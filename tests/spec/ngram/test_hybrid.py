@@ -24,7 +24,7 @@ class Sure(FakeDrafter):
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         chunk = super().propose(state, gamma)
         confidence = np.full(len(chunk), self.sure, dtype=np.float32)
-        return Chunk(chunk.ids, confidence, confidence, chunk.distributions)
+        return Chunk(chunk.ids, confidence, confidence)
 
 
 def memory() -> DraftIndex:
