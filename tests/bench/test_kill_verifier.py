@@ -81,6 +81,6 @@ def test_the_judge_replays_what_was_drawn(draft: Model, exact: Model, prompt: Id
     judge = Judge(draft, exact)
     assert judge.problems(drawn, drawn) == []
     other = replace(drawn, sampling=Sampling(0.8, seed=6))
-    assert any("the seed says" in problem for problem in judge.problems(other, other))
+    assert any("not what the seed draws" in problem for problem in judge.problems(other, other))
     colder = replace(drawn, sampling=Sampling(0.8, top_k=2, seed=5))
     assert any("cannot have been drawn" in problem for problem in judge.problems(colder, colder))

@@ -165,7 +165,9 @@ def test_a_verifier_without_the_layer_is_asked_for_no_tail(architectures: Archit
     ):
         tokens = list(pair.reply(QUESTION, max_tokens=TOKENS, gamma=2))
         assert tokens
-        assert most_alone(tokens) <= 1
+        # where nothing is drafted, because that is slower on a busy machine, several tokens are asked for at once
+        chunks = {token.round for token in tokens if token.source in (Source.BONUS, Source.CORRECTED)}
+        assert not [token for token in tokens if token.round in chunks and token.source is Source.VERIFIER]
 
 
 def test_where_it_cannot_draft_the_reason_is_told(architectures: Architectures) -> None:
