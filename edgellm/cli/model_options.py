@@ -112,6 +112,7 @@ _PLANNED: dict[str, Any] = {
     ),
     "ctx_size": _option("N", _EACH_HAS_MEMORY, "4096, or as many as are planned for"),
 }
+_ON_A_MESH: dict[str, Any] = {"ctx_size": _option("N", _EACH_HAS_MEMORY, "4096, if the model was trained for as many")}
 PLANNING = ("gpu_layers", "device", "tensor_split", "threads", "ctx_size", "batch_size", "cache_type", "flash_attn")
 """The options that a plan for several devices depends on."""
 
@@ -209,6 +210,11 @@ def with_plan_hardware(
     `refused` are those on which this one does not depend, with the reasons."""
     options = {name: (_OPTIONS | _PLANNED)[name] for name in PLANNING if name not in refused}
     return with_hardware(command, options, {**_NO_MLOCK, **refused})
+
+
+def with_mesh_hardware(command: Callable[..., T]) -> Callable[..., T]:
+    """Give a command that runs a model on several devices the options for hardware, as `with_hardware` does."""
+    return with_hardware(command, _OPTIONS | _ON_A_MESH)
 
 
 def on_command_line(context: typer.Context, name: str) -> bool:

@@ -20,7 +20,7 @@ from edgellm.cli.model_options import (
     TemplateArgs,
     Think,
     thinking,
-    with_hardware,
+    with_mesh_hardware,
 )
 from edgellm.cli.views.console import Loading, say
 from edgellm.cli.views.device_table import find_home_workers, print_left_out, print_units, survey_workers
@@ -99,7 +99,7 @@ EngineName = Annotated[
 ]  # fmt: skip
 
 
-@with_hardware
+@with_mesh_hardware
 def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names, help="As for mesh plan.")],
     prompt: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Question.")],
