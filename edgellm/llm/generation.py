@@ -321,12 +321,11 @@ def check_grammar(parts: Components, sampling: Sampling) -> None:
 
 
 def check_sampling(parts: Components, sampling: Sampling) -> None:
-    """Raise InvalidOption where the pair's verifier does not know min-p and penalties, and `sampling` has them."""
+    """Raise InvalidOption where the pair's verifier does not know penalties, and `sampling` has them."""
     if parts.verifier is not None and not (sampling.plain or parts.verifier.applies_penalties):
         raise InvalidOption(
-            f"The verifier {parts.verifier.name} does not apply min_p, penalties and logit_bias: it is of an older"
-            " version, or a stock server.",
-            "Leave them out, update edgellm on the verifier's device, or use a verifier of edgellm.",
+            f"The verifier {parts.verifier.name} does not apply penalties and logit_bias: it is a stock server.",
+            "Leave them out, or use a verifier of edgellm.",
         )
 
 

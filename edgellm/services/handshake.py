@@ -30,8 +30,8 @@ class VerifierInfo:
     """What the verifier says of itself: the name of its model, the tokens that one session can hold, and the SHA-256
     of the model's file in hex, empty if it is unknown. `vocabulary` is the fingerprint of its vocabulary in hex, and
     `shared_tokens` is `VocabularyMatch.shared`. `chat_template` is its model's, empty if it is not told.
-    `reports_logprobs`: verdicts hold log-probabilities where one asks. `applies_penalties`: it knows min-p and
-    penalties. `applies_grammars`: it knows constraints. `drafts_extra`: it drafts extra tokens. `behind`: what verifies
+    `reports_logprobs`: verdicts hold log-probabilities where one asks. `applies_penalties`: it knows penalties.
+    `applies_grammars`: it knows constraints. `drafts_extra`: it drafts extra tokens. `behind`: what verifies
     in its place, and how, in a few words for people; empty: it verifies itself."""
 
     model: str

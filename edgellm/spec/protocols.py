@@ -159,7 +159,7 @@ class Verifier(ABC):
 
     @property
     def applies_penalties(self) -> bool:
-        """Return whether verdicts can follow a sampling rule with min-p and penalties."""
+        """Return whether verdicts can follow a sampling rule with penalties."""
         return False
 
     @property

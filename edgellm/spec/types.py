@@ -116,8 +116,8 @@ class Sampling:
 
     @property
     def plain(self) -> bool:
-        """Return whether every verifier can follow the rule, however old it is: without min-p and penalties."""
-        return self.min_p == 0.0 and self.penalties is None
+        """Return whether every verifier can follow the rule, a stock server too: without penalties."""
+        return self.penalties is None
 
 
 GREEDY = Sampling()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, Self
 
 from edgellm.engine import Floats
@@ -64,7 +65,8 @@ def sampling_of(body: dict[str, Any]) -> Sampling:
     top_k = int(body.get("top_k", -1))
     if body.get("repetition_penalty") != 1.0:  # the model's own settings would say otherwise
         raise Invalid("the request leaves the repetition penalty to the model")
-    return Sampling(float(body.get("temperature", 1.0)), max(0, top_k), float(body.get("top_p", 1.0)))
+    found = Sampling(float(body.get("temperature", 1.0)), max(0, top_k), float(body.get("top_p", 1.0)))
+    return replace(found, min_p=float(body.get("min_p", 0.0)))
 
 
 class Vllm(Dialect):
@@ -210,13 +212,10 @@ class LlamaServer(Dialect):
             return {"content": self.text(body["tokens"])}
         if path != "/completion":
             raise Missing
-        if (
-            body.get("samplers") != ["temperature", "top_k", "top_p"]
-            or body.get("min_p")
-            or body["repeat_penalty"] != 1
-        ):
+        samplers = ["temperature", "top_k", "top_p", *(["min_p"] if body["min_p"] else [])]
+        if body.get("samplers") != samplers or body["repeat_penalty"] != 1:
             raise Invalid("this server would draw by another rule")
-        sampling = Sampling(body["temperature"], body["top_k"], body["top_p"])
+        sampling = Sampling(body["temperature"], body["top_k"], body["top_p"], min_p=body["min_p"])
         tokens, rows = self.engine.write(body["prompt"], body["n_predict"], sampling, body["seed"])
         ended = self.engine.model.is_eog(tokens[-1])
         said = [

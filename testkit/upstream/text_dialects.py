@@ -50,9 +50,9 @@ class Ollama(Continuing):
         if body["model"] != self.model_name:
             raise UnknownModel({"error": f"model '{body['model']}' not found"})
         options = body["options"]
-        if not body["raw"] or options["repeat_penalty"] != 1.0 or options["min_p"] or body["truncate"] or body["shift"]:
+        if not body["raw"] or options["repeat_penalty"] != 1.0 or body["truncate"] or body["shift"]:
             raise Invalid("this server would write by another rule")
-        sampling = Sampling(options["temperature"], options["top_k"], options["top_p"])
+        sampling = Sampling(options["temperature"], options["top_k"], options["top_p"], min_p=options["min_p"])
         tokens, rows, ended = self.continued(body["prompt"], options["num_predict"], sampling, options["seed"])
         found: dict[str, Any] = {
             "model": MODEL, "created_at": "2026-11-01T00:00:00Z", "response": self.text(tokens), "done": True,
@@ -87,7 +87,9 @@ class TextCompletions(Continuing):
     def post(self, path: str, body: dict[str, Any]) -> Any:
         if path != "/v1/completions":
             return self.other(f"POST {path}")
-        sampling = Sampling(body["temperature"], body.get("top_k", 0), body.get("top_p", 1.0))
+        sampling = Sampling(
+            body["temperature"], body.get("top_k", 0), body.get("top_p", 1.0), min_p=body.get("min_p", 0.0)
+        )
         tokens, rows, ended = self.continued(body["prompt"], body["max_tokens"], sampling, body.get("seed"))
         choice = {"index": 0, "text": self.text(tokens), "finish_reason": "stop" if ended else "length"}
         return {

@@ -82,8 +82,8 @@ def test_the_draft_model_follows_the_penalties(pair: LLM) -> None:
     assert rates[1] > 0.5 * rates[0]
 
 
-def test_an_older_verifier_is_not_asked(served: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verifier_that_applies_no_penalties_is_not_asked(served: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VerifierInfo, "applies_penalties", False)
-    with pytest.raises(InvalidOption, match="update edgellm on the verifier's device"):
-        served.reply(case(2), min_p=0.1)
-    assert ids(served.reply(case(2), max_tokens=2))
+    with pytest.raises(InvalidOption, match="use a verifier of edgellm"):
+        served.reply(case(2), presence_penalty=0.1)
+    assert ids(served.reply(case(2), max_tokens=2, min_p=0.1, temperature=1.0))

@@ -156,8 +156,9 @@ def test_log_probabilities_cross_both_links(houses: dict[str, House]) -> None:
 
 
 def test_devices_are_told_what_servers_cannot_do(houses: dict[str, House]) -> None:
-    with pytest.raises(InvalidOption, match="min_p"):
-        houses["two"].device.reply("Hello", min_p=0.1, temperature=1.0)
+    with pytest.raises(InvalidOption, match="penalties"):
+        houses["two"].device.reply("Hello", repeat_penalty=1.1)
+    assert ids(houses["two"].device.reply("Hello", min_p=0.1, temperature=1.0, max_tokens=4))
 
 
 def test_a_server_that_fails_is_replaced_by_another(houses: dict[str, House], wanted: dict[int, list[int]]) -> None:

@@ -44,6 +44,18 @@ def test_drafts_change_nothing(
     assert {path for path, _, _ in server.requests} & WRITES
 
 
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "lm-studio"])  # it has a min-p of its own
+def test_min_p_reaches_what_draws(
+    way: str, engine: Engine, f32_pair: tuple[Path, Path], wanted: dict[int, list[int]], closing: ExitStack
+) -> None:
+    """At 1 it leaves the likeliest token alone, so the sampled text is the greedy one."""
+    make, tier = WAYS[way]
+    pair, _ = open_pair(closing, make(engine), f32_pair[0], tier)
+    reply = pair.reply(case(2), max_tokens=MOST, budget=1.0, temperature=1.5, min_p=1.0, seed=3)
+    assert ids(reply) == wanted[2]
+    assert reply.summary.share_verified == 1.0
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_the_server_alone(
     way: str, engine: Engine, f32_pair: tuple[Path, Path], wanted: dict[int, list[int]], closing: ExitStack

@@ -27,6 +27,7 @@ DRAFT = np.random.default_rng(4).normal(0.0, 1.0, (SIZE + 1, SIZE)).astype(np.fl
 SAMPLINGS = {
     "all": Sampling(temperature=0.9, top_k=SIZE, top_p=1.0),
     "truncated": Sampling(temperature=1.1, top_k=3, top_p=0.9),
+    "min-p": Sampling(temperature=1.3, top_k=SIZE, top_p=1.0, min_p=0.3),
 }
 
 
@@ -77,7 +78,7 @@ def drawn_by(server: np.random.Generator, shares: Distribution) -> int:
 
 def written(tier: Tier, sampling: Sampling, number: int, server: np.random.Generator) -> tuple[int, ...]:
     """The first tokens of a text that is written by verdicts."""
-    seeded, text = Sampling(sampling.temperature, sampling.top_k, sampling.top_p, seed=number), list[int]()
+    seeded, text = replace(sampling, seed=number), list[int]()
     while len(text) < LENGTH:
         chunk = drafted(text, 2, seeded, number)
         draft = chunk.ids.tolist()

@@ -366,7 +366,7 @@ class RemoteVerifier(Verifier):
 
     @property
     def applies_penalties(self) -> bool:
-        """See `Verifier.applies_penalties`: older verifiers do not."""
+        """See `Verifier.applies_penalties`: a gateway to stock servers does not."""
         return self._connection.peer.applies_penalties
 
     @property
@@ -411,7 +411,7 @@ class RemoteSession(VerifierSession):
         self._round += 1
         state = self._state
         if not (state.sampling.plain or self._connection.peer.applies_penalties):  # another one since the reply began
-            raise lost("The verifier is of an older version, which does not know min-p and penalties.")
+            raise lost("The verifier is a gateway to a stock server now, which applies no penalties.")
         if state.sampling.constraint is not None and not self._connection.peer.applies_grammars:
             raise lost("The verifier is of an older version, which does not know JSON schemas.")
         request = VerifyRequest(0, state.sampling, len(prefix), prefix, chunk, extra, state.logprobs, self._round)

@@ -51,10 +51,11 @@ class LlamaServerUpstream(ServedUpstream):
     async def rows(self, request: RowRequest) -> RowReply:
         """See `Upstream.rows`."""
         sampling = request.sampling
+        samplers = [*_DRAWING, "min_p"] if sampling.min_p else [*_DRAWING]
         body: dict[str, Any] = {
             "prompt": request.prefix.tolist(), "n_predict": request.places, "cache_prompt": True,
             "return_tokens": True, "stream": False, "temperature": max(0.0, sampling.temperature),
-            "top_k": max(0, sampling.top_k), "top_p": sampling.top_p, "min_p": 0.0, "samplers": list(_DRAWING),
+            "top_k": max(0, sampling.top_k), "top_p": sampling.top_p, "min_p": sampling.min_p, "samplers": samplers,
             "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "n_probs": request.top,
             "seed": seed_at(sampling, len(request.prefix)),
         }  # fmt: skip

@@ -30,7 +30,7 @@ class OllamaUpstream(TextUpstream):
             "truncate": False, "shift": False,  # a text that is too long is refused, and never cut
             "options": {
                 "num_predict": tokens, "temperature": max(0.0, sampling.temperature), "top_k": max(0, sampling.top_k),
-                "top_p": sampling.top_p, "min_p": 0.0, "repeat_penalty": 1.0, "presence_penalty": 0.0,
+                "top_p": sampling.top_p, "min_p": sampling.min_p, "repeat_penalty": 1.0, "presence_penalty": 0.0,
                 "frequency_penalty": 0.0, "seed": seed,
             },
         }  # fmt: skip

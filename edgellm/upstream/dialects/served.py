@@ -104,7 +104,8 @@ def sampling_fields(sampling: Sampling, temperature: float) -> dict[str, Any]:
     """Return how a server is to draw a token: by our rule alone, whatever its model's own settings are."""
     greedy = temperature <= 0.0
     top_k = -1 if greedy or sampling.top_k <= 0 else sampling.top_k
-    return {"temperature": max(0.0, temperature), "top_k": top_k, "top_p": 1.0 if greedy else sampling.top_p, **NEUTRAL}
+    top_p, min_p = (1.0, 0.0) if greedy else (sampling.top_p, sampling.min_p)
+    return {**NEUTRAL, "temperature": max(0.0, temperature), "top_k": top_k, "top_p": top_p, "min_p": min_p}
 
 
 def reply(tier: Tier, rows: Sequence[Row], answer: HttpAnswer, cached: int | None) -> RowReply:
