@@ -43,7 +43,9 @@ def measured(file: ModelFile, length: int) -> dict[str, Any]:
     plain = reckon(file, Hardware(n_ctx=length), context)
     captured = reckon(file, Hardware(n_ctx=length), lambda model: context(model, Capture(attention=(LAYER,))))
     read = min(length, MOST_READ)
-    exits = reckon(file, Hardware(n_ctx=read), lambda model: [Context(model, n_ctx=read) for _ in range(2)])
+    exits = reckon(
+        file, Hardware(n_ctx=read), lambda model: [Context(model, n_ctx=read) for _ in range(2)], reserved=True
+    )  # a reply's rows all give logits
     return {
         "tokens": length, "cache": plain.caches["CPU"], "compute": plain.compute["CPU"],
         "captured": captured.compute["CPU"], "text": index_bytes(np.minimum(rng.zipf(1.3, length), WORDS)),

@@ -11,8 +11,8 @@ llama-cpp-python, some minutes; without `--server` the third is a context with l
 (`swa_full` off, batches of 2,048 and 512 rows).
 
 *Estimate*: for every architecture, the bytes that `engine.memory_fit.reckon` says before anything is loaded, and those
-of the buffers that llama.cpp then logs. Exit code 1 if a verifier's cache takes over 1.1 of llama-server's, or an
-estimate is off by over 10 % and 100 kB.
+of the buffers that llama.cpp then logs; `bench.models.memory` has what processes take. Exit code 1 if a verifier's
+cache takes over 1.1 of llama-server's, or an estimate is off by over 10 % and 100 kB.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ def estimates(folder: Path) -> list[dict[str, Any]]:
         def opened(model: Model) -> list[Context]:
             return [Context(model, n_ctx=_N_CTX, n_seq=2, threads=1, rolls_back=True)]
 
-        use = reckon(file, Hardware(), opened)
+        use = reckon(file, Hardware(), opened, reserved=True)
         with native.log.listen() as lines, Model.load(file, probe=False) as model:
             for context in opened(model):
                 context.close()
         rows.append(
-            {"architecture": name, "estimate": use.on("CPU") - use.weights["CPU"], "real": logged(lines, _BUFFER)}
+            {"architecture": name, "estimate": use.caches["CPU"] + use.compute["CPU"], "real": logged(lines, _BUFFER)}
         )
         path.unlink()
     return rows

@@ -14,6 +14,7 @@ import numpy as np
 
 from edgellm.engine import cores, llama_api, native
 from edgellm.engine.gguf.cuttable import row_factor
+from edgellm.engine.gguf.overheads import output_rows
 from edgellm.engine.graph_hooks import Capture, Recorder, attention_rows
 from edgellm.engine.hardware import DEFAULT_CACHE, N_BATCH, QUANTISED
 from edgellm.engine.kv.kv_cache import KVCache, checkpoint_bytes, snapshots_that_fit
@@ -130,6 +131,7 @@ class Context:
             flash_attention=self.flash,
             snapshots=snapshots_that_fit(model.header, model.size_bytes, n_seq) if rolls_back else 0,
             whole_window=whole_window,
+            outputs=output_rows(n_seq, self.n_batch) if model.few_outputs and not (capture and capture.outputs) else 0,
         )
         self._cache = KVCache(
             model.owned, self._owned, n_seq, model.architecture, trusted=lambda: "rollback" not in model.faults,

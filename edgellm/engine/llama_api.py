@@ -183,10 +183,12 @@ def open_context(
     whole_window: bool = False,
     embeddings: bool = False,
     beside: native.Owned | None = None,
+    outputs: int = 0,
 ) -> native.Owned:
     """Return a native context of `positions` in all that decodes up to `rows` at once; with `mtp`, one of the model's
     MTP layer, which must have been loaded: llama.cpp ends the process without it. With `embeddings` it pools states as
     the model says. It uses weights of the model of the context `beside`, which must outlive its last computation.
+    `outputs`: the rows of logits of one batch, at most, over which llama.cpp ends the process; all of them without it.
 
     Raises:
         EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
@@ -199,6 +201,7 @@ def open_context(
     # cells outside the window are never freed while branches share them
     params.swa_full = whole_window or (unified and sequences > 1)
     params.n_rs_seq = snapshots
+    params.n_outputs_max = outputs
     params.no_perf = True
     params.embeddings = embeddings
     if mtp:

@@ -1,7 +1,7 @@
 """What a model and its contexts take of each device's memory, and how many of its layers fit on graphics cards.
 
 llama.cpp reckons for itself: it loads the model without its weights, opens the contexts without their buffers, and logs
-the size of each. So the figures hold for every architecture.
+the size of each. So the figures hold for every architecture. What it does not log is estimated: `gguf.overheads`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import psutil
 
 from edgellm.engine import native
 from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token, recurrent_state_bytes
+from edgellm.engine.gguf.overheads import converted_bytes, graph_bytes, model_bytes, output_rows
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.kv.kv_cache import checkpoint_bytes, snapshots_that_fit
@@ -47,18 +48,21 @@ _V2 = ("memory.max", "memory.current")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _ASSIGNED = re.compile(r"layer +(\d+) assigned to device (\S+),")
 _COMPUTE = re.compile(r": +(\S+) +(?:compute|output) buffer size = +([\d.]+) MiB")
+_NODES = re.compile(r": max_nodes = (\d+)")
 _CACHE = re.compile(r": size = +([\d.]+) MiB \( *\d+ cells")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
     """Bytes of weights, caches and computation by device; "CPU" is the machine's own memory, and there are the
-    `checkpoints` to which a cache is rolled back that cannot be cut: as many bytes as they take at most."""
+    `checkpoints` to which a cache is rolled back that cannot be cut, as many bytes as they take at most, and the
+    `overhead`: vocabularies, descriptions of graphs, rows that are converted to be multiplied, and logits."""
 
     weights: Counter[str]
     caches: Counter[str]
     compute: Counter[str]
     checkpoints: int = 0
+    overhead: int = 0
 
     def on(self, device: str) -> int:
         """Return the bytes on a device."""
@@ -67,7 +71,7 @@ class MemoryUse:
     @property
     def by_device(self) -> Counter[str]:
         """Return all bytes by device."""
-        return self.weights + self.caches + self.compute + Counter(CPU=self.checkpoints)
+        return self.weights + self.caches + self.compute + Counter(CPU=self.checkpoints + self.overhead)
 
 
 def free_memory() -> int:
@@ -251,9 +255,14 @@ def _with_context(file: ModelFile, hardware: Hardware, sessions: int) -> tuple[H
     return replace(hardware, n_ctx=n_ctx), (f"a context of {n_ctx} tokens: {why}",)
 
 
-def reckon(file: ModelFile, hardware: Hardware, contexts: Contexts, eagle3: ModelFile | None = None) -> MemoryUse:
+def reckon(
+    file: ModelFile, hardware: Hardware, contexts: Contexts, eagle3: ModelFile | None = None, *, reserved: bool = False
+) -> MemoryUse:
     """Return what llama.cpp would take for a model with these contexts, and for the EAGLE-3 head `eagle3` beside them;
     nothing is loaded.
+
+    llama.cpp reserves logits of all rows of a batch, and few of them are ever asked for. The others count where some
+    layers are on a graphics card, or with `reserved`: a processor's memory is taken as it is written to.
 
     Raises:
         ModelUnsupported: llama.cpp cannot use the file.
@@ -261,12 +270,21 @@ def reckon(file: ModelFile, hardware: Hardware, contexts: Contexts, eagle3: Mode
     """
     from edgellm.engine.model import Model
 
+    few = not reserved and not hardware.gpu_layers
     with native.log.listen() as lines, ExitStack() as closing:
         model = closing.enter_context(
-            Model.load(file, hardware=hardware, probe=False, dry=True, speculates=True, eagle3=eagle3)
+            Model.load(file, hardware=hardware, probe=False, dry=True, few_outputs=few, speculates=True, eagle3=eagle3)
         )
         opened = [closing.enter_context(context) for context in contexts(model)]
         checkpoints = sum(context.checkpoint_bytes for context in opened)
+        n_vocab = model.n_vocab
+    headers = [file.header] if eagle3 is None else [file.header, eagle3.header]
+    overhead = sum(model_bytes(header) for header in headers)
+    overhead += sum(graph_bytes(int(found[1])) for line in lines if (found := _NODES.search(line)))
+    for context in opened:
+        overhead += converted_bytes(file.header, context.n_batch)
+        # llama.cpp begins with room for the logits of a row for each sequence
+        overhead += 4 * n_vocab * (output_rows(context.n_seq, context.n_batch) - context.n_seq)
     device_of: dict[int, str] = {}
     device_of_eagle3 = "CPU"
     for line in lines:
@@ -290,7 +308,7 @@ def reckon(file: ModelFile, hardware: Hardware, contexts: Contexts, eagle3: Mode
     for line in lines:
         if found := _COMPUTE.search(line):
             compute[_device(found[1])] += int(float(found[2]) * _MIB)
-    return MemoryUse(weights, caches, compute, checkpoints)
+    return MemoryUse(weights, caches, compute, checkpoints, overhead)
 
 
 def _device(buffer: str) -> str:
@@ -372,7 +390,7 @@ def _on_processor(
     length, state = hardware.n_ctx or _CONTEXTS[0], recurrent_state_bytes(file.header)
     states = sessions * state + snapshots_that_fit(file.header, weights, sessions) * sessions * state
     estimate = weights + sessions * length * sum(map(cache_bytes_per_token, headers)) + states
-    estimate += checkpoint_bytes(file.header, length, sessions)
+    estimate += checkpoint_bytes(file.header, length, sessions) + sum(map(model_bytes, headers))
     if estimate < _PLENTY * (free_memory() - taken["CPU"]):
         return Fitted(chosen, reason, _added(taken, Counter(CPU=estimate)))
     use = reckon(file, chosen, contexts, eagle3)
@@ -393,7 +411,7 @@ def _check_memory(file: ModelFile, hardware: Hardware, use: MemoryUse, taken: Co
     if use.on("CPU") <= free or os.environ.get("EDGELLM_FIT") == "off":
         return
     grows = max(1, use.caches["CPU"] + use.compute["CPU"])  # with the context
-    fixed = use.weights["CPU"] + use.checkpoints
+    fixed = use.weights["CPU"] + use.checkpoints + use.overhead
     length = int(0.9 * (hardware.n_ctx or 0) * (free - fixed) / grows) // 256 * 256
     of = "the context" if sessions == 1 else f"{sessions} sessions of {hardware.n_ctx} tokens"
     saved = f" and {use.checkpoints / 1e9:.1f} GB for checkpoints to roll back to" if use.checkpoints else ""

@@ -76,7 +76,7 @@ class Model:
         self._faults, self._untested = frozenset(faults), untested
         self._speculator = speculator
         self.file, self.path, self.header = file, file.path, file.header
-        self.text_only = False
+        self.text_only = self.few_outputs = False
         self._owned: native.Owned | None = owned
         pointer = owned.pointer
         self._vocab = lib.llama_model_get_vocab(pointer)
@@ -156,6 +156,7 @@ class Model:
         probe: bool = True,
         chat: bool = False,
         dry: bool = False,
+        few_outputs: bool = False,
         speculates: bool = False,
         eagle3: ModelFile | None = None,
         embeds: bool = False,
@@ -170,7 +171,8 @@ class Model:
         weights are loaded: the model tokenises, but no context can be opened over it. A model whose header is new on
         this machine is loaded in a child process first, unless `probe` is False: see `engine.trial.probe`. With `chat`
         the process that renders its chat template starts meanwhile, so that the first `chat_prompt` need not wait. With
-        `dry` nothing is allocated, neither here nor by contexts: llama.cpp only logs what it would take.
+        `dry` nothing is allocated, neither here nor by contexts: llama.cpp only logs what it would take; with
+        `few_outputs` for as many rows of logits as are asked for, and not for all rows of a batch.
 
         With `speculates` what drafts from the model's states is loaded, too: the EAGLE-3 head `eagle3`, if it is given,
         or else the layer that predicts further tokens (MTP), if it can be used; see `engine.speculators`. `embeds`: the
@@ -219,7 +221,7 @@ class Model:
             if template is not None:
                 template.close()
             raise
-        model.text_only = text_only
+        model.text_only, model.few_outputs = text_only, dry and few_outputs
         return model
 
     @property

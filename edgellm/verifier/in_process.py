@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from edgellm.engine import Context, Model, ShouldStop, Speculator, common_prefix
+from edgellm.engine.gguf.overheads import PREDICTED_ROWS
 from edgellm.errors import EdgeError, EngineFailed, ProtocolError
 from edgellm.spec.constraint import GrammarState, ReplyGrammar
 from edgellm.spec.guarded_session import wait_for_result
@@ -277,18 +278,16 @@ def report_expected(
     The logits of all positions take much memory, so they are computed in slices.
     """
     end = len(prefix) - 1
-    for start in range(known, end, SLICE):
+    for start in range(known, end, PREDICTED_ROWS):
         if progress is not None and end - known > context.n_batch:
             progress(start - known, end - known)
-        ids = prefix[start : min(start + SLICE, end)]
+        ids = prefix[start : min(start + PREDICTED_ROWS, end)]
         report(likeliest(context.decode(ids, outputs=len(ids)), TOP_K, start))
 
 
 _UNLIMITED = 2**30
 ONE_PASS = SchedulerLimits(rows=_UNLIMITED, chunk=_UNLIMITED, solo_chunk=_UNLIMITED)
 """Everything in one pass: there are no other sessions."""
-SLICE = 32
-"""Rows of logits at once: 19 MB with a vocabulary of 152,000 tokens."""
 TOP_K = 4
 """Predictions kept for each position."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.models import architectures, features, real_pairs, tokenizers, window_memory
+from bench.models import architectures, features, memory, real_pairs, tokenizers, window_memory
 from edgellm.engine import Message, Model
 from edgellm.spec.types import Source, Token
 from testkit.architectures import write
@@ -76,6 +77,21 @@ def test_a_windows_cache_is_no_larger_than_plain_llama_cpps(tmp_path: Path) -> N
     for row in window_memory.windows(None, 2_048, tmp_path):
         assert row["ours"]["verifier"] <= window_memory.MOST * row["llama_server"]
     assert window_memory.is_off({"estimate": 5e6, "real": 9e6})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux alone says what a process takes")
+def test_the_memory_of_a_process_is_what_was_estimated() -> None:
+    row = memory.in_children("qwen35", 256)
+    assert memory.ratio(row) == pytest.approx(1.0, abs=0.04), row  # 0.94 without what llama.cpp does not tell of
+    assert row["real"]["mapped"] == pytest.approx(row["estimate"]["weights"], rel=0.02)
+    assert "1 of 1 estimates within a tenth" in memory.table({"rows": {"qwen35": row}})
+
+
+def test_an_estimate_that_is_off_says_so() -> None:
+    row = {"estimate": {"weights": 80, "caches": 8}, "real": {"mapped": 80, "opening": 20}}
+    assert memory.is_off(row)
+    assert memory.is_off({"crash": "exit code -6"})
+    assert not memory.is_off({**row, "estimate": {"weights": 80, "caches": 12}})
 
 
 def test_a_real_pair_has_the_vocabulary_of_its_family_in_its_size(draft_path: Path, tmp_path: Path) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from edgellm.engine import Context, Model, ModelFile, memory_fit, native
+from edgellm.engine import context as context_module
 from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token, recurrent_state_bytes
-from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware
+from edgellm.engine.gguf.overheads import PREDICTED_ROWS
+from edgellm.engine.hardware import ALL_LAYERS, N_BATCH, ComputeDevice, Hardware
 from edgellm.engine.kv.kv_cache import checkpoint_bytes
 from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place, place_sessions, reckon
 from edgellm.errors import InvalidOption, MemoryShort
 from testkit.architectures import ARCHITECTURES
+from testkit.random_gguf import SHAPES, write
 from tests.conftest import Architectures, Heads
 
 N_CTX = 2_048
@@ -29,14 +34,38 @@ def opened(model: Model) -> list[Context]:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_reckoning_is_what_llama_cpp_takes(architectures: Architectures, name: str) -> None:
     file = ModelFile.open(architectures(name))
-    use = reckon(file, Hardware(), opened)
+    use, few = reckon(file, Hardware(), opened, reserved=True), reckon(file, Hardware(), opened)
     with native.log.listen() as lines, Model.load(file, probe=False) as model:
         for context in opened(model):
             context.close()
+        logits = 4 * model.n_vocab
     taken = sum(float(found[1]) for line in lines for found in _BUFFER.finditer(line)) * 2**20
-    computed = use.on("CPU") - use.weights["CPU"] - use.checkpoints
-    assert computed == pytest.approx(taken, rel=0.1, abs=0.1 * 2**20)
+    assert use.caches["CPU"] + use.compute["CPU"] == pytest.approx(taken, rel=0.1, abs=0.1 * 2**20)
     assert use.weights["CPU"] == pytest.approx(file.header.file_size, rel=0.25)  # besides its metadata
+    assert (few.weights, few.caches, few.checkpoints) == (use.weights, use.caches, use.checkpoints)
+    assert 0 <= use.compute["CPU"] - few.compute["CPU"] <= 1.1 * logits * (N_BATCH - PREDICTED_ROWS)
+
+
+def test_logits_that_nobody_asks_for_take_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, replace(SHAPES["tiny-draft"], n_vocab=50_000, n_layer=2), "Q8_0")
+    file = ModelFile.open(path)
+
+    def opened_for(rows: int) -> float:
+        with (
+            patch.object(context_module, "output_rows", lambda *_: rows),
+            native.log.listen() as lines,
+            Model.load(file, probe=False, dry=True, few_outputs=True) as model,
+        ):
+            for context in opened(model):
+                context.close()
+        return sum(float(found[1]) for line in lines for found in _BUFFER.finditer(line)) * 2**20
+
+    every, few = (reckon(file, Hardware(), opened, reserved=reserved).compute["CPU"] for reserved in (True, False))
+    assert every == pytest.approx(opened_for(N_BATCH), rel=0.01)
+    assert few == pytest.approx(opened_for(PREDICTED_ROWS), rel=0.01)
+    assert few < 0.5 * every
+    assert reckon(file, Hardware(gpu_layers=ALL_LAYERS), opened).compute.total() > 2 * few  # a card takes all
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -46,13 +75,13 @@ def test_a_head_counts_with_its_verifier(architectures: Architectures, heads: He
     def contexts(model: Model) -> list[Context]:
         return [Context(model, n_ctx=N_CTX, n_seq=2, threads=1, unified=False, speculates=True)]
 
-    alone, both = (reckon(file, Hardware(), contexts, eagle3) for eagle3 in (None, head))
+    alone, both = (reckon(file, Hardware(), contexts, eagle3, reserved=True) for eagle3 in (None, head))
     assert both.weights["CPU"] - alone.weights["CPU"] == sum(tensor.nbytes for tensor in head.header.tensors)
     with native.log.listen() as lines, Model.load(file, probe=False, speculates=True, eagle3=head) as model:
         for context in contexts(model):
             context.close()
     taken = sum(float(found[1]) for line in lines for found in _BUFFER.finditer(line)) * 2**20
-    assert both.on("CPU") - both.weights["CPU"] == pytest.approx(taken, rel=0.1, abs=0.1 * 2**20)
+    assert both.caches["CPU"] + both.compute["CPU"] == pytest.approx(taken, rel=0.1, abs=0.1 * 2**20)
     assert both.caches["CPU"] == pytest.approx(1.5 * alone.caches["CPU"], rel=0.3)  # a layer more, of twice the heads
 
 
@@ -140,7 +169,7 @@ def test_checkpoints_alone_can_be_too_much(architectures: Architectures, monkeyp
     file = ModelFile.open(architectures("rwkv7"))
     needs = [fitting(file, sessions, 256) for sessions in (7, 8)]
     monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
-    assert checkpoint_bytes(file.header, 256, 8) > 0.3 * (needs[1] - file.header.file_size)
+    assert checkpoint_bytes(file.header, 256, 8) > 0.25 * (needs[1] - file.header.file_size)
     monkeypatch.setattr(memory_fit, "free_memory", lambda: needs[0])
     found = place_sessions(file, Hardware(n_ctx=256), Counter(), sessions=8, fewer=True)
     assert found.sessions == 7

@@ -63,7 +63,7 @@ class _Held:
     def _reckon(self, fields: dict[str, Any], _ids: Ids) -> bytes:
         """Answer with the bytes that the model takes as a whole beside its weights."""
         file = ModelFile.open(Path(fields["model"]))
-        found = reckon(file, _hardware(fields, gpu_layers=0), lambda model: [_context_of(model, fields)])
+        found = reckon(file, _hardware(fields, gpu_layers=0), lambda model: [_context_of(model, fields)], reserved=True)
         return pack({"caches": found.caches.total(), "compute": found.compute.total()})
 
     def _load(self, fields: dict[str, Any], _ids: Ids) -> bytes:
