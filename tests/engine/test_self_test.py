@@ -22,9 +22,10 @@ from edgellm.engine.trial.probe import EAGLE3, MTP
 from edgellm.engine.trial.proven import PROVEN
 from edgellm.engine.trial.self_test import ROLLBACK, ROWS, SEQUENCES, SelfTest, self_test
 from edgellm.errors import ContextFull, Stopped
-from testkit import ROOT
+from testkit import ROOT, random_gguf
 from testkit.architectures import ARCHITECTURES, WITH_MTP
 from testkit.cache_faults import FAULTS
+from testkit.random_gguf import Shape
 from tests.conftest import Architectures, Heads
 
 WRONG = {"plamo2": [SEQUENCES]}
@@ -52,6 +53,23 @@ def test_a_fault_in_each_of_the_traps_is_caught_every_time(architectures: Archit
     for seed, architecture in enumerate(islice(cycle(fault.architectures), times)):
         with Model.load(architectures(architecture), probe=False) as model, fault.put():
             assert fault.found in self_test(model, seed), architecture
+
+
+ROUNDS_MUCH = Shape("qwen2", 4_096, 24, 448, 7, 1, 1_216, 4_096, 1e6, bias=True)
+"""In Q4_0, with sharp attention, rounding alone moves its logits by more than a fifth of the largest."""
+
+
+def test_what_a_model_rounds_is_no_fault(tmp_path: Path) -> None:
+    random_gguf.write(tmp_path / "rounds.gguf", ROUNDS_MUCH, "Q4_0", sharpness=3.0)
+    with Model.load(tmp_path / "rounds.gguf", probe=False) as model:
+        assert [self_test(model, seed) for seed in range(2)] == [[]] * 2
+
+
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if "llama" in fault.architectures])
+def test_a_fault_is_caught_in_a_quantised_model_too(tmp_path: Path, name: str) -> None:
+    random_gguf.write(tmp_path / "quantised.gguf", random_gguf.SHAPES["tiny-verifier"], "Q4_0")
+    with Model.load(tmp_path / "quantised.gguf", probe=False) as model, FAULTS[name].put():
+        assert [FAULTS[name].found in self_test(model, seed) for seed in range(TIMES)] == [True] * TIMES
 
 
 @pytest.mark.parametrize("name", WITH_MTP)

@@ -88,7 +88,7 @@ MTP, EAGLE3 = "mtp", "eagle3"
 """Faults of a model from whose states its MTP layer, or an EAGLE-3 head, must not draft."""
 AGAIN = "Try again; if it fails again, install edgellm once more."
 """What to do where a trial fails that says nothing of the file."""
-_FORMAT = 6  # raise this when the child tries more than before, or kept verdicts may be wrong
+_FORMAT = 7  # raise this when the child tries more than before, or kept verdicts may be wrong
 TRIED = ("gpu_layers", "devices", "tensor_split", "cache_type", "flash_attn")
 """What the child is told of the hardware: all that decides what is computed how."""
 _MOST_KEPT = 1_000  # verdicts
