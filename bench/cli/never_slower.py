@@ -9,8 +9,9 @@ without retrieval, is plain decoding. Both write the same replies to prompts of 
 and the order alternates. The first replies of the pair, which measure it, count.
 
 Doors: `here` is `LLM.reply`, as the command line calls it; `http` is the HTTP server on loopback, asked for the whole
-reply; `link` is a verifier that another process serves on loopback. `--busy` is the number of processes that compute
-beside.
+reply; `link` is a verifier that another process serves on loopback, whose cache would answer the same prompt sooner the
+second time: there each side has a word of its own before it. `--busy` is the number of processes that compute beside.
+What is measured in the background between two replies may take its time: nobody waits for it, and nothing beside it.
 
 Columns: `whole`, plain decoding's time as a share of ours, the geometric mean over replies with its 95 % interval;
 the same without the time to the first token, where it is known; the whole time of the later half of the replies alone,
@@ -161,8 +162,10 @@ def measured(
         else:
             one, other = asked_here(pair, plain=False), asked_here(alone, plain=True)
         for number, prompt in enumerate(prompts):
-            for side, written in ((one, ours), (other, plain))[:: 1 if number % 2 else -1]:
-                written.add(*side(prompt, tokens))
+            for side, written, word in ((one, ours, "One"), (other, plain, "Two"))[:: 1 if number % 2 else -1]:
+                written.add(*side(f"{word} {prompt}" if door == "link" else prompt, tokens))
+                pair.wait_until_measured()
+                alone.wait_until_measured()
     return row(ours, plain)
 
 

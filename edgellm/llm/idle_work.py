@@ -71,6 +71,12 @@ class IdleWork:
                 self._resume_at = monotonic() + PAUSE
                 self._changed.notify_all()
 
+    def wait(self) -> None:
+        """Wait until all tasks have ended."""
+        with self._changed:
+            while self._thread is not None:
+                self._changed.wait()
+
     def close(self) -> None:
         """Stop the work for good, and wait until it has stopped."""
         with self._changed:
@@ -103,4 +109,5 @@ class IdleWork:
                     return self._tasks.popleft()
                 self._changed.wait(wait)
             self._thread = None
+            self._changed.notify_all()
             return None

@@ -439,6 +439,10 @@ class LLM:
         with self._idle.suspended():
             return self._retrieval.measure()
 
+    def wait_until_measured(self) -> None:
+        """Wait for what is measured and hashed in the background between replies."""
+        self._idle.wait()
+
     def profile(
         self,
         prompts: Sequence[str | Sequence[Message]],
