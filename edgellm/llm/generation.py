@@ -137,10 +137,12 @@ def _write(
             verifier, gate = parts.retrieval.self_verifier(), AlwaysGate()
         if options.logprobs is not None:
             drafts, verifier, gate = drafts and not parts.linked, reporting(parts, options), AlwaysGate()
+        theirs = verifier is not None and not verifier.draws_alike(sampling) and _checked(parts, options, plan)
         state = GenerationState(
             prompt, sampling, _limits(parts, options, plan, ngram, drafts),
             rules=DraftRules(
-                plan.choice.stop_below, plan.choice.lookup_below, while_it_pays=not parts.linked
+                plan.choice.stop_below, plan.choice.lookup_below, while_it_pays=not parts.linked,
+                likeliest=theirs,
             ),
             should_stop=should_stop, logprobs=options.logprobs, explain=explain,
             context=ContextLookup(prompt) if plan.choice.lookup_below else None,

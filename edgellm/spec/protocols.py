@@ -12,7 +12,7 @@ from typing import Protocol
 
 from edgellm.engine import Speculator
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Decision, Ids, Round, Verdict
+from edgellm.spec.types import Chunk, Decision, Ids, Round, Sampling, Verdict
 
 
 class Drafter(ABC):
@@ -166,6 +166,10 @@ class Verifier(ABC):
     def applies_grammars(self) -> bool:
         """Return whether verdicts can follow a sampling rule with a constraint."""
         return False
+
+    def draws_alike(self, sampling: Sampling) -> bool:
+        """Return whether tokens are drawn as `spec.sampling.draw` does, and not by random numbers of a server's own."""
+        return True
 
     @property
     def shared(self) -> int:

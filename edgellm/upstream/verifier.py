@@ -237,6 +237,10 @@ class UpstreamVerifier(Verifier):
         """See `Verifier.reports_logprobs`."""
         return self._upstream.most_top > 0
 
+    def draws_alike(self, sampling: Sampling) -> bool:
+        """See `Verifier.draws_alike`: where its likeliest tokens suffice, tokens are drawn from them here."""
+        return sampling.greedy or likeliest(self._upstream, sampling, None) > 0
+
     def up(self) -> bool:
         """Return whether the server is there and takes requests."""
         return self._link.ready()

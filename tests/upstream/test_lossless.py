@@ -9,7 +9,8 @@ import pytest
 
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
-from edgellm.spec.types import Explanation, Source, Token
+from edgellm.spec.drafters.model import ChunkBuilder
+from edgellm.spec.types import Explanation, Floats, Source, Token
 from edgellm.upstream.dialects.vllm import ScoreRefusals
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.rows import Tier
@@ -54,6 +55,26 @@ def test_min_p_reaches_what_draws(
     reply = pair.reply(case(2), max_tokens=MOST, budget=1.0, temperature=1.5, min_p=1.0, seed=3)
     assert ids(reply) == wanted[2]
     assert reply.summary.share_verified == 1.0
+
+
+def test_a_server_that_draws_by_itself_is_offered_the_likeliest_tokens(
+    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two independent draws agree less often. Where the rows suffice to draw from here, the draft model draws, too."""
+    drawn: list[int] = []
+
+    def unlikeliest(_self: ChunkBuilder, logits: Floats) -> int:
+        drawn.append(int(logits.argmin()))
+        return drawn[-1]
+
+    monkeypatch.setattr(ChunkBuilder, "_drawn", unlikeliest)
+    for tier, top_k, alike in ((Tier.FAN_OUT, 0, False), (Tier.SCORE, 4, True), (Tier.CONTINUE, 4, False)):
+        pair, _ = open_pair(closing, Vllm(engine, scores=True, counts=True), f32_pair[0], tier)
+        drawn.clear()
+        reply = pair.reply(case(2), max_tokens=8, temperature=0.5, top_k=top_k, top_p=1.0, seed=1, budget=1.0)
+        accepted = any(token.source is Source.ACCEPTED for token in reply)
+        assert bool(drawn) == alike
+        assert accepted != alike  # what is drawn here is the least likely token
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -50,6 +50,7 @@ class ChunkBuilder:
         rules, sampling = state.rules, state.sampling
         self._survival, self._floors = 1.0, floors
         self._gamma, self._stop_below = gamma, rules.stop_below if stops_early else 0.0
+        self._draws = not (sampling.greedy or rules.likeliest)
         self._sampling = sampling
         self._text, self._penalties = state.ids if text is None else text, penalties
         self._grammar, self._cursor, self._lookup_below = grammar, cursor, rules.lookup_below
@@ -69,7 +70,7 @@ class ChunkBuilder:
         if self._grammar is not None:
             facts = self._allowed(self._grammar, logits, facts)
         token = facts.id
-        if not self._sampling.greedy:
+        if self._draws:
             token = self._drawn(logits)
         if self._cursor is not NO_CURSOR:
             token = self._look_up(token, facts.p1)
