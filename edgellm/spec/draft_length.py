@@ -242,6 +242,14 @@ class DraftLengthController:
         price = self.rate
         return [price * (slope + seconds) for slope in self._slopes[rows:]]
 
+    def floor(self, rows: int) -> float:
+        """Return the first of `floors`: the chance below which no token behind `rows` drafted ones pays."""
+        return self.rate * self._slopes[rows]
+
+    def places(self, rows: int) -> int:
+        """Return how many tokens may be drafted behind `rows` drafted ones."""
+        return len(self._slopes) - rows
+
     def choose_additional(self, rows: int, survives: Sequence[float]) -> int:
         """Return how many of the offered tokens to draft besides `rows` that are drafted anyway; 0 where none gains
         anything."""

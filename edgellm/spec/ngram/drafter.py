@@ -175,14 +175,20 @@ class RetrievalDrafter(Drafter, Suggestions):
         ids: list[int] = []
         survives: list[float] = []
         offered: Candidates = []
-        for floor in (floors or self._length.floors(len(drafted)))[: max(0, most)]:
+        places = self._length.places(len(drafted)) if floors is None else len(floors)
+        for at in range(min(most, places)):
             options = self._offers(cursors)
             if not options:
                 break
             offered.append(options)
             token, chance, _ = options[0]
             alive *= chance
-            if alive < self._hopeless or ((ids or floors is not None) and alive < floor):
+            if alive < self._hopeless:
+                break
+            if floors is not None:
+                if alive < floors[at]:
+                    break
+            elif ids and alive < self._length.floor(len(drafted) + at):
                 break
             ids.append(token)
             survives.append(alive)
