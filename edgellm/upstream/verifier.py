@@ -347,8 +347,8 @@ class UpstreamSession(VerifierSession):
 
 
 def likeliest(upstream: Upstream, sampling: Sampling, logprobs: int | None) -> int:
-    """Return how many likeliest tokens rows must include: for log-probabilities that are to be reported, and for
-    speculative sampling where the server answers with as many as that needs."""
+    """Return how many likeliest tokens rows must include: for log-probabilities that are to be reported, and to draw
+    from them here, where the server answers with as many as that needs."""
     scores = upstream.tier is not Tier.CONTINUE and 0 < sampling.top_k <= upstream.most_top
     wanted = sampling.top_k if scores and not sampling.greedy else 0
     return max(wanted, 0 if logprobs is None else min(max(1, logprobs), upstream.most_top))
