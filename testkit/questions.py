@@ -41,6 +41,8 @@ def parsed_with_pair(parser: argparse.ArgumentParser) -> argparse.Namespace:
         arguments.profile = pair.profile
     for name in ("draft", "verifier"):
         own = f"edgellm-{name}" if arguments.pair == "home" else str(pair.file(name))
+        if getattr(arguments, name) is None and arguments.pair != "home" and not pair.file(name).exists():
+            parser.error(f"{own} is not there. Make it: python -m models.make --pair {arguments.pair}")
         setattr(arguments, name, getattr(arguments, name) or own)
     return arguments
 
