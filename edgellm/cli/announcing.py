@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edgellm.cli.http_options import until_stopped
 from edgellm.cli.views.console import say
 
 if TYPE_CHECKING:
+    from edgellm.http.server import HttpServer
     from edgellm.services.server.servers import Listener
     from edgellm.services.server.verification_service import ServerEvent
 
@@ -53,6 +55,18 @@ def announcing(server: Listener, interface: list[str] | None) -> Iterator[None]:
         else:
             say("It cannot be announced; to find out why, run: edgellm doctor. Other devices can use --peer HOST:PORT.")
         yield
+
+
+def serve_until_stopped(
+    server: Listener, http: HttpServer | None, interface: list[str] | None, *, announce: bool
+) -> None:
+    """Serve devices, and HTTP if it is given, until the user stops them; close `server`. With `announce` other devices
+    find it."""
+    with announcing(server, interface) if announce else nullcontext():
+        try:
+            until_stopped([http, server])
+        finally:
+            server.close()
 
 
 def _is_ipv4(host: str) -> bool:

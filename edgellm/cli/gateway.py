@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from edgellm.cli.announcing import announcing, print_server_event, say_how_to_use
-from edgellm.cli.http_options import print_urls, until_stopped
+from edgellm.cli.announcing import print_server_event, say_how_to_use, serve_until_stopped
+from edgellm.cli.http_options import print_urls
 from edgellm.cli.model_options import HardwareOptions, on_command_line
 from edgellm.cli.views.console import say
 from edgellm.errors import EdgeError, InvalidOption
@@ -109,9 +109,4 @@ def run_gateway(
         if http is not None:
             http.watch_gateway(server)
             print_urls(http)
-        if announce:
-            closing.enter_context(announcing(server, interface))
-        try:
-            until_stopped([http, server])
-        finally:
-            server.close()
+        serve_until_stopped(server, http, interface, announce=announce)

@@ -137,12 +137,12 @@ def _write(
             verifier, gate = parts.retrieval.self_verifier(), AlwaysGate()
         if options.logprobs is not None:
             drafts, verifier, gate = drafts and not parts.linked, reporting(parts, options), AlwaysGate()
-        theirs = verifier is not None and not verifier.draws_alike(sampling) and _checked(parts, options, plan)
+        server_draws = verifier is not None and not verifier.draws_alike(sampling) and _checked(parts, options, plan)
         state = GenerationState(
             prompt, sampling, _limits(parts, options, plan, ngram, drafts),
             rules=DraftRules(
                 plan.choice.stop_below, plan.choice.lookup_below, while_it_pays=not parts.linked,
-                likeliest=theirs,
+                greedy=server_draws,
             ),
             should_stop=should_stop, logprobs=options.logprobs, explain=explain,
             context=ContextLookup(prompt) if plan.choice.lookup_below else None,
@@ -324,7 +324,7 @@ def check_grammar(parts: Components, sampling: Sampling) -> None:
 
 def check_sampling(parts: Components, sampling: Sampling) -> None:
     """Raise InvalidOption where the pair's verifier does not know penalties, and `sampling` has them."""
-    if parts.verifier is not None and not (sampling.plain or parts.verifier.applies_penalties):
+    if parts.verifier is not None and sampling.penalties is not None and not parts.verifier.applies_penalties:
         raise InvalidOption(
             f"The verifier {parts.verifier.name} does not apply penalties and logit_bias: it is a stock server.",
             "Leave them out, or use a verifier of edgellm.",

@@ -88,7 +88,9 @@ class MeshSession(VerifierSession):
         grammar: ReplyGrammar | None = None,
     ) -> None:  # fmt: skip
         self._mesh, self._state, self._rows, self._is_eog, self._grammar = mesh, state, rows, is_eog, grammar
-        self._judges = not state.sampling.plain or state.sampling.constraint is not None or state.logprobs is not None
+        self._judges = (
+            state.sampling.penalties is not None or state.sampling.constraint is not None or state.logprobs is not None
+        )
         self._slot: int | None = None
         self._closed = False
 

@@ -22,19 +22,20 @@ _HOTTEST = 1e30  # a higher temperature leaves all tokens alike already, and wou
 
 
 def draw(distribution: Distribution, seed: int, position: int) -> int:
-    """Return the token at `position` of a text of `seed`: the first to arrive of those of `distribution`.
+    """Return the token at `position` of a text of `seed`, drawn from `distribution` by an exponential race.
 
-    Token x arrives after `times` of it, divided by its probability, so it is the first one with exactly that
-    probability. Draft model and verifier draw by the same times, and the nearer their distributions are, the more often
-    they draw the same token: with at least probability (1 - d) / (1 + d) for a total variation distance d (Daliri,
-    Musco and Suresh 2024, "Coupling without Communication and Drafter-Invariant Speculative Decoding").
+    The first of the `arrival_times`, each divided by its token's probability, wins, so each token wins with exactly its
+    probability: the Gumbel-max trick in other terms. Draft model and verifier draw by the same times, and the nearer
+    their distributions are, the more often they draw the same token: with at least probability (1 - d) / (1 + d) for a
+    total variation distance d (Daliri, Musco and Suresh 2024, "Coupling without Communication and Drafter-Invariant
+    Speculative Decoding").
     """
     if len(distribution.ids) == 1:
         return int(distribution.ids[0])
-    return int(distribution.ids[(times(seed, position, distribution.ids) / distribution.probs).argmin()])
+    return int(distribution.ids[(arrival_times(seed, position, distribution.ids) / distribution.probs).argmin()])
 
 
-def times(seed: int, position: int, ids: Ids) -> Times:
+def arrival_times(seed: int, position: int, ids: Ids) -> Times:
     """Return exponentially distributed times with mean 1 for the tokens `ids` (k,) at a position; shape (k,).
 
     They depend on seed, position and token alone: not on the other tokens, on the order of calls, or on how a text was

@@ -65,14 +65,14 @@ class DraftRules:
 
     A chunk ends after a token whose confidence is below `stop_below`, and with `while_it_pays` where its acceptance
     probability is below the floors of the reply's suggestions. Drafts with less confidence than `lookup_below` are
-    replaced by the context's token. `likeliest`: the most probable tokens are drafted in sampled replies, too, for a
+    replaced by the context's token. `greedy`: the most probable tokens are drafted in sampled replies, too, for a
     verifier that draws by numbers of its own: two independent draws agree less often.
     """
 
     stop_below: float = 0.0
     lookup_below: float = 0.0
     while_it_pays: bool = False
-    likeliest: bool = False
+    greedy: bool = False
 
 
 class GenerationState:

@@ -114,11 +114,6 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature <= 0.0
 
-    @property
-    def plain(self) -> bool:
-        """Return whether every verifier can follow the rule, a stock server too: without penalties."""
-        return self.penalties is None
-
 
 GREEDY = Sampling()
 

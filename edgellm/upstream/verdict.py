@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from edgellm.spec.sampling import distribution as whole_distribution
+from edgellm.spec.sampling import distribution
 from edgellm.spec.types import Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.verification import accept_by
 from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
@@ -61,17 +61,17 @@ def matching(draft: Ids, rows: Sequence[Row]) -> tuple[int, int]:
 def sampled(draft: Ids, rows: Sequence[Row], sampling: Sampling, position: int) -> tuple[int, int]:
     """Judge by draws from the likeliest tokens of each row; exact where `sampling` has no more than these. `position`
     tokens are before the draft (n,)."""
-    return accept_by(draft, lambda place: distribution(_top(rows[place]), sampling), sampling.seed, position)
+    return accept_by(draft, lambda place: distribution_of_top(_top(rows[place]), sampling), sampling.seed, position)
 
 
-def distribution(top: Top, sampling: Sampling) -> Distribution:
+def distribution_of_top(top: Top, sampling: Sampling) -> Distribution:
     """Return what `spec.sampling.distribution` returns for a whole row, from its likeliest tokens, at least
     `sampling.top_k` of them."""
     if not sampling.greedy and not 0 < sampling.top_k <= len(top):
         raise RowsUnusable(f"{len(top)} likeliest tokens, and top_k is {sampling.top_k}")
     ordered = sorted(top)
     ids = np.array([token for token, _ in ordered], dtype=np.int32)
-    found = whole_distribution(np.array([logprob for _, logprob in ordered], dtype=np.float32), sampling)
+    found = distribution(np.array([logprob for _, logprob in ordered], dtype=np.float32), sampling)
     return Distribution(ids[found.ids], found.probs)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edgellm.errors import EngineFailed
-from edgellm.spec.sampling import distribution, draw, penalised, probability, times
+from edgellm.spec.sampling import arrival_times, distribution, draw, penalised, probability
 from edgellm.spec.types import GREEDY, Distribution, Penalties, Sampling
 
 # few distinct values: many ties, also at the borders of top-k and top-p
@@ -148,17 +148,17 @@ def test_near_distributions_draw_the_same_token_nearly_always() -> None:
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40), ids=st.sets(st.integers(0, 2**20), min_size=2))
 def test_a_token_has_its_time_whichever_others_are_looked_at(seed: int, position: int, ids: set[int]) -> None:
     tokens = np.array(sorted(ids), dtype=np.int32)
-    whole = times(seed, position, tokens)
-    assert np.array_equal(times(seed, position, tokens[1:]), whole[1:])
+    whole = arrival_times(seed, position, tokens)
+    assert np.array_equal(arrival_times(seed, position, tokens[1:]), whole[1:])
     assert (whole > 0).all()
     assert len(np.unique(whole)) == len(whole)
-    for other in (times(seed ^ 1, position, tokens), times(seed, position + 1, tokens)):
+    for other in (arrival_times(seed ^ 1, position, tokens), arrival_times(seed, position + 1, tokens)):
         assert not np.intersect1d(other, whole).size
 
 
 def test_the_times_are_the_same_on_every_machine() -> None:
     expected = [0.44422043470825906, 2.04515167341524, 1.061030812393575]
-    np.testing.assert_allclose(times(42, 7, np.array([0, 1, 151_000], np.int32)), expected, rtol=1e-14)
+    np.testing.assert_allclose(arrival_times(42, 7, np.array([0, 1, 151_000], np.int32)), expected, rtol=1e-14)
 
 
 @given(logits=free, penalties=penalties, text=st.lists(st.integers(0, 450), max_size=90))

@@ -12,11 +12,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from edgellm.spec import sampling as spec_sampling
-from edgellm.spec.sampling import draw
+from edgellm.spec.sampling import distribution, draw
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Distribution, Ids, Sampling
 from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
-from edgellm.upstream.verdict import RowsUnusable, distribution, verdict
+from edgellm.upstream.verdict import RowsUnusable, distribution_of_top, verdict
 
 SIZE = 4  # of the vocabulary
 LENGTH = 3  # tokens of a text
@@ -52,7 +51,7 @@ def shares(text: list[int], sampling: Sampling) -> Distribution:
 
 @cache
 def _shares(last: int, sampling: Sampling, *, drafts: bool) -> Distribution:
-    return spec_sampling.distribution((DRAFT if drafts else LOGITS)[last], sampling)
+    return distribution((DRAFT if drafts else LOGITS)[last], sampling)
 
 
 def request(text: list[int], draft: list[int], sampling: Sampling) -> RowRequest:
@@ -203,7 +202,7 @@ def test_the_likeliest_tokens_give_the_distribution_of_the_whole_row() -> None:
     shares = logits - math.log(float(np.exp(logits.astype(np.float64)).sum()))
     likeliest = tuple((int(token), float(shares[token])) for token in (-logits).argsort()[:40])
     for sampling in (Sampling(0.7), Sampling(1.5, 40, 0.5), Sampling(1.0, 7, 1.0), Sampling(1.0, 20, 0.9, min_p=0.1)):
-        whole, found = spec_sampling.distribution(logits, sampling), distribution(likeliest, sampling)
+        whole, found = distribution(logits, sampling), distribution_of_top(likeliest, sampling)
         assert found.ids.tolist() == whole.ids.tolist()
         assert found.probs == pytest.approx(whole.probs, abs=1e-5)
     assert isinstance(found, Distribution)

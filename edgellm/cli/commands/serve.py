@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgellm.cli.announcing import announcing, print_server_event, say_how_to_use
+from edgellm.cli.announcing import announcing, print_server_event, say_how_to_use, serve_until_stopped
 from edgellm.cli.commands.mesh.run import Engine, EngineName, OverDevices, over_devices
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.commands.peers import peer_names
@@ -446,12 +446,7 @@ def _serve_verifier(
             pair.check_options(defaults)
             http.open(ServedModel(pair, pair.name, in_turns=False, options=defaults))
             print_urls(http)
-        if announce:
-            closing.enter_context(announcing(server, interface))
-        try:
-            until_stopped([http, server])
-        finally:
-            server.close()
+        serve_until_stopped(server, http, interface, announce=announce)
 
 
 def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:

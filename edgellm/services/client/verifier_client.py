@@ -410,7 +410,9 @@ class RemoteSession(VerifierSession):
             stream, held = Stream(connection, opening.SerializeToString(), self._vocabulary.size), NO_IDS
         self._round += 1
         state = self._state
-        if not (state.sampling.plain or self._connection.peer.applies_penalties):  # another one since the reply began
+        if (
+            state.sampling.penalties is not None and not self._connection.peer.applies_penalties
+        ):  # another one since the reply began
             raise lost("The verifier is a gateway to a stock server now, which applies no penalties.")
         if state.sampling.constraint is not None and not self._connection.peer.applies_grammars:
             raise lost("The verifier is of an older version, which does not know JSON schemas.")

@@ -50,7 +50,7 @@ class ChunkBuilder:
         rules, sampling = state.rules, state.sampling
         self._survival, self._floors = 1.0, floors
         self._gamma, self._stop_below = gamma, rules.stop_below if stops_early else 0.0
-        self._draws = not (sampling.greedy or rules.likeliest)
+        self._draws = not (sampling.greedy or rules.greedy)
         self._sampling = sampling
         self._text, self._penalties = state.ids if text is None else text, penalties
         self._grammar, self._cursor, self._lookup_below = grammar, cursor, rules.lookup_below

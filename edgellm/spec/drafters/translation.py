@@ -1,8 +1,8 @@
 """Drafts of a model with another tokenizer than the verifier's.
 
 Token by token, after "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
-Vocabularies" (TLI): the draft model draws only from tokens whose bytes are also one token of the verifier, by the times
-at which those arrive for the verifier (`spec.sampling.times`). As text (SLEM): the draft model writes with all of its
+Vocabularies" (TLI): the draft model draws only from tokens whose bytes are also one token of the verifier, by the
+verifier's own arrival times (`spec.sampling.arrival_times`). As text (SLEM): the draft model writes with all of its
 tokens, and the verifier's tokenizer cuts that text. Draws of different tokens would agree by chance alone, so this is
 for greedy replies. Either way the text is the verifier's, at any temperature.
 
