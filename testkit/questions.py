@@ -107,7 +107,7 @@ def answered(cases: Sequence[Question], answer: Callable[[Question, int], Reply]
 
 
 def reply_with(pair: LLM, **options: Any) -> Callable[[Question, int], Reply]:
-    """Return a function that answers a question greedily by the pair, under `options`."""
+    """Return a function that answers a question by the pair under `options`, by default greedily."""
     return lambda question, seed: pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **options)
 
 
