@@ -35,7 +35,7 @@ from testkit.questions import questions
 
 Schema: TypeAlias = dict[str, Any]
 
-MOST = 512  # tokens of a reply
+MOST = 800  # tokens of a reply
 CONTEXT = 1_024
 WORDS = ("day", "place", "name", "count", "owner", "time", "room", "list", "kind", "value", "note", "open")
 REFUSED: dict[str, Schema] = {
