@@ -120,13 +120,16 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
 def _add_models(app: FastAPI, handler: RequestHandler) -> None:
     """Add the paths that list and unload models."""
 
+    def shown(info: ModelInfo) -> ModelInfo:
+        return info.model_copy(update={"device": None}) if handler.anonymous else info
+
     @app.get("/v1/models", tags=["OpenAI"], summary="The models that requests can name", responses=error_responses(503))
     async def models() -> ModelList:
-        return ModelList(data=await handler.models.infos())
+        return ModelList(data=[shown(info) for info in await handler.models.infos()])
 
     @app.get("/v1/models/{model:path}", tags=["OpenAI"], summary="One model", responses=error_responses(404, 503))
     async def model(model: str) -> ModelInfo:
-        return await handler.models.info(model)
+        return shown(await handler.models.info(model))
 
     @app.post("/models/unload", tags=["server"], summary="Remove a model from memory once no request uses it",
               responses=error_responses())  # fmt: skip

@@ -85,8 +85,9 @@ class Opener(Protocol):
     @property
     def name(self) -> str: ...
 
-    def file(self) -> ModelFile:
-        """Return the file of the model that decides the text. Raises what `ModelFile.open` raises."""
+    def file(self) -> ModelFile | None:
+        """Return the file of the model that decides the text; None where it is on another device. Raises what
+        `ModelFile.open` raises."""
 
     def check_fits(self, beside: Counter[str]) -> None:
         """Raise MemoryShort where the model does not fit; `beside` as for `LLM.open`."""
@@ -126,6 +127,7 @@ class LoadedModel:
     """A model in memory: its bytes by device, the requests that use it, for how many seconds none has, and in how many
     it will be closed (None: it stays)."""
 
+    served: ServedModel
     name: str
     draft: str | None
     context_length: int
@@ -216,7 +218,7 @@ class ModelHost:
         found = sorted(self._loaded.values(), key=lambda one: (not one.users, -one.used_at))
         return [
             LoadedModel(
-                one.served.name, one.served.pair.draft_name, one.served.pair.context_length,
+                one.served, one.served.name, one.served.pair.draft_name, one.served.pair.context_length,
                 dict(one.served.pair.memory.by_device), one.users, one.idle_seconds(),
                 None if math.isinf(one.keep_alive) else one.keep_alive - one.idle_seconds(),
             )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from edgellm.errors import TrustUnusable
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.mesh_status import MeshStatus, PlanOut
 from edgellm.http.middleware import HIDDEN, redact_all
-from edgellm.http.model_host import ServedModel
+from edgellm.http.model_host import LoadedModel, ServedModel
 from edgellm.http.schemas.responses import Health
+from edgellm.llm import LLM
 from edgellm.rpc.trust.peer_store import Peers
 
 
@@ -39,12 +40,14 @@ class PairedDevice(BaseModel):
 
 
 class ModelInMemory(BaseModel):
-    """A model in memory. `memory` are bytes by device, as estimated; `expires_s` is null where it stays."""
-
-    model_config = ConfigDict(from_attributes=True)
+    """A model in memory. `memory` are bytes by device, as estimated; `expires_s` is null where it stays, `link` where
+    it verifies here."""
 
     name: str
     draft: str | None
+    verifier: str | None
+    context_length: int
+    link: LinkStatus | None
     memory: dict[str, int]
     users: int
     idle_s: float
@@ -97,7 +100,7 @@ def server_status(handler: RequestHandler) -> ServerStatus:
         requests=RequestCounts(running=admission.running, waiting=admission.waiting, places=places),
         devices=[] if handler.anonymous else _paired_devices(),
         anonymous=handler.anonymous,
-        models=[ModelInMemory.model_validate(model) for model in models.loaded()],
+        models=[_in_memory(handler, model) for model in models.loaded()],
         loading=models.loading,
         plan=handler.plan,
     )
@@ -105,14 +108,29 @@ def server_status(handler: RequestHandler) -> ServerStatus:
 
 
 def _pair_status(handler: RequestHandler, served: ServedModel) -> dict[str, Any]:
-    pair, link = served.pair, None
-    if pair.verifier_up is not None:
-        address, reason = (HIDDEN, "") if handler.anonymous else (pair.verifier_at, pair.verifier_reason)
-        link = LinkStatus(address=address, up=pair.verifier_up(), reason=reason, rtt_ms=handler.rtt_ms)
+    pair = served.pair
     return {
-        "model": served.name, "draft": pair.draft_name, "verifier": pair.verifier_name, "link": link,
+        "model": served.name, "draft": pair.draft_name, "verifier": pair.verifier_name, "link": _link(handler, pair),
         "context_length": pair.context_length, "mesh": served.recorder and served.recorder.status(),
     }  # fmt: skip
+
+
+def _in_memory(handler: RequestHandler, model: LoadedModel) -> ModelInMemory:
+    pair = model.served.pair
+    return ModelInMemory(
+        name=model.name, draft=model.draft, verifier=pair.verifier_name, context_length=model.context_length,
+        link=_link(handler, pair), memory=model.memory, users=model.users, idle_s=model.idle_s,
+        expires_s=model.expires_s,
+    )  # fmt: skip
+
+
+def _link(handler: RequestHandler, pair: LLM) -> LinkStatus | None:
+    """Return the state of a pair's link to its verifier, None where that is here; for anonymous clients without the
+    address."""
+    if pair.verifier_up is None:
+        return None
+    address, reason = (HIDDEN, "") if handler.anonymous else (pair.verifier_at, pair.verifier_reason)
+    return LinkStatus(address=address, up=pair.verifier_up(), reason=reason, rtt_ms=handler.rtt_ms)
 
 
 def _paired_devices() -> list[PairedDevice]:

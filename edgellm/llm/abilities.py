@@ -21,7 +21,8 @@ from edgellm.layer_range import ranges
 from edgellm.llm.drafter_pool import exit_layers
 from edgellm.spec.ngram.suffix_automaton import BYTES_A_TOKEN
 
-_MOST_OF_VERIFIER = 0.5  # of a verifier's bytes, that a draft model may have to be of use
+MOST_OF_VERIFIER = 0.5
+"""The share of a verifier's bytes that a draft model may have at most to be of use."""
 _STEP = 1024  # tokens: proposed contexts are a multiple of it
 
 
@@ -103,7 +104,7 @@ def draft_for(file: ModelFile, others: Mapping[str, ModelFile]) -> str | None:
     drafts = {
         name: other
         for name, other in others.items()
-        if other.header.file_size <= _MOST_OF_VERIFIER * file.header.file_size and _chat(other.header).able
+        if other.header.file_size <= MOST_OF_VERIFIER * file.header.file_size and _chat(other.header).able
     }
     return min(_partners(file, drafts), key=lambda name: drafts[name].header.file_size, default=None)
 

@@ -15,8 +15,9 @@ from huggingface_hub import constants
 
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
-from edgellm.http import handlers, local_models
-from edgellm.http.local_models import LocalModels, ModelDefaults, ModelOpener, PairOpener
+from edgellm.http import handlers
+from edgellm.http.catalogs import local_models
+from edgellm.http.catalogs.local_models import LocalModels, ModelDefaults, ModelOpener, PairOpener
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM

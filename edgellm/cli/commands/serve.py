@@ -369,7 +369,8 @@ def _serve_pair(
     engine: Engine, sessions: int, replies: ReplyOptions, hardware: HardwareOptions, upstream: UpstreamOptions | None,
     *, fewer: bool,
 ) -> None:  # fmt: skip
-    from edgellm.http.local_models import LocalModels, ModelDefaults, PairOpener
+    from edgellm.http.catalogs.local_models import LocalModels, ModelDefaults, PairOpener
+    from edgellm.http.catalogs.paired_models import PairedModels
     from edgellm.http.mesh_status import read_plan
     from edgellm.http.model_host import ServedModel
     from edgellm.llm import AUTO, LLM
@@ -400,7 +401,8 @@ def _serve_pair(
     with served.pair:
         served.pair.check_options(replies)
         if http is not None:
-            http.open(served, plan_shown, opener=opener, catalog=LocalModels(defaults))
+            catalog = PairedModels(LocalModels(defaults), defaults)
+            http.open(served, plan_shown, opener=opener, catalog=catalog)
             print_urls(http)
         until_stopped([http])
 

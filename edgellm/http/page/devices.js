@@ -24,6 +24,12 @@ export function verifierName(status) {
   return verifierPeer(status)?.name ?? (status.link && !status.anonymous ? status.link.address : "the verifier");
 }
 
+// The state with the pair that the chosen model has, if that is in memory and not the default one.
+function ofChosen(status) {
+  const own = status.models.find((one) => one.name === byId("model").value && one.name !== status.model);
+  return own ? { ...status, draft: own.draft, verifier: own.verifier, link: own.link } : status;
+}
+
 function showDevices(status) {
   const { link, requests } = status;
   const holders = status.mesh?.holders ?? [];
@@ -59,7 +65,7 @@ function showState(text, good) {
 async function poll(onStatus) {
   try {
     await call("GET", "/health");
-    const status = await call("GET", "/status");
+    const status = ofChosen(await call("GET", "/status"));
     askForKey(false);
     showDevices(status);
     if (status.mesh) showMesh(status.mesh);

@@ -91,13 +91,13 @@ export async function showModels(status) {
       models = (await call("GET", "/v1/models")).data;
     } catch { /* the state line says that the server is gone */ }
   }
-  const found = models.map((one) => one.id);
-  if (!found.includes(status.model) && status.model) found.unshift(status.model);
-  if (names !== found.join("\n")) {
-    names = found.join("\n");
-    const kept = storage.get("model", ""), chosen = found.includes(kept) ? kept : status.model;
-    byId("model").replaceChildren(...found.map((id) => new Option(id, id, false, id === chosen)));
-    byId("model").disabled = found.length < 2;
+  const found = new Map(models.map((one) => [one.id, one.device ? `${one.id} on ${one.device}` : one.id]));
+  if (status.model && !found.has(status.model)) found.set(status.model, status.model);
+  if (names !== [...found.values()].join("\n")) {
+    names = [...found.values()].join("\n");
+    const kept = storage.get("model", ""), chosen = found.has(kept) ? kept : status.model;
+    byId("model").replaceChildren(...Array.from(found, ([id, label]) => new Option(label, id, false, id === chosen)));
+    byId("model").disabled = found.size < 2;
     showBudget();
   }
   const own = byId("model").value === status.model ? status : status.models?.find((one) => one.name === byId("model").value);

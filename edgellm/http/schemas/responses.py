@@ -48,6 +48,9 @@ class ModelInfo(BaseModel):
     owned_by: Literal["edgellm"] = "edgellm"
     context_length: int | None = Field(description="Tokens of a prompt and its reply; null while it is not in memory.")
     loaded: bool = Field(description="Whether the model is in memory. Others are loaded when a request names them.")
+    device: str | None = Field(
+        default=None, description="The paired device that verifies with the model; null: this one."
+    )
 
 
 class ModelList(BaseModel):

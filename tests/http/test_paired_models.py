@@ -1,0 +1,152 @@
+"""Models of paired devices behind the server of this one: named like those here, and opened when they are named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from edgellm.engine import Model
+from edgellm.engine.hardware import Hardware
+from edgellm.errors import ModelNotFound, TrustUnusable
+from edgellm.http.catalogs import paired_models
+from edgellm.http.catalogs.local_models import LocalModels, ModelDefaults
+from edgellm.http.catalogs.paired_models import PairedModels, probe, verifying
+from edgellm.http.model_host import ServedModel
+from edgellm.http.server import HttpServer
+from edgellm.llm import LLM
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.peer_probe import ProbeResult
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.server.servers import VerifierServer
+from edgellm.spec.params import ReplyOptions
+from edgellm.storage import name_of
+from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation, written
+from tests.http.test_page import context, needs_browser, page, say
+from tests.rpc.strangers import befriend, device
+
+__all__ = ["context", "page"]
+
+KEY = "k" * 43
+EVENTS: list[str] = []
+
+
+@pytest.fixture
+def desk(tmp_path: Path, f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[VerifierServer]:
+    """A paired device that verifies with a model that is not here, and lets this one use it."""
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "here"))
+    here, there = Trust.load(), device(tmp_path / "there")
+    befriend(there, here)
+    here.peers.rename(there.identity.id, "desk")
+    place = Address("127.0.0.1", 0)
+    with (
+        Model.load(f32_pair[1]) as model,
+        VerifierServer(model, place, sessions=2, context=512, threads=1, trust=there) as server,
+    ):
+        here.peers.record_seen(there.identity.id, server.address)
+        yield server
+
+
+@pytest.fixture
+def models(desk: VerifierServer) -> PairedModels:
+    """The models that requests may name, once the desk has answered."""
+    EVENTS.clear()
+    hardware = Hardware(n_ctx=512, threads=1)
+    defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
+    found = PairedModels(LocalModels(defaults), defaults)
+    found.find(name_of(desk.model.path))
+    return found
+
+
+@pytest.fixture
+def server(models: PairedModels, own: LLM) -> Iterator[HttpServer]:
+    with HttpServer(HOME, key=KEY) as opened:
+        opened.open(ServedModel(own, "edgellm-verifier"), catalog=models)
+        yield opened
+
+
+@pytest.fixture
+def ask(server: HttpServer) -> Ask:
+    asked = asker(server)
+    return lambda *words: asked(*words, *[None] * (3 - len(words)), {"Authorization": f"Bearer {KEY}"})
+
+
+def test_a_model_on_a_paired_device_is_named_like_those_here(ask: Ask, own: LLM, desk: VerifierServer) -> None:
+    name = name_of(desk.model.path)
+    listed = {model["id"]: model["device"] for model in ask("GET", "/v1/models").json["data"]}
+    assert listed == {"edgellm-draft": None, "edgellm-verifier": None, name: "desk"}
+    answer = ask("POST", "/v1/chat/completions", conversation(model=name, max_tokens=12))
+    assert answer.status == 200, answer.json
+    assert answer.json["choices"][0]["message"]["content"] == written(own, max_tokens=12)
+    assert [f"{name} is open on desk with the draft model edgellm-draft here."] == EVENTS
+    own_state = next(one for one in ask("GET", "/status").json["models"] if one["name"] == name)
+    assert (own_state["link"]["address"], own_state["link"]["up"]) == (str(desk.address), True)
+    assert ask("POST", "/models/unload", {"model": name}).status == 200
+
+
+def test_who_has_no_key_is_not_told_of_devices(models: PairedModels, own: LLM) -> None:
+    with HttpServer(HOME) as opened:
+        opened.open(ServedModel(own, "edgellm-verifier"), catalog=models)
+        answer = asker(opened)("GET", "/v1/models")
+    assert all(model["device"] is None for model in answer.json["data"])
+    assert b"desk" not in answer.body
+
+
+def test_what_this_device_may_not_use_is_not_listed(desk: VerifierServer) -> None:
+    (found,) = probe()
+    assert found.info is not None
+    assert [one.peer.name for one in verifying([found])] == ["desk"]
+    assert verifying([replace(found, info=replace(found.info, rights=frozenset()))]) == []
+    assert verifying([replace(found, info=None)]) == []
+
+
+def test_the_nearest_of_several_devices_with_one_model_is_taken(desk: VerifierServer) -> None:
+    (found,) = probe()
+    assert found.info is not None
+    far = replace(found, info=replace(found.info, seconds=9.0, peer=replace(found.peer, name="attic")))
+    for both in ([found, far], [far, found]):
+        assert [one.peer.name for one in verifying(both)] == ["desk"]
+
+
+def test_a_model_for_which_nothing_here_can_draft_is_refused(
+    models: PairedModels, desk: VerifierServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opener = models.find(name_of(desk.model.path))
+    monkeypatch.setattr(paired_models, "list_models", list)
+    with pytest.raises(ModelNotFound, match=r"No model here can draft for .* on desk"):
+        opener.open({}, bool)  # type: ignore[arg-type]
+
+
+def test_unknown_names_do_not_make_the_server_ask_devices_again_and_again(models: PairedModels) -> None:
+    asked = 0
+
+    def count() -> Sequence[ProbeResult]:
+        nonlocal asked
+        asked += 1
+        raise TrustUnusable("The list cannot be read.", "Check it.")
+
+    hardware = Hardware(n_ctx=512, threads=1)
+    defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
+    found = PairedModels(LocalModels(defaults), defaults, count)
+    for _ in range(20):
+        with pytest.raises(ModelNotFound, match="nothing"):
+            found.find("nothing")
+    assert asked == 1
+
+
+@needs_browser
+def test_the_page_offers_the_models_of_paired_devices(page: Page, server: HttpServer, desk: VerifierServer) -> None:
+    name = name_of(desk.model.path)
+    page.goto(f"{server.url}/#key={KEY}")
+    page.fill("#key", KEY)
+    page.press("#key", "Enter")
+    expect(page.locator(f'#model option[value="{name}"]')).to_have_text(f"{name} on desk")
+    page.select_option("#model", name)
+    say(page, QUESTION)
+    expect(page.locator(".said").first).to_contain_text("tokens")
+    expect(page.locator(".device.up")).to_have_count(2)
+    expect(page.locator("#model-about")).to_have_text(re.compile("drafts, .* verifies"))
