@@ -137,7 +137,8 @@ def _write(
             verifier, gate = parts.retrieval.self_verifier(), AlwaysGate()
         if options.logprobs is not None:
             drafts, verifier, gate = drafts and not parts.linked, reporting(parts, options), AlwaysGate()
-        server_draws = verifier is not None and not verifier.draws_alike(sampling) and _checked(parts, options, plan)
+        alike = verifier is None or verifier.choice.draws_alike(sampling)
+        server_draws = not alike and _checked(parts, options, plan)
         state = GenerationState(
             prompt, sampling, _limits(parts, options, plan, ngram, drafts),
             rules=DraftRules(
@@ -317,17 +318,28 @@ def check_grammar(parts: Components, sampling: Sampling) -> None:
     """Raise InvalidOption where the pair's verifier does not follow a constraint, and `sampling` has one."""
     if parts.verifier is not None and sampling.constraint is not None and not parts.verifier.applies_grammars:
         raise InvalidOption(
-            f"The verifier {parts.verifier.name} follows no JSON schema: it is of an older version, or a stock server.",
+            f"The verifier {parts.verifier.name} follows no JSON schema: it is of an older version, or a server that"
+            " does not tell which tokens are likely.",
             "Leave the schema out, update edgellm on the verifier's device, or use a verifier of edgellm.",
         )
 
 
 def check_sampling(parts: Components, sampling: Sampling) -> None:
-    """Raise InvalidOption where the pair's verifier does not know penalties, and `sampling` has them."""
-    if parts.verifier is not None and sampling.penalties is not None and not parts.verifier.applies_penalties:
+    """Raise InvalidOption where the pair's verifier does not know penalties, and `sampling` has them; or where it does
+    not tell enough tokens to choose one by `sampling`."""
+    if parts.verifier is None:
+        return
+    if sampling.penalties is not None and not parts.verifier.applies_penalties:
         raise InvalidOption(
-            f"The verifier {parts.verifier.name} does not apply penalties and logit_bias: it is a stock server.",
+            f"The verifier {parts.verifier.name} does not apply penalties and logit_bias: it is a server that does not"
+            " tell which tokens are likely.",
             "Leave them out, or use a verifier of edgellm.",
+        )
+    if why := parts.verifier.choice.refusal(sampling):
+        raise InvalidOption(
+            f"The verifier {parts.verifier.name} cannot choose by penalties, logit_bias or a JSON schema: {why}.",
+            f"Set temperature to 0 or top_k to at most {parts.verifier.choice.likely}, and leave repeat_penalty out; or"
+            " use a verifier of edgellm.",
         )
 
 

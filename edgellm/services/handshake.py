@@ -17,6 +17,7 @@ from edgellm.errors import SAME_VERSION, ModelNotFound, ProtocolError, Vocabular
 from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
+from edgellm.spec.sampling import WHOLE_ROWS, Choice
 
 _BLOCK = 256  # tokens behind one hash
 _ROUNDS = 100  # blocks that are asked for: Gemma's 6,242 unused tokens are in 25
@@ -32,7 +33,7 @@ class VerifierInfo:
     `shared_tokens` is `VocabularyMatch.shared`. `chat_template` is its model's, empty if it is not told.
     `reports_logprobs`: verdicts hold log-probabilities where one asks. `applies_penalties`: it knows penalties.
     `applies_grammars`: it knows constraints. `drafts_extra`: it drafts extra tokens. `behind`: what verifies
-    in its place, and how, in a few words for people; empty: it verifies itself."""
+    in its place, and how, in a few words for people; empty: it verifies itself. `choice`: from what it chooses."""
 
     model: str
     context_length: int
@@ -45,6 +46,7 @@ class VerifierInfo:
     drafts_extra: bool = False
     applies_grammars: bool = False
     behind: str = ""
+    choice: Choice = WHOLE_ROWS
 
 
 async def greet(
@@ -74,6 +76,7 @@ async def greet(
         reply.model[:_NAME], reply.context_length, reply.vocabulary.hex(), min(ours.size, reply.vocabulary_size),
         reply.model_hash.hex(), reply.logprobs, reply.chat_template, reply.penalties, reply.drafts_extra,
         reply.grammars, reply.behind[:_NAME],
+        Choice(reply.likely_tokens if reply.HasField("likely_tokens") else None, reply.draws_itself),
     )  # fmt: skip
 
 

@@ -43,15 +43,27 @@ class ReplyGrammar:
 
     def limited(self, distribution: Distribution, logits: Floats, text: Ids) -> Distribution:
         """Return what is left of a `distribution` made of `logits` (n_vocab,), which follow `text` (n,)."""
+        left = self.kept(distribution, text)
+        if left is not None:
+            return left
+        return Distribution(self.likeliest(logits, text)[:1], np.ones(1, dtype=np.float32))
+
+    def kept(self, distribution: Distribution, text: Ids) -> Distribution | None:
+        """Return what is left of a `distribution` behind `text` (n,); None where that is nothing."""
         if (reply := self._constrained(text)) is None:
             return distribution
         kept = self._grammar.allowed(reply, distribution.ids)
         if kept.all():
             return distribution
-        if kept.any():
-            probs = distribution.probs[kept]
-            return Distribution(distribution.ids[kept], probs / np.float32(probs.sum(dtype=np.float64)))
-        return Distribution(self.likeliest(logits, text)[:1], np.ones(1, dtype=np.float32))
+        if not kept.any():
+            return None
+        probs = distribution.probs[kept]
+        return Distribution(distribution.ids[kept], probs / np.float32(probs.sum(dtype=np.float64)))
+
+    def allowed(self, candidates: Ids, text: Ids) -> Ids:
+        """Return those of the `candidates` (k,) that may follow `text` (n,)."""
+        reply = self._constrained(text)
+        return candidates if reply is None else candidates[self._grammar.allowed(reply, candidates)]
 
     def likeliest(self, logits: Floats, text: Ids) -> Ids:
         """Return the most probable tokens that may follow `text`, the likeliest first, of equal ones the lower id."""

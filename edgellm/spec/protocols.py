@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from edgellm.engine import Speculator
+from edgellm.spec.sampling import WHOLE_ROWS, Choice
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Decision, Ids, Round, Sampling, Verdict
+from edgellm.spec.types import Chunk, Decision, Ids, Round, Verdict
 
 
 class Drafter(ABC):
@@ -167,9 +168,10 @@ class Verifier(ABC):
         """Return whether verdicts can follow a sampling rule with a constraint."""
         return False
 
-    def draws_alike(self, sampling: Sampling) -> bool:
-        """Return whether tokens are drawn as `spec.sampling.draw` does, and not by random numbers of a server's own."""
-        return True
+    @property
+    def choice(self) -> Choice:
+        """Return from what tokens are chosen."""
+        return WHOLE_ROWS
 
     @property
     def shared(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -82,6 +83,37 @@ def penalised(logits: Floats, text: Ids, penalties: Penalties) -> Floats:
         known = places < len(logits)
         changed[places[known]] += np.array(amounts, dtype=np.float32)[known]
     return changed
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """From what a verifier chooses tokens: from whole rows of logits, or from the `likely` likeliest tokens of each
+    place, which are all that a stock server tells. `draws_itself`: the server draws sampled tokens by itself."""
+
+    likely: int | None = None
+    draws_itself: bool = False
+
+    def draws_alike(self, sampling: Sampling) -> bool:
+        """Return whether tokens are drawn as `draw` does, and not by random numbers of a server's own."""
+        if sampling.greedy or self.likely is None:
+            return True
+        return 0 < sampling.top_k <= self.likely and (sampling.ruled or not self.draws_itself)
+
+    def refusal(self, sampling: Sampling) -> str:
+        """Return why tokens cannot be chosen by a rule with penalties or a constraint, as a clause; "" if they can."""
+        if self.likely is None or not sampling.ruled:
+            return ""
+        if not self.likely:
+            return "it does not tell which tokens are likely"
+        if sampling.penalties is not None and sampling.penalties.repeat != 1.0:
+            return "the repeat penalty divides logits, which it does not tell"
+        if not self.draws_alike(sampling):
+            top_k = sampling.top_k or "not set"
+            return f"it tells the {self.likely} likeliest tokens of a place, and top_k is {top_k}"
+        return ""
+
+
+WHOLE_ROWS = Choice()
 
 
 def distribution(logits: Floats, sampling: Sampling) -> Distribution:

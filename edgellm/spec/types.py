@@ -114,6 +114,11 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature <= 0.0
 
+    @property
+    def ruled(self) -> bool:
+        """Return whether a token depends on more of the text than the model's logits do."""
+        return self.penalties is not None or self.constraint is not None
+
 
 GREEDY = Sampling()
 

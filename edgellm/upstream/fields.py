@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgellm.spec.types import Sampling
-from edgellm.upstream.rows import Top
-from edgellm.upstream.verdict import RowsUnusable
+from edgellm.upstream.rows import RowsUnusable, Top
 
 SEED_RANGE = 2**31
 MAX_CONTEXT = 2**24

@@ -87,7 +87,7 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
         known = server in servers.all()
         proof = client.wait(prove(upstream, text.vocabulary, borders, url, RECHECKS if known else PROBES))
         verifier = UpstreamVerifier(
-            client, upstream, ServedTokens(text.n_vocab, text.is_eog), text.n_ctx_train, options.timing
+            client, upstream, ServedTokens(text.n_vocab, text.is_eog), text.n_ctx_train, options.timing, text.grammar
         )
     except BaseException as error:
         client.close()

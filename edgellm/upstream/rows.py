@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
@@ -12,6 +12,10 @@ from edgellm.spec.types import Ids, Sampling
 
 Top: TypeAlias = tuple[tuple[int, float], ...]
 """The likeliest tokens of a place with their log-probabilities, before temperature and truncation."""
+
+
+class RowsUnusable(Exception):
+    """Rows contradict themselves, the request or the vocabulary."""
 
 
 class Tier(StrEnum):
@@ -37,13 +41,23 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Steering:
+    """What a server does before it takes a token: add `bias` to the logits of those ids, and take one `among` these ids
+    alone, if there are any."""
+
+    bias: tuple[tuple[int, float], ...] = ()
+    among: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RowRequest:
     """A question: what comes after `prefix` (n,), and after each token of `draft` (m,) behind it.
 
     With `top`, rows include that many likeliest tokens. If nothing is drafted, up to `extra` further tokens may be
     answered. `repeats`: the server may have computed `prefix` to its last token already, so that it may have no row for
     the first place. Requests of one `session` extend each other otherwise. What a server has computed of a prefix is
-    used for requests of the same `salt` alone, where the server can keep them apart.
+    used for requests of the same `salt` alone, where the server can keep them apart. With `steering` nothing is
+    drafted, and one token is asked for.
     """
 
     prefix: Ids
@@ -54,11 +68,22 @@ class RowRequest:
     session: str = ""
     repeats: bool = False
     salt: str = ""
+    steering: Steering | None = None
 
     @property
     def decisive(self) -> bool:
         """Return whether the likeliest tokens of rows suffice to draw as `sampling` says."""
-        return not self.sampling.greedy and 0 < self.sampling.top_k <= self.top
+        return self.steering is None and not self.sampling.greedy and 0 < self.sampling.top_k <= self.top
+
+    @property
+    def ruled(self) -> bool:
+        """Return whether tokens are chosen from the likeliest ones of rows by a rule that the server does not know."""
+        return self.steering is None and self.sampling.ruled
+
+    @property
+    def drawing(self) -> Sampling:
+        """Return how a server is to draw that writes several tokens: the likeliest ones where they are chosen here."""
+        return replace(self.sampling, temperature=0.0) if self.ruled else self.sampling
 
     @property
     def places(self) -> int:
@@ -129,6 +154,11 @@ class Upstream(ABC):
     def most_top(self) -> int:
         """Return how many likeliest tokens rows can include; 0: none."""
         return 0
+
+    @property
+    def steers(self) -> bool:
+        """Return whether a request may have a `Steering`."""
+        return False
 
     @property
     def at_once(self) -> int | None:

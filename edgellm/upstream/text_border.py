@@ -14,7 +14,7 @@ import numpy as np
 
 from edgellm.engine import Vocabulary
 from edgellm.spec.types import Ids
-from edgellm.upstream.verdict import RowsUnusable
+from edgellm.upstream.rows import RowsUnusable
 
 _FARTHEST = 64  # tokens that a server may have to write again
 

@@ -7,34 +7,37 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from edgellm.spec.sampling import distribution
-from edgellm.spec.types import Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
-from edgellm.spec.verification import accept_by
-from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
+from edgellm.spec.constraint import ReplyGrammar
+from edgellm.spec.sampling import draw
+from edgellm.spec.types import Chunk, Ids, Logprobs, Verdict
+from edgellm.upstream.likeliest import Undecided, distribution_of_top
+from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 
 _ROUNDING = 1e-2  # by which probabilities of half-precision servers may exceed 1
 
 
-class RowsUnusable(Exception):
-    """Rows contradict themselves, the request or the vocabulary."""
-
-
 def verdict(
     chunk: Chunk, request: RowRequest, reply: RowReply, n_vocab: int, logprobs: int | None = None,
-    is_eog: Callable[[int], bool] = lambda _token: False,
+    is_eog: Callable[[int], bool] = lambda _token: False, grammar: ReplyGrammar | None = None,
 ) -> Verdict:  # fmt: skip
     """Return the verdict on `chunk` by the rows of `reply` to `request`; with `logprobs`, those of its tokens and of
-    that many others. `is_eog` as in `continued`.
+    that many others. `is_eog` as in `continued`; `grammar` is that of the reply, if it has one.
 
     Raises:
         RowsUnusable: the rows are too few, or not of a vocabulary of `n_vocab` tokens and its probabilities.
+        Undecided: their likeliest tokens do not decide what comes first.
     """
-    if reply.tier is Tier.CONTINUE:
+    continues = reply.tier is Tier.CONTINUE
+    if request.ruled:
+        rows = checked(reply.rows, 1 if continues else len(chunk) + 1, n_vocab)
+        accepted, own = chosen(chunk.ids, rows, request, reply.tier, n_vocab, grammar)
+        tokens = [own]
+    elif continues:
         accepted, tokens = continued(chunk.ids, reply.rows, n_vocab, is_eog)
     else:
         rows = checked(reply.rows, len(chunk) + 1, n_vocab)
         if reply.tier is Tier.SCORE and not request.sampling.greedy:
-            accepted, own = sampled(chunk.ids, rows, request.sampling, len(request.prefix))
+            accepted, own = chosen(chunk.ids, rows, request, reply.tier, n_vocab, None)
         else:
             accepted, own = matching(chunk.ids, rows)
         tokens = [own]
@@ -58,21 +61,30 @@ def matching(draft: Ids, rows: Sequence[Row]) -> tuple[int, int]:
     return accepted, own[accepted]
 
 
-def sampled(draft: Ids, rows: Sequence[Row], sampling: Sampling, position: int) -> tuple[int, int]:
-    """Judge by draws from the likeliest tokens of each row; exact where `sampling` has no more than these. `position`
-    tokens are before the draft (n,)."""
-    return accept_by(draft, lambda place: distribution_of_top(_top(rows[place]), sampling), sampling.seed, position)
+def chosen(
+    draft: Ids, rows: Sequence[Row], request: RowRequest, tier: Tier, n_vocab: int, grammar: ReplyGrammar | None
+) -> tuple[int, int]:
+    """Judge the draft (n,) by what the sampling rule of `request` chooses from the likeliest tokens of each row; return
+    how many are accepted, and the token that it chooses behind them. The text ends where the rows follow another one,
+    or do not decide.
 
-
-def distribution_of_top(top: Top, sampling: Sampling) -> Distribution:
-    """Return what `spec.sampling.distribution` returns for a whole row, from its likeliest tokens, at least
-    `sampling.top_k` of them."""
-    if not sampling.greedy and not 0 < sampling.top_k <= len(top):
-        raise RowsUnusable(f"{len(top)} likeliest tokens, and top_k is {sampling.top_k}")
-    ordered = sorted(top)
-    ids = np.array([token for token, _ in ordered], dtype=np.int32)
-    found = distribution(np.array([logprob for _, logprob in ordered], dtype=np.float32), sampling)
-    return Distribution(ids[found.ids], found.probs)
+    Raises:
+        Undecided: the first row does not decide.
+    """
+    sampling, text, place = request.sampling, np.concatenate((request.prefix, draft)), len(request.prefix)
+    own = 0
+    for at, row in enumerate(rows[: len(draft) + 1]):
+        try:
+            target = distribution_of_top(_top(row), sampling, n_vocab, text[: place + at], grammar)
+        except Undecided:
+            if not at:
+                raise
+            return at - 1, own
+        own = draw(target, sampling.seed, place + at)
+        follows = at < len(draft) and own == draft[at]
+        if not follows or (tier is Tier.CONTINUE and own != row.token):
+            return at, own
+    return min(len(rows), len(draft) + 1) - 1, own
 
 
 def continued(draft: Ids, rows: Sequence[Row], n_vocab: int, is_eog: Callable[[int], bool]) -> tuple[int, list[int]]:

@@ -14,14 +14,17 @@ import numpy as np
 
 from edgellm.engine import common_prefix
 from edgellm.errors import EdgeError, VerifierBusy, VerifierLost, VerifierSlow
+from edgellm.spec.constraint import GrammarState, ReplyGrammar
 from edgellm.spec.guarded_session import wait_for_result
 from edgellm.spec.patience import RetryDelay, VerdictDeadline, VerdictWork
 from edgellm.spec.protocols import Verifier, VerifierSession
+from edgellm.spec.sampling import Choice
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
 from edgellm.upstream.http_client import HttpClient, ServerRefused
-from edgellm.upstream.rows import RowReply, RowRequest, Tier, Upstream
-from edgellm.upstream.verdict import RowsUnusable, verdict
+from edgellm.upstream.likeliest import Undecided
+from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier, Upstream
+from edgellm.upstream.verdict import verdict
 
 _log = logging.getLogger(__name__)
 _LATE_SECONDS = 1.0  # after which to look again for a late answer
@@ -205,15 +208,16 @@ class UpstreamVerifier(Verifier):
 
     def __init__(
         self, client: HttpClient, upstream: Upstream, tokens: ServedTokens, positions: int,
-        timing: UpstreamTiming | None = None,
+        timing: UpstreamTiming | None = None, grammar: Callable[[str], GrammarState] | None = None,
     ) -> None:  # fmt: skip
-        """Take over `client`, the way to `upstream`. `positions` of a text, where the server does not say how many.
+        """Take over `client`, the way to `upstream`. `positions` of a text, where the server does not say how many;
+        `grammar` returns the grammar of a JSON schema, without it replies can follow none.
 
         Raises:
             VerifierLost, VerifierBusy: the server does not answer.
         """
         self._client, self._upstream, self._tokens = client, upstream, tokens
-        self._positions = upstream.context_length or positions
+        self._positions, self._grammar = upstream.context_length or positions, grammar
         self._link = UpstreamLink(upstream, timing or UpstreamTiming())
         client.wait(self._link.measure())
 
@@ -237,9 +241,20 @@ class UpstreamVerifier(Verifier):
         """See `Verifier.reports_logprobs`."""
         return self._upstream.most_top > 0
 
-    def draws_alike(self, sampling: Sampling) -> bool:
-        """See `Verifier.draws_alike`: where its likeliest tokens suffice, tokens are drawn from them here."""
-        return sampling.greedy or likeliest(self._upstream, sampling, None) > 0
+    @property
+    def applies_penalties(self) -> bool:
+        """See `Verifier.applies_penalties`: to the likeliest tokens, if the server tells them."""
+        return self._upstream.steers and self._upstream.most_top > 0
+
+    @property
+    def applies_grammars(self) -> bool:
+        """See `Verifier.applies_grammars`, likewise."""
+        return self._grammar is not None and self.applies_penalties
+
+    @property
+    def choice(self) -> Choice:
+        """See `Verifier.choice`."""
+        return choice_of(self._upstream)
 
     def up(self) -> bool:
         """Return whether the server is there and takes requests."""
@@ -247,12 +262,13 @@ class UpstreamVerifier(Verifier):
 
     def open(self, state: GenerationState) -> UpstreamSession:
         """See `Verifier.open`. If the server is away now, the session becomes ready when it is back."""
-        return UpstreamSession(self.text(state.sampling), state)
+        grammar = ReplyGrammar.of(state.sampling.constraint, self._grammar)
+        return UpstreamSession(self.text(state.sampling, grammar=grammar), state)
 
-    def text(self, sampling: Sampling, salt: str = "") -> UpstreamText:
-        """Return a text that begins at the server, whose tokens are drawn as `sampling` says; `salt` as in
-        `RowRequest`."""
-        return UpstreamText(self._client, self._link, self._upstream, self._tokens, sampling, salt)
+    def text(self, sampling: Sampling, salt: str = "", grammar: ReplyGrammar | None = None) -> UpstreamText:
+        """Return a text that begins at the server, whose tokens are drawn as `sampling` says, and follow `grammar` if
+        there is one; `salt` as in `RowRequest`."""
+        return UpstreamText(self._client, self._link, self._upstream, self._tokens, sampling, salt, grammar)
 
     def wait_seconds(self) -> float:
         """Return the seconds until the server may be up; 0 if it is."""
@@ -269,10 +285,10 @@ class UpstreamText:
 
     def __init__(
         self, client: HttpClient, link: UpstreamLink, upstream: Upstream, tokens: ServedTokens, sampling: Sampling,
-        salt: str,
+        salt: str, grammar: ReplyGrammar | None,
     ) -> None:  # fmt: skip
         self._client, self._link, self._upstream, self._tokens = client, link, upstream, tokens
-        self._sampling, self._salt = sampling, salt
+        self._sampling, self._salt, self._grammar = sampling, salt, grammar
         self._id = secrets.token_hex(16)
         self._asked = self._prefix = NO_IDS  # what the server may have in its cache
         self._refused = False
@@ -304,13 +320,17 @@ class UpstreamText:
         self, chunk: Chunk, request: RowRequest, work: VerdictWork, logprobs: int | None,
         report: Callable[[RowReply], None] | None,
     ) -> Verdict:  # fmt: skip
+        reply = await self._rows(request, work)
         try:
-            reply = await self._link.ask(request, work)
-        except ServerRefused as error:
-            self._refused = error.of_request
-            raise
-        try:
-            found = verdict(chunk, request, reply, self._tokens.n, logprobs, self._tokens.is_eog)
+            try:
+                found = self._judged(chunk, request, reply, logprobs)
+            except Undecided as undecided:
+                request = self._steered(request, undecided)
+                reply = await self._rows(request, VerdictWork(0, 1))
+                found = self._judged(Chunk(), request, reply, None)
+                among = None if undecided.steering is None else undecided.steering.among
+                if among is not None and int(found.tokens[0]) not in among:
+                    raise self._refusal() from None
         except RowsUnusable as error:
             lost = self._client.garbled(str(error))
             self._link.loop_lost(lost)
@@ -318,6 +338,33 @@ class UpstreamText:
         if report is not None:
             report(reply)
         return found
+
+    async def _rows(self, request: RowRequest, work: VerdictWork) -> RowReply:
+        try:
+            return await self._link.ask(request, work)
+        except ServerRefused as error:
+            self._refused = error.of_request
+            raise
+
+    def _judged(self, chunk: Chunk, request: RowRequest, reply: RowReply, logprobs: int | None) -> Verdict:
+        return verdict(chunk, request, reply, self._tokens.n, logprobs, self._tokens.is_eog, self._grammar)
+
+    def _steered(self, request: RowRequest, undecided: Undecided) -> RowRequest:
+        """Return the request for the first token alone. Raise ServerRefused where the server cannot be asked for it."""
+        if undecided.steering is None:
+            raise self._refusal()
+        return replace(
+            request, draft=NO_IDS, sampling=undecided.sampling, top=0, extra=0, repeats=True,
+            steering=undecided.steering,
+        )  # fmt: skip
+
+    def _refusal(self) -> ServerRefused:
+        """Return the error for a token that the server cannot decide; it is not asked about this text again."""
+        self._refused = True
+        return ServerRefused(
+            f"The likeliest tokens that {self._upstream.name} tells do not decide the next one by this rule.",
+            "Sample greedily, or use a verifier of edgellm.", 422,
+        )  # fmt: skip
 
 
 class UpstreamSession(VerifierSession):
@@ -349,6 +396,14 @@ class UpstreamSession(VerifierSession):
 def likeliest(upstream: Upstream, sampling: Sampling, logprobs: int | None) -> int:
     """Return how many likeliest tokens rows must include: for log-probabilities that are to be reported, and to draw
     from them here, where the server answers with as many as that needs."""
-    scores = upstream.tier is not Tier.CONTINUE and 0 < sampling.top_k <= upstream.most_top
-    wanted = sampling.top_k if scores and not sampling.greedy else 0
+    if sampling.ruled:
+        return upstream.most_top
+    here = not sampling.greedy and choice_of(upstream).draws_alike(sampling)
+    wanted = sampling.top_k if here else 0
     return max(wanted, 0 if logprobs is None else min(max(1, logprobs), upstream.most_top))
+
+
+def choice_of(upstream: Upstream) -> Choice:
+    """Return from what the tokens of a server are chosen. Penalties and grammars need likely tokens, and a server that
+    can be asked for its choice among some where those do not decide."""
+    return Choice(upstream.most_top, draws_itself=upstream.tier is Tier.CONTINUE)

@@ -18,7 +18,7 @@ from edgellm.errors import EdgeError, EngineFailed, ProtocolError
 from edgellm.spec.constraint import GrammarState, ReplyGrammar
 from edgellm.spec.guarded_session import wait_for_result
 from edgellm.spec.protocols import BlockingSession, Verifier, VerifierSession
-from edgellm.spec.sampling import likeliest
+from edgellm.spec.sampling import WHOLE_ROWS, Choice, likeliest
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids, Verdict
 from edgellm.verifier.backend import VerifierBackend
@@ -298,11 +298,11 @@ class ColocatedVerifier(Verifier):
 
     def __init__(
         self, backend: VerifierBackend, name: str, context_length: int, grammar: Callable[[str], GrammarState] | None,
-        *, logprobs: bool = True, penalties: bool = True,
+        *, logprobs: bool = True, penalties: bool = True, choice: Choice = WHOLE_ROWS,
     ) -> None:  # fmt: skip
         """Use `backend`, which the server owns; `grammar` returns the grammar of a JSON schema, None: there are none.
-        `logprobs` and `penalties` say what verdicts can have."""
-        self._backend, self._name, self._context_length = backend, name, context_length
+        `logprobs` and `penalties` say what verdicts can have, and `choice` from what they choose."""
+        self._backend, self._name, self._context_length, self._choice = backend, name, context_length, choice
         self._grammar, self._logprobs, self._penalties = grammar, logprobs, penalties
         self._numbers: Iterator[int] = count(-1, -1)
 
@@ -330,6 +330,11 @@ class ColocatedVerifier(Verifier):
     def applies_grammars(self) -> bool:
         """See `Verifier.applies_grammars`."""
         return self._grammar is not None
+
+    @property
+    def choice(self) -> Choice:
+        """See `Verifier.choice`."""
+        return self._choice
 
     def open(self, state: GenerationState) -> ColocatedSession:
         """See `Verifier.open`."""

@@ -111,7 +111,10 @@ class Vllm(Dialect):
         sampling = sampling_of(body)
         choices, cached = [], 0
         for index, ids in enumerate(prompts):
-            tokens, rows = self.engine.write(ids, body["max_tokens"], sampling, body.get("seed"))
+            bias = {int(token): min(100.0, max(-100.0, by)) for token, by in (body.get("logit_bias") or {}).items()}
+            tokens, rows = self.engine.write(
+                ids, body["max_tokens"], sampling, body.get("seed"), bias, body.get("allowed_token_ids")
+            )
             choice: dict[str, Any] = {
                 "index": index, "text": self.text(tokens), "finish_reason": "length", "logprobs": None,
             }  # fmt: skip
@@ -216,7 +219,8 @@ class LlamaServer(Dialect):
         if body.get("samplers") != samplers or body["repeat_penalty"] != 1:
             raise Invalid("this server would draw by another rule")
         sampling = Sampling(body["temperature"], body["top_k"], body["top_p"], min_p=body["min_p"])
-        tokens, rows = self.engine.write(body["prompt"], body["n_predict"], sampling, body["seed"])
+        bias = {int(token): float(by) for token, by in body.get("logit_bias", [])}
+        tokens, rows = self.engine.write(body["prompt"], body["n_predict"], sampling, body["seed"], bias)
         ended = self.engine.model.is_eog(tokens[-1])
         said = [
             {"id": token, "top_logprobs": [{"id": o, "logprob": p, "token": ""} for o, p in top(row, body["n_probs"])]}
@@ -258,7 +262,8 @@ class Sglang(Dialect):
 
     def one(self, ids: list[int], body: dict[str, Any]) -> Any:
         params, k, start = body["sampling_params"], body.get("top_logprobs_num", 0), body.get("logprob_start_len", -1)
-        tokens, rows = self.engine.write(ids, params["max_new_tokens"], sampling_of(params), None)
+        bias = {int(token): float(by) for token, by in params.get("logit_bias", {}).items()}
+        tokens, rows = self.engine.write(ids, params["max_new_tokens"], sampling_of(params), None, bias)
         ended = self.engine.model.is_eog(tokens[-1])
         reused = min(len(ids) - 1, len(ids) if start < 0 else start)
         said: dict[str, Any] = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -49,13 +50,17 @@ class Engine:
             self._blocks |= {(salt, tuple(ids[:end])) for end in range(BLOCK, len(ids) + 1, BLOCK)}
         return found
 
-    def write(self, ids: Sequence[int], n: int, sampling: Sampling, seed: int | None) -> tuple[list[int], list[Floats]]:
-        """Return up to `n` tokens behind a text, to the end of the turn, and the row of each."""
+    def write(
+        self, ids: Sequence[int], n: int, sampling: Sampling, seed: int | None,
+        bias: Mapping[int, float] = MappingProxyType({}), among: Sequence[int] | None = None,
+    ) -> tuple[list[int], list[Floats]]:  # fmt: skip
+        """Return up to `n` tokens behind a text, to the end of the turn, and the row of each, as it was before `bias`
+        was added and tokens that are not `among` some removed."""
         random = self._random if seed is None else np.random.default_rng(seed)
         text, tokens, rows = list(ids), [], []
         for _ in range(n):
             row = self.rows(text, 1)[0]
-            token = draw(distribution(row, sampling), int(random.integers(2**63)), len(text))
+            token = draw(distribution(_steered(row, bias, among), sampling), int(random.integers(2**63)), len(text))
             tokens.append(token)
             rows.append(row)
             text.append(token)
@@ -65,6 +70,17 @@ class Engine:
 
     def close(self) -> None:
         self._context.close()
+
+
+def _steered(row: Floats, bias: Mapping[int, float], among: Sequence[int] | None) -> Floats:
+    if not bias and among is None:
+        return row
+    found = row.copy() if among is None else np.full_like(row, -1e30)
+    if among is not None:
+        found[list(among)] = row[list(among)]
+    if bias:
+        found[list(bias)] += np.array(list(bias.values()), dtype=np.float32)
+    return found
 
 
 def logprobs(row: Floats) -> Floats:

@@ -155,6 +155,27 @@ def test_log_probabilities_cross_both_links(houses: dict[str, House]) -> None:
     assert all(token.logprobs is not None and len(token.logprobs.ids) == 3 for token in tokens)
 
 
+@pytest.mark.parametrize("way", ["vllm-score", "llama-server", "two"])
+def test_penalties_and_schemas_reach_through_the_gateway(
+    way: str, houses: dict[str, House], f32_pair: tuple[Path, Path]
+) -> None:
+    schema = json.dumps({"type": "object", "properties": {"day": {"enum": ["Friday", "Monday"]}}, "required": ["day"]})
+    with LLM.open(None, f32_pair[1], threads=1) as alone:
+        for options in ({"presence_penalty": 1.0}, {"json_schema": schema}, {"json_schema": schema} | SAMPLED):
+            wanted = ids(alone.reply(case(5), max_tokens=MOST, **options))
+            reply = houses[way].device.reply(case(5), max_tokens=MOST, budget=1.0, **options)
+            assert ids(reply) == wanted
+            assert reply.summary.share_verified == 1.0
+
+
+def test_a_gateway_tells_from_what_it_chooses(houses: dict[str, House], text: Model) -> None:
+    for way, itself in (("vllm-score", False), ("llama-server", True)):
+        remote = RemoteVerifier(houses[way].gateway.address, text.vocabulary, timing=DEVICE)
+        assert remote.choice.draws_itself == itself
+        assert (remote.choice.likely or 0) >= 20
+        remote.close()
+
+
 def test_devices_are_told_what_servers_cannot_do(houses: dict[str, House]) -> None:
     with pytest.raises(InvalidOption, match="penalties"):
         houses["two"].device.reply("Hello", repeat_penalty=1.1)

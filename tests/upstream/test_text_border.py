@@ -12,9 +12,8 @@ from edgellm.spec.types import GREEDY, Ids
 from edgellm.upstream.dialects.by_text import TextUpstream
 from edgellm.upstream.dialects.served import UpstreamModel
 from edgellm.upstream.http_client import HttpClient, ServerURL
-from edgellm.upstream.rows import RowReply, RowRequest, Tier
+from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
 from edgellm.upstream.text_border import TextBorders, Written
-from edgellm.upstream.verdict import RowsUnusable
 
 SNOWMAN = "Here is \N{SNOWMAN} again"
 

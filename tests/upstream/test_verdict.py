@@ -14,8 +14,9 @@ import pytest
 
 from edgellm.spec.sampling import distribution, draw
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Distribution, Ids, Sampling
-from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
-from edgellm.upstream.verdict import RowsUnusable, distribution_of_top, verdict
+from edgellm.upstream.likeliest import distribution_of_top
+from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
+from edgellm.upstream.verdict import verdict
 
 SIZE = 4  # of the vocabulary
 LENGTH = 3  # tokens of a text
@@ -202,7 +203,7 @@ def test_the_likeliest_tokens_give_the_distribution_of_the_whole_row() -> None:
     shares = logits - math.log(float(np.exp(logits.astype(np.float64)).sum()))
     likeliest = tuple((int(token), float(shares[token])) for token in (-logits).argsort()[:40])
     for sampling in (Sampling(0.7), Sampling(1.5, 40, 0.5), Sampling(1.0, 7, 1.0), Sampling(1.0, 20, 0.9, min_p=0.1)):
-        whole, found = distribution(logits, sampling), distribution_of_top(likeliest, sampling)
+        whole, found = distribution(logits, sampling), distribution_of_top(likeliest, sampling, len(logits), NO_IDS)
         assert found.ids.tolist() == whole.ids.tolist()
         assert found.probs == pytest.approx(whole.probs, abs=1e-5)
     assert isinstance(found, Distribution)

@@ -27,6 +27,7 @@ from edgellm.services.verification_codec import read_verdict, write_open, write_
 from edgellm.spec.guarded_session import wait_for_result
 from edgellm.spec.patience import VerdictWork
 from edgellm.spec.protocols import Verifier, VerifierSession
+from edgellm.spec.sampling import Choice
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
 from edgellm.verifier.requests import VerifyRequest
@@ -366,13 +367,18 @@ class RemoteVerifier(Verifier):
 
     @property
     def applies_penalties(self) -> bool:
-        """See `Verifier.applies_penalties`: a gateway to stock servers does not."""
+        """See `Verifier.applies_penalties`: a gateway to some stock servers does not."""
         return self._connection.peer.applies_penalties
 
     @property
     def applies_grammars(self) -> bool:
         """See `Verifier.applies_grammars`: older verifiers do not."""
         return self._connection.peer.applies_grammars
+
+    @property
+    def choice(self) -> Choice:
+        """See `Verifier.choice`."""
+        return self._connection.peer.choice
 
     @property
     def drafts_extra(self) -> bool:
@@ -416,6 +422,8 @@ class RemoteSession(VerifierSession):
             raise lost("The verifier is a gateway to a stock server now, which applies no penalties.")
         if state.sampling.constraint is not None and not self._connection.peer.applies_grammars:
             raise lost("The verifier is of an older version, which does not know JSON schemas.")
+        if why := self._connection.peer.choice.refusal(state.sampling):
+            raise lost(f"The verifier is a gateway to another server now, and {why}.")
         request = VerifyRequest(0, state.sampling, len(prefix), prefix, chunk, extra, state.logprobs, self._round)
         progress = state.prompt_progress(self._connection.peer.model)
         pending = RemotePending(request, self._connection.alive, state.should_stop, progress)

@@ -110,7 +110,9 @@ class GatewayServer(SessionServer):
 
     def _served(self, model: GatewayModel) -> ServedGatewayModel:
         backend, waiting = GatewayBackend(model.pool), self._max_waiting + model.pool.places
-        return ServedGatewayModel(model, backend, VerifyingModel(_info(model), model.text.vocabulary, backend, waiting))
+        grammar = model.text.grammar if model.pool.applies_rules else None
+        verifying = VerifyingModel(_info(model), model.text.vocabulary, backend, waiting, grammar)
+        return ServedGatewayModel(model, backend, verifying)
 
 
 def _info(model: GatewayModel) -> VerifierInfo:
@@ -118,6 +120,7 @@ def _info(model: GatewayModel) -> VerifierInfo:
     return VerifierInfo(
         pool.name, pool.context_length, vocabulary.fingerprint, vocabulary.size, pool.identity,
         reports_logprobs=pool.reports_logprobs, chat_template=model.text.chat_template_source, behind=pool.behind,
+        applies_penalties=pool.applies_rules, applies_grammars=pool.applies_rules, choice=pool.choice,
     )  # fmt: skip
 
 

@@ -90,6 +90,8 @@ class _Model:
             grammars=self.grammar is not None,
             drafts_extra=self.info.drafts_extra,
             behind=self.info.behind,
+            likely_tokens=self.info.choice.likely,
+            draws_itself=self.info.choice.draws_itself,
         )
 
     async def constrained(self, constraint: Constraint) -> ReplyGrammar:

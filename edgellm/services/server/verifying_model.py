@@ -38,7 +38,7 @@ class VerifyingModel:
         info = self.info
         return ColocatedVerifier(
             self.backend, info.model, info.context_length, self.grammar, logprobs=info.reports_logprobs,
-            penalties=info.applies_penalties,
+            penalties=info.applies_penalties, choice=info.choice,
         )  # fmt: skip
 
 

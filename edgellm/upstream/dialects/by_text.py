@@ -25,9 +25,8 @@ from edgellm.upstream.dialects.served import (
 )
 from edgellm.upstream.fields import entries, fields, seed_at, text, whole
 from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
-from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier
+from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier
 from edgellm.upstream.text_border import TextBorders, Written
-from edgellm.upstream.verdict import RowsUnusable
 
 _TRIES = 3
 _MORE = 8  # tokens that are asked for beyond what was too little

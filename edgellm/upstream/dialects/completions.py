@@ -15,8 +15,7 @@ from edgellm.upstream.dialects.served import (
 )
 from edgellm.upstream.fields import entries, fields, number, seed_at, text, whole
 from edgellm.upstream.http_client import HttpClient, ServerRefused
-from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
-from edgellm.upstream.verdict import RowsUnusable
+from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 
 _ID = "token_id:"
 
@@ -72,8 +71,9 @@ class CompletionsUpstream(ServedUpstream):
 
     async def _continue(self, request: RowRequest) -> RowReply:
         position = len(request.prefix)
-        body = self._body(request.prefix.tolist(), request.places, request, request.sampling.temperature)
-        body |= {} if request.sampling.greedy else {"seed": seed_at(request.sampling, position)}
+        drawing = request.drawing
+        body = self._body(request.prefix.tolist(), request.places, request, drawing.temperature)
+        body |= {} if drawing.greedy else {"seed": seed_at(drawing, position)}
         answer = await self._client.post("/v1/completions", body)
         choices = entries(fields(answer.json).get("choices"))
         if not choices:

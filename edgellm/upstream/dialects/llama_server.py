@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edgellm.upstream.dialects.served import ServedUpstream, UpstreamModel
+from edgellm.upstream.dialects.served import ServedUpstream, UpstreamModel, raised
 from edgellm.upstream.fields import entries, fields, maybe_count, number, seed_at, text, whole
 from edgellm.upstream.http_client import HttpClient
-from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier
-from edgellm.upstream.verdict import RowsUnusable
+from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier
 
 _MOST_TOP = 64
 _DRAWING = ("temperature", "top_k", "top_p")
@@ -48,9 +47,14 @@ class LlamaServerUpstream(ServedUpstream):
         """See `Upstream.most_top`."""
         return _MOST_TOP
 
+    @property
+    def steers(self) -> bool:
+        """See `Upstream.steers`."""
+        return True
+
     async def rows(self, request: RowRequest) -> RowReply:
         """See `Upstream.rows`."""
-        sampling = request.sampling
+        sampling = request.drawing
         samplers = [*_DRAWING, "min_p"] if sampling.min_p else [*_DRAWING]
         body: dict[str, Any] = {
             "prompt": request.prefix.tolist(), "n_predict": request.places, "cache_prompt": True,
@@ -59,6 +63,8 @@ class LlamaServerUpstream(ServedUpstream):
             "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "n_probs": request.top,
             "seed": seed_at(sampling, len(request.prefix)),
         }  # fmt: skip
+        if request.steering is not None:
+            body["logit_bias"] = [list(pair) for pair in raised(request.steering).items()]
         answer = await self._client.post("/completion", body)
         try:
             found = fields(answer.json)

@@ -9,9 +9,8 @@ from edgellm.upstream.dialects.by_text import TextUpstream
 from edgellm.upstream.dialects.served import UpstreamModel
 from edgellm.upstream.fields import entries, fields, maybe_count, number, text, whole
 from edgellm.upstream.http_client import HttpClient, ServerRefused
-from edgellm.upstream.rows import RowReply, RowRequest, Tier
+from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
 from edgellm.upstream.text_border import TextBorders, Written
-from edgellm.upstream.verdict import RowsUnusable
 
 
 class OllamaUpstream(TextUpstream):

@@ -10,8 +10,7 @@ from edgellm.errors import InvalidOption, VerifierLost
 from edgellm.spec.types import Sampling
 from edgellm.upstream.fields import entries, fields, maybe_count, text
 from edgellm.upstream.http_client import HttpAnswer, HttpClient
-from edgellm.upstream.rows import Row, RowReply, Tier, Upstream
-from edgellm.upstream.verdict import RowsUnusable
+from edgellm.upstream.rows import Row, RowReply, RowsUnusable, Steering, Tier, Upstream
 
 PROBE_SECONDS = 60.0
 """Within which a server answers a first question: it may have to load its model."""
@@ -106,6 +105,27 @@ def sampling_fields(sampling: Sampling, temperature: float) -> dict[str, Any]:
     top_k = -1 if greedy or sampling.top_k <= 0 else sampling.top_k
     top_p, min_p = (1.0, 0.0) if greedy else (sampling.top_p, sampling.min_p)
     return {**NEUTRAL, "temperature": max(0.0, temperature), "top_k": top_k, "top_p": top_p, "min_p": min_p}
+
+
+def steering_fields(steering: Steering | None) -> dict[str, Any]:
+    """Return OpenAI's `logit_bias` of a steered request, and vLLM's `allowed_token_ids`; nothing of another one."""
+    if steering is None:
+        return {}
+    found: dict[str, Any] = {"logit_bias": {str(token): amount for token, amount in steering.bias}}
+    return found | ({} if steering.among is None else {"allowed_token_ids": list(steering.among)})
+
+
+def raised(steering: Steering) -> dict[int, float]:
+    """Return what to add to logits where a server knows no other way to take one of some tokens: what lies far above
+    all others is one of those."""
+    found = dict(steering.bias)
+    for token in steering.among or ():
+        found[token] = found.get(token, 0.0) + FAR
+    return found
+
+
+FAR = 1e4
+"""More than logits of any model differ by."""
 
 
 def reply(tier: Tier, rows: Sequence[Row], answer: HttpAnswer, cached: int | None) -> RowReply:

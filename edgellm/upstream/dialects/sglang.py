@@ -11,11 +11,17 @@ from typing import Any
 
 from edgellm.errors import VerifierLost
 from edgellm.spec.types import Sampling
-from edgellm.upstream.dialects.served import PROBE_SECONDS, ServedUpstream, UpstreamModel, reply, sampling_fields
+from edgellm.upstream.dialects.served import (
+    PROBE_SECONDS,
+    ServedUpstream,
+    UpstreamModel,
+    raised,
+    reply,
+    sampling_fields,
+)
 from edgellm.upstream.fields import best, entries, fields, maybe_count, number, text, whole
 from edgellm.upstream.http_client import HttpClient, ServerRefused
-from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
-from edgellm.upstream.verdict import RowsUnusable
+from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 
 _PATH = "/generate"
 _MOST_TOP = 64
@@ -34,13 +40,18 @@ class SglangUpstream(ServedUpstream):
         """See `Upstream.most_top`."""
         return _MOST_TOP
 
+    @property
+    def steers(self) -> bool:
+        """See `Upstream.steers`."""
+        return True
+
     async def rows(self, request: RowRequest) -> RowReply:
         """See `Upstream.rows`."""
         decides = request.sampling.greedy or request.decisive
         try:
             if self._tier is Tier.CONTINUE or (request.extra and not len(request.draft)):
                 return await self._continue(request)
-            if self._tier is Tier.SCORE and decides:
+            if self._tier is Tier.SCORE and decides and request.steering is None:
                 return await self._score(request)
             return await self._fan_out(request)
         except RowsUnusable as error:
@@ -64,7 +75,10 @@ class SglangUpstream(ServedUpstream):
         prefix, draft = request.prefix.tolist(), request.draft.tolist()
         prompts = [prefix + draft[:n] for n in range(len(draft) + 1)]
         temperature = 0.0 if request.decisive else request.sampling.temperature
-        answer = await self._client.post(_PATH, _body(prompts, 1, request.sampling, temperature, request.top))
+        body = _body(prompts, 1, request.sampling, temperature, request.top)
+        if request.steering is not None:
+            body["sampling_params"]["logit_bias"] = {str(token): by for token, by in raised(request.steering).items()}
+        answer = await self._client.post(_PATH, body)
         found = entries(answer.json)
         if len(found) != len(prompts):
             raise RowsUnusable(f"{len(found)} answers to {len(prompts)} prompts")
@@ -73,7 +87,7 @@ class SglangUpstream(ServedUpstream):
         return reply(tier, rows, answer, maybe_count(fields(found[0].get("meta_info")).get("cached_tokens")))
 
     async def _continue(self, request: RowRequest) -> RowReply:
-        sampling = request.sampling
+        sampling = request.drawing
         body = _body(request.prefix.tolist(), request.places, sampling, sampling.temperature, request.top)
         answer = await self._client.post(_PATH, body)
         said = fields(fields(answer.json).get("meta_info"))

@@ -23,11 +23,11 @@ from edgellm.upstream.dialects.served import (
     cached_tokens,
     reply,
     sampling_fields,
+    steering_fields,
 )
 from edgellm.upstream.fields import best, entries, fields, number, text, whole
 from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
-from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier, Top
-from edgellm.upstream.verdict import RowsUnusable
+from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 
 _log = logging.getLogger(__name__)
 GENERATE = "/inference/v1/generate"
@@ -104,8 +104,13 @@ class VllmUpstream(CompletionsUpstream):
             raise self._client.garbled(str(error)) from None
         return found or await super().rows(request)
 
+    @property
+    def steers(self) -> bool:
+        """See `Upstream.steers`."""
+        return True
+
     def _body(self, prompt: list[Any], tokens: int, request: RowRequest, temperature: float) -> dict[str, Any]:
-        body = super()._body(prompt, tokens, request, temperature)
+        body = super()._body(prompt, tokens, request, temperature) | steering_fields(request.steering)
         return body | ({"cache_salt": request.salt} if request.salt else {})
 
     async def _score(self, request: RowRequest) -> RowReply | None:

@@ -212,7 +212,7 @@ class GatewayBackend(VerifierBackend):
             self._remember(request.device, server)
         text = session.texts.get(server)
         if text is None:
-            text = session.texts[server] = server.text(request.sampling, session.salt)
+            text = session.texts[server] = server.text(request.sampling, session.salt, request.grammar)
         began = perf_counter()
         self._waited += began - asked.arrived
         server.enter()

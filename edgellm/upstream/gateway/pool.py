@@ -6,11 +6,13 @@ import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.params import MAX_LOGPROBS
+from edgellm.spec.sampling import Choice
 from edgellm.spec.types import Sampling
 from edgellm.upstream.opening import OpenedUpstream
 from edgellm.upstream.rows import RowReply
-from edgellm.upstream.verifier import UpstreamText
+from edgellm.upstream.verifier import UpstreamText, choice_of
 
 _UNEVEN = 2  # sessions that a device's last server may have more than another one, which has none of its texts
 
@@ -60,6 +62,11 @@ class PooledServer:
         """Return whether another request may be sent."""
         return self._running < self.places
 
+    @property
+    def applies_rules(self) -> bool:
+        """Return whether replies can have penalties and follow grammars here."""
+        return self._verifier.applies_penalties
+
     def up(self) -> bool:
         """Return whether it is there, and takes requests."""
         return self._verifier.up()
@@ -68,9 +75,9 @@ class PooledServer:
         """Return the seconds until it may be up."""
         return self._verifier.wait_seconds()
 
-    def text(self, sampling: Sampling, salt: str) -> UpstreamText:
+    def text(self, sampling: Sampling, salt: str, grammar: ReplyGrammar | None) -> UpstreamText:
         """See `UpstreamVerifier.text`."""
-        return self._verifier.text(sampling, salt)
+        return self._verifier.text(sampling, salt, grammar)
 
     def enter(self) -> None:
         """Note that a request is sent."""
@@ -124,7 +131,9 @@ class ServerPool:
         with self._lock:
             context = server.context_length > self.context_length
             logprobs = server.upstream.most_top >= MAX_LOGPROBS or not self.reports_logprobs
-            if self._closed or not (context and logprobs):
+            rules = server.applies_rules or not self.applies_rules
+            likely = server.upstream.most_top >= (self.choice.likely or 0)
+            if self._closed or not (context and logprobs and rules and likely):
                 return False
             self._servers = (*self._servers, server)
             return True
@@ -148,6 +157,17 @@ class ServerPool:
     def reports_logprobs(self) -> bool:
         """Return whether verdicts can have as many log-probabilities as devices may ask for."""
         return all(server.upstream.most_top >= MAX_LOGPROBS for server in self.servers)
+
+    @property
+    def applies_rules(self) -> bool:
+        """Return whether replies can have penalties and follow grammars at every server."""
+        return all(server.applies_rules for server in self.servers)
+
+    @property
+    def choice(self) -> Choice:
+        """Return from what tokens are chosen at every server."""
+        found = [choice_of(server.upstream) for server in self.servers]
+        return Choice(min(one.likely or 0 for one in found), any(one.draws_itself for one in found))
 
     @property
     def behind(self) -> str:

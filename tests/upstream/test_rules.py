@@ -1,0 +1,174 @@
+"""Penalties, logit_bias and JSON schemas over stock servers: the text is that of the model with the same rule here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.errors import InvalidOption
+from edgellm.llm import LLM
+from edgellm.spec.sampling import Choice, distribution, penalised
+from edgellm.spec.types import NO_IDS, Constraint, Floats, Ids, Penalties, Sampling
+from edgellm.upstream.likeliest import Undecided, added, distribution_of_top
+from edgellm.upstream.rows import Steering, Tier
+from testkit.upstream.dialects import LlamaServer, Sglang, Vllm
+from testkit.upstream.engine import Engine, logprobs, top
+from testkit.upstream.text_dialects import Ollama
+from tests.spec.real import case, ids
+from tests.upstream.conftest import MOST, WAYS, open_pair
+
+TELLING = (
+    "vllm-score", "vllm-score-recomputing", "vllm-fan-out", "vllm-continue", "llama-server", "sglang-score",
+    "sglang-fan-out",
+)  # fmt: skip
+SCHEMA = json.dumps({
+    "type": "object", "properties": {"day": {"enum": ["Friday", "Monday"]}, "open": {"type": "boolean"}},
+    "required": ["day", "open"], "additionalProperties": False,
+})  # fmt: skip
+RULES: dict[str, dict[str, Any]] = {
+    "penalties": {"frequency_penalty": 1.5, "presence_penalty": 0.7},
+    "a reward": {"frequency_penalty": -1.0, "logit_bias": {17: 3.5, 300: -8.0}},
+    "schema": {"json_schema": SCHEMA},
+    "schema and penalties": {"json_schema": SCHEMA, "frequency_penalty": 1.0},
+}
+
+
+@pytest.fixture(scope="module")
+def here(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
+    """The served model in this process, alone."""
+    with LLM.open(None, f32_pair[1], threads=1) as pair:
+        yield pair
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("way", TELLING)
+def test_a_reply_by_a_rule_is_that_of_the_model_here(
+    way: str, rule: str, engine: Engine, f32_pair: tuple[Path, Path], here: LLM, closing: ExitStack
+) -> None:
+    make, tier = WAYS[way]
+    pair, _ = open_pair(closing, make(engine), f32_pair[0], tier)
+    for drawn in ({}, {"temperature": 0.8, "top_k": 8, "top_p": 0.9, "seed": 5}):
+        options = {**RULES[rule], **drawn, "max_tokens": 24}
+        wanted = ids(here.reply(case(2), **options))
+        reply = pair.reply(case(2), budget=1.0, **options)
+        assert ids(reply) == wanted
+        assert reply.summary.share_verified == 1.0
+
+
+def unlikely(engine: Engine, prompt: Ids, count: int) -> dict[int, float]:
+    """A bias that takes the likeliest tokens behind a prompt away, more than a server tells."""
+    return {token: -90.0 for token, _ in top(engine.rows(prompt.tolist(), 1)[0], count)}
+
+
+@pytest.mark.parametrize("way", ["vllm-score", "vllm-fan-out", "llama-server", "sglang-score"])
+@pytest.mark.parametrize("drawn", [{}, {"temperature": 0.8, "top_k": 8, "seed": 5}], ids=["greedy", "sampled"])
+def test_a_server_is_steered_where_its_likeliest_tokens_do_not_decide(
+    way: str, drawn: dict[str, Any], engine: Engine, f32_pair: tuple[Path, Path], here: LLM, closing: ExitStack
+) -> None:
+    make, tier = WAYS[way]
+    pair, server = open_pair(closing, make(engine), f32_pair[0], tier)
+    bias = unlikely(engine, here.prompt_ids(case(2)), 80)
+    before = len(server.requests)
+    reply = pair.reply(case(2), budget=1.0, max_tokens=MOST, logit_bias=bias, **drawn)
+    written = ids(reply)
+    assert reply.summary.share_verified == 1.0
+    assert any("logit_bias" in str(body) for _, body, _ in server.requests[before:])
+    if not drawn:  # else the server has drawn some tokens by itself
+        assert written == ids(here.reply(case(2), max_tokens=MOST, logit_bias=bias))
+    assert not {*written[:1]} & {*bias}
+
+
+@pytest.mark.parametrize("way", ["vllm-score", "vllm-fan-out", "llama-server", "sglang-score"])
+def test_a_schema_may_ask_for_the_unlikely(
+    way: str, engine: Engine, f32_pair: tuple[Path, Path], here: LLM, closing: ExitStack
+) -> None:
+    schema = json.dumps({"enum": ["xyzzy qwfp", "zxcv jkl"]})
+    make, tier = WAYS[way]
+    pair, _ = open_pair(closing, make(engine), f32_pair[0], tier)
+    reply = pair.reply(case(2), budget=1.0, max_tokens=MOST, json_schema=schema)
+    assert ids(reply) == ids(here.reply(case(2), max_tokens=MOST, json_schema=schema))
+    assert reply.summary.share_verified == 1.0
+
+
+def test_what_cannot_be_decided_is_refused_before_the_reply(
+    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
+) -> None:
+    pair, _ = open_pair(closing, Vllm(engine), f32_pair[0])
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"repeat_penalty": 1.1}, "the repeat penalty divides logits"),
+        ({"temperature": 1.0, "top_k": 0, "presence_penalty": 1.0}, "20 likeliest tokens of a place, and top_k is not"),
+        ({"temperature": 1.0, "top_k": 21, "json_schema": SCHEMA}, "top_k is 21"),
+    )
+    for options, why in refused:
+        with pytest.raises(InvalidOption, match=why):
+            pair.reply(case(2), **options)
+    mute, _ = open_pair(closing, Ollama(engine), f32_pair[0])
+    rules: tuple[dict[str, Any], ...] = ({"presence_penalty": 1.0}, {"json_schema": SCHEMA})
+    for options in rules:
+        with pytest.raises(InvalidOption, match="does not tell which tokens are likely"):
+            mute.reply(case(2), **options)
+
+
+def test_servers_of_all_kinds_that_tell_likely_tokens_are_among_those_tried(engine: Engine) -> None:
+    assert {WAYS[way][0](engine).__class__ for way in TELLING} == {Vllm, LlamaServer, Sglang}
+    assert {WAYS[way][1] for way in TELLING} == {None, Tier.SCORE, Tier.FAN_OUT, Tier.CONTINUE}
+
+
+ROWS = st.lists(st.floats(-12.0, 6.0, width=32), min_size=24, max_size=24)
+BIAS = st.dictionaries(st.integers(0, 23), st.floats(-9.0, 9.0), max_size=6)
+
+
+@given(
+    logits=ROWS, text=st.lists(st.integers(0, 23), max_size=12), bias=BIAS, frequency=st.floats(-2.0, 2.0),
+    presence=st.floats(-2.0, 2.0), told=st.integers(1, 24), top_k=st.integers(0, 6),
+)  # fmt: skip
+def test_what_the_likeliest_tokens_decide_is_what_the_whole_row_decides(
+    logits: list[float], text: list[int], bias: dict[int, float], frequency: float, presence: float, told: int,
+    top_k: int,
+) -> None:  # fmt: skip
+    row: Floats = np.array(logits, dtype=np.float32)
+    before: Ids = np.array(text, dtype=np.int32)
+    penalties = Penalties(frequency=frequency, presence=presence, bias=tuple(sorted(bias.items())))
+    sampling = Sampling(1.0 if top_k else 0.0, min(top_k, told), penalties=penalties)
+    steering = None
+    try:
+        found = distribution_of_top(tuple(top(row, told)), sampling, len(row), before)
+    except Undecided as undecided:
+        steering = undecided.steering or Steering()
+    if steering is not None:
+        assert told < len(row)
+        moved = row.copy()
+        for token, amount in steering.bias:
+            moved[token] += amount
+        assert np.allclose(moved, penalised(row, before, penalties), atol=1e-5)
+        return
+    wanted = distribution(penalised(logprobs(row), before, penalties), sampling)
+    ties = len(np.unique(np.round(penalised(row, before, penalties), 4))) < len(row)
+    if not ties:
+        assert found.ids.tolist() == wanted.ids.tolist()
+        assert np.allclose(found.probs, wanted.probs, atol=1e-4)
+
+
+def test_a_penalty_beyond_what_servers_take_is_not_asked_for() -> None:
+    penalties = Penalties(bias=((3, -100.0), (5, -100.0)), frequency=1.0)
+    with pytest.raises(Undecided) as raised:
+        distribution_of_top(((3, -0.1), (5, -3.0)), Sampling(penalties=penalties), 9, np.array([3], dtype=np.int32))
+    assert raised.value.steering is None
+    assert added(penalties, np.array([3, 3], dtype=np.int32)) == {3: -102.0, 5: -100.0}
+
+
+def test_whole_rows_follow_every_rule() -> None:
+    rule = Sampling(1.0, 0, penalties=Penalties(repeat=1.3), constraint=Constraint("{}", 0))
+    assert not Choice().refusal(rule)
+    assert Choice(0).refusal(rule) == "it does not tell which tokens are likely"
+    assert Choice(20, draws_itself=True).draws_alike(Sampling(0.8, 8, constraint=rule.constraint))
+    assert not Choice(20, draws_itself=True).draws_alike(Sampling(0.8, 8))
+    assert len(NO_IDS) == 0
