@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bench.gpu import tables
-from bench.gpu.machine import Machine
+from bench.gpu.machine import ON_CARD, Machine
 from testkit import ROOT
 
 
@@ -26,7 +26,7 @@ def test_tables_beside_llama_server_are_not_begun_without_it(capsys: pytest.Capt
 def test_a_table_on_a_card_is_left_out_when_its_time_is_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    card = Machine("a card", True, None, ROOT, tables.Machine.here(None, ROOT, processor=True).amount)
+    card = Machine("a card", True, None, ROOT, ON_CARD)
     kept: dict[str, object] = {}
     monkeypatch.setattr(Machine, "here", lambda *_, **__: card)
     monkeypatch.setattr(tables, "_keep", lambda _result, _device, name, found: kept.update({name: found}))
