@@ -7,10 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from bench.harness import report
 from bench.harness.old_names import RENAMED, current
 from bench.harness.suite import Benchmark, benchmarks, chosen, main
+from edgellm.cli.app import app
 from edgellm.spec.drafters import verdict_prediction
 from testkit import ROOT
 
@@ -71,6 +73,17 @@ def test_a_suite_is_all_of_its_benchmarks_each_once() -> None:
     assert [one.name for one in some] == ["speed", "paper", "exact", "cold_start", "cold_start_wide"]
     with pytest.raises(KeyError):
         chosen(["csgo/nonsense"])
+
+
+def test_the_command_line_names_every_suite() -> None:
+    said = " ".join(re.sub(r"[│|]", " ", CliRunner().invoke(app, ["bench", "--help"]).output).split())
+    by_suite: dict[str, list[bool]] = {}
+    for one in benchmarks().values():
+        by_suite.setdefault(one.suite, []).append(one.hardware is not None)
+    named = re.findall(r"Suite: ([a-z, ]+)\.", said)[0]
+    assert set(re.split(r", | or ", named)) == set(by_suite)
+    unused = re.findall(r"hardware-PART; of ([a-z, ]+) no part uses any", said)[0]
+    assert set(re.split(r", | and ", unused)) == {suite for suite, used in by_suite.items() if not any(used)}
 
 
 def test_every_old_name_leads_to_a_benchmark_that_is_there() -> None:
