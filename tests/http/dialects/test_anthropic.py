@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, by its own client."""
+"""Anthropic's Messages API, by its own client: imported by the tests alone, as that takes two seconds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import anthropic
 import pytest
 
 from edgellm.engine import Model
@@ -19,6 +18,9 @@ from testkit.thinking_templates import ALWAYS, with_template
 from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
 from tests.http.test_tools import CALLS, TEMPLATE, Writer
 
+if TYPE_CHECKING:
+    import anthropic
+
 USER: Any = {"role": "user", "content": "How is the weather in Zürich, and how late is it?"}
 TOOLS: Any = [
     {"name": "get_weather", "description": "The weather", "input_schema": {
@@ -28,13 +30,14 @@ TOOLS: Any = [
 KEY = "k" * 43
 ASKED: Any = {"model": "edgellm-verifier", "messages": [{"role": "user", "content": QUESTION}]}
 
-
-Connect = Callable[..., anthropic.Anthropic]
+Connect: TypeAlias = Callable[..., "anthropic.Anthropic"]
 
 
 @pytest.fixture(scope="module")
 def connect() -> Iterator[Connect]:
     """Clients of a server, which are closed in the end."""
+    import anthropic
+
     with ExitStack() as closing:
 
         def made(server: HttpServer, key: str = "none is needed") -> anthropic.Anthropic:
@@ -99,6 +102,8 @@ def test_system_prompts_stop_sequences_and_blocks(connect: Connect, server: Http
 
 
 def test_errors_are_the_clients_own_exceptions(connect: Connect, server: HttpServer, own: LLM) -> None:
+    import anthropic
+
     client = connect(server)
     with pytest.raises(anthropic.NotFoundError, match="is not served here"):
         client.messages.create(**{**ASKED, "model": "claude"}, max_tokens=1)
@@ -166,6 +171,8 @@ def test_tools_are_called_and_their_results_returned(writing: tuple[Writer, Ask,
 
 
 def test_calls_are_forced_limited_and_switched_off(writing: tuple[Writer, Ask, Any]) -> None:
+    import anthropic
+
     writer, _, client = writing
     asked = {"model": "writer", "max_tokens": 200, "tools": TOOLS, "messages": [USER]}
     writer.says(CALLS)
