@@ -20,6 +20,7 @@ _GOLDEN = 0x9E3779B97F4A7C15  # of SplitMix64 (Steele et al. 2014), as the two f
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _COLDEST = 1e-6  # a lower temperature is no less random than this, and its quotients would overflow
 _HOTTEST = 1e30  # a higher temperature leaves all tokens alike already, and would itself overflow
+_LEAST = float(np.finfo(np.float32).tiny)  # a weight that stays above 0 where it is divided by the sum of all weights
 
 
 def draw(distribution: Distribution, seed: int, position: int) -> int:
@@ -154,13 +155,13 @@ def _truncated(logits: Floats, sampling: Sampling) -> Distribution:
         everything = np.exp((logits - top) / cold)
         total = float(np.add.reduce(everything, dtype=np.float64))
         # The tokens below this floor add up to less than top-p cuts away: they need not be sorted.
-        near = np.flatnonzero(everything > max(0.0, (1.0 - sampling.top_p) * total / (len(logits) + 1)))
+        near = np.flatnonzero(everything > max(_LEAST, (1.0 - sampling.top_p) * total / (len(logits) + 1)))
         if sampling.top_p >= 1.0:
             return Distribution(near.astype(np.int32), everything[near] / np.float32(total))
         ids = near[(-everything[near]).argsort(kind="stable")]
         weights = everything[ids]
         held = weights.cumsum(dtype=np.float64)
-    n = len(weights) if weights[-1] > 0 else int(np.count_nonzero(weights))  # the last ones may underflow
+    n = len(weights) if weights[-1] > _LEAST else int(np.count_nonzero(weights > _LEAST))
     if sampling.top_p < 1.0:
         n = min(n, int(held.searchsorted(sampling.top_p * total)) + 1)
     by_id = ids[:n].argsort()

@@ -8,15 +8,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from edgellm.errors import EngineFailed
 from edgellm.spec.sampling import arrival_times, distribution, draw, penalised, probability
 from edgellm.spec.types import GREEDY, Distribution, Penalties, Sampling
 
-# few distinct values: many ties, also at the borders of top-k and top-p
-tied = arrays(np.float32, st.integers(1, 400), elements=st.integers(-6, 6).map(float))
-free = arrays(np.float32, st.integers(1, 400), elements=st.integers(-3000, 3000).map(lambda i: i / 100))
+numbers = (
+    st.integers(1, 400)
+    .flatmap(lambda n: st.binary(min_size=2 * n, max_size=2 * n))
+    .map(lambda drawn: np.frombuffer(drawn, np.uint16))
+)
+"""Up to 400 of them, from bytes: one by one, hypothesis takes a hundred times as long to draw them."""
+tied = numbers.map(lambda drawn: (drawn % 13).astype(np.float32) - 6)
+"""From -6 to 6; few distinct values: many ties, also at the borders of top-k and top-p."""
+free = numbers.map(lambda drawn: (drawn % 6001).astype(np.float32) / 100 - 30)
+"""From -30 to 30."""
 samplings = st.builds(
     Sampling,
     temperature=st.floats(0.05, 3.0),
@@ -88,6 +94,15 @@ def test_the_highest_temperature_keeps_masked_tokens_out() -> None:
         found = distribution(logits, Sampling(1e300, top_k=top_k, top_p=1.0))
         assert found.ids.tolist() == [0, 2, 3]
         assert found.probs == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("top_k", [0, 4])
+def test_a_token_whose_probability_would_be_0_is_cut_off(top_k: int) -> None:
+    """Its weight is the least number above 0, half of which is none."""
+    logits = np.array([0.0, -103.2, -9.0, 0.0, -300.0], dtype=np.float32)
+    found = distribution(logits, Sampling(1.0, top_k=top_k, top_p=1.0))
+    assert found.ids.tolist() == [0, 2, 3]
+    assert (found.probs > 0).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
