@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.engine.thinking import ThinkingMarkup, find_markup
@@ -71,6 +71,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[2][:40])
+@settings(max_examples=25)
 @given(ends=st.lists(st.integers(0, 200)))
 def test_the_channels_do_not_depend_on_the_tokens(
     case: tuple[ThinkingMarkup, bool, str, str, str], ends: list[int]

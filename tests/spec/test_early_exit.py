@@ -110,7 +110,7 @@ operations = st.one_of(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(
     steps=st.lists(st.tuples(operations, st.integers(1, 5)), min_size=1, max_size=7),
     threshold=st.sampled_from([0.3, 0.7, 0.95]),

@@ -18,12 +18,12 @@ from edgellm.spec.types import Chunk
 from tests.spec.fakes import at
 
 RNG = np.random.default_rng(3)
-CONFIDENCE = tuple(RNG.beta(5, 1, 300).tolist())
-HOPE, SCORES = Linear((0.0,) * (len(JUDGED) + 1), 1.0), tuple(RNG.uniform(0, 0.5, 300).tolist())
+CONFIDENCE = tuple(RNG.beta(5, 1, 100).tolist())
+HOPE, SCORES = Linear((0.0,) * (len(JUDGED) + 1), 1.0), tuple(RNG.uniform(0, 0.5, 100).tolist())
 PROFILE = Profile(
     draft_hash="a", verifier_hash="b", gamma=4, prompts=50, chunks=300, c_th=0.8, alpha=0.8,
     acceptance=(0.8, 0.7, 0.6, 0.5), layers=(1,), confidence=CONFIDENCE,
-    importance=tuple(RNG.uniform(0.1, 0.4, 300).tolist()),
+    importance=tuple(RNG.uniform(0.1, 0.4, 100).tolist()),
     tokens=CONFIDENCE, perplexities=tuple(RNG.uniform(1, 2, 50).tolist()),
     policies=(Policy(0.2, Linear((1.0, *[0.0] * (len(JUDGED) - 1)), -1.0), HOPE, SCORES),),
     evidence={"gate synera at 0.2": 0.6, "gate worth at 0.2": 0.7, "gate random at 0.2": 0.2,

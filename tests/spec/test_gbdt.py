@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.spec.gates import fitting
-from edgellm.spec.gates.fitting import fit, fit_rejection, grow, log_loss, log_odds, training_data
+from edgellm.spec.gates.fitting import (
+    MIN_FOR_TREES,
+    Rejection,
+    fit,
+    fit_rejection,
+    grow,
+    log_loss,
+    log_odds,
+    training_data,
+)
 from edgellm.spec.gates.offload_policy import NAMES, Linear, Trees, as_fields, from_fields, sigmoid
 from edgellm.spec.gates.profiler import ObservedChunk, Run
 
@@ -105,29 +113,33 @@ def runs(chunks: int, told: bool) -> list[Run]:
 
 
 def test_trees_are_taken_where_they_foretell_better() -> None:
-    found = fit_rejection(runs(1000, told=True))
+    found = fit_rejection(runs(MIN_FOR_TREES, told=True))
     assert isinstance(found.predictor, Trees)
     assert found.losses["trees"] < 0.5 * found.losses["linear"]
-    assert len(found.unseen) == 1000
+    assert len(found.unseen) == MIN_FOR_TREES
 
 
-def test_where_there_is_nothing_to_find_little_is_said() -> None:
-    found = fit_rejection(runs(2000, told=False))
+NOISE = runs(1000, told=False)
+
+
+@pytest.fixture(scope="module")
+def of_noise() -> Rejection:
+    return fit_rejection(NOISE)
+
+
+def test_where_there_is_nothing_to_find_little_is_said(of_noise: Rejection) -> None:
+    found = of_noise
     assert abs(found.losses["linear"] - found.losses["trees"]) < 0.02
     assert np.ptp(found.unseen) < 0.3
 
 
-def test_what_is_said_of_unseen_replies_was_said_unseen() -> None:
+def test_what_is_said_of_unseen_replies_was_said_unseen(of_noise: Rejection) -> None:
     """A predictor that learned noise by heart would call it certain."""
-    noise = runs(1000, told=False)
-    x, wrong = training_data(noise)
+    x, wrong = training_data(NOISE)
     assert log_loss(grow(x, wrong).scores(x), wrong) < 0.3
-    assert log_loss(fit_rejection(noise).unseen, wrong) > 0.45
+    assert log_loss(of_noise.unseen, wrong) > 0.45
 
 
-def test_few_chunks_are_judged_by_a_straight_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "MIN_FOR_TREES", 501)
-    assert isinstance(fit_rejection(runs(500, told=True)).predictor, Linear)
-    monkeypatch.setattr(fitting, "MIN_FOR_TREES", 500)
-    assert isinstance(fit_rejection(runs(500, told=True)).predictor, Trees)
+def test_few_chunks_are_judged_by_a_straight_law() -> None:
+    assert isinstance(fit_rejection(runs(MIN_FOR_TREES - 10, told=True)).predictor, Linear)
     assert fit_rejection(runs(30, told=True)).losses == {}

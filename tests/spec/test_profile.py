@@ -72,7 +72,7 @@ def watcher(draft_model: Model, verifier_model: Model, drafter: ModelDrafter) ->
 
 @pytest.fixture(scope="module")
 def runs(draft_model: Model, watcher: PairProfiler) -> list[Run]:
-    return [watcher.run(prompt) for prompt in prompts(draft_model, seed=31, count=3)]
+    return [watcher.run(prompt) for prompt in prompts(draft_model, seed=31, count=2)]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_a_reply_is_written_again_only_where_another_threshold_changes_its_draft
     draft_model: Model, watcher: PairProfiler
 ) -> None:
     again = kept = 0
-    for prompt in prompts(draft_model, seed=32, count=2):
+    for prompt in prompts(draft_model, seed=32, count=1):
         record = watcher.record(prompt)
         assert record.lookup is not None
         low, high = (watcher.with_lookup(prompt, record, below).lookup for below in (0.5, 0.95))

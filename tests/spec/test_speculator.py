@@ -30,7 +30,7 @@ RULES = [
     Sampling(penalties=PENALTIES),
     Sampling(temperature=0.8, seed=5, min_p=0.02, penalties=PENALTIES),
 ]
-MOST = 48
+MOST = 24
 
 Verify = Callable[[Model], LocalVerifier]
 
@@ -48,9 +48,11 @@ def verify() -> Iterator[Verify]:
         pool.close()
 
 
-def run(model: Model, verifier: LocalVerifier, sampling: Sampling, *, drafts: bool) -> tuple[list[Token], Stats]:
+def run(
+    model: Model, verifier: LocalVerifier, sampling: Sampling, *, drafts: bool, most: int = MOST
+) -> tuple[list[Token], Stats]:
     state = GenerationState(
-        model.chat_prompt([Message("user", QUESTION)]), sampling, GenerationLimits(MOST, 256, gamma=4)
+        model.chat_prompt([Message("user", QUESTION)]), sampling, GenerationLimits(most, 256, gamma=4)
     )
     stats = Stats()
     events = generate(
@@ -94,7 +96,7 @@ def test_a_useful_layer_is_right_more_often_than_a_useless_one(architectures: Ar
     rates = []
     for mtp in ("useful", "useless"):
         with Model.load(architectures("qwen35", mtp=mtp), speculates=True) as model:
-            rates.append(run(model, verify(model), GREEDY, drafts=True)[1].summary(0).acceptance_rate or 0.0)
+            rates.append(run(model, verify(model), GREEDY, drafts=True, most=48)[1].summary(0).acceptance_rate or 0.0)
     assert rates[0] > 0.1 > rates[1]
 
 
@@ -105,7 +107,7 @@ def test_a_useful_head_is_right_more_often_than_a_useless_one(
     for useful in (True, False):
         head = ModelFile.open(heads("llama", useful=useful))
         with Model.load(architectures("llama"), speculates=True, eagle3=head) as model:
-            rates.append(run(model, verify(model), GREEDY, drafts=True)[1].summary(0).acceptance_rate or 0.0)
+            rates.append(run(model, verify(model), GREEDY, drafts=True, most=48)[1].summary(0).acceptance_rate or 0.0)
     assert rates[0] > 0.1 > rates[1]
 
 

@@ -159,7 +159,7 @@ SETTINGS = {
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_sampling_is_distributed_as_the_verifier_alone(setting: str, gamma: int, point: bool) -> None:
     model, drafts = markov(1, N_VOCAB, 0.8), markov(2, N_VOCAB, 0.8)
-    seen = pairs(model, drafts, SETTINGS[setting], 2000, gamma, point)
+    seen = pairs(model, drafts, SETTINGS[setting], 1000, gamma, point)
     assert excess(seen, model, SETTINGS[setting]) < 1
 
 
@@ -174,7 +174,7 @@ def test_the_same_statistic_rejects_a_rule_that_follows_the_drafts(monkeypatch: 
 
     monkeypatch.setattr(verification, "accept_by", lenient)
     model, drafts = markov(1, N_VOCAB, 0.8), markov(2, N_VOCAB, 0.8)
-    assert excess(pairs(model, drafts, SETTINGS["plain"], 2000, 2, point=False), model, SETTINGS["plain"]) > 1
+    assert excess(pairs(model, drafts, SETTINGS["plain"], 1000, 2, point=False), model, SETTINGS["plain"]) > 1
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
