@@ -51,7 +51,11 @@ GROUPS = {
             "engine/test_context.py", "engine/test_cache_walk.py", "engine/kv/test_layer_rows.py",
             "engine/test_mtp.py", "engine/test_eagle3.py", "mesh/test_stages.py",
         ),
-        cases={"any_rollback_and_branch": ("1-True", "3-False"), "logits_are_those_of_the_whole_model": ("-3]",)},
+        without=("finds_a_missing_guard",),
+        cases={
+            "any_rollback_and_branch": ("1-True", "3-False"), "logits_are_those_of_the_whole_model": ("-3]",),
+            "finds_no_wrong_state": ("gpt-oss]", "lfm2]", "deepseek4]"),
+        },
         least=80,
     ),
     "drafters and profiles": Group(
@@ -61,7 +65,7 @@ GROUPS = {
         ),
         without=(
             "whatever_prefixes_come", "hit_more_often", "replies_make_a_profile", "interrupted",
-            "early_exit_is_measured", "progress", "profile_alone", "verified_as_often",
+            "early_exit_is_measured", "early_exit_leaves", "progress", "profile_alone", "verified_as_often",
         ),
         cases={
             "it_changes_nothing": ("sampling]",), "logits_are_the_uncut_models_after_any_exits": ("0.6]",),
@@ -73,7 +77,10 @@ GROUPS = {
         (
             "llm/test_architectures.py", "llm/test_paths.py", "llm/test_ngram_runtime.py", "llm/test_speculators.py",
         ),
-        without=("that_proves_wrong", "that_load_may_explain", "says_whether", "slow_device"),
+        without=(
+            "that_proves_wrong", "that_load_may_explain", "says_whether", "slow_device", "curve_of_heads",
+            "heads_are_measured_apart",
+        ),
         cases={"the_verifier_writes_what_it_writes_alone": ("auto]", "reuse]")},
         least=30,
     ),
