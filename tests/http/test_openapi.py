@@ -59,7 +59,7 @@ def test_answers_are_as_described(described: Any, method: str, path: str, mode: 
 
     @given(case=strategy)
     @settings(
-        max_examples=5 if path in NESTED else 10,
+        max_examples=3 if path in NESTED else 5,
         derandomize=True,
         suppress_health_check=list(HealthCheck),
         database=None,

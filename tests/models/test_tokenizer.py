@@ -21,7 +21,7 @@ TEXT = st.lists(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(parts=TEXT)
 def test_both_tokenizers_agree_on_arbitrary_text(draft_model: Model, parts: list[str]) -> None:
     text = "".join(parts)
