@@ -78,8 +78,8 @@ class Walk:
         self._last = ""
         self.outcome = Outcome()
 
-    def run(self, operations: int) -> Outcome:
-        """Do as many operations, and return what was found."""
+    def run(self, operations: int, most_wrong: int | None = None) -> Outcome:
+        """Do as many operations, or fewer once `most_wrong` wrong states were met, and return what was found."""
         steps: Sequence[tuple[Callable[[], None], float]] = (
             (self._decode, 0.35), (self._roll_back, 0.3), (self._draft, 0.15), (self._copy, 0.1),
             (self._together, 0.09), (self._clear, 0.01),
@@ -92,6 +92,8 @@ class Walk:
                 except EngineFailed as error:  # llama.cpp refuses positions that do not follow what it holds
                     self._note_wrong(error.what, *range(self._setting.n_seq))
                 self.outcome.operations[self._last.split()[0]] += 1
+                if self.outcome.n_wrong == most_wrong:
+                    break
         return self.outcome
 
     def _any(self) -> int:

@@ -42,9 +42,11 @@ _NET = "10.79.0"
 class Machine:
     """A network namespace with a home folder of its own."""
 
-    def __init__(self, name: str, home: Path, before: Sequence[str] = ()) -> None:
-        """`before`: words that start a command, such as those of a shell that joins a control group."""
+    def __init__(self, name: str, home: Path, before: Sequence[str] = (), *, brief: bool = False) -> None:
+        """`before`: words that start a command, such as those of a shell that joins a control group. `brief`: its speed
+        is measured as by `testkit.processes.brief_figures`."""
         self.name, self.home, self._before = name, home, tuple(before)
+        self._python = (sys.executable, "-m", *(("testkit.processes.brief_figures",) if brief else ()))
 
     def ip(self, *words: str) -> None:
         subprocess.run(["ip", "-n", self.name, *words], check=True, capture_output=True)
@@ -53,7 +55,7 @@ class Machine:
         """Start a command in the namespace: a module of Python's, or another `program`."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGELLM_")}
         return subprocess.Popen(
-            [*self._before, "ip", "netns", "exec", self.name, *(program or (sys.executable, "-m", module)), *words],
+            [*self._before, "ip", "netns", "exec", self.name, *(program or (*self._python, module)), *words],
             cwd=ROOT,
             env=environment
             | {"EDGELLM_HOME": str(self.home), "LLAMA_CACHE": str(self.home / "llama"), "OMP_NUM_THREADS": "1"},
@@ -129,13 +131,13 @@ class Spec:
 class Throttled(Machine):
     """A machine of a home; `address` is its own in the home's network."""
 
-    def __init__(self, name: str, spec: Spec, home: Path, place: int, cores: Sequence[int]) -> None:
+    def __init__(self, name: str, spec: Spec, home: Path, place: int, cores: Sequence[int], *, brief: bool) -> None:
         self.spec, self.address = spec, f"{_NET}.{place}"
         self._groups = [GROUPS / kind / name for kind in ("blkio", "cpu")]
         self._device = ""
         joins = "".join(f"echo $$ > {shlex.quote(str(group / 'cgroup.procs'))} && " for group in self._groups)
         among = ",".join(map(str, cores))
-        super().__init__(name, home, ("sh", "-c", f'{joins}exec taskset -c {among} "$@"', "sh"))
+        super().__init__(name, home, ("sh", "-c", f'{joins}exec taskset -c {among} "$@"', "sh"), brief=brief)
 
     @property
     def trust(self) -> Trust:
@@ -252,12 +254,13 @@ def why_not() -> str:
 
 
 @contextmanager
-def home(specs: Sequence[Spec], folder: Path) -> Iterator[list[Throttled]]:
-    """Yield the machines in the order of `specs`, until the `with` ends. `folder` is on the disk that is throttled."""
+def home(specs: Sequence[Spec], folder: Path, *, brief: bool = False) -> Iterator[list[Throttled]]:
+    """Yield the machines in the order of `specs`, until the `with` ends. `folder` is on the disk that is throttled.
+    `brief` as for `Machine`."""
     hub = Machine(f"edge-{os.getpid()}-hub", folder)
     among = cores(specs, os.cpu_count() or 1)
     machines = [
-        Throttled(f"edge-{os.getpid()}-{spec.name}", spec, folder / spec.name, place, among[place - 1])
+        Throttled(f"edge-{os.getpid()}-{spec.name}", spec, folder / spec.name, place, among[place - 1], brief=brief)
         for place, spec in enumerate(specs, 1)
     ]
     try:

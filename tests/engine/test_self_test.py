@@ -30,7 +30,7 @@ from tests.conftest import Architectures, Heads
 
 WRONG = {"plamo2": [SEQUENCES]}
 """Architectures with which llama.cpp itself is wrong: plamo2 with equal numbers of rows of several sequences."""
-TIMES = 5  # or once with each architecture; `python -m bench.robustness.cache_faults` does it 100 times
+TIMES = 3  # or once with each architecture; `python -m bench.robustness.cache_faults` does it 100 times
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -62,7 +62,7 @@ ROUNDS_MUCH = Shape("qwen2", 4_096, 24, 448, 7, 1, 1_216, 4_096, 1e6, bias=True)
 def test_what_a_model_rounds_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random_gguf.write(tmp_path / "rounds.gguf", ROUNDS_MUCH, "Q4_0", sharpness=3.0)
     with Model.load(tmp_path / "rounds.gguf", probe=False) as model:
-        assert [self_test(model, seed) for seed in range(2)] == [[]] * 2
+        assert self_test(model) == []
         monkeypatch.setattr("edgellm.engine.trial.self_test._SPREAD", 0.0)
         assert self_test(model) == [ROLLBACK, SEQUENCES, ROWS]
 

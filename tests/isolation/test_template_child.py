@@ -119,11 +119,13 @@ def test_each_request_has_its_limits(child: ChildProcess) -> None:
 
 
 @linux
-def test_it_ends_by_itself_where_nobody_looks_after_it(child: ChildProcess) -> None:
+def test_it_ends_by_itself_where_nobody_looks_after_it() -> None:
     """The parent may have been killed."""
+    child = ChildProcess("tests.isolation.hasty", environment={})
     ask(child, source="{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
     with pytest.raises(Exception, match="SIGXCPU"):
         ask(child, messages=[])
+    child.close()
 
 
 @linux

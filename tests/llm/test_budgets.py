@@ -23,13 +23,13 @@ def pair(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[LLM]:
 )
 def test_the_realised_share_is_the_budget(pair: LLM, gate: str, budget: float) -> None:
     decided = offloaded = 0
-    for messages in prompts(ASKED, 4):
+    for messages in prompts(ASKED, 2):
         reply = pair.reply(messages, max_tokens=80, gate=gate, budget=budget, seed=1)
         list(reply)
         decided += reply.summary.rounds
         offloaded += reply.summary.chunks_verified
     share = reply.summary.share_offloaded
-    assert decided > 200
+    assert decided > 100
     assert share == pytest.approx(budget, abs=0.03)
     assert offloaded / decided == pytest.approx(budget, abs=0.03)  # counted by the replies, and not by the ledger
 

@@ -33,10 +33,18 @@ from tests.spec.real import case, ids
 # --- stopping, and starting again -----------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def references(alone: LLM) -> tuple[list[int], list[int]]:
+    """What the verifier replies alone to the cases 8 and 9."""
+    return ids(alone.reply(case(8), max_tokens=24)), ids(alone.reply(case(9), max_tokens=24))
+
+
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 6, 11])
 @pytest.mark.parametrize("how", ["close", "cancel", "drop"])
-def test_a_reply_left_halfway_leaves_the_pair_sound(pair: LLM, alone: LLM, after: int, how: str) -> None:
-    reference = ids(alone.reply(case(8), max_tokens=24))
+def test_a_reply_left_halfway_leaves_the_pair_sound(
+    pair: LLM, references: tuple[list[int], list[int]], after: int, how: str
+) -> None:
+    reference, other = references
     reply = pair.reply(case(8), max_tokens=24)
     started = ids(reply, after)
     if how == "close":
@@ -48,7 +56,7 @@ def test_a_reply_left_halfway_leaves_the_pair_sound(pair: LLM, alone: LLM, after
     del reply
     assert started == reference[:after]
     assert ids(pair.reply(case(8), max_tokens=24)) == reference
-    assert ids(pair.reply(case(9), max_tokens=24)) == ids(alone.reply(case(9), max_tokens=24))
+    assert ids(pair.reply(case(9), max_tokens=24)) == other
 
 
 @pytest.mark.parametrize("at", range(6))

@@ -15,8 +15,7 @@ from edgellm.spec.stream import Reply
 from tests.decodes import FEW, Decodes, Watched
 from tests.spec.real import case, ids
 
-LONG = "The red mug is on the shelf in the kitchen. " * 60 + "\n\nWhere is the red mug?"
-LONGISH = LONG[len(LONG) // 2 :]  # for the contexts of a served verifier
+LONG = "The red mug is on the shelf in the kitchen. " * 30 + "\n\nWhere is the red mug?"
 ABORTED = 2
 
 
@@ -54,12 +53,12 @@ def test_a_wait_for_a_verifier_that_reads_ends_too(
     """Of one that is across the link, and of one that is served here; the worker drops the prompt between two parts."""
     seen, meanwhile = decodes
     with LLM.open("none", str(server.address), tokenizer=f32_pair[1], threads=1) as linked:
-        wanted = ids(linked.reply(LONGISH, max_tokens=6))
+        wanted = ids(linked.reply(LONG, max_tokens=6))
         with LLM(server.model, draft=None, verifier=server.inside(), threads=1) as inside:
-            assert ids(inside.reply(LONGISH, max_tokens=6)) == wanted  # measures what it must
+            assert ids(inside.reply(LONG, max_tokens=6)) == wanted  # measures what it must
             for pair in (linked, inside):
                 _while_it_reads(pair, seen, meanwhile)
-                assert ids(pair.reply(LONGISH, max_tokens=6)) == wanted
+                assert ids(pair.reply(LONG, max_tokens=6)) == wanted
 
 
 def _while_it_reads(pair: LLM, seen: Decodes, meanwhile: list[Callable[[], None]]) -> None:
@@ -70,7 +69,7 @@ def _while_it_reads(pair: LLM, seen: Decodes, meanwhile: list[Callable[[], None]
         go.wait()
 
     meanwhile.append(stands)
-    reply: Reply = pair.reply("Again. " + LONGISH, max_tokens=6)
+    reply: Reply = pair.reply("Again. " + LONG, max_tokens=6)
     written: list[int] = []
     thread = threading.Thread(target=lambda: written.extend(ids(reply)))
     thread.start()

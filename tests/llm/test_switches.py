@@ -111,7 +111,7 @@ def test_importance_is_measured_where_the_gate_needs_it(local: LLM, gate: str) -
 
 def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(linked: LLM, local: LLM) -> None:
     tried = hit = 0
-    for number in range(6):
+    for number in (1, 4, 5):  # in the last of which a guess is wrong
         reply = linked.reply(case(number), max_tokens=32, retrieval="off")
         list(reply)
         summary = reply.summary
@@ -128,7 +128,7 @@ def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(li
 @pytest.mark.parametrize("gate", ["auto", "synera", "importance"])
 def test_gates_that_need_importance_work_with_guesses_ahead(linked: LLM, gate: str) -> None:
     decided = offloaded = hits = 0
-    for messages in prompts(ASKED, 2):
+    for messages in prompts(ASKED, 1):
         reply = linked.reply(messages, max_tokens=48, gate=gate, budget=0.4)
         sources = {token.source for token in reply}
         assert sources <= set(Source) - {Source.VERIFIER, Source.RETRIEVED}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.engine import Message, ToolCall
@@ -129,6 +129,7 @@ def plain(calls: list[ToolCall]) -> list[Any]:
 
 
 @pytest.mark.parametrize("family", REPLIES)
+@settings(max_examples=25)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_calls_are_found_however_the_text_is_cut(family: str, lengths: list[int]) -> None:
     template, text, calls, before = REPLIES[family]

@@ -30,7 +30,7 @@ def test_every_machine_gets_cores_that_have_its_share_left() -> None:
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Throttled]]:
     if reason := why_not():
         pytest.skip(reason)
-    with home(SPECS, tmp_path_factory.mktemp("home")) as made, ExitStack() as running:
+    with home(SPECS, tmp_path_factory.mktemp("home"), brief=True) as made, ExitStack() as running:
         for machine in made[1:]:
             running.enter_context(machine.worker())
         yield made

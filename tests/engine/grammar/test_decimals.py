@@ -24,7 +24,7 @@ def holds(value: float | Decimal, low: NumberBound | None, high: NumberBound | N
 
 
 @given(low=bounds, high=bounds, of=some_multiples, whole=st.booleans(), seed=st.integers(0, 2**32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_text_is_valid_also_as_a_binary_number(
     low: NumberBound | None, high: NumberBound | None, of: list[str], whole: bool, seed: int
 ) -> None:
@@ -42,7 +42,7 @@ def test_every_text_is_valid_also_as_a_binary_number(
 
 
 @given(value=values, low=bounds, high=bounds)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_value_is_accepted_where_it_is_valid(
     value: Decimal, low: NumberBound | None, high: NumberBound | None
 ) -> None:
