@@ -53,7 +53,7 @@ TEXT_LOGPROBS = {
     "tokens": ["str"], "token_logprobs": ["float"], "top_logprobs": ["a float for each token"], "text_offset": ["int"],
 }  # fmt: skip
 MODEL = {"id": "str", "object": "str", "created": "int", "owned_by": "str", "context_length": "int",
-         "loaded": "bool"}  # fmt: skip
+         "loaded": "bool", "device": "null"}  # fmt: skip
 
 Shape = Any
 
@@ -179,8 +179,8 @@ def test_models_and_health(ask: Ask) -> None:
 def test_the_status(ask: Ask, troubled: Ask) -> None:
     names = {"model": "str", "draft": "str", "verifier": "str", "context_length": "int", "link": "null"}
     counts = {"running": "int", "waiting": "int", "places": "int"}
-    model = {"name": "str", "draft": "str", "memory": {"CPU": "int"}, "users": "int", "idle_s": "float"}
-    model |= {"expires_s": "null"}
+    model = {"name": "str", "draft": "str", "verifier": "str", "context_length": "int", "link": "null"}
+    model |= {"memory": {"CPU": "int"}, "users": "int", "idle_s": "float", "expires_s": "null"}
     status = names | {"requests": counts, "devices": [], "anonymous": "bool", "models": [model], "loading": []}
     status |= {"mesh": "null", "plan": "null"}
     same(ask("GET", "/status").json, status)

@@ -26,7 +26,7 @@ export function verifierName(status) {
 
 // The state with the pair that the chosen model has, if that is in memory and not the default one.
 function ofChosen(status) {
-  const own = status.models.find((one) => one.name === byId("model").value && one.name !== status.model);
+  const own = status.models?.find((one) => one.name === byId("model").value && one.name !== status.model);
   return own ? { ...status, draft: own.draft, verifier: own.verifier, link: own.link } : status;
 }
 
