@@ -47,6 +47,7 @@ import numpy.typing as npt
 from edgellm.engine import native
 from edgellm.engine.native import lib
 from testkit import ROOT
+from testkit.gguf_reader import read_gguf
 
 Mtp: TypeAlias = Literal["none", "useful", "useless"]
 Kind: TypeAlias = Literal["dense", "moe", "window", "hybrid", "recurrent", "mla"]
@@ -614,7 +615,7 @@ def tokenizer_of(path: Path) -> list[TokenizerEntry]:
     """Return the entries of a file's vocabulary and chat template."""
     return [
         TokenizerEntry(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
-        for name, field in gguf.GGUFReader(path).fields.items()
+        for name, field in read_gguf(path).fields.items()
         if name.startswith("tokenizer.")
     ]
 

@@ -11,6 +11,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from testkit.gguf_reader import read_gguf
+
 UNUSED, NORMAL, CONTROL, BYTE = 5, 1, 3, 6
 _MATRICES = ("token_embd.weight", "output.weight")
 _IDS = re.compile(r"tokenizer\.ggml\.\w+_token_id")
@@ -91,7 +93,7 @@ def gguf_bytes() -> dict[int, str]:
 
 def write(source: Path, path: Path, change: Callable[[Tokens], Tokens]) -> None:
     """Write a copy of `source` whose tokenizer is what `change` makes of its own."""
-    reader = gguf.GGUFReader(source)
+    reader = read_gguf(source)
     fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     texts = fields["tokenizer.ggml.tokens"]
     tokens = change(

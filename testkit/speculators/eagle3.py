@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from testkit.architectures import tokenizer_of
+from testkit.gguf_reader import read_gguf
 
 Floats = npt.NDArray[np.float32]
 HEADS = 4
@@ -36,7 +37,7 @@ def write(
     `layers` are those whose inputs it reads: the second, the middle one and the last by default. `width` is its own, as
     the verifier's by default.
     """
-    model = gguf.GGUFReader(verifier)
+    model = read_gguf(verifier)
     weights = {tensor.name: tensor for tensor in model.tensors}
     arch = str(model.fields["general.architecture"].contents())
     embeddings = np.array(weights["token_embd.weight"].data, dtype=np.float32)

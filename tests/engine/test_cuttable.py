@@ -27,6 +27,7 @@ from edgellm.engine.gguf.reader import TENSOR_TYPES
 from edgellm.errors import InvalidOption, ModelUnsupported
 from testkit import ROOT
 from testkit.architectures import ARCHITECTURES, SHAPES_TO_CUT, WINDOW
+from testkit.gguf_reader import read_gguf
 from testkit.shard_chain import CHANGED, SPANS, WholeModel
 from tests.conftest import Architectures
 from tests.engine.logits import ROUNDED
@@ -83,7 +84,7 @@ def changed(source: Path, path: Path, **values: int) -> Path:
 def quantised(source: Path, path: Path) -> Path:
     """Return a copy of a model whose embedding and head have 8 bits."""
     header = check_gguf(source)
-    data = {t.name: t.data for t in gguf.GGUFReader(source).tensors}
+    data = {t.name: t.data for t in read_gguf(source).tensors}
     kind = gguf.GGMLQuantizationType.Q8_0
     with source.open("rb") as file:
         tensors = []

@@ -10,6 +10,7 @@ import pytest
 
 from edgellm.engine import Context, Model, check_gguf, to_f32
 from edgellm.errors import ModelCorrupt, ModelUnsupported
+from testkit.gguf_reader import read_gguf
 from tests.engine.conftest import TINY, MakeModel
 
 
@@ -31,7 +32,7 @@ def test_a_copy_says_and_computes_the_same(draft_model: Model, exact_model: Mode
 
 
 def test_every_tensor_is_the_dequantised_one(draft_path: Path, f32_pair: tuple[Path, Path]) -> None:
-    source, copy = gguf.GGUFReader(draft_path), gguf.GGUFReader(f32_pair[0])
+    source, copy = read_gguf(draft_path), read_gguf(f32_pair[0])
     assert [t.name for t in source.tensors] == [t.name for t in copy.tensors]
     for a, b in zip(source.tensors, copy.tensors, strict=True):
         assert b.tensor_type == gguf.GGMLQuantizationType.F32

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
@@ -19,6 +18,7 @@ from edgellm.engine.speculators.eagle3 import LAST_OUTPUT, VERIFIERS, check_eagl
 from edgellm.engine.speculators.state_functions import StateFunctions
 from edgellm.engine.speculators.state_window import WINDOW
 from edgellm.errors import ModelUnsupported
+from testkit.gguf_reader import read_gguf
 from testkit.speculators.eagle3 import EPSILON, HEADS
 from tests.conftest import Architectures, Heads
 from tests.engine.logits import CLOSE, difference, some_ids
@@ -52,7 +52,7 @@ def layer_inputs(model: Model, ids: Ids, layers: tuple[int, ...]) -> Floats:
     with Context(model, n_ctx=len(ids), threads=1, capture=Capture(outputs=tuple(range(model.n_layer)))) as context:
         context.decode(ids)
         assert context.captured is not None
-        embeddings = gguf.GGUFReader(model.path)
+        embeddings = read_gguf(model.path)
         (table,) = (tensor.data for tensor in embeddings.tensors if tensor.name == "token_embd.weight")
         rows = [context.captured.output(layer - 1) if layer else table[ids] for layer in layers]
         return np.concatenate(rows, axis=1).copy()
@@ -62,7 +62,7 @@ class Reference:
     """A head in numpy, float64."""
 
     def __init__(self, head: Path, verifier: Path) -> None:
-        own, other = gguf.GGUFReader(head), gguf.GGUFReader(verifier)
+        own, other = read_gguf(head), read_gguf(verifier)
         self._tensors = {tensor.name: np.array(tensor.data, dtype=np.float64) for tensor in own.tensors}
         for name in ("token_embd.weight", "output.weight"):
             shared = {tensor.name: tensor.data for tensor in other.tensors}

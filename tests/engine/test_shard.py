@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
@@ -16,6 +15,7 @@ from edgellm.engine import Capture, Context, Model, ModelFile, check_gguf, cut, 
 from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
+from testkit.gguf_reader import read_gguf
 from testkit.random_gguf import Shape, write
 from testkit.shard_chain import ShardChain
 from tests.engine import headers
@@ -113,7 +113,7 @@ def test_a_head_behind_any_layer(tied: bool, tmp_path: Path, f32_pair: tuple[Pat
         whole.decode(ids)
         assert whole.captured is not None
         rows = whole.captured.output(2)
-        tensors = {t.name: t.data for t in gguf.GGUFReader(path).tensors}
+        tensors = {t.name: t.data for t in read_gguf(path).tensors}
         epsilon = float(model.metadata["llama.attention.layer_norm_rms_epsilon"])
         normed = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + epsilon) * tensors["output_norm.weight"]
         head = tensors["token_embd.weight" if tied else "output.weight"]
