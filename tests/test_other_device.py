@@ -65,7 +65,7 @@ GROUPS = {
         ),
         without=(
             "whatever_prefixes_come", "hit_more_often", "replies_make_a_profile", "interrupted",
-            "early_exit_is_measured", "early_exit_leaves", "progress", "profile_alone", "verified_as_often",
+            "early_exit_leaves", "progress", "profile_alone", "verified_as_often",
         ),
         cases={
             "it_changes_nothing": ("sampling]",), "logits_are_the_uncut_models_after_any_exits": ("0.6]",),

@@ -29,6 +29,12 @@ NUMBERS = (2, 5, 6, 5, 2)  # two of them twice: there the first reply can be cop
 MOST = 32
 
 
+@pytest.fixture(autouse=True)
+def _measured_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not well, but really."""
+    monkeypatch.setattr("edgellm.llm.cost_curves._ROUNDS", 2)
+
+
 @pytest.fixture(scope="module")
 def wanted(alone: LLM) -> dict[int, list[int]]:
     """What the verifier replies alone, by the prompt's number."""

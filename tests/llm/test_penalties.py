@@ -14,7 +14,7 @@ from edgellm.services.handshake import VerifierInfo
 from tests.spec.real import case, ids
 
 NUMBERS = (2, 5)
-MOST = 32
+MOST = 24
 RULES: tuple[dict[str, Any], ...] = (
     {"repeat_penalty": 1.4},
     {"frequency_penalty": 1.5, "presence_penalty": 0.5},

@@ -72,9 +72,9 @@ def test_greedy_replies_are_the_verifiers_own(name: str, retokenized: Retokenize
         translated = any("different tokenizers" in notice for notice in pair.notices)
         assert translated is (list(PAIRS).index(name) >= ONE_TOKENIZER)
         for number in range(2):
-            wanted = ids(alone.reply(case(number), max_tokens=40, retrieval="off"))
-            assert ids(pair.reply(case(number), max_tokens=40)) == wanted
-            reply = pair.reply(case(number), max_tokens=40, retrieval="off")
+            wanted = ids(alone.reply(case(number), max_tokens=24, retrieval="off"))
+            assert ids(pair.reply(case(number), max_tokens=24)) == wanted
+            reply = pair.reply(case(number), max_tokens=24, retrieval="off")
             assert ids(reply) == wanted
             accepted += reply.summary.accepted
             assert reply.summary.share_verified == 1.0
@@ -89,10 +89,10 @@ def test_other_characters_and_broken_ones_do_no_harm(
     text = "Grüße 你好 🦙\n\n  <|im_end|> [/begin|>\tend "
     with LLM.open("none", verifier, threads=1) as alone, LLM.open(draft, verifier, threads=1) as pair:
         for prompt in (text, text.encode()[:-9].decode(errors="ignore")):
-            assert ids(pair.reply(prompt, max_tokens=24)) == ids(alone.reply(prompt, max_tokens=24))
-            assert ids(pair.complete(prompt, max_tokens=24)) == ids(alone.complete(prompt, max_tokens=24))
+            assert ids(pair.reply(prompt, max_tokens=16)) == ids(alone.reply(prompt, max_tokens=16))
+            assert ids(pair.complete(prompt, max_tokens=16)) == ids(alone.complete(prompt, max_tokens=16))
         some = pair.prompt_ids(text)[:-2].tolist()
-        assert ids(pair.complete(some, max_tokens=24)) == ids(alone.complete(some, max_tokens=24))
+        assert ids(pair.complete(some, max_tokens=16)) == ids(alone.complete(some, max_tokens=16))
 
 
 def test_a_model_that_cannot_help_is_no_error(tmp_path: Path, retokenized: Retokenized) -> None:
