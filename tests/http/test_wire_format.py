@@ -179,7 +179,7 @@ def test_models_and_health(ask: Ask) -> None:
 def test_the_status(ask: Ask, troubled: Ask) -> None:
     names = {"model": "str", "draft": "str", "verifier": "str", "context_length": "int", "link": "null"}
     counts = {"running": "int", "waiting": "int", "places": "int"}
-    model = {"name": "str", "draft": "str", "verifier": "str", "context_length": "int", "link": "null"}
+    model: dict[str, Any] = {"name": "str", "draft": "str", "verifier": "str", "context_length": "int", "link": "null"}
     model |= {"memory": {"CPU": "int"}, "users": "int", "idle_s": "float", "expires_s": "null"}
     status = names | {"requests": counts, "devices": [], "anonymous": "bool", "models": [model], "loading": []}
     status |= {"mesh": "null", "plan": "null"}
