@@ -11,7 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from testkit.gguf_reader import read_gguf
+from testkit.gguf.reader import read_gguf
 
 UNUSED, NORMAL, CONTROL, BYTE = 5, 1, 3, 6
 _MATRICES = ("token_embd.weight", "output.weight")

@@ -17,7 +17,7 @@ from edgellm.engine import LMHead, Model, to_f32
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, Hardware
 from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
-from testkit.architectures import Mtp, write
+from testkit.gguf.architectures import Mtp, write
 from testkit.processes.rpc_device import DEVICES, require_device
 from testkit.speculators import eagle3
 from tests.decodes import Watched, watch_decodes
@@ -48,8 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are processors, since tests also wait."""
-    return min((os.cpu_count() or 1) + 1, 4)
+    """Two processes more than there are processors, since tests also wait: for processes, timers and a browser."""
+    return min((os.cpu_count() or 1) + 2, 6)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

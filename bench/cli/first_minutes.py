@@ -37,7 +37,8 @@ from typing import Any
 
 from bench.harness.report import write
 from edgellm.storage import catalog
-from testkit import ROOT, random_gguf
+from testkit import ROOT
+from testkit.gguf import random_model
 from testkit.network.hub import Hub, running
 
 MODULE = "bench.cli.first_minutes"
@@ -117,7 +118,7 @@ def served(folder: Path, names: Sequence[str], shapes: Sequence[str]) -> Iterato
             stem = model.repo_id.partition("/")[2].removesuffix("-GGUF")
             file = f"{stem}-{model.quant}.gguf"
             if not (folder / file).exists():
-                random_gguf.write(folder / file, random_gguf.SHAPES[shape], "Q4_0")
+                random_model.write(folder / file, random_model.SHAPES[shape], "Q4_0")
             opened = closing.enter_context((folder / file).open("rb"))
             data: Any = closing.enter_context(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
             hub.digests[file] = hashlib.sha256(data).hexdigest()

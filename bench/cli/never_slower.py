@@ -48,20 +48,20 @@ from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import serve_verifier
 from edgellm.spec.types import Summary
-from testkit import random_gguf
+from testkit.gguf import random_model
 
 AIM = 0.985
 SHARPNESS = 3.0
 WINDOW = 256
 WORDS = 40
 SHAPES = {
-    "tiny": (random_gguf.SHAPES["tiny-verifier"], random_gguf.SHAPES["tiny-draft"], "Q8_0"),
+    "tiny": (random_model.SHAPES["tiny-verifier"], random_model.SHAPES["tiny-draft"], "Q8_0"),
     "0.5b": (
-        random_gguf.SHAPES["qwen2.5-0.5b"],
-        replace(random_gguf.SHAPES["qwen2.5-0.5b"], n_layer=4),
+        random_model.SHAPES["qwen2.5-0.5b"],
+        replace(random_model.SHAPES["qwen2.5-0.5b"], n_layer=4),
         "Q4_0",
     ),
-    "1.5b": (random_gguf.SHAPES["qwen2.5-1.5b"], random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0"),
+    "1.5b": (random_model.SHAPES["qwen2.5-1.5b"], random_model.SHAPES["qwen2.5-0.5b"], "Q4_0"),
 }
 """The verifier's shape, the draft model's, and the type of the weights."""
 DOORS = ("here", "http", "link")
@@ -251,8 +251,8 @@ def main() -> None:
         for shape in arguments.shapes:
             verifier, draft = Path(folder) / f"{shape}.gguf", Path(folder) / f"{shape}-draft.gguf"
             of_verifier, of_draft, kind = SHAPES[shape]
-            random_gguf.write(verifier, of_verifier, kind, 0, sharpness=SHARPNESS)
-            random_gguf.write(draft, of_draft, kind, 1, sharpness=SHARPNESS)
+            random_model.write(verifier, of_verifier, kind, 0, sharpness=SHARPNESS)
+            random_model.write(draft, of_draft, kind, 1, sharpness=SHARPNESS)
             prompts = random_words(verifier, arguments.replies)
             for door in arguments.doors:
                 for threads in arguments.threads:

@@ -36,7 +36,7 @@ from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.storage import resolve
-from testkit.architectures import write_bert
+from testkit.gguf.architectures import write_bert
 
 HERE = Path(__file__).parent
 MODEL = "edgellm-verifier"

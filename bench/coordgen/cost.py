@@ -36,7 +36,7 @@ from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from models.home.corpus import held_out
-from testkit import random_gguf
+from testkit.gguf import random_model
 
 _ONE = 100  # tokens that are added at a time, to measure the time of each
 
@@ -157,8 +157,8 @@ def main() -> None:
         found["indexing"] = indexing(world(bundled, arguments.tokens), arguments.repeats)
         path = Path(folder) / "half.gguf"
         # llama.cpp hands out the layer that calibration reads for Qwen 3, not for Qwen 2; the arithmetic is the same
-        shape = replace(random_gguf.SHAPES["qwen2.5-0.5b"], arch="qwen3", bias=False)
-        random_gguf.write(path, shape, "Q4_0")
+        shape = replace(random_model.SHAPES["qwen2.5-0.5b"], arch="qwen3", bias=False)
+        random_model.write(path, shape, "Q4_0")
         with Model.load(path) as half:
             for name, model, repeats in (
                 ("bundled verifier", bundled, arguments.repeats),

@@ -43,8 +43,8 @@ from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.types import Expected, Ids
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import report_expected
-from testkit import random_gguf
 from testkit.forced_verifier import ForcedVerifier
+from testkit.gguf import random_model
 
 NONE = "none"
 
@@ -197,7 +197,7 @@ def main() -> None:
             models["edgellm-verifier"] = measured(bundled, tasks, past, arguments.threads, arguments.repeats)
         if "0.5b" in arguments.models:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "half.gguf"
-            random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
+            random_model.write(path, random_model.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
             half_of = {task: cases[: max(2, arguments.cases // 2)] for task, cases in tasks.items()}
             half = stack.enter_context(Model.load(path, hardware=own))
             models["Qwen2.5-0.5B shape, Q4_0"] = measured(half, half_of, past, arguments.threads, 1, few=True)

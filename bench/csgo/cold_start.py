@@ -39,8 +39,8 @@ from bench.harness.statistics import spread
 from edgellm.engine import Model
 from edgellm.layer_range import HERE, read_split
 from edgellm.llm import compose
+from testkit.gguf.random_model import SHAPES, write
 from testkit.network.home import Spec, Throttled, home, why_not
-from testkit.random_gguf import SHAPES, write
 
 NAMES = ("laptop", "desk", "phone", "box")
 BUSY = 0.95  # share of the machine's cores, in all; the rest is for the measuring process

@@ -29,7 +29,7 @@ import numpy as np
 from bench.harness.report import write
 from edgellm.engine import Context, Model
 from edgellm.storage import resolve
-from testkit import random_gguf
+from testkit.gguf import random_model
 
 ROWS = (1, 2, 4, 8, 16, 32)
 N_CTX = 2_048
@@ -97,7 +97,7 @@ def main() -> None:
         for name in arguments.models:
             path = Path(folder) / "half.gguf"
             if name == HALF:
-                random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
+                random_model.write(path, random_model.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
             repeats = max(2, arguments.repeats // 4) if name == HALF else arguments.repeats
             with Model.load(path if name == HALF else resolve(name)) as model:
                 models["Qwen2.5-0.5B shape, Q4_0" if name == HALF else name] = {

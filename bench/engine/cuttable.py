@@ -2,7 +2,8 @@
 
     python -m bench.engine.cuttable [NAME ...]
 
-The models are small ones with random weights in float32, with windows of 32 positions (`testkit.architectures`). Each
+The models are small ones with random weights in float32, with windows of 32 positions
+(`testkit.gguf.architectures`). Each
 is cut in two before every layer where it may be, and into as many parts as possible. A prompt of 50 tokens, single
 tokens, and a verification with a rollback go through the chain and through the whole model.
 
@@ -26,8 +27,8 @@ from edgellm.engine import check_gguf
 from edgellm.engine.gguf.cuttable import check_cuttable, cut_points
 from edgellm.errors import ModelUnsupported
 from edgellm.layer_range import ranges
-from testkit.architectures import ARCHITECTURES, SHAPES_TO_CUT
-from testkit.architectures import write as write_model
+from testkit.gguf.architectures import ARCHITECTURES, SHAPES_TO_CUT
+from testkit.gguf.architectures import write as write_model
 from testkit.shard_chain import WholeModel
 
 SHAPES = ARCHITECTURES | SHAPES_TO_CUT

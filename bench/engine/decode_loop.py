@@ -29,7 +29,8 @@ import numpy as np
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
 from edgellm.engine import Context, Model, top2
-from testkit import ROOT, random_gguf
+from testkit import ROOT
+from testkit.gguf import random_model
 
 POSITIONS = 1_024
 WARM = 3
@@ -196,7 +197,7 @@ def _block(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", type=Path, default=ROOT / "models" / "draft.gguf")
-    parser.add_argument("--big", type=Path, help="an existing file of testkit.random_gguf")
+    parser.add_argument("--big", type=Path, help="an existing file of testkit.gguf.random_model")
     parser.add_argument("--tokens", type=int, default=8, help="a turn of the small model; a quarter for the big one")
     parser.add_argument("--repeats", type=int, default=300, help="turns of the small model; a fifth for the big one")
     parser.add_argument("--threads", type=int, default=1, help="for all three loops")
@@ -205,7 +206,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         big = args.big or Path(folder) / "random-qwen2.5-0.5b-Q4_0.gguf"
         if not args.big:
-            random_gguf.write(big, random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0")
+            random_model.write(big, random_model.SHAPES["qwen2.5-0.5b"], "Q4_0")
         results = []
         for path, tokens, repeats in (
             (args.small, args.tokens, args.repeats),

@@ -71,7 +71,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         files = [f"{folder}/{shape}.gguf" for shape in arguments.shapes]
         for shape, file in zip(arguments.shapes, files, strict=True):
-            command = [sys.executable, "-m", "testkit.random_gguf", file, "--shape", shape, "--type", arguments.type]
+            command = [
+                sys.executable,
+                "-m",
+                "testkit.gguf.random_model",
+                file,
+                "--shape",
+                shape,
+                "--type",
+                arguments.type,
+            ]
             subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         rounds = [turn(arguments, files, Path(folder) / f"home{number}") for number in range(arguments.repeats)]
         profiled = child(arguments, files, Path(folder) / "home0", "profile")

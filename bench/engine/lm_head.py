@@ -27,7 +27,7 @@ import numpy as np
 from bench.harness.report import write
 from edgellm.engine import Context, Model, head_pays, known
 from edgellm.llm.cost_curves import measure_heads
-from testkit import random_gguf
+from testkit.gguf import random_model
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 BEHIND = 128
@@ -84,7 +84,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    shapes = sorted(random_gguf.SHAPES)
+    shapes = sorted(random_model.SHAPES)
     parser.add_argument("--shapes", nargs="+", choices=shapes, default=["qwen2.5-0.5b", "qwen2.5-1.5b"])
     parser.add_argument("--type", default="Q4_0", help="of the weights")
     parser.add_argument("--repeats", type=int, default=15)
@@ -95,7 +95,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for shape in arguments.shapes:
             path = Path(folder) / "model.gguf"
-            random_gguf.write(path, random_gguf.SHAPES[shape], arguments.type)
+            random_model.write(path, random_model.SHAPES[shape], arguments.type)
             found[f"{shape} shape, {arguments.type}"] = measured(path, arguments.repeats, arguments.threads)
     sys.stdout.write(table({"models": found}))
     write(arguments.name, "bench.engine.lm_head", {"models": found})

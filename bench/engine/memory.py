@@ -26,7 +26,7 @@ from edgellm.engine import Capture, Context, Model, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import reckon
 from edgellm.llm.profiling import MOST_READ
-from testkit import random_gguf
+from testkit.gguf import random_model
 from testkit.memory import index_bytes
 
 WORDS = 50_000
@@ -71,7 +71,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "half.gguf"
-        random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0")
+        random_model.write(path, random_model.SHAPES["qwen2.5-0.5b"], "Q4_0")
         file = ModelFile.open(path)
         figures = {"lengths": [measured(file, length) for length in arguments.lengths]}
     sys.stdout.write(table(figures))

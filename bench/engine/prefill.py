@@ -28,7 +28,7 @@ from bench.harness.report import write
 from bench.harness.statistics import spread
 from edgellm import LLM
 from edgellm.engine import Model
-from testkit import random_gguf
+from testkit.gguf import random_model
 
 SHAPE, TYPE = "qwen2.5-0.5b", "Q4_0"
 BATCH = 512
@@ -144,7 +144,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "half.gguf"
-        random_gguf.write(path, random_gguf.SHAPES[SHAPE], TYPE)
+        random_model.write(path, random_model.SHAPES[SHAPE], TYPE)
         for length in arguments.lengths:
             rows.append(
                 measured(path, length, arguments.tokens, arguments.repeats, arguments.threads, arguments.retrieval)

@@ -30,7 +30,7 @@ from edgellm.engine import Context, Model
 from edgellm.engine.hardware import Hardware
 from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.storage import resolve
-from testkit import random_gguf
+from testkit.gguf import random_model
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 24, 32)
 BEHIND = 128
@@ -97,7 +97,7 @@ def main() -> None:
         for name in arguments.models:
             path = Path(folder) / "half.gguf" if name == HALF else resolve(name)
             if name == HALF:
-                random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], arguments.type)
+                random_model.write(path, random_model.SHAPES["qwen2.5-0.5b"], arguments.type)
             label = f"Qwen2.5-0.5B shape, {arguments.type}" if name == HALF else name
             found[label] = measured(path, arguments.repeats, arguments.threads, hardware.of(arguments))
     sys.stdout.write(table({"models": found}))

@@ -10,7 +10,7 @@ Tokens each second of processes that begin at the same time: some that decode to
 whose verifier is another process, drafting on while it is verified; the same beside two that decode; and one
 that decodes beside other busy programs. Columns: every process for itself, and with cores shared, in
 turns (median and range), with OpenMP's settings of `edgellm/engine/native.py` in both; and the ratio. Default: the
-bundled pair; both may be files of `testkit.random_gguf`.
+bundled pair; both may be files of `testkit.gguf.random_model`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Summary
-from testkit import architectures
+from testkit.gguf import architectures
 from testkit.speculators import eagle3
 
 KINDS = {"mtp": "MTP layer", "eagle3": "EAGLE-3 head"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgellm.engine.hardware import ALL_LAYERS, Hardware, offload_devices
-from testkit import random_gguf
+from testkit.gguf import random_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,5 +70,5 @@ class Machine:
         """Return a file with random weights of a shape, written at the first call."""
         path = self.folder / f"{shape}-{TYPE}.gguf"
         if not path.exists():
-            random_gguf.write(path, random_gguf.SHAPES[shape], TYPE)
+            random_model.write(path, random_model.SHAPES[shape], TYPE)
         return path

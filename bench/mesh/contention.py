@@ -39,7 +39,7 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 from edgellm.storage.layers.store import LayerStore
 from edgellm.verifier.requests import VerifyRequest
-from testkit.random_gguf import SHAPES, write
+from testkit.gguf.random_model import SHAPES, write
 
 PASSES = 20
 READ = 256  # tokens of the text that is read

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import report
+from testkit.gguf.random_model import SHAPES, write
 from testkit.network.home import Spec, home, why_not
-from testkit.random_gguf import SHAPES, write
 
 SPECS = (
     Spec("laptop", up=200, down=200, disk=150, cpu=0.5),

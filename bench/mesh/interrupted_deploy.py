@@ -36,9 +36,9 @@ from edgellm.rpc.layers.codec import WINDOW
 from edgellm.storage.layers.manifest import Manifest, manifest_of
 from edgellm.storage.layers.store import LayerStore
 from testkit import ROOT
+from testkit.gguf.random_model import SHAPES
+from testkit.gguf.random_model import write as write_model
 from testkit.network.relay import Network, Relay
-from testkit.random_gguf import SHAPES
-from testkit.random_gguf import write as write_model
 
 KINDS = ("line", "worker", "sender")
 

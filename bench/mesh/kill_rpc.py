@@ -31,7 +31,7 @@ from edgellm.engine import Context, Ids, Model, ModelFile
 from edgellm.llm.rpc_llm import RpcOptions, open_over_rpc
 from edgellm.mesh.ggml_rpc.hang_watch import LEAST_SECONDS
 from edgellm.spec.types import Source
-from testkit.architectures import write
+from testkit.gguf.architectures import write
 from testkit.processes.worker import WorkerProcess
 
 ARCHITECTURE = "qwen35"

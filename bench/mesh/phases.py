@@ -39,8 +39,8 @@ from bench.harness.statistics import spread
 from bench.mesh.plain_rpc import prompt_ids
 from edgellm.engine import Context, Model
 from edgellm.layer_range import read_split
+from testkit.gguf.random_model import SHAPES, write
 from testkit.network.home import Spec, Throttled, home, why_not
-from testkit.random_gguf import SHAPES, write
 
 PROGRAM = "bench.mesh.phased_reply"
 RIVALS = ("stay wide", "narrow from the start", "best single")

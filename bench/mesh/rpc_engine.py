@@ -25,7 +25,7 @@ from typing import Any
 from bench.harness import report
 from bench.harness.statistics import spread
 from edgellm.layer_range import read_split
-from testkit.architectures import Value, write
+from testkit.gguf.architectures import Value, write
 from testkit.network.home import Spec, Throttled, home, why_not
 
 HOME = (Spec("laptop", 400, 400, 200, 0.6), Spec("desk", 400, 400, 200, 0.6), Spec("box", 200, 200, 100, 0.5))

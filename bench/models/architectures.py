@@ -2,7 +2,7 @@
 
     python -m bench.models.architectures [NAME ...] [--operations 10000] [--tokens 40] [--again] [--jobs N]
 
-Models are small files with random weights and the structure of their kind (`testkit/architectures.py`); the draft
+Models are small files with random weights and the structure of their kind (`testkit/gguf/architectures.py`); the draft
 model is the verifier with a noise of 12 %. Each architecture has a process of its own, so that one that llama.cpp
 crashes on is a row that says so; one is measured for each core at a time. Rows that are in the result already are
 kept, so that a run can be stopped and continued; `--again` measures them again.
@@ -39,7 +39,8 @@ from typing import Any
 from bench.harness import report
 from bench.models.features import EQUAL, Pair, filled
 from edgellm.engine import Model
-from testkit import ROOT, architectures, cache_walk
+from testkit import ROOT, cache_walk
+from testkit.gguf import architectures
 
 MODULE = "bench.models.architectures"
 NOISE = 0.12

@@ -45,8 +45,9 @@ from edgellm.engine import Context, Model, ModelFile, native
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.llama_api import LlamaBatch
 from edgellm.engine.memory_fit import reckon
-from testkit import ROOT, random_gguf
-from testkit.architectures import ARCHITECTURES
+from testkit import ROOT
+from testkit.gguf import random_model
+from testkit.gguf.architectures import ARCHITECTURES
 
 MODULE = "bench.models.memory"
 PACKED = "qwen2, Q4_0"
@@ -98,8 +99,8 @@ class Pages:
 def make(name: str, path: Path, n_ctx: int) -> None:
     """Write the model of a row."""
     if name == PACKED:
-        shape = replace(random_gguf.SHAPES["qwen2.5-0.5b"], n_layer=6, n_ctx=n_ctx)
-        random_gguf.write(path, shape, "Q4_0")
+        shape = replace(random_model.SHAPES["qwen2.5-0.5b"], n_layer=6, n_ctx=n_ctx)
+        random_model.write(path, shape, "Q4_0")
     else:
         write_widened(name, path, widened(name, n_ctx))
 

@@ -33,8 +33,9 @@ from bench.harness import report
 from bench.harness.llama_source import source
 from bench.models.architectures import COLUMNS, NOISE
 from bench.models.features import EQUAL, Pair, filled
-from testkit import ROOT, architectures
-from testkit.architectures import TokenizerEntry
+from testkit import ROOT
+from testkit.gguf import architectures
+from testkit.gguf.architectures import TokenizerEntry
 
 MODULE = "bench.models.real_pairs"
 N_CTX = 1_024

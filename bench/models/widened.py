@@ -1,6 +1,6 @@
 """Write models of any architecture that take as much memory as real ones, with random weights in 16 bits or fewer.
 
-Those of `testkit/architectures.py` are so small that what llama.cpp takes for itself hides what a model takes. Here
+Those of `testkit.gguf.architectures` are so small that what llama.cpp takes for itself hides what a model takes. Here
 rows and heads are as wide as in real models, windows have 1,024 positions, and llama.cpp's own quantiser writes the
 file.
 """
@@ -16,8 +16,8 @@ import gguf
 
 from edgellm.engine import native
 from edgellm.engine.native import lib
-from testkit.architectures import ARCHITECTURES, TokenizerEntry, Value, write
-from testkit.random_gguf import CHAT_TEMPLATE, vocabulary
+from testkit.gguf.architectures import ARCHITECTURES, TokenizerEntry, Value, write
+from testkit.gguf.random_model import CHAT_TEMPLATE, vocabulary
 
 _HEADS = 4  # times as wide a head
 _BY_HEAD = frozenset({
@@ -44,8 +44,8 @@ _FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7}  # llama.cpp's llama_ftype
 
 @dataclass(frozen=True, slots=True)
 class Widened:
-    """How a model is widened: hyperparameters that differ from those of `testkit/architectures.py`, and the entries of
-    another vocabulary; none where it keeps that of the bundled pair."""
+    """How a model is widened: hyperparameters that differ from those of `testkit.gguf.architectures`, and the entries
+    of another vocabulary; none where it keeps that of the bundled pair."""
 
     sizes: dict[str, Value]
     tokenizer: Sequence[TokenizerEntry]

@@ -38,7 +38,7 @@ from bench.harness.report import write
 from edgellm.engine import Context, Model, ModelFile, native
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import reckon
-from testkit import architectures
+from testkit.gguf import architectures
 
 WINDOWS = {"gemma3": 1_024, "gpt-oss": 128, "cohere2": 4_096}
 _CACHE = re.compile(r"(?:KV|RS) buffer size = +([\d.]+) MiB")

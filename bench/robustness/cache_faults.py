@@ -23,8 +23,8 @@ from typing import Any
 from bench.harness.report import write
 from edgellm.engine import Model
 from edgellm.engine.trial.self_test import self_test
-from testkit import architectures
 from testkit.cache_faults import FAULTS, Fault
+from testkit.gguf import architectures
 
 _WEIGHTS = 2  # files of each architecture
 

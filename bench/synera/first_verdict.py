@@ -38,7 +38,7 @@ from edgellm.storage import resolve
 from edgellm.verifier.in_process import VerifierWorker
 from edgellm.verifier.requests import Answer, VerifyRequest
 from edgellm.verifier.scheduler import SchedulerLimits
-from testkit import random_gguf
+from testkit.gguf import random_model
 
 POSITIONS = 1024
 HALF = "0.5b"
@@ -139,7 +139,7 @@ def main() -> None:
         for name in arguments.models:
             path = Path(folder) / "half.gguf" if name == HALF else resolve(name)
             if name == HALF:
-                random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0")
+                random_model.write(path, random_model.SHAPES["qwen2.5-0.5b"], "Q4_0")
             own = hardware.of(arguments)
             figures[name] = measured(path, arguments.lengths, arguments.repeats, arguments.threads, own)
     sys.stdout.write(table({"models": figures}))

@@ -38,7 +38,7 @@ from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk
 from edgellm.storage import resolve
 from models.pairs import PAIRS
-from testkit import random_gguf
+from testkit.gguf import random_model
 
 POSITIONS = 256
 PROMPT = np.arange(300, 364, dtype=np.int32)
@@ -137,7 +137,7 @@ def main() -> None:
     models = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "half.gguf"
-        random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
+        random_model.write(path, random_model.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
         with Model.load(path) as half:
             models["Qwen2.5-0.5B shape, Q4_0"] = each(half)
     with Model.load(resolve("edgellm-draft")) as bundled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import sysconfig
 import textwrap
 import warnings
@@ -72,9 +73,9 @@ def library(split: Split) -> Library:
     files: list[str] = []
     functions: list[Function] = []
     calls: list[Call] = []
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(_files(root)):
         name = path.relative_to(root).as_posix()
-        if LEFT_OUT.intersection(name.split("/")[:-1]) or split_of(name) is not split:
+        if split_of(name) is not split:
             continue
         raw = path.read_bytes()
         if not raw.isascii() or not 0 < len(raw) <= LARGEST:
@@ -90,6 +91,12 @@ def library(split: Split) -> Library:
         functions += [function for function, _ in of_file]
         calls += _calls(of_file, text.splitlines())
     return Library(tuple(files), tuple(functions), tuple(calls))
+
+
+def _files(root: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 Found = tuple[Function, ast.FunctionDef]

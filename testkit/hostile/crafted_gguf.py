@@ -13,7 +13,7 @@ import numpy as np
 
 from edgellm.engine.gguf.reader import TENSOR_TYPES, check_gguf
 from edgellm.engine.gguf.writer import raw_entries
-from testkit.random_gguf import Shape, write
+from testkit.gguf.random_model import Shape, write
 
 BASE = Shape("llama", 400, 2, 256, 4, 2, 256, 512, tied=False)
 BIASED = replace(BASE, arch="qwen2", bias=True)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from edgellm.engine.chat_template import MOST_SOURCE
 from edgellm.engine.gguf.reader import KEPT_ELEMENTS, MAX_ENTRIES, MAX_TOKENS
-from testkit.random_gguf import CONTROL
+from testkit.gguf.random_model import CONTROL
 
 _LONG = "a" * 30_000
 

@@ -1,1 +1,1 @@
-"""Small speculators for the models of `testkit.architectures`."""
+"""Small speculators for the models of `testkit.gguf.architectures`."""

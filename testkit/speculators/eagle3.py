@@ -18,8 +18,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from testkit.architectures import tokenizer_of
-from testkit.gguf_reader import read_gguf
+from testkit.gguf.architectures import tokenizer_of
+from testkit.gguf.reader import read_gguf
 
 Floats = npt.NDArray[np.float32]
 HEADS = 4

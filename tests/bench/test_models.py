@@ -14,7 +14,7 @@ import pytest
 from bench.models import architectures, features, memory, real_pairs, tokenizers, window_memory
 from edgellm.engine import Message, Model
 from edgellm.spec.types import Source, Token
-from testkit.architectures import write
+from testkit.gguf.architectures import write
 
 TEXTS = ("Grüße 你好 🦙.", " two\nlines", "")
 

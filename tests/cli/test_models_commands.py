@@ -11,7 +11,7 @@ import pytest
 
 from edgellm.engine import ModelFile
 from edgellm.engine.hardware import ComputeDevice
-from testkit.split_gguf import split
+from testkit.gguf.split_file import split
 from tests.cli.conftest import Done
 from tests.storage.hub import REPO, Hub
 

@@ -15,7 +15,7 @@ from edgellm.cli.settings import config_file
 from edgellm.rpc.trust.handshake import OfferedModel
 from edgellm.rpc.trust.rights import Right
 from edgellm.storage.pair_choice import ModelRoom
-from testkit.random_gguf import SHAPES, write
+from testkit.gguf.random_model import SHAPES, write
 from tests.cli.conftest import Done
 from tests.storage.hub import Hub
 

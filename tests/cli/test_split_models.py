@@ -12,7 +12,7 @@ import pytest
 from edgellm.engine import ModelFile
 from edgellm.llm import LLM
 from edgellm.storage import fingerprint
-from testkit.split_gguf import split
+from testkit.gguf.split_file import split
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
 from tests.spec.real import case
@@ -78,6 +78,7 @@ def worker(halves: tuple[Path, Path]) -> Iterator[Served]:
 MESH = ("--max-tokens", "12", "--f32", "--json", "--retrieval", "off")
 
 
+@pytest.mark.usefixtures("quick_figures")
 def test_a_mesh_over_a_split_model_writes_the_same(edge: Edge, halves: tuple[Path, Path], worker: Served) -> None:
     alone = ids(edge("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12", *MESH))
     over = f"here:1-5,{worker.address}:6-12"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import Context, Model
-from testkit.random_gguf import CHAT_TEMPLATE, Shape, write
+from testkit.gguf.random_model import CHAT_TEMPLATE, Shape, write
 
 TINY = Shape("llama", 400, 2, 32, 2, 1, 64, 512)
 QWEN = Shape("qwen2", 400, 2, 64, 2, 1, 96, 512, bias=True)

@@ -12,7 +12,7 @@ import pytest
 from edgellm.engine import Context, Floats, Ids, Message, Model
 from edgellm.engine.native import lib
 from testkit import ROOT
-from testkit.architectures import ARCHITECTURES, WINDOW
+from testkit.gguf.architectures import ARCHITECTURES, WINDOW
 from tests.conftest import Architectures
 from tests.engine.logits import CLOSE, difference, one_by_one, some_ids
 
@@ -70,6 +70,6 @@ def test_a_noisy_copy_is_right_some_of_the_time(architectures: Architectures, na
 
 def test_another_process_writes_the_same_bytes(architectures: Architectures, tmp_path: Path) -> None:
     names = ["jamba", "qwen2"]
-    subprocess.run([sys.executable, "-m", "testkit.architectures", tmp_path, *names], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "testkit.gguf.architectures", tmp_path, *names], cwd=ROOT, check=True)
     for name in names:
         assert (tmp_path / f"{name}.gguf").read_bytes() == architectures(name).read_bytes()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Ids, Message, Model
 from edgellm.errors import InvalidOption, ModelUnsupported
-from testkit.random_gguf import CHAT_TEMPLATE
+from testkit.gguf.random_model import CHAT_TEMPLATE
 from tests.engine.conftest import MakeModel
 
 START, END = "<|im_start|>", "<|im_end|>"

@@ -26,8 +26,8 @@ from edgellm.engine.gguf.cuttable import (
 from edgellm.engine.gguf.reader import TENSOR_TYPES
 from edgellm.errors import InvalidOption, ModelUnsupported
 from testkit import ROOT
-from testkit.architectures import ARCHITECTURES, SHAPES_TO_CUT, WINDOW
-from testkit.gguf_reader import read_gguf
+from testkit.gguf.architectures import ARCHITECTURES, SHAPES_TO_CUT, WINDOW
+from testkit.gguf.reader import read_gguf
 from testkit.shard_chain import CHANGED, SPANS, WholeModel
 from tests.conftest import Architectures
 from tests.engine.logits import ROUNDED

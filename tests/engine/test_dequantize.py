@@ -10,7 +10,7 @@ import pytest
 
 from edgellm.engine import Context, Model, check_gguf, to_f32
 from edgellm.errors import ModelCorrupt, ModelUnsupported
-from testkit.gguf_reader import read_gguf
+from testkit.gguf.reader import read_gguf
 from tests.engine.conftest import TINY, MakeModel
 
 

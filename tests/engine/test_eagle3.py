@@ -18,7 +18,7 @@ from edgellm.engine.speculators.eagle3 import LAST_OUTPUT, VERIFIERS, check_eagl
 from edgellm.engine.speculators.state_functions import StateFunctions
 from edgellm.engine.speculators.state_window import WINDOW
 from edgellm.errors import ModelUnsupported
-from testkit.gguf_reader import read_gguf
+from testkit.gguf.reader import read_gguf
 from testkit.speculators.eagle3 import EPSILON, HEADS
 from tests.conftest import Architectures, Heads
 from tests.engine.logits import CLOSE, difference, some_ids

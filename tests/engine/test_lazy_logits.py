@@ -27,7 +27,7 @@ from edgellm.engine import (
 )
 from edgellm.engine.lm_head import ROWS, block_ends, head_of
 from edgellm.errors import ContextFull
-from testkit.random_gguf import Shape
+from testkit.gguf.random_model import Shape
 from tests.engine.conftest import QWEN, TINY, MakeModel
 
 IDS = np.arange(300, 420, dtype=np.int32)

@@ -12,7 +12,7 @@ import pytest
 from edgellm.engine import Block, Model, check_gguf, costs_of, cut, native
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ModelUnsupported
-from testkit.random_gguf import Shape, write
+from testkit.gguf.random_model import Shape, write
 from tests.engine.headers import LLAMA, file
 
 ROWS = 257

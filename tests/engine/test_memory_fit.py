@@ -19,8 +19,8 @@ from edgellm.engine.hardware import ALL_LAYERS, N_BATCH, ComputeDevice, Hardware
 from edgellm.engine.kv.kv_cache import checkpoint_bytes
 from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place, place_sessions, reckon
 from edgellm.errors import InvalidOption, MemoryShort
-from testkit.architectures import ARCHITECTURES
-from testkit.random_gguf import SHAPES, write
+from testkit.gguf.architectures import ARCHITECTURES
+from testkit.gguf.random_model import SHAPES, write
 from tests.conftest import Architectures, Heads
 
 N_CTX = 2_048

@@ -15,7 +15,7 @@ from edgellm.engine.native import lib
 from edgellm.engine.speculators.state_functions import StateFunctions
 from edgellm.engine.speculators.state_window import WINDOW
 from edgellm.errors import Stopped
-from testkit.architectures import WITH_MTP
+from testkit.gguf.architectures import WITH_MTP
 from tests.conftest import Architectures
 from tests.engine.logits import CLOSE, difference, some_ids
 from tests.engine.speculators import opened, predicted, speculator

@@ -10,7 +10,7 @@ import pytest
 from edgellm.engine import ModelFile
 from edgellm.engine.gguf.overheads import PREDICTED_ROWS, converted_bytes, model_bytes, output_rows
 from edgellm.engine.gguf.reader import GgufHeader
-from testkit.random_gguf import SHAPES, write
+from testkit.gguf.random_model import SHAPES, write
 
 SHAPE = replace(SHAPES["tiny-draft"], n_layer=1, n_embd=256, n_ff=768)
 

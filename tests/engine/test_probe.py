@@ -18,8 +18,8 @@ from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, ComputeDevice, Har
 from edgellm.engine.model import probe_of
 from edgellm.engine.trial import probe, proven
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
+from testkit.gguf.random_model import Shape, write
 from testkit.hostile.crafted_gguf import BASE, BIASED, EXPERTS, KNOWN, Crafted, crafted, made
-from testkit.random_gguf import Shape, write
 from tests.conftest import Architectures, Heads
 from tests.engine.conftest import TINY
 

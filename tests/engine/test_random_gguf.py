@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Message, top2
-from testkit.random_gguf import CONTROL, SHAPES, TYPES, vocabulary
+from testkit.gguf.random_model import CONTROL, SHAPES, TYPES, vocabulary
 from tests.engine.conftest import QWEN, TINY, MakeModel
 
 

@@ -22,10 +22,11 @@ from edgellm.engine.trial.probe import EAGLE3, MTP
 from edgellm.engine.trial.proven import PROVEN
 from edgellm.engine.trial.self_test import ROLLBACK, ROWS, SEQUENCES, SelfTest, self_test
 from edgellm.errors import ContextFull, Stopped
-from testkit import ROOT, random_gguf
-from testkit.architectures import ARCHITECTURES, WITH_MTP
+from testkit import ROOT
 from testkit.cache_faults import FAULTS
-from testkit.random_gguf import Shape
+from testkit.gguf import random_model
+from testkit.gguf.architectures import ARCHITECTURES, WITH_MTP
+from testkit.gguf.random_model import Shape
 from tests.conftest import Architectures, Heads
 
 WRONG = {"plamo2": [SEQUENCES]}
@@ -60,7 +61,7 @@ ROUNDS_MUCH = Shape("qwen2", 4_096, 24, 448, 7, 1, 1_216, 4_096, 1e6, bias=True)
 
 
 def test_what_a_model_rounds_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    random_gguf.write(tmp_path / "rounds.gguf", ROUNDS_MUCH, "Q4_0", sharpness=3.0)
+    random_model.write(tmp_path / "rounds.gguf", ROUNDS_MUCH, "Q4_0", sharpness=3.0)
     with Model.load(tmp_path / "rounds.gguf", probe=False) as model:
         assert self_test(model) == []
         monkeypatch.setattr("edgellm.engine.trial.self_test._SPREAD", 0.0)
@@ -69,7 +70,7 @@ def test_what_a_model_rounds_is_no_fault(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if "llama" in fault.architectures])
 def test_a_fault_is_caught_in_a_quantised_model_too(tmp_path: Path, name: str) -> None:
-    random_gguf.write(tmp_path / "quantised.gguf", random_gguf.SHAPES["tiny-verifier"], "Q4_0")
+    random_model.write(tmp_path / "quantised.gguf", random_model.SHAPES["tiny-verifier"], "Q4_0")
     with Model.load(tmp_path / "quantised.gguf", probe=False) as model, FAULTS[name].put():
         assert [FAULTS[name].found in self_test(model, seed) for seed in range(TIMES)] == [True] * TIMES
 

@@ -15,8 +15,8 @@ from edgellm.engine import Capture, Context, Model, ModelFile, check_gguf, cut, 
 from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
-from testkit.gguf_reader import read_gguf
-from testkit.random_gguf import Shape, write
+from testkit.gguf.random_model import Shape, write
+from testkit.gguf.reader import read_gguf
 from testkit.shard_chain import ShardChain
 from tests.engine import headers
 from tests.engine.conftest import TINY

@@ -16,7 +16,7 @@ from edgellm.engine.gguf.reader import GgufHeader, attention_layers
 from edgellm.engine.speculators.state_functions import StateFunctions
 from edgellm.engine.speculators.support import drafter_file
 from edgellm.errors import ModelUnsupported
-from testkit.architectures import WITH_MTP
+from testkit.gguf.architectures import WITH_MTP
 from tests.conftest import Architectures
 
 

@@ -14,7 +14,7 @@ from edgellm.engine.gguf.reader import TensorInfo
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.engine.trial.probe import Probe
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
-from testkit.split_gguf import entry, split
+from testkit.gguf.split_file import entry, split
 from tests.engine.headers import LLAMA, file
 from tests.engine.logits import some_ids
 

@@ -17,8 +17,8 @@ from edgellm.engine.gguf.reader import TENSOR_TYPES
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, time_passes, write_random
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported
-from testkit.random_gguf import Shape, write
-from testkit.split_gguf import split
+from testkit.gguf.random_model import Shape, write
+from testkit.gguf.split_file import split
 from tests.conftest import Architectures
 
 WIDE = Shape("llama", 300, 3, 256, 2, 1, 512, 64)

@@ -14,8 +14,8 @@ from edgellm.engine import Model
 from edgellm.engine.tokenizing.processes import TokenizerProcess, TokenizerProcesses
 from edgellm.engine.tokenizing.tokenizer import DEPTH, SLICE, Slicer, Special, any_of, apart
 from edgellm.errors import PromptTooLong, Stopped, TextRefused
+from testkit.gguf.random_model import CONTROL, Shape, write
 from testkit.hostile.inputs import PRE_TOKENIZERS, TEXTS
-from testkit.random_gguf import CONTROL, Shape, write
 
 SHAPE = Shape("llama", 400, 1, 32, 2, 1, 64, 512)
 LONG = 60_000  # characters: twice what overflows a stack of 8 MiB

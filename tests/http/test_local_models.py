@@ -25,7 +25,7 @@ from edgellm.llm.model_loading import VERIFIER, place_pair
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stream import Reply
 from edgellm.storage import list_models
-from testkit.random_gguf import SHAPES, write
+from testkit.gguf.random_model import SHAPES, write
 from tests.conftest import Architectures, Heads
 from tests.http.conftest import HOME, Answer, Ask, asker, conversation, written
 

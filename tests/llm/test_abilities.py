@@ -15,9 +15,9 @@ from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import MemoryUse, reckon
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.llm.abilities import Ability, abilities, context_memory
-from testkit.architectures import ARCHITECTURES
+from testkit.gguf.architectures import ARCHITECTURES
+from testkit.gguf.random_model import SHAPES, write
 from testkit.memory import index_bytes
-from testkit.random_gguf import SHAPES, write
 from tests.conftest import Architectures
 
 

@@ -26,7 +26,7 @@ from edgellm.verifier.in_process import ContextPool
 from tests.spec.real import case, ids
 
 NUMBERS = (2, 5, 6, 5, 2)  # two of them twice: there the first reply can be copied
-MOST = 32
+MOST = 24
 
 
 @pytest.fixture(autouse=True)

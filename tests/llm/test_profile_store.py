@@ -21,7 +21,7 @@ from edgellm.spec.gates.profile import Profile
 from edgellm.spec.types import Explanation, Notice
 from edgellm.storage import fingerprint
 from edgellm.storage.fingerprint import FileHash
-from testkit.split_gguf import split
+from testkit.gguf.split_file import split
 from tests.llm.conftest import ASKED, prompts
 from tests.spec.real import case
 

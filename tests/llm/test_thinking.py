@@ -16,8 +16,8 @@ from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Source, Token
-from testkit import random_gguf
 from testkit.forced_verifier import ForcedVerifier
+from testkit.gguf import random_model
 from testkit.thinking_templates import ALWAYS, CHANNELS, LITERAL, OPENED, with_template
 from tests.spec.real import case
 
@@ -142,9 +142,9 @@ def test_without_a_thought_nothing_is_counted_apart(open_pair: OpenPair) -> None
 
 def test_markup_may_be_control_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in Mistral's models: they add nothing to a text, and are known by their names."""
-    monkeypatch.setattr(random_gguf, "CONTROL", (*random_gguf.CONTROL, "[THINK]", "[/THINK]"))
+    monkeypatch.setattr(random_model, "CONTROL", (*random_model.CONTROL, "[THINK]", "[/THINK]"))
     path = tmp_path / "control.gguf"
-    random_gguf.write(path, random_gguf.Shape("llama", 400, 2, 32, 2, 1, 64, 512), "F32")
+    random_model.write(path, random_model.Shape("llama", 400, 2, 32, 2, 1, 64, 512), "F32")
     with Model.load(path) as model, Context(model, n_ctx=256, threads=1) as context:
         verifier = ForcedVerifier(model, context)
         with LLM(model, draft=None, verifier=verifier, threads=1) as pair:

@@ -18,7 +18,7 @@ from edgellm.spec.drafters.translation import TextCutter, TokenTranslation
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Notice, Sampling
-from testkit.architectures import write as random_model
+from testkit.gguf.architectures import write as random_model
 from testkit.retokenized import Tokens, other_merges, padded, permuted, sentencepiece, shortened, write
 from tests.once import once
 from tests.spec.real import case, ids

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testkit.random_gguf import Shape, write
+from testkit.gguf.random_model import Shape, write
 from tests.mesh.household import Cut, Whole, cut_model
 
 SHAPES = {

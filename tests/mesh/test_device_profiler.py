@@ -25,7 +25,7 @@ from edgellm.mesh.device_profiler import measure_device
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
 from edgellm.storage import device_speed
 from edgellm.storage.device_speed import cold_read
-from testkit.random_gguf import Shape, write
+from testkit.gguf.random_model import Shape, write
 
 ONE = ComputeUnit(Hardware(threads=1))
 

@@ -23,7 +23,7 @@ from tests.mesh.household import NOTHING, Cut, Device, Whole, all_at_once, even
 from tests.mesh.test_stages import Posted, SlowLayers
 from tests.verifier.asking import judged
 
-SESSIONS, TOKENS = 4, 24
+SESSIONS, TOKENS = 4, 16
 PROMPTS = [some_ids(20 + 7 * number, 2000, number + 1) for number in range(SESSIONS)]
 
 

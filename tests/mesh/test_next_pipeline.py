@@ -22,7 +22,7 @@ from tests.engine.logits import some_ids
 from tests.mesh.household import NOTHING, Cut, Device, Whole, all_at_once, even, write
 
 PROMPT = some_ids(40, 2000, 5)
-TOKENS = 24
+TOKENS = 20
 
 
 def alone(name: str) -> tuple[StageShare, ...]:

@@ -20,7 +20,7 @@ from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
 from edgellm.storage import fingerprint
-from testkit.architectures import WINDOW
+from testkit.gguf.architectures import WINDOW
 from tests.conftest import Architectures
 from tests.engine.logits import some_ids
 from tests.mesh.household import Whole

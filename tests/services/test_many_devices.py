@@ -19,7 +19,7 @@ from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Ids, Sampling, Token
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 
-DEVICES, SLOTS, TOKENS = 6, 3, 16
+DEVICES, SLOTS, TOKENS = 6, 3, 12
 
 
 @pytest.fixture

@@ -58,11 +58,11 @@ def test_logits_through_processes_are_those_of_the_whole_model(
     processes: list[WorkerProcess], verifier_cut: Cut, whole: Whole, n: int
 ) -> None:
     pipeline = opened([worker.member(str(at)) for at, worker in enumerate(processes[:n])], verifier_cut.work)
-    ids = some_ids(140, 2000)
+    ids = some_ids(80, 2000)
     whole.context.clear()
     expected = whole.context.decode(ids[:40], outputs=8)
     worst = np.abs(logits_of(pipeline, 0, 0, ids[:40], 8, rows=16) - expected).max()
-    for at in range(40, 140):
+    for at in range(40, 80):
         row = whole.context.decode(ids[at : at + 1])
         worst = max(worst, np.abs(logits_of(pipeline, 0, at, ids[at : at + 1], 1) - row).max())
     pipeline.close()

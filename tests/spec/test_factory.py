@@ -48,7 +48,7 @@ def chosen(gate: str, budget: float | None, controller: BudgetController | None 
 @pytest.mark.parametrize("gate", sorted(set(GATES) - {"always", "never"}))
 def test_every_gate_keeps_its_budget_on_chunks_that_were_not_profiled(gate: str, budget: float) -> None:
     controller, rng = BudgetController(), np.random.default_rng(5)
-    for _ in range(60):  # replies
+    for _ in range(40):  # replies
         choice = chosen(gate, budget, controller)
         for place in range(8):
             choice.gate.decide(at(5 * place), drafted(rng, ahead=4 * (place % 3 == 1)))

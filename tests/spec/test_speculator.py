@@ -18,7 +18,7 @@ from edgellm.spec.state import GenerationLimits, GenerationState, Suggestions
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Chunk, Penalties, Sampling, Source, Token
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
-from testkit.architectures import WITH_MTP
+from testkit.gguf.architectures import WITH_MTP
 from tests.conftest import Architectures, Heads
 
 QUESTION = "Where is the mug, and where is the key?"

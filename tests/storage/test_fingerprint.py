@@ -14,7 +14,7 @@ from edgellm.engine import ModelFile
 from edgellm.errors import ModelNotFound
 from edgellm.places import cache_dir, data_dir
 from edgellm.storage.fingerprint import _PartHash, fingerprint, fingerprint_of, quick_fingerprint
-from testkit.split_gguf import split
+from testkit.gguf.split_file import split
 
 
 @pytest.fixture(autouse=True)

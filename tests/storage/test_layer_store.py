@@ -32,7 +32,7 @@ from edgellm.storage.layers.manifest import (
     pieces_of,
 )
 from edgellm.storage.layers.store import LayerStore
-from testkit.split_gguf import split
+from testkit.gguf.split_file import split
 from tests.conftest import Architectures
 from tests.storage.pieces import bytes_of, cut_singly, layerwise
 

@@ -18,7 +18,7 @@ from edgellm.engine import Model, ModelFile
 from edgellm.errors import DiskFull, ModelCorrupt, ModelNotFound, PullFailed
 from edgellm.storage import Transfer, fingerprint, list_models, plan, pull, remove, resolve
 from edgellm.storage.hub import download
-from testkit.split_gguf import split
+from testkit.gguf.split_file import split
 from tests.storage.hub import COMMIT, REPO, Hub
 
 SPLIT = "ann/split-GGUF"

@@ -26,7 +26,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.storage import resolve
 from edgellm.storage.model_names import parse_hub_name
 from testkit import ROOT
-from testkit.random_gguf import Shape, write
+from testkit.gguf.random_model import Shape, write
 
 TINY = Shape("llama", 400, 2, 32, 2, 1, 64, 512)
 _NUMBERS = (0, 1, 2, 63, 64, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)

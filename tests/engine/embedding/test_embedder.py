@@ -13,7 +13,7 @@ from edgellm.engine import Floats, Model, ModelFile
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.engine.trial.probe import Probe, try_in_child
 from edgellm.errors import ModelUnsupported, PromptTooLong
-from testkit.architectures import write, write_bert
+from testkit.gguf.architectures import write, write_bert
 
 TEXTS = ("The mug is on the shelf.", "a", "Zürich ☃ 漢字", "word " * 9)
 

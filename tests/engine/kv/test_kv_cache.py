@@ -45,7 +45,7 @@ def test_any_rollback_and_branch_leaves_what_a_fresh_context_has(
         Model.load(architectures(name), probe=False) as model,
         Context(model, n_ctx=N_CTX, n_seq=n_seq, n_batch=ROWS, threads=1, rolls_back=rolls_back) as context,
     ):
-        for _ in range(24):
+        for _ in range(16):
             seq = rng.randrange(n_seq)
             length = context.length(seq)
             action = rng.choice(("decode", "one", "rollback", "sync", "branch", "clear"))

@@ -15,7 +15,7 @@ from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from testkit.architectures import write_bert
+from testkit.gguf.architectures import write_bert
 from tests.http.conftest import HOME, Ask, asker
 
 SAID: Any = {"role": "user", "content": "Where is my mug?"}

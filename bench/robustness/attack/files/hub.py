@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.robustness.attack.harness import Attack, Found
 from testkit import ROOT
-from testkit.random_gguf import Shape, write
+from testkit.gguf.random_model import Shape, write
 
 REPO, COMMIT, FILE = "ann/tiny-GGUF", "0123456789abcdef0123456789abcdef01234567", "tiny-Q4_K_M.gguf"
 _SECRET = "hf_secretSECRETsecretSECRETsecretSECRET12"

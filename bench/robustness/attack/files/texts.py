@@ -18,8 +18,8 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from bench.robustness.attack.harness import Attack, Found
+from testkit.gguf.random_model import Shape, write
 from testkit.hostile.inputs import PRE_TOKENIZERS, TEXTS
-from testkit.random_gguf import Shape, write
 
 LARGEST = 2**22  # bytes that one text of a request may have
 SHORT = Shape("llama", 400, 1, 32, 2, 1, 64, 512)

@@ -1,6 +1,6 @@
 """Write a small model with random weights of any architecture that the pinned llama.cpp knows.
 
-    python -m testkit.architectures FOLDER [NAME ...] [--noise 0.12] [--mtp useful]
+    python -m testkit.gguf.architectures FOLDER [NAME ...] [--noise 0.12] [--mtp useful]
 
 An architecture is described by its hyperparameters alone: llama.cpp creates the tensors that these ask for, and reports
 their names and shapes. Vocabulary and chat template are those of the bundled pair, so that every file takes part in a
@@ -47,7 +47,7 @@ import numpy.typing as npt
 from edgellm.engine import native
 from edgellm.engine.native import lib
 from testkit import ROOT
-from testkit.gguf_reader import read_gguf
+from testkit.gguf.reader import read_gguf
 
 Mtp: TypeAlias = Literal["none", "useful", "useless"]
 Kind: TypeAlias = Literal["dense", "moe", "window", "hybrid", "recurrent", "mla"]

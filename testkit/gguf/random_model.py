@@ -1,6 +1,6 @@
 """Write a GGUF of a real model's shape with random weights.
 
-    python -m testkit.random_gguf /tmp/q.gguf --shape qwen2.5-0.5b --type Q4_0
+    python -m testkit.gguf.random_model /tmp/q.gguf --shape qwen2.5-0.5b --type Q4_0
 
 The arithmetic of a forward pass does not depend on the values of the weights, so such a file takes as long as the real
 model; its text is noise. Nothing is downloaded. The vocabulary is made here, in the real size: byte-level BPE with a
