@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,8 @@ APART = "tests/test_other_device.py"
 Architectures: TypeAlias = Callable[..., Path]
 Heads: TypeAlias = Callable[..., Path]
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the hundreds of processes of tests compiles everything
+sys.dont_write_bytecode = False
 settings.register_profile("edgellm", deadline=None)  # the suite also passes on a machine that is busy otherwise
 settings.load_profile("edgellm")
 

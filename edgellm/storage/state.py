@@ -196,6 +196,12 @@ def fields_from_json(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any
 
 
 def _checked_value(hint: Any, value: Any, name: str) -> Any:
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not abs(number := float(value)) < float("inf"):
+            raise ValueError(f"{name} is {value}")
+        return number
+    if hint in (int, str, bool) and type(value) is hint:
+        return value
     origin, inner = get_origin(hint), get_args(hint)
     if origin is tuple and isinstance(value, list):
         return tuple(_checked_value(inner[0], one, name) for one in value)
@@ -203,12 +209,6 @@ def _checked_value(hint: Any, value: Any, name: str) -> Any:
         return {key: _checked_value(inner[1], one, name) for key, one in value.items()}
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
         return from_json(hint, value)
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not abs(number := float(value)) < float("inf"):
-            raise ValueError(f"{name} is {value}")
-        return number
-    if hint in (int, str, bool) and type(value) is hint:
-        return value
     raise TypeError(f"{name} cannot be {str(value)[:60]}")
 
 
