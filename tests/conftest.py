@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any, TypeAlias
 
 import pytest
@@ -81,14 +82,39 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile | No
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _brief_curves() -> Iterator[None]:
+    """What decodes cost is measured briefly, also in the background: few tests look at the figures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgellm.llm.cost_curves._ROUNDS", 2)
+        patch.setattr("edgellm.llm.cost_curves._MAX_SECONDS", 0.1)
+        yield
+
+
+@pytest.fixture(scope="session")
+def curves(tmp_path_factory: pytest.TempPathFactory, _brief_curves: None) -> Path:
+    """The cost curves of the bundled pair, so that no process of a test measures them again."""
+
+    def make(home: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EDGELLM_HOME", str(home))
+            for names in (("edgellm-draft", None), (None, "edgellm-verifier")):
+                with LLM.open(*names) as pair:
+                    pair.curve()
+
+    return once(tmp_path_factory, "curves", make) / "cache" / "curves"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory, curves: Path) -> Iterator[None]:
     """Profiles and caches of the user's own are neither read nor written, and the hundreds of models that tests make
     are loaded without trying each in a child process first; `tests/engine/test_probe.py` tests that."""
     from edgellm.engine.trial.probe import amx_failure
 
+    home = tmp_path_factory.mktemp("home")
+    copytree(curves, home / "cache" / "curves")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGELLM_PROBE", "off")
-        patch.setenv("EDGELLM_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("EDGELLM_HOME", str(home))
         patch.setenv("EDGELLM_AMX", "off" if amx_failure() else "on")  # found out once, and not for each test's home
         yield
 

@@ -47,7 +47,7 @@ from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage import catalog, resolve
-from testkit import ROOT, retokenized
+from testkit import ROOT, environment, retokenized
 from testkit.network.hub import Hub, running
 
 MODULE = "bench.cli.server_page"
@@ -136,7 +136,7 @@ class Device:
 
     @property
     def environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGELLM_", "HF_"))}
+        kept = {name: value for name, value in environment().items() if not name.startswith("HF_")}
         return {
             **kept, "HOME": str(self.home), "EDGELLM_HOME": str(self.home / "edgellm"),
             "HF_HOME": str(self.home / "hf"), "HF_ENDPOINT": self.hub, "HF_HUB_DISABLE_XET": "1",

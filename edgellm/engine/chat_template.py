@@ -254,7 +254,7 @@ class Tokenizer:
     is_control: Callable[[int], bool]
 
     def controls(self, ids: Ids) -> list[int]:
-        known = {token for token in np.unique(ids).tolist() if self.is_control(token)}
+        known = {token for token in {*ids.tolist()} if self.is_control(token)}
         return [token for token in ids.tolist() if token in known] if known else []
 
 

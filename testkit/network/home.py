@@ -31,7 +31,7 @@ from typing import Any
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from testkit import ROOT
+from testkit import ROOT, environment
 
 GROUPS = Path("/sys/fs/cgroup")
 _PERIOD = 100_000  # microseconds of a CPU quota
@@ -53,11 +53,10 @@ class Machine:
 
     def start(self, *words: str, module: str = "edgellm", program: Sequence[str] = ()) -> subprocess.Popen[str]:
         """Start a command in the namespace: a module of Python's, or another `program`."""
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGELLM_")}
         return subprocess.Popen(
             [*self._before, "ip", "netns", "exec", self.name, *(program or (*self._python, module)), *words],
             cwd=ROOT,
-            env=environment
+            env=environment()
             | {"EDGELLM_HOME": str(self.home), "LLAMA_CACHE": str(self.home / "llama"), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

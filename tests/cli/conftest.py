@@ -15,9 +15,7 @@ import pytest
 
 from edgellm.cli.entrypoint import run
 from edgellm.engine.gguf import synthetic_layers as timing
-from edgellm.llm import LLM
 from edgellm.rpc.layers import bandwidth_probe
-from tests.once import once
 from tests.storage.hub import cache, hub
 
 __all__ = ["cache", "edge", "hub"]
@@ -45,20 +43,6 @@ class Piped(io.TextIOWrapper):
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data), encoding="utf-8")
-
-
-@pytest.fixture(scope="session")
-def curves(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which the cost curves of the bundled pair are known."""
-
-    def make(home: Path) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("EDGELLM_HOME", str(home))
-            for names in (("edgellm-draft", None), (None, "edgellm-verifier")):
-                with LLM.open(*names) as pair:
-                    pair.curve()
-
-    return once(tmp_path_factory, "curves", make) / "cache" / "curves"
 
 
 @pytest.fixture(autouse=True)

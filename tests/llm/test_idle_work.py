@@ -22,12 +22,6 @@ HASHING = sys.modules[FileHash.__module__]
 WAIT = 60.0  # seconds, after which a test has failed
 
 
-@pytest.fixture(autouse=True)
-def _measured_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not well, but really."""
-    monkeypatch.setattr("edgellm.llm.cost_curves._ROUNDS", 2)
-
-
 @pytest.mark.usefixtures("home")
 def test_the_first_reply_waits_for_neither_hashes_nor_curves(
     f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch

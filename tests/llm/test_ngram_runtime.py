@@ -12,7 +12,7 @@ import pytest
 
 from edgellm.engine import HEADS, Context, Model
 from edgellm.engine.timing import CpuWait
-from edgellm.llm import LLM
+from edgellm.llm import LLM, cost_curves
 from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, curve_path
 from edgellm.llm.ngram_runtime import MAX_INDEXES, NgramRuntime
 from edgellm.spec.draft_length import KNOTS, DraftLengthController
@@ -27,12 +27,7 @@ from tests.spec.real import case, ids
 
 NUMBERS = (2, 5, 6, 5, 2)  # two of them twice: there the first reply can be copied
 MOST = 24
-
-
-@pytest.fixture(autouse=True)
-def _measured_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not well, but really."""
-    monkeypatch.setattr("edgellm.llm.cost_curves._ROUNDS", 2)
+MAX_SECONDS = cost_curves._MAX_SECONDS  # as it is outside tests
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +242,7 @@ def test_measuring_a_slow_device_takes_little_time(
     row: float, rows: tuple[int, ...], longest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow(row)
+    monkeypatch.setattr("edgellm.llm.cost_curves._MAX_SECONDS", MAX_SECONDS)
     monkeypatch.setattr("edgellm.llm.cost_curves.perf_counter", lambda: slow.now)
     curve = CurveMeasurement().run(cast(Context, slow))
     assert curve.rows == rows

@@ -112,7 +112,7 @@ def test_a_thought_is_no_part_of_the_answer(script: Script, name: str, text: str
 def test_thoughts_are_counted_apart(open_pair: OpenPair, budget: float | None) -> None:
     pair = open_pair("always")
     reply = pair.reply(
-        case(5), think=6, max_tokens=24, gamma=1, retrieval="off", budget=budget,
+        case(5), think=6, max_tokens=24, gamma=1, retrieval="off", budget=budget, seed=1,
         gate="auto" if budget is None else "random",
     )  # fmt: skip
     tokens, summary = written(reply), reply.summary

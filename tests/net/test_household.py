@@ -20,10 +20,12 @@ UP = "announced as"
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Device, Device, Device]]:
+def home(tmp_path_factory: pytest.TempPathFactory, curves: Path) -> Iterator[tuple[Device, Device, Device]]:
     if reason := no_namespaces():
         pytest.skip(reason)
     with household(tmp_path_factory.mktemp("household")) as machines:
+        for machine in machines:
+            copytree(curves, machine.home / "cache" / "curves")
         yield machines
 
 
