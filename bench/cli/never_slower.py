@@ -166,11 +166,12 @@ def measured(
                 written.add(*side(f"{word} {prompt}" if door == "link" else prompt, tokens))
                 pair.wait_until_measured()
                 alone.wait_until_measured()
-    return row(ours, plain)
+    return row(ours, plain, compared=door != "link")
 
 
-def row(ours: Written, plain: Written) -> dict[str, Any]:
-    """Return the figures of a row from the replies of both sides."""
+def row(ours: Written, plain: Written, *, compared: bool = True) -> dict[str, Any]:
+    """Return the figures of a row from the replies of both sides, whose texts are `compared` if the prompts are the
+    same: across a link they are not, since both are written by one verifier, which keeps what it has read."""
     half = len(ours.tokens) // 2
     return {
         "whole": ratio(plain.seconds, ours.seconds),
@@ -178,7 +179,7 @@ def row(ours: Written, plain: Written) -> dict[str, Any]:
         "decoding": ratio(plain.decoding, ours.decoding) if all((*ours.decoding, *plain.decoding)) else None,
         "worst": worst(ours, plain),
         "drafted": ours.drafted / sum(ours.tokens),
-        "equal": sum(one == other for one, other in zip(ours.texts, plain.texts, strict=True)),
+        "equal": sum(one == other for one, other in zip(ours.texts, plain.texts, strict=True)) if compared else None,
         "replies": len(ours.tokens),
         "tokens": sum(ours.tokens),
         "plain_ms": 1e3 * sum(plain.seconds) / sum(plain.tokens),
@@ -225,11 +226,15 @@ def table(found: Mapping[str, Any]) -> str:
     lines += [
         f"| {one['shape']} | {one['door']} | {one['threads']} | {one['busy']} | {_interval(one['whole'])} |"
         f" {_interval(one['decoding'])} | {_interval(one.get('later'))} | {one['worst']:.3f} | {one['drafted']:.2f} |"
-        f" {one['equal']} of {one['replies']} |"
+        f" {_equal(one)} |"
         for one in found["rows"]
     ]
     reached = sum(one["whole"][1] >= AIM for one in found["rows"])
     return "\n".join([*lines, "", f"{reached} of {len(found['rows'])} intervals lie above {AIM}"]) + "\n"
+
+
+def _equal(row: Mapping[str, Any]) -> str:
+    return "" if row["equal"] is None else f"{row['equal']} of {row['replies']}"
 
 
 def _interval(found: Sequence[float] | None) -> str:

@@ -6,7 +6,8 @@ Three machines (`testkit.network.home`): the laptop asks, and two others hold al
 architecture whose layers cannot be cut, in float32 with random weights. Ours is `edgellm serve --role worker --rpc` on
 the others, with mutual TLS; llama.cpp's own is its server, unprotected, from the same library. Both take the same
 layers, prompt and tokens, and take turns. `first`: no weight is kept on the others, and nothing is in memory; `kept`:
-the others keep large weights on their disks; a token is timed warm. Linux, as root.
+the others keep large weights on their disks; a token is timed warm. Before either, the devices are measured, and the
+planner says what it expects of the same split. Linux, as root.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,8 @@ MODELS: dict[str, tuple[str, dict[str, Value]]] = {
 """Each model's architecture and sizes."""
 
 
-def ours(machines: Sequence[Throttled], tokens: int, more: int) -> dict[str, Any]:
-    """Return the seconds over the RPC engine, cold."""
+def ours(machines: Sequence[Throttled], tokens: int, more: int, *asked: str) -> dict[str, Any]:
+    """Return the seconds over the RPC engine, cold; `asked`: further words for `bench.mesh.rpc_reply`."""
     laptop, *others = machines
     with ExitStack() as running:
         for other in others:
@@ -62,7 +63,7 @@ def ours(machines: Sequence[Throttled], tokens: int, more: int) -> dict[str, Any
         for machine in machines:
             machine.forget()
         words = (str(laptop.home / MODEL), "--split", SPLIT, "--tokens", str(tokens), "--more", str(more))
-        return _timed(laptop, "bench.mesh.rpc_reply", *words)
+        return _timed(laptop, "bench.mesh.rpc_reply", *words, *asked)
 
 
 def plain(machines: Sequence[Throttled], tokens: int, more: int) -> dict[str, Any]:
@@ -97,7 +98,9 @@ def one_model(name: str, folder: Path, repeats: int, tokens: int, more: int) -> 
         write(architecture, path, sizes=sizes)
         size = path.stat().st_size
         ways = {"ours": ours, "plain": plain}
+        predicted = {"first": ours(machines, tokens, more, "--predict")}
         first = {way: run(machines, tokens, more) for way, run in ways.items()}
+        predicted["kept"] = ours(machines, tokens, more, "--predict")
         kept: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
         for number in range(repeats):
             for way in sorted(ways, reverse=number % 2 == 1):
@@ -106,7 +109,7 @@ def one_model(name: str, folder: Path, repeats: int, tokens: int, more: int) -> 
         for machine in machines:
             for kept_there in ("llama", "cache/tensors"):
                 shutil.rmtree(machine.home / kept_there, ignore_errors=True)
-    return {"model": name, "bytes": size, "first": first, "kept": kept, **_ratios(kept)}
+    return {"model": name, "bytes": size, "first": first, "kept": kept, "predicted": predicted, **_ratios(kept)}
 
 
 def _ratios(kept: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -121,16 +124,20 @@ def _ratios(kept: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> str:
     """Return a line for each model, and how it was measured."""
-    head = ["MODEL", "SIZE", "FIRST", "(LLAMA.CPP)", "KEPT", "(LLAMA.CPP)", "TOKEN", "(LLAMA.CPP)", "SPEED"]
-    rows = [head]
+    head = ["MODEL", "SIZE"]
+    for part in ("FIRST", "KEPT", "TOKEN"):
+        head += [part, "(PREDICTED)", "(LLAMA.CPP)"]
+    rows = [[*head, "SPEED"]]
     for one in found["models"]:
-        first, warm = one["first"], one["warm"]
+        first, warm, predicted = one["first"], one["warm"], one["predicted"]
         rows.append([
             one["model"], f"{one['bytes'] / 1e6:.0f} MB",
-            f"{first['ours']['ttft_s']:.1f} s", f"{first['plain']['ttft_s']:.1f} s",
-            f"{warm['ttft_s']['ours']['median']:.1f} s", f"{warm['ttft_s']['plain']['median']:.1f} s",
-            f"{1e3 * warm['token_s']['ours']['median']:.0f} ms", f"{1e3 * warm['token_s']['plain']['median']:.0f} ms",
-            f"{warm['token_s']['speed']:.2f}",
+            f"{first['ours']['ttft_s']:.1f} s", f"{predicted['first']['ttft_s']:.1f} s",
+            f"{first['plain']['ttft_s']:.1f} s",
+            f"{warm['ttft_s']['ours']['median']:.1f} s", f"{predicted['kept']['ttft_s']:.1f} s",
+            f"{warm['ttft_s']['plain']['median']:.1f} s",
+            f"{1e3 * warm['token_s']['ours']['median']:.0f} ms", f"{1e3 * predicted['kept']['token_s']:.0f} ms",
+            f"{1e3 * warm['token_s']['plain']['median']:.0f} ms", f"{warm['token_s']['speed']:.2f}",
         ])  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -141,10 +148,21 @@ def table(found: dict[str, Any]) -> str:
         f"a prompt of {found['tokens']} tokens; median of {found['more']} further ones, {found['repeats']} times"
     )
     lines.append("first token: nothing kept on the others, then with kept weights; speed: of llama.cpp's own, warm")
+    off = sorted(abs(one / other - 1.0) for one, other in _predictions(found))
+    lines.append(f"predictions are off by {statistics.median(off):.0%} in the median, at worst by {off[-1]:.0%}")
     lines.append(f"a token takes {min(cost):.0f} to {max(cost):.0f} ms more")
     missed = [one["model"] for one in found["models"] if one["warm"]["token_s"]["speed"] < AIM]
     lines.append(f"the aim, {AIM}, is missed with {', '.join(missed) or 'none'}: {worst:.2f} at worst")
     return "\n".join(lines)
+
+
+def _predictions(found: dict[str, Any]) -> Iterator[tuple[float, float]]:
+    """Yield each predicted figure with the measured one: to the first token, twice, and for a further token."""
+    for one in found["models"]:
+        first, warm, predicted = one["first"]["ours"], one["warm"], one["predicted"]
+        yield predicted["first"]["ttft_s"], first["ttft_s"]
+        yield predicted["kept"]["ttft_s"], warm["ttft_s"]["ours"]["median"]
+        yield predicted["kept"]["token_s"], warm["token_s"]["ours"]["median"]
 
 
 def main() -> None:

@@ -149,6 +149,21 @@ def plan_rpc(
     return RpcPlan(best, alone, elsewhere, objective)
 
 
+def predict_rpc(
+    here: Device, sites: Sequence[RpcSite], model: RpcModelCosts, shares: Sequence[StageShare], tokens_in: int,
+    tokens_out: int, *, cold: bool = True,
+) -> RpcOption:  # fmt: skip
+    """Return what a reply takes with these shares on this device and the `sites`, fit or not. The device of the last
+    layers has the head. Raises PlanImpossible if a share is on no known device."""
+    known = {site.device.name: site for site in sites}
+    if unknown := sorted({share.name for share in shares} - known.keys() - {HERE}):
+        raise PlanImpossible(
+            f"Nothing is known of {unknown[0]} for a prediction.", "Name devices that serve llama.cpp's RPC."
+        )
+    search = _Search(here, sites, model, max(1, tokens_in), max(0, tokens_out - 1), cards=False, cold=cold)
+    return search.priced(shares, known.get(shares[-1].name))
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """Seconds of something on one device: to load it, for the prompt, and for a further token."""
@@ -220,11 +235,6 @@ class _Search:
             left -= more
         if left:
             return None
-        part = self._a_head(head)
-        for name, count in counts.items():
-            part += each[name].times(count)
-        for site in chosen:
-            part += self._traffic(site, logits=site is head)
         last = sorted(chosen, key=lambda site: site is head)
         names = [site.device.name for site in last]
         names = [*names, HERE] if self._cards else [HERE, *names]
@@ -233,6 +243,17 @@ class _Search:
             if counts[name]:
                 shares.append(StageShare(name, LayerRange(at, at + counts[name])))
                 at += counts[name]
+        return self.priced(shares, head)
+
+    def priced(self, shares: Sequence[StageShare], head: RpcSite | None) -> RpcOption:
+        """Return what a reply takes with these shares and the `head` on one of the sites, or here."""
+        known = {site.device.name: site for site in self._sites}
+        part = self._a_head(head)
+        for share in shares:
+            site = known.get(share.name)
+            part += self._a_layer(site).times(len(share.layers))
+            if site is not None:
+                part += self._traffic(site, logits=site is head)
         return self._timed(tuple(shares), part)
 
     def _timed(self, shares: tuple[StageShare, ...], part: _Part) -> RpcOption:
@@ -263,9 +284,9 @@ class _Search:
 
     def _load(self, site: RpcSite | None, size: float) -> _Part:
         read = size / self._here.disk
-        if site is not None:  # what is kept there is read on both sides: it is known by its hash
-            sent = max(read, 8.0 * size / site.up.rate)
-            read = site.kept * (read + size / site.device.disk) + (1.0 - site.kept) * sent
+        if site is not None:  # one tensor after the other is read, and then sent, or read there by its hash
+            sent = 8.0 * size / site.up.rate
+            read += site.kept * size / site.device.disk + (1.0 - site.kept) * sent
         return _Part(read, 0.0, 0.0)
 
     def _compute(self, device: Device, read: float, products: float, rows: int | None = None) -> _Part:

@@ -16,6 +16,7 @@ import numpy as np
 from edgellm.engine import llama_api, native
 from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokenizer
 from edgellm.engine.gguf.reader import GgufArray, ModelFile, attention_layers
+from edgellm.engine.gguf.tokens import tokenizer_hash
 from edgellm.engine.grammar import Grammar, to_gbnf
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware, offload_devices, placement
 from edgellm.engine.native import ShouldStop, lib, never
@@ -270,6 +271,13 @@ class Model:
             attribute & _KINDS for attribute in map(attributes, repeat(vocab, self.n_vocab), range(self.n_vocab))
         )
         return Vocabulary.of(pieces, kinds, self._required(pieces, kinds))
+
+    def share_vocabulary(self, other: Model) -> None:
+        """Have the vocabulary of `other` in place of an equal one of this model's own, where both files describe the
+        same tokenizer: an array of 150,000 texts is read and kept once. Raises ModelUnsupported without a tokenizer."""
+        self._check_vocabulary()
+        if self.n_vocab == other.n_vocab and tokenizer_hash(self.file) == tokenizer_hash(other.file):
+            self.vocabulary = other.vocabulary
 
     def _required(self, pieces: Sequence[bytes], kinds: bytes) -> frozenset[int]:
         """Return the ids that end a generation, and the control tokens that the chat template writes."""

@@ -72,6 +72,7 @@ class PairFit:
 
 def fit(draft: Model, verifier: Model, draft_name: Named, verifier_name: Named) -> PairFit:
     """Compare the vocabularies of two models that were asked for by these names."""
+    draft.share_vocabulary(verifier)
     match = draft.vocabulary.match(verifier.vocabulary)
     if match.different is None:
         return PairFit(match.shared if draft.n_vocab != verifier.n_vocab else None)

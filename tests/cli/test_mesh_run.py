@@ -425,6 +425,7 @@ def test_a_model_that_cannot_be_cut_runs_over_rpc(
         assert edge(*run, "--f32").code == 2
         planned = ("mesh", "plan", model, "--peer", f"desk={worker.address}")
         plan = edge(*planned, "--json").answer
+        assert "--plot draws stages, and this plan is over RPC" in edge(*planned, "--plot", "plan.png").err
         assert plan["engine"] == "rpc"
         assert plan["plan"]["shares"][-1]["last_layer"] == 4
         assert plan["one_model_each"]["shares"] == [{"device": "desk", "first_layer": 1, "last_layer": 4}]
@@ -504,7 +505,8 @@ def test_the_planner_says_which_engine_is_better_and_that_one_runs(
     assert plan["engine"] == engine
     assert (took["rpc"] < 0.8 * took["stages"]) == (engine == "rpc")
     assert asked == ["layers", "rpc"] or asked == ["rpc", "layers"]
-    shown = edge("mesh", "plan", model, *lengths, *peer)
+    shown = edge("mesh", "plan", model, *lengths, *peer, *(("--plot", "plan.png") if engine == "rpc" else ()))
+    assert ("plan.png is not written: it would draw stages" in shown.err) == (engine == "rpc")
     last = rf"^engine: {engine}\. the last of 6 tokens comes after .+ m?s .+, and after .+ m?s .+: .+"
     line = re.search(last, shown.err, re.MULTILINE)
     assert line is not None, shown.err

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from edgellm.coldstart.hardware import Device, Link
-from edgellm.coldstart.rpc_plan import RpcModelCosts, RpcSite, plan_rpc
+from edgellm.coldstart.rpc_plan import RpcModelCosts, RpcSite, plan_rpc, predict_rpc
 from edgellm.errors import PlanImpossible
+from edgellm.layer_range import LayerRange, StageShare
 
 MB = 10**6
 
@@ -100,3 +101,13 @@ def test_no_other_way_is_faster(seed: int) -> None:
         ]
         found = plan_rpc(replace(here, memory=limits[0]), tight, costs, 128, 32, objective="reply").option
         assert best <= found.reply_s * (1 + 1e-9)
+
+
+def test_a_plan_is_what_is_predicted_of_its_shares() -> None:
+    here, sites = device("here", memory=400.0 * MB), [site(device("desk")), site(device("box"), rate=1e8, kept=0.5)]
+    option = plan_rpc(here, sites, model(), 128, 64, objective="reply").option
+    assert predict_rpc(here, sites, model(), option.shares, 128, 64) == option
+    slower = [StageShare("box", LayerRange(0, 6))]
+    assert predict_rpc(here, sites, model(), slower, 128, 64).reply_s > option.reply_s
+    with pytest.raises(PlanImpossible, match="attic"):
+        predict_rpc(here, sites, model(), [StageShare("attic", LayerRange(0, 6))], 128, 64)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import Message, Model, Vocabulary, VocabularyMatch
+from edgellm.engine.gguf.reader import check_gguf
 from edgellm.engine.vocabulary import Entry
 
 UNUSED, NORMAL, CONTROL, DEFINED = 2, 4, 8, 16
@@ -94,3 +97,31 @@ def test_the_bundled_pair_shares_one(draft_model: Model, verifier_model: Model) 
     hidden = [i for i in range(draft.size) if draft_model.piece(i) == b""]
     assert hidden
     assert all(draft.pieces[i] for i in hidden)  # control tokens have a name there
+
+
+def test_the_vocabulary_of_a_file_with_the_same_tokenizer_is_shared(draft_path: Path, verifier_path: Path) -> None:
+    with Model.load(draft_path) as draft, Model.load(verifier_path) as verifier:
+        alone = draft.vocabulary
+        with Model.load(draft_path) as again:
+            again.share_vocabulary(verifier)
+            assert again.vocabulary is verifier.vocabulary
+            assert again.vocabulary == alone
+
+
+@pytest.mark.parametrize("key", ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.chat_template"])
+def test_a_vocabulary_is_not_shared_where_any_of_the_tokenizer_differs(
+    draft_path: Path, verifier_path: Path, tmp_path: Path, key: str
+) -> None:
+    changed, data = tmp_path / "changed.gguf", bytearray(draft_path.read_bytes())
+    at = check_gguf(draft_path).value_offsets[key]
+    if key == "tokenizer.chat_template":
+        data[at + 8] ^= 1
+    elif key == "tokenizer.ggml.tokens":
+        last = data.index(b"tokenizer.ggml.token_type") - 9  # of the last token's text
+        data[last] ^= 1
+    else:
+        data[at + 12 + 4 * 2000] = 4  # user-defined
+    changed.write_bytes(data)
+    with Model.load(changed, probe=False) as other, Model.load(verifier_path) as verifier:
+        other.share_vocabulary(verifier)
+        assert other.vocabulary is not verifier.vocabulary

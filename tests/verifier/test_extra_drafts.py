@@ -149,7 +149,7 @@ def test_a_served_verifier_writes_as_before(
             VerifierServer(served, Address("127.0.0.1", 0), context=256, sessions=2, threads=1) as server,
             LLM.open(None, str(server.address), tokenizer=path, threads=1, history=False) as llm,
         ):
-            reply = llm.reply(QUESTION, max_tokens=40, **options)
+            reply = llm.reply(QUESTION, max_tokens=40, retrieval="off", **options)
             rounds.append([token.id for token in reply])
             rounds.append([reply.summary.rounds])
             batches = server.counters.batches

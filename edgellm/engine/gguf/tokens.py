@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile
 
@@ -17,6 +19,23 @@ def token_count(header: GgufHeader) -> int:
     """Return how many tokens a file has; 0 where it has no vocabulary."""
     described = header.metadata.get(TOKENS)
     return described.count if isinstance(described, GgufArray) else 0
+
+
+def tokenizer_hash(file: ModelFile) -> bytes:
+    """Return a hash of all that a file says about its tokenizer, its chat template included."""
+    header, found = file.parts[0], hashlib.sha256()
+    places = [*sorted((at, key) for key, at in header.value_offsets.items()), (header.infos_offset + 12, "")]
+    spans = {
+        key: (at - 4, following - 12 - len(name.encode()))  # with its type; before each value are a name and a type
+        for (at, key), (following, name) in pairwise(places)
+    }
+    with file.path.open("rb") as source:
+        for key in sorted(spans):
+            if key.startswith("tokenizer."):
+                begin, end = spans[key]
+                source.seek(begin)
+                found.update(struct.pack("<QQ", len(key), end - begin) + key.encode() + source.read(end - begin))
+    return found.digest()
 
 
 def token_texts(file: ModelFile) -> Sequence[bytes]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgellm.coldstart.hardware import Device
 from edgellm.coldstart.plan import Objective
-from edgellm.coldstart.rpc_plan import RpcModelCosts, RpcPlan, RpcSite, plan_rpc
+from edgellm.coldstart.rpc_plan import RpcModelCosts, RpcOption, RpcPlan, RpcSite, plan_rpc, predict_rpc
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import HERE, LayerRange, StageShare
 
@@ -35,6 +35,12 @@ class RpcPlacement:
     def shares(self) -> tuple[StageShare, ...]:
         """The layers of each device."""
         return self.plan.option.shares
+
+    def predict(self, shares: Sequence[StageShare], *, cold: bool = True) -> RpcOption:
+        """Return what a reply takes with other shares. Raises PlanImpossible as `predict_rpc` does."""
+        return predict_rpc(
+            self.here, self.sites, self.model, shares, self.tokens_in, self.tokens_out, cold=cold
+        )  # fmt: skip
 
     def one_model_each(self, model: str) -> str | None:
         """Return the commands with which the whole `model`, as the user calls it, verifies on one other device; None if

@@ -124,12 +124,16 @@ def plan(
     if devices is None and preset is None and model is not None and file is not None:
         target = PlanTarget(tokens_in, tokens_out, objective.value, hardware=own, cold=not warm)
         choice = choice_of(file, engine)
+        if choice.over_rpc and plot is not None:  # before anything is measured
+            raise InvalidOption(
+                f"--plot draws stages, and this plan is over RPC: {choice.reason.rstrip('.')}.", "Leave it out."
+            )
         home = survey_home(file, interface, measure, peer or (), hardware=own, by_stand_in=choice.over_rpc)
         compared = compare_engines(file, home, choice, target, min(time_limit, PLAN_SECONDS))
         if compared.choice.over_rpc:
-            if plot is not None:
-                raise InvalidOption("--plot draws stages, and this plan has none.", "Leave it out, or --engine stages.")
             show_over_rpc(model, file, home, compared, target, as_json)
+            if plot is not None:
+                say(f"{plot} is not written: it would draw stages, and RPC is faster. --engine stages draws them.")
             return
     fleet = _fleet(devices, preset) if home is None else home.fleet()
     planned = _described(fleet) if file is None else model_costs(file)
