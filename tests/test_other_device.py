@@ -53,8 +53,10 @@ GROUPS = {
         ),
         without=("finds_a_missing_guard",),
         cases={
-            "any_rollback_and_branch": ("1-True", "3-False"), "logits_are_those_of_the_whole_model": ("-3]",),
+            "any_rollback_and_branch": ("1-True",), "logits_are_those_of_the_whole_model": ("-3]",),
             "finds_no_wrong_state": ("gpt-oss]", "lfm2]", "deepseek4]"),
+            "states_are_the_inputs": ("llama]", "gpt-oss]", "gemma4]", "qwen35]"),
+            "after_rejected_drafts": ("qwen35]", "glm4moe]", "deepseek32]"),
         },
         least=80,
     ),
@@ -79,10 +81,15 @@ GROUPS = {
         ),
         without=(
             "that_proves_wrong", "that_load_may_explain", "says_whether", "slow_device", "curve_of_heads",
-            "heads_are_measured_apart",
+            "heads_are_measured_apart", "cost_curve_is", "is_remembered", "show_tells", "cannot_draft", "is_refused",
         ),
-        cases={"the_verifier_writes_what_it_writes_alone": ("auto]", "reuse]")},
-        least=30,
+        cases={
+            "the_verifier_writes_what_it_writes_alone": ("auto]", "reuse]"),
+            "a_pair_writes_what_its_verifier": ("gpt-oss]", "qwen35]", "deepseek2]", "mamba2]"),
+            "copies_and_stays_itself": ("qwen35]",), "without_the_layer": ("True-qwen35]", "False-glm4moe]"),
+            "with_either_drafter": ("qwen35]",), "fill_the_tail": ("True]",),
+        },
+        least=25,
     ),
     "verifiers and workers": Group(
         ("verifier/test_inside.py", "services/test_verifier_server.py", "services/test_worker_server.py"),
