@@ -20,6 +20,7 @@ from edgellm.verifier.in_process import LocalSession
 from tests.llm.conftest import PROFILED, prompts
 
 MOST = 24
+FEW = prompts(PROFILED, 1)[::2]
 
 
 @pytest.fixture
@@ -42,14 +43,14 @@ def interrupt(pair: LLM, after: int, **options: Any) -> ProfileStopped:
             raise KeyboardInterrupt
 
     with pytest.raises(ProfileStopped) as stopped:
-        pair.profile(prompts(PROFILED, 1), max_tokens=MOST, progress=reached, **options)
+        pair.profile(FEW, max_tokens=MOST, progress=reached, **options)
     return stopped.value
 
 
 def test_an_interrupted_profile_continues_and_is_the_same(
     pair: LLM, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = pair.profile(prompts(PROFILED, 1), max_tokens=MOST)
+    whole = pair.profile(FEW, max_tokens=MOST)
     assert whole.exits == ()  # early exits are measured only where they are asked for
     assert not (home / "cache" / "shards").exists()
     assert not list((home / "data" / "profiles").glob("*"))  # while it was slow, its progress was saved
@@ -65,8 +66,8 @@ def test_an_interrupted_profile_continues_and_is_the_same(
         return record(self, *arguments)
 
     monkeypatch.setattr(PairProfiler, "record", noted)
-    continued = pair.profile(prompts(PROFILED, 1), max_tokens=MOST)
-    assert len(recorded) == len(prompts(PROFILED, 1)) - 3
+    continued = pair.profile(FEW, max_tokens=MOST)
+    assert len(recorded) == len(FEW) - 3
     assert figures(continued) == figures(whole)
     assert not file.exists()
 
@@ -105,7 +106,7 @@ def test_without_a_history_nothing_is_kept_of_an_interrupted_profile(f32_pair: t
 
 
 def test_early_exit_leaves_at_most_the_files_of_the_chosen_layer(pair: LLM, home: Path) -> None:
-    found = pair.profile(prompts(PROFILED, 1), max_tokens=MOST, early_exit=True)
+    found = pair.profile(FEW, max_tokens=MOST, early_exit=True)
     assert found.exits
     folder = home / "cache" / "shards"
     assert len(list(folder.iterdir())) == (0 if found.best_exit()[0] is None else 2)
@@ -135,7 +136,7 @@ def test_a_profile_of_long_prompts_has_few_positions_besides_those_of_a_chat(
     with LLM.open(*f32_pair, threads=1, n_ctx=1024) as pair:
         list(pair.reply(long, max_tokens=2, retrieval="off"))
         chat, most[0] = most[0], 0
-        found = pair.profile([[Message("user", long)], *prompts(PROFILED, 1)], max_tokens=MOST, early_exit=True)
+        found = pair.profile([[Message("user", long)], *FEW], max_tokens=MOST, early_exit=True)
     assert found.exits
     assert most[0] <= 1.2 * chat
 
@@ -152,7 +153,7 @@ def test_a_prompt_is_verified_as_often_as_its_own_reply_and_the_drafted_one(
         return submit(self, *arguments, **options)
 
     monkeypatch.setattr(LocalSession, "submit", noted)
-    found = pair.profile(prompts(PROFILED, 1), max_tokens=MOST, context_lookup=False)
+    found = pair.profile(FEW, max_tokens=MOST, context_lookup=False)
     assert len(asked) <= 3 * found.chunks
 
 
@@ -165,9 +166,9 @@ def test_replies_make_a_profile_and_improve_it_where_the_user_allows_it(
     sizes: list[int] = []
     for part in (asked[: len(asked) // 2], asked[len(asked) // 2 :]):  # two processes
         with LLM.open(*f32_pair, threads=1) as pair:
-            for prompt in part:
-                plain = [token.id for token in pair.reply(prompt, max_tokens=40)]
-                assert [token.id for token in pair.reply(prompt, max_tokens=40, learn_profile=True)] == plain
+            for number, prompt in enumerate(part):
+                written = [token.id for token in pair.reply(prompt, max_tokens=40, learn_profile=True)]
+                assert number % 6 or written == [token.id for token in pair.reply(prompt, max_tokens=40)]
                 profile = pair._parts.knowledge.profile(True) if pair._parts.knowledge is not None else None
                 sizes.append(0 if profile is None else profile.chunks)
     made = sorted(set(sizes))
@@ -179,6 +180,6 @@ def test_replies_make_a_profile_and_improve_it_where_the_user_allows_it(
 
 
 def test_replies_leave_a_profile_alone_by_default(pair: LLM, home: Path) -> None:
-    for prompt in prompts(PROFILED, 1):
+    for prompt in FEW[:3]:
         list(pair.reply(prompt, max_tokens=40))
     assert not (home / "data" / "profiles").exists()
