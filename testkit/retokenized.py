@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import gguf
 import numpy as np
@@ -84,6 +85,26 @@ def sentencepiece(tokens: Tokens) -> Tokens:
     return replace(tokens, texts=[*texts, "<0x20>"], kinds=[*kinds, BYTE], merges=[], rows=rows, model="llama")
 
 
+def _sentencepiece_permuted(tokens: Tokens) -> Tokens:
+    return sentencepiece(permuted(tokens))
+
+
+Change: TypeAlias = Callable[[Tokens], Tokens]
+PAIRS: dict[str, tuple[Change | None, Change | None]] = {
+    "a longer draft": (partial(padded, n=130), None),
+    "a longer verifier": (None, partial(padded, n=130)),
+    "other kinds of padding": (partial(padded, n=130, kind=4), partial(padded, n=3)),
+    "other ids": (permuted, None),
+    "other merges": (other_merges, None),
+    "a SentencePiece draft": (_sentencepiece_permuted, None),
+    "a SentencePiece verifier": (None, _sentencepiece_permuted),
+    "few common tokens": (None, partial(shortened, n=1000)),
+}
+"""What becomes of the tokenizers of draft model and verifier; None leaves one as it is."""
+ONE_TOKENIZER = 3
+"""In so many of `PAIRS`, the first ones, both still have the same tokenizer."""
+
+
 def gguf_bytes() -> dict[int, str]:
     """Return the character that byte-level BPE writes for each byte."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -91,7 +112,7 @@ def gguf_bytes() -> dict[int, str]:
     return {**{byte: chr(byte) for byte in shown}, **{byte: chr(256 + i) for i, byte in enumerate(others)}}
 
 
-def write(source: Path, path: Path, change: Callable[[Tokens], Tokens]) -> None:
+def write(source: Path, path: Path, change: Change) -> None:
     """Write a copy of `source` whose tokenizer is what `change` makes of its own."""
     reader = read_gguf(source)
     fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}

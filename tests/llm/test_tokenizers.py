@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +18,11 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Notice, Sampling
 from testkit.gguf.architectures import write as random_model
-from testkit.retokenized import Tokens, other_merges, padded, permuted, sentencepiece, shortened, write
+from testkit.retokenized import ONE_TOKENIZER, PAIRS, Change, permuted, sentencepiece, write
 from tests.once import once
 from tests.spec.real import case, ids
 
-Change = Callable[[Tokens], Tokens]
 Retokenized = Callable[[str], tuple[Path, Path]]
-
-
-def spm_permuted(tokens: Tokens) -> Tokens:
-    return sentencepiece(permuted(tokens))
-
-
-PAIRS: dict[str, tuple[Change | None, Change | None]] = {
-    "a longer draft": (partial(padded, n=130), None),
-    "a longer verifier": (None, partial(padded, n=130)),
-    "other kinds of padding": (partial(padded, n=130, kind=4), partial(padded, n=3)),
-    "other ids": (permuted, None),
-    "other merges": (other_merges, None),
-    "a SentencePiece draft": (spm_permuted, None),
-    "a SentencePiece verifier": (None, spm_permuted),
-    "few common tokens": (None, partial(shortened, n=1000)),
-}
-ONE_TOKENIZER = 3  # the first of them
 AS_TEXT = "few common tokens"
 
 
@@ -97,7 +78,7 @@ def test_other_characters_and_broken_ones_do_no_harm(
 
 def test_a_model_that_cannot_help_is_no_error(tmp_path: Path, retokenized: Retokenized) -> None:
     random_model("gemma3", tmp_path / "random.gguf")
-    write(tmp_path / "random.gguf", tmp_path / "other.gguf", spm_permuted)
+    write(tmp_path / "random.gguf", tmp_path / "other.gguf", lambda tokens: sentencepiece(permuted(tokens)))
     _, verifier = retokenized("other ids")
     with LLM.open("none", verifier, threads=1) as alone, LLM.open(tmp_path / "other.gguf", verifier, threads=1) as pair:
         for temperature in (0.0, 0.7):
