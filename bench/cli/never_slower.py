@@ -169,7 +169,7 @@ def measured(
     return row(ours, plain, compared=door != "link")
 
 
-def row(ours: Written, plain: Written, *, compared: bool = True) -> dict[str, Any]:
+def row(ours: Written, plain: Written, *, compared: bool) -> dict[str, Any]:
     """Return the figures of a row from the replies of both sides, whose texts are `compared` if the prompts are the
     same: across a link they are not, since both are written by one verifier, which keeps what it has read."""
     half = len(ours.tokens) // 2

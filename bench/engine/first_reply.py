@@ -71,16 +71,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         files = [f"{folder}/{shape}.gguf" for shape in arguments.shapes]
         for shape, file in zip(arguments.shapes, files, strict=True):
-            command = [
-                sys.executable,
-                "-m",
-                "testkit.gguf.random_model",
-                file,
-                "--shape",
-                shape,
-                "--type",
-                arguments.type,
-            ]
+            words = ("--shape", shape, "--type", arguments.type)
+            command = [sys.executable, "-m", "testkit.gguf.random_model", file, *words]
             subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         rounds = [turn(arguments, files, Path(folder) / f"home{number}") for number in range(arguments.repeats)]
         profiled = child(arguments, files, Path(folder) / "home0", "profile")

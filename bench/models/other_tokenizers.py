@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.report import write
-from edgellm.engine import Message
+from bench.synera.pair_quality import replies
 from edgellm.llm import LLM
 from models.case import Case
 from models.pairs import PAIRS as MADE
@@ -28,19 +28,15 @@ from testkit import retokenized
 from testkit.retokenized import ONE_TOKENIZER, PAIRS
 
 AS_IT_IS = "the same tokenizer"
-TOKENS = 48
 
 
-def replies(llm: LLM, cases: Sequence[Case]) -> tuple[list[str], dict[str, int]]:
+def written(llm: LLM, cases: Sequence[Case]) -> tuple[list[str], dict[str, int]]:
     """Return the texts of greedy replies, and the counts of all of them together."""
     texts, counts = [], {"drafted": 0, "accepted": 0, "tokens": 0, "rounds": 0}
-    for case in cases:
-        prompt = [Message(turn.role, turn.text) for turn in case.prompt]
-        reply = llm.reply(prompt, max_tokens=TOKENS, retrieval="off")
-        list(reply)
-        texts.append(reply.summary.text)
+    for _, text, summary in replies(llm, cases):
+        texts.append(text)
         for name in counts:
-            counts[name] += getattr(reply.summary, name)
+            counts[name] += getattr(summary, name)
     return texts, counts
 
 
@@ -61,9 +57,9 @@ def row(pair: Pair, name: str, cases: Sequence[Case]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         draft, verifier = files(pair, name, Path(folder))
         with LLM.open("none", verifier, history=False) as alone:
-            wanted, _ = replies(alone, cases)
+            wanted, _ = written(alone, cases)
         with LLM.open(draft, verifier, history=False) as llm:
-            texts, counts = replies(llm, cases)
+            texts, counts = written(llm, cases)
     return {
         "tokenizers": name, "replies": len(cases), **counts,
         "equal": sum(one == other for one, other in zip(texts, wanted, strict=True)),

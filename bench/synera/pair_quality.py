@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,7 @@ class Score:
         }
 
 
-def replies(pair: edgellm.LLM, cases: list[Case]) -> Iterator[tuple[Case, str, Summary]]:
+def replies(pair: edgellm.LLM, cases: Iterable[Case]) -> Iterator[tuple[Case, str, Summary]]:
     """Return greedy replies to `cases`."""
     for case in cases:
         reply = pair.reply([Message(turn.role, turn.text) for turn in case.prompt], max_tokens=96, retrieval="off")

@@ -151,16 +151,16 @@ def plan_rpc(
 
 def predict_rpc(
     here: Device, sites: Sequence[RpcSite], model: RpcModelCosts, shares: Sequence[StageShare], tokens_in: int,
-    tokens_out: int, *, cold: bool = True,
+    tokens_out: int,
 ) -> RpcOption:  # fmt: skip
-    """Return what a reply takes with these shares on this device and the `sites`, fit or not. The device of the last
-    layers has the head. Raises PlanImpossible if a share is on no known device."""
+    """Return what a cold reply takes with these shares on this device and the `sites`, whether they fit or not. The
+    device of the last layers has the head. Raises PlanImpossible if a share is on no known device."""
     known = {site.device.name: site for site in sites}
     if unknown := sorted({share.name for share in shares} - known.keys() - {HERE}):
         raise PlanImpossible(
             f"Nothing is known of {unknown[0]} for a prediction.", "Name devices that serve llama.cpp's RPC."
         )
-    search = _Search(here, sites, model, max(1, tokens_in), max(0, tokens_out - 1), cards=False, cold=cold)
+    search = _Search(here, sites, model, max(1, tokens_in), max(0, tokens_out - 1), cards=False, cold=True)
     return search.priced(shares, known.get(shares[-1].name))
 
 

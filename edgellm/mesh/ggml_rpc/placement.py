@@ -36,11 +36,9 @@ class RpcPlacement:
         """The layers of each device."""
         return self.plan.option.shares
 
-    def predict(self, shares: Sequence[StageShare], *, cold: bool = True) -> RpcOption:
-        """Return what a reply takes with other shares. Raises PlanImpossible as `predict_rpc` does."""
-        return predict_rpc(
-            self.here, self.sites, self.model, shares, self.tokens_in, self.tokens_out, cold=cold
-        )  # fmt: skip
+    def predict(self, shares: Sequence[StageShare]) -> RpcOption:
+        """Return what a cold reply takes with other shares. Raises PlanImpossible as `predict_rpc` does."""
+        return predict_rpc(self.here, self.sites, self.model, shares, self.tokens_in, self.tokens_out)
 
     def one_model_each(self, model: str) -> str | None:
         """Return the commands with which the whole `model`, as the user calls it, verifies on one other device; None if

@@ -133,7 +133,7 @@ def plan(
         if compared.choice.over_rpc:
             show_over_rpc(model, file, home, compared, target, as_json)
             if plot is not None:
-                say(f"{plot} is not written: it would draw stages, and RPC is faster. --engine stages draws them.")
+                say(f"{plot} is not written: it draws stages, and this plan is over RPC.")
             return
     fleet = _fleet(devices, preset) if home is None else home.fleet()
     planned = _described(fleet) if file is None else model_costs(file)
