@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from bench.harness.report import write
-from bench.synera.quality import POSITIONS, profile_of
-from edgellm.engine import Context, Message, Model
+from bench.synera.quality import profile_of, remembering
+from edgellm.engine import Message, Model
 from edgellm.llm import LLM
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import (
@@ -42,10 +42,9 @@ from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
 from edgellm.storage import resolve
-from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from models.case import Case
 from models.home.corpus import HELD_OUT_SEED, held_out
-from testkit.questions import MOST, Remembering
+from testkit.questions import MOST
 
 FAMILY = "quantity"
 RESULTS = (" makes ", ", so it is over at ")
@@ -171,10 +170,8 @@ def run(count: int, budgets: Sequence[float]) -> dict[str, Any]:
         small, big = (
             closing.enter_context(Model.load(resolve(name))) for name in ("edgellm-draft", "edgellm-verifier")
         )
-        profile = profile_of(small, big, None)
-        local = LocalVerifier(big, ContextPool(lambda: Context(big, n_ctx=POSITIONS, threads=1)), POSITIONS)
-        closing.callback(local.close)
-        pair = closing.enter_context(LLM(big, draft=small, verifier=Remembering(local), threads=1))
+        profile = profile_of(small.path, big.path, None)
+        pair = closing.enter_context(LLM(big, draft=small, verifier=remembering(big, closing), threads=1))
         bounds = {
             name: answered(pair, small, cases, lambda _seed, gate=gate: (gate, gate))  # type: ignore[misc]
             for name, gate in (("never", NeverGate()), ("always", AlwaysGate()))

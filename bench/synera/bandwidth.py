@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     methods[name].answer(pairs[name], question, seed)
                 with whole_distributions(arguments.vocabulary):
                     methods["whole"].answer(pairs["whole"], question, seed)
-        figures = {name: method.figures(len(cases), methods["alone"]) for name, method in methods.items()}
+        figures = {name: method.figures(methods["alone"]) for name, method in methods.items()}
         rows.append({"megabits": megabits, **figures})
         print(table({"networks": rows[-1:]}), end="", flush=True)
     return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from edgellm.spec.gates.fitting import perplexity
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import BudgetController, BudgetGate, Rule, TailGate
 from edgellm.spec.types import Chunk, Decision
-from testkit.questions import MOST, Answers, Question
+from testkit.questions import Answers, Question, answered, reply_with
 
 _STEPS = 64  # thresholds between a share of 0 and of 1
 
@@ -42,33 +43,47 @@ def hybrid_gate(profile: Profile, budget: float, controller: BudgetController) -
     return BudgetGate(lambda share: at(round(share * _STEPS)), budget, controller)
 
 
+def hybrid_options(profile: Profile, budget: float, controller: BudgetController) -> dict[str, Any]:
+    """Return the options of a reply by the hybrid gate; `controller` keeps the budget of tokens over all replies."""
+    return {"gamma": 1, "gate": TailGate(hybrid_gate(profile, budget, controller), controller)}
+
+
 def hybrid(pair: LLM, profile: Profile, budget: float, cases: Sequence[Question]) -> Answers:
     """Answer all questions by the hybrid gate, under a budget of tokens."""
-    answers, controller = Answers(), BudgetController()
-    gate = TailGate(hybrid_gate(profile, budget, controller), controller)
-    for seed, question in enumerate(cases):
-        answers.add(
-            question, pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", gamma=1, gate=gate)
-        )
+    controller = BudgetController()
+    answers = answered(cases, reply_with(pair, **hybrid_options(profile, budget, controller)))
     answers.share = controller.share
     return answers
 
 
-def edgefm(pair: LLM, alone: LLM, profile: Profile, budget: float, cases: Sequence[Question]) -> Answers:
-    """Answer all questions by EdgeFM (Yang et al. 2023), under a budget of replies.
+class ReplyRule:
+    """EdgeFM's rule (Yang et al. 2023), under a budget of replies.
 
-    The draft model of `pair` writes the whole reply. If its perplexity is above a threshold that follows the budget,
-    the verifier `alone` writes it again.
+    The draft model writes the whole reply. If its perplexity is above a threshold that follows the budget, the verifier
+    writes it again.
     """
+
+    def __init__(self, profile: Profile, budget: float, controller: BudgetController) -> None:
+        self._perplexities, self._budget, self._controller = profile.perplexities, budget, controller
+
+    def rewrites(self, confidences: Sequence[float | None]) -> bool:
+        """Return whether the verifier writes a reply again whose tokens had these confidences."""
+        aim = self._controller.target_share(self._budget)
+        above = float(np.quantile(self._perplexities, 1.0 - aim)) if 0.0 < aim < 1.0 else inf if aim <= 0.0 else -inf
+        rewritten = perplexity([confidence or 1.0 for confidence in confidences]) > above
+        self._controller.record(rewritten)
+        return rewritten
+
+
+def edgefm(pair: LLM, alone: LLM, profile: Profile, budget: float, cases: Sequence[Question]) -> Answers:
+    """Answer all questions by EdgeFM's rule, with the draft model of `pair` and the verifier `alone`."""
     answers, controller = Answers(), BudgetController()
+    rule = ReplyRule(profile, budget, controller)
+    draft, again = reply_with(pair, gate="never"), reply_with(alone)
     for seed, question in enumerate(cases):
-        reply = pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", gate="never")
-        surprise = perplexity([token.confidence or 1.0 for token in reply])
-        aim = controller.target_share(budget)
-        above = float(np.quantile(profile.perplexities, 1.0 - aim)) if 0.0 < aim < 1.0 else inf if aim <= 0.0 else -inf
-        controller.record(surprise > above)
-        if surprise > above:
-            reply = alone.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off")
+        reply = draft(question, seed)
+        if rule.rewrites([token.confidence for token in reply]):
+            reply = again(question, seed)
         answers.add(question, reply)
     answers.share = controller.share
     return answers

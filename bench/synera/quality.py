@@ -70,13 +70,20 @@ PAPERS = 4
 """Tokens of the paper's chunks."""
 
 
-def profile_of(draft: Model, verifier: Model, given: Path | None) -> Profile:
+def profile_of(draft: Path, verifier: Path, given: Path | None) -> Profile:
     """Return the pair's own profile, or the given one."""
-    hashes = fingerprint(draft.path), fingerprint(verifier.path)
+    hashes = fingerprint(draft), fingerprint(verifier)
     found = find_profile(*hashes) if given is None else read_profile(given, *hashes)
     if found is None:
         raise SystemExit("The pair has no profile: make one with `edgellm profile`.")
     return found
+
+
+def remembering(model: Model, closing: ExitStack) -> Remembering:
+    """Return a verifier in this process that remembers its verdicts; `closing` closes what it uses."""
+    local = LocalVerifier(model, ContextPool(lambda: Context(model, n_ctx=POSITIONS, threads=1)), POSITIONS)
+    closing.callback(local.close)
+    return Remembering(local)
 
 
 def at_budget(
@@ -125,13 +132,17 @@ class Published(SyneraGate):
         self.layers = profile.layers
 
 
+def half_width(found: Mapping[str, Any]) -> float:
+    """Return the 95 % half-width of a mean over families, as returned by `by_family`."""
+    return float(np.linalg.norm(list(found["half_width_95"].values())) / len(found["families"]))
+
+
 def against(ours: Answers, other: Answers, cases: Sequence[Question]) -> dict[str, Any]:
     """Return our lead over another gate: the mean with the 95 % half-width of paired differences, and by family."""
     apart = by_family([a - b for a, b in zip(ours.scores, other.scores, strict=True)], cases)
-    width = float(np.linalg.norm(list(apart["half_width_95"].values())) / len(apart["families"]))
     return {
         "mean": apart["mean"],
-        "half_width_95": width,
+        "half_width_95": half_width(apart),
         "above_on": sum(value > 0 for value in apart["families"].values()),
         "below_on": sum(value < 0 for value in apart["families"].values()),
     }
@@ -176,10 +187,8 @@ def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: fl
         small, big = (
             closing.enter_context(Model.load(resolve(name))) for name in (arguments.draft, arguments.verifier)
         )
-        profile = profile_of(small, big, arguments.profile)
-        local = LocalVerifier(big, ContextPool(lambda: Context(big, n_ctx=POSITIONS, threads=1)), POSITIONS)
-        closing.callback(local.close)
-        verifier = Remembering(local)
+        profile = profile_of(small.path, big.path, arguments.profile)
+        verifier = remembering(big, closing)
         pair = closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=arguments.profile))
         alone = closing.enter_context(LLM(big, draft=None, verifier=verifier))
         pairs = {profile.gamma: pair} | {

@@ -37,11 +37,30 @@ from bench.harness.figures import empty_plot, save_plot
 from bench.harness.report import write
 from bench.harness.statistics import spread
 from edgellm.llm import LLM
+from edgellm.spec.types import Summary, Token
 from edgellm.storage import resolve
 from models.home.corpus import HELD_OUT_SEED
 from testkit.network.relay import Network
 from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
 from testkit.questions import MOST, Question, parsed_with_pair, questions
+
+
+@dataclass(frozen=True, slots=True)
+class TimedReply:
+    """A reply with the `perf_counter` times of its tokens, and of its end."""
+
+    tokens: list[Token]
+    times: list[float]
+    over: float
+    summary: Summary
+
+
+def timed(pair: LLM, question: Question, seed: int, options: Mapping[str, Any]) -> TimedReply:
+    """Answer a question under `options`, and return the reply."""
+    reply = pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **options)
+    came = [(token, perf_counter()) for token in reply]
+    over = perf_counter()
+    return TimedReply([token for token, _ in came], [at for _, at in came], over, reply.summary)
 
 
 @dataclass
@@ -57,39 +76,48 @@ class Method:
     between: list[float] = field(default_factory=list)
     written: int = 0
     passes: float = 0.0
+    from_verifier: float = 0.0  # tokens that the verifier accepted or wrote
     tried: int = 0
     hit: int = 0
     hidden: float = 0.0
     asking: float = 0.0
     up: int = 0
     down: int = 0
-    score: float = 0.0
+    scores: list[float] = field(default_factory=list)
     share: float | None = None
 
     def answer(self, pair: LLM, question: Question, seed: int) -> None:
-        reply = pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **self.options)
-        came = [(token.round, perf_counter()) for token in reply]
-        over, summary = perf_counter(), reply.summary
-        if later := sum(number > 0 for number, _ in came):
-            seconds = came[-1][1] - came[0][1]
-            self.seconds += seconds
-            self.tokens += later
-            self.between.append(seconds / later)
-            self.lasted += over - came[0][1]
-            self.counted += later + (summary.finish_reason == "stop")
+        reply = timed(pair, question, seed, self.options)
+        if later := sum(token.round > 0 for token in reply.tokens):
+            ended = reply.summary.finish_reason == "stop"
+            self.count(reply.times[0], reply.times[-1], reply.over, later, ended=ended)
+        self.add(question, reply.summary)
+
+    def count(self, began: float, last: float, over: float, tokens: int, *, ended: bool) -> None:
+        """Count `tokens` that came after the time `began`, at times up to `last`, of a reply that was over at `over`;
+        `ended`: by the token that ends the turn."""
+        self.seconds += last - began
+        self.tokens += tokens
+        self.between.append((last - began) / tokens)
+        self.lasted += over - began
+        self.counted += tokens + ended
+
+    def add(self, question: Question, summary: Summary) -> None:
+        """Add the score of a reply, and what it cost."""
         self.written += summary.tokens
         self.passes += (summary.verifier_passes_per_token or 0.0) * summary.tokens
+        self.from_verifier += (summary.share_verified or 0.0) * summary.tokens
         self.tried += summary.guesses_tried
         self.hit += summary.guesses_hit
         self.up += summary.bytes_up
         self.down += summary.bytes_down
-        self.score += question.score(summary.text)
+        self.scores.append(question.score(summary.text))
         self.share = summary.share_offloaded
         if summary.stall_hidden is not None and summary.chunks_verified:
             self.hidden += summary.stall_hidden * summary.chunks_verified
             self.asking += summary.chunks_verified
 
-    def figures(self, replies: int, alone: Method) -> dict[str, Any]:
+    def figures(self, alone: Method) -> dict[str, Any]:
         between, to_end = self.seconds / self.tokens, self.lasted / self.counted
         return {
             "time_between_tokens_ms": 1e3 * between,
@@ -97,7 +125,7 @@ class Method:
             "to_the_end_ms": 1e3 * to_end,
             "to_the_end_of_the_draft_model_alone": to_end / (alone.lasted / alone.counted),
             "spread_over_replies_ms": spread([1e3 * value for value in self.between]),
-            "score": self.score / replies,
+            "score": sum(self.scores) / len(self.scores),
             "share": self.share,
             "passes_per_token": self.passes / self.written,
             "hit_rate": self.hit / self.tried if self.tried else None,
@@ -141,7 +169,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             for method, pair in zip(compared.values(), pairs, strict=True):
                 method.answer(pair, question, seed)
     base = compared["draft model alone"]
-    return {name: method.figures(len(cases), base) for name, method in compared.items()}
+    return {name: method.figures(base) for name, method in compared.items()}
 
 
 def table(results: Mapping[str, Any]) -> str:

@@ -101,7 +101,7 @@ def hits(cases: list[Question], budget: float, temperature: float) -> dict[str, 
         local = LocalVerifier(big, ContextPool(lambda: Context(big, n_ctx=POSITIONS, threads=1)), POSITIONS)
         closing.callback(local.close)
         guesser = Guesser(small, closing)
-        profile = profile_of(small, big, None)
+        profile = profile_of(small.path, big.path, None)
         controller, options = BudgetController(), ReplyOptions(budget=budget)
         for seed, question in enumerate(cases):
             prompt = big.chat_prompt(question.messages)

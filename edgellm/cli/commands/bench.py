@@ -23,7 +23,8 @@ def bench(
         str,
         typer.Argument(
             metavar="SUITE",
-            help="Suite: synera, coordgen, csgo, mesh, engine, gpu, models, clients, cli, upstream or robustness.",
+            help="Suite: synera, coordgen, papers, csgo, mesh, engine, gpu, models, clients, cli, upstream or "
+            "robustness.",
         ),
     ],
     parts: Annotated[
