@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.harness.report import write
 from bench.synera.quality import profile_of
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, Model, top2
 from edgellm.spec.drafters import verdict_prediction as guess
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
@@ -87,7 +87,7 @@ class Guesser(Drafter):
         if accepted == len(chunk):  # tokens after the whole chunk are computed only now
             whole = np.concatenate((self._prefix, chunk.ids))
             row = self._behind.decode(whole[self._behind.sync(whole) :])[0]
-            behind = iter(likely_corrections(row, len(likely), np.unique(whole))[0].tolist())
+            behind = iter(likely_corrections(row, top2(row), len(likely), np.unique(whole))[0].tolist())
             likely = [(at, next(behind)) if at == accepted else (at, one) for at, one in likely]
         return likely.index((accepted, token)) if (accepted, token) in likely else MAX_BRANCHES
 

@@ -59,10 +59,8 @@ def top2(logits: Floats) -> Top2:
     return Top2(first, 1.0 / total, math.exp(second - peak) / total)
 
 
-def top_k(logits: Floats, k: int) -> tuple[Ids, Floats]:
-    """Return the `k` most probable ids, most probable first (on a tie the lowest id), and their probabilities.
-
-    Both of shape (min(k, n_vocab),); probabilities are softmax over the full vocabulary and need not sum to 1.
+def top_k(logits: Floats, k: int) -> Ids:
+    """Return the `k` most probable ids (min(k, n_vocab),), most probable first; on a tie the lowest id.
 
     Raises:
         EngineFailed: the largest logit is not a number or not finite.
@@ -77,20 +75,23 @@ def top_k(logits: Floats, k: int) -> tuple[Ids, Floats]:
         floor = np.partition(maxima, _GROUPS - k)[_GROUPS - k]
     candidates = np.flatnonzero(row >= floor)
     ids = candidates[np.argsort(-row[candidates], kind="stable")[:k]].astype(np.int32)
-    peak = row.max()
-    total = _normaliser(row, peak)
-    return ids, np.exp(row[ids] - peak) / np.float32(total)
+    _check(row[ids[0]] if len(ids) else row.max())
+    return ids
 
 
 def _normaliser(row: Floats, peak: np.float32) -> float:
     """Return the sum of exp(logit - peak)."""
-    if not math.isfinite(peak):
-        raise EngineFailed(f"The model's largest logit is {peak}.", "Its file may be damaged: download it again.")
+    _check(peak)
     total = 0.0
     for i in range(0, len(row), _SLICE):
         part = row[i : i + _SLICE] - peak
         total += float(np.add.reduce(np.exp(part, out=part)))
     return total
+
+
+def _check(peak: np.float32) -> None:
+    if not math.isfinite(peak):
+        raise EngineFailed(f"The model's largest logit is {peak}.", "Its file may be damaged: download it again.")
 
 
 ROWS = 64

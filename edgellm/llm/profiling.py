@@ -18,7 +18,8 @@ from edgellm.llm.drafter_pool import DrafterKind, Drafters, PooledDrafter, exit_
 from edgellm.llm.generation import Components
 from edgellm.spec.drafters.early_exit import THRESHOLD
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES
+from edgellm.spec.drafters.parallel import ALTERNATIVES
+from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES, likely_corrections
 from edgellm.spec.gates.fitting import auc, build
 from edgellm.spec.gates.profile import VERSION, ExitPoint, Profile
 from edgellm.spec.gates.profiler import PairProfiler, ProfileProgress, PromptRecord
@@ -34,8 +35,9 @@ MOST_READ = 4_096
 
 def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float, ...]:
     """Return the median seconds of a batch with one token of each of 1, 2, ... branches after `prompt`, of which the
-    first 4,096 tokens are read."""
+    first 4,096 tokens are read, with what is computed for each of these tokens."""
     prompt = prompt[:MOST_READ]
+    known = np.unique(prompt)
     n_ctx = len(prompt) + 2 * _REPEATS
     seconds = []
     with Context(
@@ -49,7 +51,8 @@ def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float
             times = []
             for _ in range(_REPEATS):
                 began = perf_counter()
-                context.decode_rows(batch)
+                for view in context.decode_rows(batch):
+                    likely_corrections(view[0], top2(view[0]), ALTERNATIVES + 1, known)
                 times.append(perf_counter() - began)
             seconds.append(float(median(times)))
     return tuple(seconds)

@@ -38,11 +38,9 @@ def test_top2_is_the_definition(row: Floats) -> None:
 @given(rows(), st.integers(0, 50))
 def test_top_k_is_the_definition(row: Floats, k: int) -> None:
     order = np.argsort(-row, kind="stable")[:k]
-    ids, probs = top_k(row, k)
+    ids = top_k(row, k)
     assert ids.tolist() == order.tolist()
     assert ids.dtype == np.int32
-    assert probs.dtype == np.float32
-    np.testing.assert_allclose(probs, softmax(row)[order], rtol=1e-4, atol=1e-30)
 
 
 @pytest.mark.parametrize("n", [1_023, 1_024, 1_025, 5_000, 40_000])
@@ -50,10 +48,8 @@ def test_top_k_is_the_definition(row: Floats, k: int) -> None:
 def test_top_k_of_large_vocabularies(n: int, k: int) -> None:
     rng = np.random.default_rng(n + k)
     row = (rng.standard_normal(n) * 3).round(1).astype(np.float32)  # rounded: many equals
-    ids, probs = top_k(row, k)
     order = np.argsort(-row, kind="stable")[:k]
-    assert ids.tolist() == order.tolist()
-    np.testing.assert_allclose(probs, softmax(row)[order], rtol=1e-4)
+    assert top_k(row, k).tolist() == order.tolist()
 
 
 def test_top2_of_a_large_vocabulary_sums_over_all_of_it() -> None:
@@ -68,7 +64,7 @@ def test_top2_of_a_large_vocabulary_sums_over_all_of_it() -> None:
 def test_a_row_may_come_as_a_matrix() -> None:
     row = np.array([[0.0, 2.0, 1.0]], dtype=np.float32)
     assert top2(row).id == 1
-    assert top_k(row, 2)[0].tolist() == [1, 2]
+    assert top_k(row, 2).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

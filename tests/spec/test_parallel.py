@@ -236,3 +236,26 @@ def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next_one(
     assert (ahead.guessed.tries, ahead.guessed.hits) == (1, 1)
     ahead.close()
     fresh.close()
+
+
+def test_what_was_drafted_behind_a_chunk_is_kept_while_that_is_verified(
+    models: tuple[Model, Model], prompts: list[Ids]
+) -> None:
+    draft, prompt = models[0], prompts[0]
+    own = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=4, threads=1), alternatives=2)
+    fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
+    wanted = fresh.propose(GenerationState(prompt), 12).ids
+    ahead = ParallelDrafter(own, is_eog=lambda _token: False, rejection=lambda _confidence: np.array([0.1, 0.9]))
+    chunk = ahead.propose(GenerationState(prompt), 1)
+    ahead.look_ahead(GenerationState(prompt), chunk, 1, lambda: False)
+    text = np.concatenate((prompt, wanted[:2]))
+    chunk = ahead.propose(GenerationState(text), 1)
+    assert (chunk.ids.tolist(), chunk.ahead) == ([wanted[2]], 1)
+    asked = iter((False, False, True))  # at once, before the first decode, and after it
+    ahead.look_ahead(GenerationState(text), chunk, 1, lambda: next(asked))
+    text = np.append(text, wanted[2:4]).astype(np.int32)
+    kept = ahead.propose(GenerationState(text), 6)
+    assert kept.ids.tolist() == wanted[4:10].tolist()
+    assert kept.ahead == 6
+    ahead.close()
+    fresh.close()

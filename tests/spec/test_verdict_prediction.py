@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from edgellm.engine import top2
 from edgellm.spec.drafters.verdict_prediction import CONTEXT_BOOST, likely_corrections, predict_verdicts, rejection
 
 
@@ -52,7 +53,7 @@ def test_the_likeliest_verdicts_come_first() -> None:
 def test_tokens_of_the_text_are_so_much_likelier(logits: np.ndarray, known: set[int], limit: int) -> None:
     chances = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     weights = {token: (CONTEXT_BOOST if token in known else 1.0) * float(chances[token]) for token in range(12)}
-    ids, found = likely_corrections(logits, limit, np.array(sorted(known), dtype=np.int32))
+    ids, found = likely_corrections(logits, top2(logits), limit, np.array(sorted(known), dtype=np.int32))
     assert len(ids) == len(found) == min(limit, 12)
     assert found == pytest.approx([weights[token] for token in ids.tolist()], rel=1e-4)
     assert found == pytest.approx(sorted(weights.values(), reverse=True)[:limit], rel=1e-4)

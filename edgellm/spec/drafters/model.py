@@ -79,7 +79,7 @@ class ChunkBuilder:
         self._survival *= facts.p1
         self._exits.append(exit_layer)
         if self._n_alternatives:
-            self._alternative_tokens.append(self._alternatives(logits, token))
+            self._alternative_tokens.append(self._alternatives(logits, facts, token))
         return token
 
     def _drawn(self, logits: Floats) -> int:
@@ -100,9 +100,9 @@ class ChunkBuilder:
         p1, p2 = np.append(shares, 0.0)[:2] / shares.sum()
         return Top2(int(ids[0]), float(p1), float(p2))
 
-    def _alternatives(self, logits: Floats, token: int) -> tuple[Ids, Floats]:
+    def _alternatives(self, logits: Floats, facts: Top2, token: int) -> tuple[Ids, Floats]:
         """Return candidates for the verifier's token in case it rejects `token`."""
-        ids, weights = likely_corrections(logits, self._n_alternatives + 1, self._known)
+        ids, weights = likely_corrections(logits, facts, self._n_alternatives + 1, self._known)
         others = np.flatnonzero(ids != token)[: self._n_alternatives]
         return ids[others], weights[others]
 
@@ -327,9 +327,9 @@ class ModelDrafter(Drafter):
         """Draft after several prefixes in one batch per token, until `done` returns True.
 
         The prefixes are `prefixes`, and `whole` with each of its `tail` likeliest next tokens (fewer if one ends the
-        turn), at most `max_branches` in all. Return each with up to `gamma` drafted tokens, fewer where the context
-        ends; low confidence ends none of them. The next `propose` after one of them continues from its cache.
-        Importance is not measured.
+        turn, or is in `prefixes` already), at most `max_branches` in all. Return each with up to `gamma` drafted
+        tokens, fewer where the context ends; low confidence ends none of them. The next `propose` after one of them
+        continues from its cache. Importance is not measured.
         """
         try:
             self._meter.pause()
@@ -362,7 +362,8 @@ class ModelDrafter(Drafter):
                 own = within(prefix, self._shared)
                 rows.append(SeqRows(len(branches), own[context.sync(own, len(branches)) :], 1))
 
-        for prefix in prefixes:
+        taken = {int(prefix[len(whole)]) for prefix in prefixes if len(prefix) > len(whole)}
+        for prefix in prefixes:  # while sequence 0 still has what was drafted behind `whole`
             begin(prefix)
         if tail:
             own = within(whole, self._shared)
@@ -371,14 +372,15 @@ class ModelDrafter(Drafter):
             decoded, rows[:] = list(rows), []
             for fed, view in zip(decoded, context.decode_rows(decoded), strict=True):
                 row = view[0][: self._shared]
+                facts = top2(row)
                 if fed.seq:
                     chunk = branches[fed.seq - 1][1]
-                    token = chunk.add(row, top2(row))
+                    token = chunk.add(row, facts)
                     if not chunk.full() and not self._model.is_eog(token):
                         rows.append(SeqRows(fed.seq, np.array([token], dtype=np.int32), 1))
                     continue
-                for token in likely_corrections(row, tail, known)[0].tolist():
-                    if not self._model.is_eog(token):
+                for token in likely_corrections(row, facts, tail, known)[0].tolist():
+                    if token not in taken and not self._model.is_eog(token):
                         begin(np.append(whole, token).astype(np.int32))
         return [(prefix, chunk.build(None)) for prefix, chunk in branches]
 

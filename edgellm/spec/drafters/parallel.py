@@ -87,15 +87,30 @@ class ParallelDrafter(Drafter):
         """See `Drafter.look_ahead`: behind the likeliest verdicts, as many as there is room for."""
         prefix = state.ids
         began = perf_counter()
+        whole = np.concatenate((prefix, chunk.ids))
+        drafted = self._drafted_behind(whole)
         self._ahead, self._leftover = [], None
         if until() or not (predictions := self.predictions(chunk)):
             return
-        whole = np.concatenate((prefix, chunk.ids))
         prefixes = [_guessed_prefix(prefix, chunk, guess) for guess in predictions if guess.accepted < len(chunk)]
-        self._ahead = self._drafter.draft_many(
-            state, prefixes, max(gamma, MAX_AHEAD), until, whole=whole, tail=len(predictions) - len(prefixes)
-        )
+        tail = len(predictions) - len(prefixes)
+        if drafted is None or not tail:
+            self._ahead = self._drafter.draft_many(
+                state, prefixes, max(gamma, MAX_AHEAD), until, whole=whole, tail=tail
+            )
+        else:
+            (longest, more), *others = self._drafter.draft_many(
+                state, [np.concatenate((whole, drafted.ids)), *prefixes], max(gamma, MAX_AHEAD), until,
+                whole=whole, tail=tail - 1,
+            )  # fmt: skip
+            self._ahead = [(longest[: len(whole) + 1], joined(sliced(drafted, 1, len(drafted)), more)), *others]
         self._seconds = perf_counter() - began
+
+    def _drafted_behind(self, whole: Ids) -> Chunk | None:
+        """Return the tokens that were drafted ahead behind `whole`, in an earlier wait."""
+        if self._leftover is None or not np.array_equal(self._leftover[0], whole):
+            return None
+        return self._leftover[1]
 
     def predictions(self, chunk: Chunk) -> list[PredictedVerdict]:
         """Return the predicted verdicts on a chunk, likeliest first; empty for a chunk without alternatives.

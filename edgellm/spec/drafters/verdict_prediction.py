@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm.engine import top_k
+from edgellm.engine import Top2, top_k
 from edgellm.spec.drafters.acceptance import Probabilities
 from edgellm.spec.types import Floats, Ids
 
@@ -68,24 +69,16 @@ CONTEXT_BOOST = 30.0
 wrong, the verifier's token often is a name, a number or a word of the question (`bench.synera.verdict_prediction`)."""
 
 
-def likely_corrections(logits: Floats, limit: int, known: Ids) -> tuple[Ids, Floats]:
-    """Return the verifier's `limit` likeliest tokens, likeliest first, and their weights, both (min(most, n_vocab),).
+def likely_corrections(logits: Floats, facts: Top2, limit: int, known: Ids) -> tuple[Ids, Floats]:
+    """Return the verifier's `limit` likeliest tokens, likeliest first, and their weights, both (min(limit, n_vocab),).
 
-    A weight is the probability by the draft model's `logits` (n_vocab,); for the `known` tokens (k,), ascending, which
-    occur in the text so far, it is multiplied by `CONTEXT_BOOST`.
+    A weight is the probability by the draft model's `logits` (n_vocab,), whose top two are `facts`; for the `known`
+    tokens (k,), which occur in the text so far, it is multiplied by `CONTEXT_BOOST`.
     """
-    ids, weights = top_k(logits, limit)
-    if not len(known) or not len(ids):
-        return ids, weights
-    raised_logits = logits[known]
-    if len(known) > limit:
-        best = np.sort(np.argpartition(-raised_logits, limit)[:limit])
-        known, raised_logits = known[best], raised_logits[best]
-    others = known[np.minimum(np.searchsorted(known, ids), len(known) - 1)] != ids
-    raised = CONTEXT_BOOST * weights[0] * np.exp(raised_logits - logits[ids[0]])
-    ids, weights = np.concatenate((ids[others], known)), np.concatenate((weights[others], raised))
-    order = np.argsort(-weights, kind="stable")[:limit]
-    return ids[order], weights[order]
+    raised = logits.copy()
+    raised[known] += np.float32(math.log(CONTEXT_BOOST))
+    ids = top_k(raised, limit)
+    return ids, np.exp(raised[ids] - logits[facts.id]) * np.float32(facts.p1)
 
 
 def choose_branches(batch_seconds: Sequence[float], wait: float, gamma: int) -> tuple[int, str]:
