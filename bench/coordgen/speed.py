@@ -39,6 +39,7 @@ from bench.harness.statistics import spread
 from edgellm.engine import HEADS, Context, Model, head_pays
 from edgellm.engine.hardware import Hardware
 from edgellm.llm.cost_curves import CurveMeasurement
+from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.types import Expected, Ids
 from edgellm.storage import resolve
@@ -52,39 +53,39 @@ NONE = "none"
 def measured(
     model: Model,
     tasks: Mapping[str, Sequence[Reply]],
-    past: Mapping[str, Sequence[Reply]],
+    methods: Callable[[CostCurve, str], list[Run]],
     threads: int | None,
     repeats: int,
-    few: bool = False,
 ) -> dict[str, Any]:
-    """Return the speed of every method on every task, against plain decoding."""
+    """Return the speed of every method on every task, against plain decoding, which is the first of `methods`: the
+    methods on a task, for the cost curve of this model."""
     with ExitStack() as stack:
         own = bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads, lazy=head_pays(model)))
         if own.lazy_head is not None:  # a context that can be late costs a little even where it is not
             bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads))
-        small = stack.enter_context(draft_model(threads, model.hardware))
         curve = CurveMeasurement().run(own)
         verifiers = {True: ForcedVerifier(model, bare), False: ForcedVerifier(model, own)}
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
         found["heads_ms"] = dict(zip(HEADS, [1e3 * s for s in curve.heads], strict=False))
         for task, cases in tasks.items():
-            methods = all_methods(curve, model, past.get(task, ()), few, small)
+            runs = methods(curve, task)
+            calibrates = any(run.method.calibrates for run in runs)
             for repeat in range(repeats):
                 for number, case in enumerate(cases):
                     expected: list[Expected] = []
                     if bare is not own:
                         prefill(bare, case.prompt, None)
                     plain = prefill(own, case.prompt, None)
-                    calibrated = plain if few else prefill(own, case.prompt, expected.append)
+                    calibrated = prefill(own, case.prompt, expected.append) if calibrates else plain
                     for verifier in verifiers.values():
                         verifier.says(case.prompt, case.reply)
-                    for run in methods if (number + repeat) % 2 else methods[::-1]:
+                    for run in runs if (number + repeat) % 2 else runs[::-1]:
                         run.write(
                             verifiers[run.bare], model, case, expected, calibrated if run.method.calibrates else plain
                         )
-                for run in methods:
+                for run in runs:
                     run.again()
-            found[task] = {run.name: figures(run, methods[0], repeats) for run in methods}
+            found[task] = {run.name: figures(run, runs[0], repeats) for run in runs}
             sys.stdout.write(f"{task}: " + ", ".join(
                 f"{name} {row['decoding_total']:.2f}" for name, row in found[task].items()
             ) + "\n")  # fmt: skip
@@ -193,14 +194,21 @@ def main() -> None:
         tasks = {task: cases[: arguments.cases] for task, cases in both.items()}
         past = {task: cases[arguments.cases :] for task, cases in both.items()}
         tasks[NONE] = nothing_to_copy(arguments.cases, bundled.n_vocab)
+        small = stack.enter_context(draft_model(arguments.threads, own))
+
+        def methods(model: Model, *, few: bool) -> Callable[[CostCurve, str], list[Run]]:
+            return lambda curve, task: all_methods(curve, model, past.get(task, ()), few, small)
+
         if "bundled" in arguments.models:
-            models["edgellm-verifier"] = measured(bundled, tasks, past, arguments.threads, arguments.repeats)
+            every = methods(bundled, few=False)
+            models["edgellm-verifier"] = measured(bundled, tasks, every, arguments.threads, arguments.repeats)
         if "0.5b" in arguments.models:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "half.gguf"
             random_model.write(path, random_model.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
             half_of = {task: cases[: max(2, arguments.cases // 2)] for task, cases in tasks.items()}
             half = stack.enter_context(Model.load(path, hardware=own))
-            models["Qwen2.5-0.5B shape, Q4_0"] = measured(half, half_of, past, arguments.threads, 1, few=True)
+            some = methods(half, few=True)
+            models["Qwen2.5-0.5B shape, Q4_0"] = measured(half, half_of, some, arguments.threads, 1)
     sys.stdout.write(table({"models": models}) + "\n")
     kept = {"cases": arguments.cases, "past": arguments.past, "repeats": arguments.repeats, "models": models}
     sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.speed', kept, SEED, plot=plot)}\n")

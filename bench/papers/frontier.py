@@ -107,7 +107,7 @@ def compared(
 
     def pair(draft: str = arguments.draft) -> LLM:
         given = None if draft == "none" else arguments.profile
-        return closing.enter_context(paced_pair(draft, address, 1e-3 * arguments.token_ms, given))
+        return closing.enter_context(paced_pair(draft, address, 1e-3 * arguments.token_ms, given, arguments.draft))
 
     if budget is None:
         yield DRAFT, Compared(Method({"gate": "never"}), pair())
@@ -184,7 +184,8 @@ def _beside(name: str, budget: str, found: dict[str, Any]) -> str:
     rows = found["budgets"][budget] | {CLOUD: found["alone"][CLOUD]}
 
     def apart(key: str, *rivals: str) -> str:
-        return ", ".join(f"{rows[name][key] / rows[rival][key] - 1.0:+.0%} to {rival}" for rival in rivals)
+        some = [rival for rival in rivals if rows[rival][key]]  # with few cases one may send nothing
+        return ", ".join(f"{rows[name][key] / rows[rival][key] - 1.0:+.0%} to {rival}" for rival in some)
 
     latency, cost = apart("to_the_end_ms", *RIVALS), apart("cost_by_estimate", CLOUD, *RIVALS)
     return f"here, {name} at {budget}: latency {latency}; cost (T x W) {cost}"

@@ -161,10 +161,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         drafts = [arguments.draft if method.drafted else "none" for method in compared.values()]
         pairs = [
             closing.enter_context(
-                paced_pair(draft, address, arguments.token_ms / 1e3, None if draft == "none" else arguments.profile)
+                paced_pair(
+                    draft, address, arguments.token_ms / 1e3, None if draft == "none" else arguments.profile,
+                    arguments.draft,
+                )
             )
             for draft in drafts
-        ]
+        ]  # fmt: skip
         for seed, question in enumerate(cases):
             for method, pair in zip(compared.values(), pairs, strict=True):
                 method.answer(pair, question, seed)

@@ -55,8 +55,8 @@ def _edgellm(
 _PROFILE = "Use prompts like those you ask; a few dozen are enough. From then on the profile is used by default."
 _BENCH = (
     "Writes results to bench/results/ as JSON, and as plots if matplotlib is installed. Options for hardware reach the "
-    "parts that use them, which --list shows, and their results are called hardware-PART; of papers, csgo, gpu, "
-    "clients, cli and upstream no part uses any: they decide themselves what they compute on."
+    "parts that use them, which --list shows, and their results are called hardware-PART; of csgo, gpu, clients, cli "
+    "and upstream no part uses any: they decide themselves what they compute on."
 )
 _HISTORY = (
     "The history stays on this machine, readable by you alone, and is never sent. Entries are removed after a year, or "

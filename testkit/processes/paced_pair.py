@@ -81,8 +81,10 @@ def _until_up(port: int) -> None:
 
 
 @contextmanager
-def paced_pair(draft: str | None, verifier: str, pace: float, profile: Path | None = None) -> Iterator[LLM]:
-    """Yield a pair whose draft model decodes at `pace`; `verifier` and `profile` as in `LLM.open`."""
+def paced_pair(
+    draft: str | None, verifier: str, pace: float, profile: Path | None = None, tokenizer: str = "edgellm-draft"
+) -> Iterator[LLM]:
+    """Yield a pair whose draft model decodes at `pace`; the other arguments are as in `LLM.open`."""
     paced = patch.object(made, "Context", partial(Paced, pace=pace))
-    with paced, LLM.open(draft, verifier, threads=1, profile=profile) as pair:
+    with paced, LLM.open(draft, verifier, threads=1, profile=profile, tokenizer=tokenizer) as pair:
         yield pair

@@ -1,0 +1,113 @@
+"""A mesh at the pace of a home's devices: its workers load layers and compute passes as slowly as larger models do.
+
+Layers of the pairs that this repository makes are loaded in a millisecond. So every load of a layer, and every pass
+through one, is made to last a given time. A device has one disk and one processor: its loads come one after the other,
+and so do its passes. All else is real: processes, gRPC, relays with the network's bandwidth and round trip, the layers,
+and the tokens. Nothing stays in memory once no stage uses it, so that every reply begins cold. As in a larger model,
+every piece has one layer, so that stages with other layers share those that they both have.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import astuple, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from edgellm.engine import Block, BlockRows, Floats, Model
+from edgellm.llm import mesh_llm
+from edgellm.mesh import stage, weight_cache
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.storage.layers import manifest
+from testkit.network.relay import Network, Relay
+from testkit.processes.worker import WorkerProcess
+
+_FIRST = """
+from testkit.processes.paced_mesh import Pace, paced
+slowly = paced(Pace({}, {}, {}))
+slowly.__enter__()
+"""
+_disk, _processor = threading.Lock(), threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds in which a device loads a layer, and takes a pass through one: `step`, and `row` for each row of it."""
+
+    load: float
+    step: float
+    row: float
+
+    def of_pass(self, layers: int, rows: int) -> float:
+        """Return the seconds of a pass through so many layers."""
+        return layers * (self.step + rows * self.row)
+
+
+class PacedBlock(Block):
+    """Layers whose passes last at least as long as the `pace` says."""
+
+    def __init__(self, model: Model, *, pace: Pace, **options: Any) -> None:
+        self._pace, self._layers = pace, model.n_layer
+        super().__init__(model, **options)
+
+    def forward_together(self, passages: Sequence[BlockRows]) -> list[Floats]:
+        """See `Block.forward_together`."""
+        with _processor:
+            end = time.perf_counter() + self._pace.of_pass(self._layers, sum(len(one.data) for one in passages))
+            found = super().forward_together(passages)
+            time.sleep(max(0.0, end - time.perf_counter()))
+        return found
+
+
+class ColdWeights(WeightCache):
+    """Layers that are unloaded as soon as no stage uses them."""
+
+    def give_back(self, model: Model) -> None:
+        """See `WeightCache.give_back`."""
+        super().give_back(model)
+        self.evict_unused(everything=True)
+
+
+@contextmanager
+def paced(pace: Pace) -> Iterator[None]:
+    """Load and compute the stages of this process at a pace."""
+
+    class PacedModel(Model):
+        @classmethod
+        def load(cls, *arguments: Any, **options: Any) -> Any:
+            with _disk:
+                began = time.perf_counter()
+                model = super().load(*arguments, **options)
+                time.sleep(max(0.0, began + pace.load * model.n_layer - time.perf_counter()))
+            return model
+
+    with ExitStack() as patched:
+        for module, name, slow in (
+            (stage, "Block", partial(PacedBlock, pace=pace)),
+            (weight_cache, "Model", PacedModel),
+            (weight_cache, "WeightCache", ColdWeights),
+            (mesh_llm, "WeightCache", ColdWeights),
+            (manifest, "PIECE_BYTES", 1),
+        ):
+            patched.enter_context(patch.object(module, name, slow))
+        yield
+
+
+@contextmanager
+def paced_workers(names: Sequence[str], model: Path, home: Path, pace: Pace, network: Network) -> Iterator[list[str]]:
+    """Run a worker of each name at a pace, behind a relay; yield them as `--peer` takes them: NAME=HOST:PORT."""
+    with ExitStack() as closing:
+        workers = []
+        for name in names:
+            worker = WorkerProcess(model, home / name, first=_FIRST.format(*astuple(pace)))
+            closing.callback(worker.close)
+            workers.append(worker)
+        for worker in workers:
+            worker.wait()
+        relays = [closing.enter_context(Relay(worker.port, network)) for worker in workers]
+        yield [f"{name}=127.0.0.1:{relay.port}" for name, relay in zip(names, relays, strict=True)]
