@@ -1,6 +1,6 @@
 """Measure tokens for each verification: by PLD, by SAM, and with each of our techniques on top (CoordGen, Table 4).
 
-    python -m bench.coordgen.acceptance [--cases 80] [--models edgellm-verifier edgellm-draft] [--name ...]
+    python -m bench.coordgen.acceptance [--pair home|code] [--cases 80] [--name ...]
 
 Mean acceptance length is the tokens of the replies over the verifications. The verifier's own token counts, so 1 is
 plain decoding; the token of the prefill does not. Every method drafts all it finds, up to the same length.
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench.coordgen.methods import MOST, Everything, Method, PromptLookup, SuffixLookup
-from bench.coordgen.tasks import SEED, TASKS, Reply, recorded
+from bench.coordgen.tasks import SEED, TASKS, Reply, files_of, recorded
 from bench.harness.figures import bar_groups
 from bench.harness.report import write
 from edgellm.engine import Context, Model, to_f32
@@ -31,7 +31,6 @@ from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import DraftSource
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
-from edgellm.storage import resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 
 _EMPTY = Chunk()
@@ -81,12 +80,12 @@ def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Re
     return tokens / max(1, rounds)
 
 
-def measured(model: Model, cases: int) -> dict[str, dict[str, float]]:
-    """Return the acceptance lengths of every method, by task."""
+def measured(model: Model, cases: int, pair: str) -> dict[str, dict[str, float]]:
+    """Return the acceptance lengths of every method, by the tasks of `pair`."""
     found: dict[str, dict[str, float]] = {}
     verifier = LocalVerifier(model, ContextPool(partial(Context, model, n_ctx=model.n_ctx_train)), model.n_ctx_train)
-    for task in TASKS:
-        replies = recorded(model, task, cases)
+    for task in TASKS[pair]:
+        replies = recorded(model, task, cases, pair=pair)
         found[task] = {}
         for base, (make, prior) in BASES.items():
             for topping, others in TOPPINGS.items():
@@ -103,13 +102,13 @@ def table(results: Mapping[str, Any]) -> str:
         lines += [
             f"{model}:",
             "",
-            f"| method | {' | '.join(TASKS)} | to its base |",
-            "|---|" + "---|" * (len(TASKS) + 1),
+            f"| method | {' | '.join(found)} | to its base |",
+            "|---|" + "---|" * (len(found) + 1),
         ]
         for method in next(iter(found.values())):
             base = next(name for name in BASES if method.startswith(name))
-            ratio = float(np.mean([found[task][method] / found[task][base] for task in TASKS]))
-            lines.append(f"| {method} | {' | '.join(f'{found[task][method]:.2f}' for task in TASKS)} | {ratio:.2f} |")
+            ratio = float(np.mean([row[method] / row[base] for row in found.values()]))
+            lines.append(f"| {method} | {' | '.join(f'{row[method]:.2f}' for row in found.values())} | {ratio:.2f} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -129,17 +128,20 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=80, help="of each task")
-    parser.add_argument("--models", nargs="+", default=["edgellm-verifier", "edgellm-draft"])
+    parser.add_argument("--pair", choices=TASKS, default="home")
+    parser.add_argument("--models", nargs="+", choices=("verifier", "draft"), default=["verifier", "draft"])
     parser.add_argument("--name", default="acceptance", help="of the result file")
     arguments = parser.parse_args()
     models = {}
-    for name in arguments.models:
+    for name, file in files_of(arguments.pair).items():
+        if not name.endswith(tuple(arguments.models)):
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            to_f32(resolve(name), Path(folder) / "exact.gguf")
+            to_f32(file, Path(folder) / "exact.gguf")
             with Model.load(Path(folder) / "exact.gguf") as model:
-                models[name] = measured(model, arguments.cases)
+                models[name] = measured(model, arguments.cases, arguments.pair)
     sys.stdout.write(table({"models": models}) + "\n")
-    figures = {"cases": arguments.cases, "most": MOST, "models": models}
+    figures = {"pair": arguments.pair, "cases": arguments.cases, "most": MOST, "models": models}
     sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.acceptance', figures, SEED, plot=plot)}\n")
 
 

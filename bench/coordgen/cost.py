@@ -46,7 +46,7 @@ def world(model: Model, tokens: int) -> list[int]:
     ids: list[int] = []
     number = 0
     while len(ids) < tokens:
-        for task in TASKS.values():
+        for task in TASKS["home"].values():
             for case in held_out(task, 50, SEED + number):
                 for turn in case.turns:
                     ids += model.tokenize(turn.text).tolist()

@@ -1,10 +1,10 @@
 """Measure how much of an oracle's gain could be copied at all, and how much of that we take.
 
-    python -m bench.coordgen.hindsight [--cases 40] [--name ...]
+    python -m bench.coordgen.hindsight [--pair home|code] [--cases 40] [--name ...]
 
-Replies of the bundled verifier are recorded and copied from, and the cost of a verification is read off a cost curve.
+Replies of the pair's verifier are recorded and copied from, and the cost of a verification is read off a cost curve.
 So nothing is timed, and a repeated run has the same digits. The curves are those of the last run of
-`bench.coordgen.speed`.
+`bench.coordgen.speed` for the pair.
 
 Rows: `ours`; `all that stands`, a drafter with our offers that knows how many of them will stand, and drafts as many of
 those as pay; and the `oracle`, which knows the reply. The gap between the last two are tokens that no source offered.
@@ -29,8 +29,8 @@ from edgellm.spec.draft_length import MAX_DRAFT, CostCurve, DraftLengthControlle
 from edgellm.spec.params import DEFAULT_SOURCES
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round, Verdict
-from edgellm.storage import resolve
 from edgellm.verifier.engine import survives
+from models.pairs import PAIRS
 
 STEP = 1e-4
 """Seconds of a drafting step."""
@@ -85,9 +85,9 @@ def speed(cases: Sequence[Reply], curve: CostCurve, method: Ours | Foresight, kn
     return tokens * (table[1] + prices[1]) / seconds
 
 
-def curves() -> dict[str, CostCurve]:
-    """Return each model's cost curve, as `bench.coordgen.speed` last measured it."""
-    models = read("bench.coordgen.speed", "speed")["models"]
+def curves(result: str) -> dict[str, CostCurve]:
+    """Return each model's cost curve, as `bench.coordgen.speed` measured it for this `result`."""
+    models = read("bench.coordgen.speed", result)["models"]
     found = {}
     for name, figures in models.items():
         seconds, heads = (tuple(1e-3 * each for each in figures[key].values()) for key in ("curve_ms", "heads_ms"))
@@ -95,40 +95,45 @@ def curves() -> dict[str, CostCurve]:
     return found
 
 
-def measured(cases: int) -> dict[str, Any]:
-    """Return the speed of every drafter on every task, by cost curve."""
-    known = curves()
+def measured(cases: int, pair: str) -> dict[str, Any]:
+    """Return the speed of every drafter on every task of a pair, by cost curve."""
+    known = curves("speed" if pair == "home" else f"speed_{pair}")
     found: dict[str, Any] = {name: {} for name in known}
-    with Model.load(resolve("edgellm-verifier")) as model:
-        for task in TASKS:
-            read = recorded(model, task, cases)
+    with Model.load(PAIRS[pair].file("verifier")) as model:
+        for task in TASKS[pair]:
+            replies = recorded(model, task, cases, pair=pair)
             for name, curve in known.items():
                 knowing = Knowing(curve, model)
                 found[name][task] = {
-                    "ours": speed(read, curve, Ours(DEFAULT_SOURCES, curve, model)),
-                    "all that stands": speed(read, curve, knowing.ours, knowing),
-                    "oracle": speed(read, curve, Foresight(DraftLengthController(curve))),
+                    "ours": speed(replies, curve, Ours(DEFAULT_SOURCES, curve, model)),
+                    "all that stands": speed(replies, curve, knowing.ours, knowing),
+                    "oracle": speed(replies, curve, Foresight(DraftLengthController(curve))),
                 }
     return found
 
 
 def table(found: dict[str, Any]) -> str:
     """Return a Markdown table: a row for each curve and drafter, a column for each task."""
-    lines = [f"| curve | drafter | {' | '.join(TASKS)} | share of the oracle's gain |", "|---|---|" + "---|" * 5]
+    names = list(next(iter(found["curves"].values())))
+    lines = [f"| curve | drafter | {' | '.join(names)} | share of the oracle's gain |"]
+    lines.append("|---|---|" + "---|" * (len(names) + 1))
     for name, tasks in found["curves"].items():
         for way in ("ours", "all that stands", "oracle"):
-            gains = [(tasks[task][way] - 1.0) / (tasks[task]["oracle"] - 1.0) for task in TASKS]
-            cells = " | ".join(f"{tasks[task][way]:.2f}" for task in TASKS)
+            gains = [(tasks[task][way] - 1.0) / (tasks[task]["oracle"] - 1.0) for task in names]
+            cells = " | ".join(f"{tasks[task][way]:.2f}" for task in names)
             lines.append(f"| {name} | {way} | {cells} | {np.mean(gains):.0%} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", choices=TASKS, default="home")
     parser.add_argument("--cases", type=int, default=40, help="of each task")
     parser.add_argument("--name", default="hindsight", help="of the result file")
     arguments = parser.parse_args()
-    found = {"cases": arguments.cases, "curves": measured(arguments.cases)}
+    found = {
+        "pair": arguments.pair, "cases": arguments.cases, "curves": measured(arguments.cases, arguments.pair),
+    }  # fmt: skip
     sys.stdout.write(table(found))
     sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.hindsight', found, SEED)}\n")
 

@@ -79,7 +79,7 @@ def measured(task: str, arguments: argparse.Namespace) -> dict[str, Any]:
             draft = "edgellm-draft" if drafts else None
             pair = stack.enter_context(paced_pair(draft, address, arguments.token_ms * 1e-3))
             methods[name] = Method(pair, retrieval)
-        for case in held_out(TASKS[task], arguments.cases, SEED):
+        for case in held_out(TASKS["home"][task], arguments.cases, SEED):
             messages = [Message(turn.role, turn.text) for turn in case.prompt]
             for method in methods.values():
                 method.answer(messages)
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--name", default="link", help="of the result file")
     arguments = parser.parse_args()
     tasks = {}
-    for task in TASKS:
+    for task in TASKS["home"]:
         tasks[task] = measured(task, arguments)
         sys.stdout.write(table({"tasks": {task: tasks[task]}}).splitlines()[-1] + "\n")
         sys.stdout.flush()

@@ -108,7 +108,9 @@ def methods(path: Path, threads: int, stack: ExitStack) -> dict[str, Method]:
 
 def measured(task: str, cases: int, repeats: int, threads: int) -> dict[str, Any]:
     """Return every method's tokens a second on one task, and how often its text equals that of the first method."""
-    prompts = [[Message(turn.role, turn.text) for turn in case.prompt] for case in held_out(TASKS[task], cases, SEED)]
+    prompts = [
+        [Message(turn.role, turn.text) for turn in case.prompt] for case in held_out(TASKS["home"][task], cases, SEED)
+    ]
     found: dict[str, Method] = {}
     for _ in range(repeats):
         with ExitStack() as stack:  # each repeat begins without memories
@@ -156,7 +158,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--name", default="llama", help="of the result file")
     arguments = parser.parse_args()
-    tasks = {task: measured(task, arguments.cases, arguments.repeats, arguments.threads) for task in TASKS}
+    tasks = {task: measured(task, arguments.cases, arguments.repeats, arguments.threads) for task in TASKS["home"]}
     sys.stdout.write(table({"tasks": tasks}) + "\n")
     kept = {"cases": arguments.cases, "repeats": arguments.repeats, "threads": arguments.threads, "tasks": tasks}
     sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.llama', kept, SEED)}\n")

@@ -1,10 +1,10 @@
 """Measure how much faster replies are with retrieved drafts, and that they are never slower (CoordGen, Table 3).
 
-    python -m bench.coordgen.speed [--cases 40] [--past 200] [--models bundled 0.5b] [--threads N] [--repeats 3]
+    python -m bench.coordgen.speed [--pair home|code] [--cases 40] [--past 200] [--models own 0.5b] [--threads N]
 
 For each task, every case is written by every method in turn, in one process: plain decoding; llama-cpp-python's prompt
 lookup, PLD and SAM, which always draft ten tokens; ours on top of those; ours, and ours with or without one of its
-parts; and an oracle that knows the reply and drafts as much of it as pays. The text is the bundled verifier's reply.
+parts; and an oracle that knows the reply and drafts as much of it as pays. The text is that of the pair's verifier.
 Every pass is computed in full, and the verdict is read off that reply. So weights may be random (the 0.5B shape), and
 all methods write the same.
 
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.coordgen.tasks import SEED, TASKS, Reply, recorded
+from bench.coordgen.tasks import SEED, TASKS, Reply, files_of, recorded
 from bench.coordgen.timed_methods import N_CTX, Run, all_methods, nothing_to_copy
 from bench.harness import hardware
 from bench.harness.figures import bar_groups
@@ -42,7 +42,6 @@ from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.types import Expected, Ids
-from edgellm.storage import resolve
 from edgellm.verifier.in_process import report_expected
 from testkit.forced_verifier import ForcedVerifier
 from testkit.gguf import random_model
@@ -94,9 +93,9 @@ def measured(
 
 
 @contextmanager
-def draft_model(threads: int | None, own: Hardware) -> Iterator[ModelDrafter]:
-    """Yield the bundled draft model, ready to draft for any target: its cost curve is measured."""
-    with Model.load(resolve("edgellm-draft"), hardware=own) as model:
+def draft_model(file: Path, threads: int | None, own: Hardware) -> Iterator[ModelDrafter]:
+    """Yield a draft model, ready to draft for any target: its cost curve is measured."""
+    with Model.load(file, hardware=own) as model:
         with Context(model, n_ctx=N_CTX, threads=threads) as context:
             curve = CurveMeasurement().run(context)
         with Context(model, n_ctx=N_CTX, threads=threads) as context:
@@ -179,29 +178,31 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", choices=TASKS, default="home")
     parser.add_argument("--cases", type=int, default=40, help="of each task; half of them at the 0.5B shape")
     parser.add_argument("--past", type=int, default=200, help="earlier conversations, for the row that has them")
-    parser.add_argument("--models", nargs="+", choices=("bundled", "0.5b"), default=["bundled", "0.5b"])
+    parser.add_argument("--models", nargs="+", choices=("own", "0.5b"), default=["own", "0.5b"])
     parser.add_argument("--threads", type=int)
     hardware.add_arguments(parser, hardware.LOADED)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--name", default="speed", help="of the result file")
     arguments = parser.parse_args()
     models = {}
-    own = hardware.of(arguments)
-    with ExitStack() as stack, Model.load(resolve("edgellm-verifier"), hardware=own) as bundled:
-        both = {task: recorded(bundled, task, arguments.cases + arguments.past) for task in TASKS}
+    own, pair, count = hardware.of(arguments), arguments.pair, arguments.cases + arguments.past
+    (name, big), (_, small) = files_of(pair).items()
+    with ExitStack() as stack, Model.load(big, hardware=own) as verifier:
+        both = {task: recorded(verifier, task, count, pair=pair) for task in TASKS[pair]}
         tasks = {task: cases[: arguments.cases] for task, cases in both.items()}
         past = {task: cases[arguments.cases :] for task, cases in both.items()}
-        tasks[NONE] = nothing_to_copy(arguments.cases, bundled.n_vocab)
-        small = stack.enter_context(draft_model(arguments.threads, own))
+        tasks[NONE] = nothing_to_copy(arguments.cases, verifier.n_vocab)
+        drafter = stack.enter_context(draft_model(small, arguments.threads, own))
 
         def methods(model: Model, *, few: bool) -> Callable[[CostCurve, str], list[Run]]:
-            return lambda curve, task: all_methods(curve, model, past.get(task, ()), few, small)
+            return lambda curve, task: all_methods(curve, model, past.get(task, ()), few, drafter)
 
-        if "bundled" in arguments.models:
-            every = methods(bundled, few=False)
-            models["edgellm-verifier"] = measured(bundled, tasks, every, arguments.threads, arguments.repeats)
+        if "own" in arguments.models:
+            every = methods(verifier, few=False)
+            models[name] = measured(verifier, tasks, every, arguments.threads, arguments.repeats)
         if "0.5b" in arguments.models:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "half.gguf"
             random_model.write(path, random_model.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
@@ -210,7 +211,13 @@ def main() -> None:
             some = methods(half, few=True)
             models["Qwen2.5-0.5B shape, Q4_0"] = measured(half, half_of, some, arguments.threads, 1)
     sys.stdout.write(table({"models": models}) + "\n")
-    kept = {"cases": arguments.cases, "past": arguments.past, "repeats": arguments.repeats, "models": models}
+    kept = {
+        "pair": pair,
+        "cases": arguments.cases,
+        "past": arguments.past,
+        "repeats": arguments.repeats,
+        "models": models,
+    }
     sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.speed', kept, SEED, plot=plot)}\n")
 
 

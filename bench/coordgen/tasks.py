@@ -1,14 +1,14 @@
 """The tasks of CoordGen's evaluation, and recorded greedy replies to them.
 
-The tasks are four families of the little world: `summary` (a day's log), `rag` (questions about notes), `ui` (device
-commands) and `reply` (answers to messages). The code pair has four of its own. Cases of a task come one after another,
-as on a device, so that past cases can be drafted from.
+For the home pair they are four families of the little world: `summary` (a day's log), `rag` (questions about notes),
+`ui` (device commands) and `reply` (answers to messages); for the code pair its families. Cases of a task come one after
+another, as on a device, so that past cases can be drafted from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -16,13 +16,19 @@ from edgellm.engine import Context, Message, Model
 from edgellm.spec.types import Ids
 from models.pairs import PAIRS
 
-TASKS = {"summary": "summary", "rag": "qa", "ui": "command", "reply": "reply"}
-"""Families of the little world by the paper's names of its tasks."""
-
-TASKS_OF: Mapping[str, Mapping[str, str]] = {"home": TASKS, "code": {name: name for name in PAIRS["code"].families}}
-"""The families of the tasks for each pair."""
+TASKS = {
+    "home": {"summary": "summary", "rag": "qa", "ui": "command", "reply": "reply"},
+    "code": {family: family for family in PAIRS["code"].families},
+}
+"""Families by the paper's names of its tasks, for each pair."""
 
 SEED = 4004
+
+
+def files_of(pair: str) -> dict[str, Path]:
+    """Return the files of a pair's models by the names that tables have, the verifier first."""
+    prefix = "edgellm-" if pair == "home" else f"{pair} "
+    return {f"{prefix}{name}": PAIRS[pair].file(name) for name in ("verifier", "draft")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +40,10 @@ class Reply:
 
 
 def recorded(model: Model, task: str, cases: int, most: int = 120, seed: int = SEED, pair: str = "home") -> list[Reply]:
-    """Return greedy replies of `model`, a verifier of `pair`, to `cases` of a task."""
+    """Return greedy replies of `model` to `cases` of a pair's task."""
     found = []
     with Context(model, n_ctx=model.n_ctx_train) as context:
-        for case in PAIRS[pair].held_out(TASKS_OF[pair][task], cases, seed):
+        for case in PAIRS[pair].held_out(TASKS[pair][task], cases, seed):
             prompt = model.chat_prompt([Message(turn.role, turn.text) for turn in case.prompt])
             row = context.decode(prompt[context.sync(prompt) :])[0]
             reply = [int(row.argmax())]

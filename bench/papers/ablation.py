@@ -25,7 +25,7 @@ from typing import Any
 
 from bench.coordgen.methods import Everything, Method, Ours, SuffixLookup
 from bench.coordgen.speed import measured
-from bench.coordgen.tasks import SEED, TASKS_OF, recorded
+from bench.coordgen.tasks import SEED, TASKS, recorded
 from bench.coordgen.timed_methods import FIXED, Drafting, Plain, Run
 from bench.harness import hardware
 from bench.harness.figures import bar_groups
@@ -109,7 +109,7 @@ def main() -> None:
     arguments = parsed_with_pair(parser)
     with Model.load(resolve(arguments.verifier), hardware=hardware.of(arguments)) as model:
         pair = arguments.pair
-        tasks = {task: recorded(model, task, arguments.cases, pair=pair) for task in TASKS_OF[pair]}
+        tasks = {task: recorded(model, task, arguments.cases, pair=pair) for task in TASKS[pair]}
         found = measured(model, tasks, partial(methods, model), arguments.threads, arguments.repeats)
     figures = {
         "pair": pair, "cases": arguments.cases, "repeats": arguments.repeats,

@@ -39,7 +39,7 @@ from time import monotonic, perf_counter, sleep
 from typing import Any, Literal
 from unittest.mock import patch
 
-from bench.coordgen.tasks import SEED, TASKS_OF
+from bench.coordgen.tasks import SEED, TASKS
 from bench.harness.figures import bar_groups
 from bench.harness.report import write
 from bench.papers.claims import TABLE_3, speeds
@@ -164,7 +164,7 @@ def wait(mesh: Mesh) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write all replies by every schedule in turn, with each of the drafts."""
     made, path = PAIRS[arguments.pair], resolve(arguments.verifier)
-    families = {task: TASKS_OF[arguments.pair][task] for task in arguments.tasks or TASKS_OF[arguments.pair]}
+    families = {task: TASKS[arguments.pair][task] for task in arguments.tasks or TASKS[arguments.pair]}
     file = ModelFile.open(path)
     layers = model_costs(file).shape.layers
     pace = Pace(*(1e-3 * ms / layers for ms in (arguments.load_ms, arguments.pass_ms, arguments.row_ms)))

@@ -1,8 +1,8 @@
 """Measure whether attention predicts which chunks the verifier rejects, and which of them matter (Synera, 4.2).
 
-    python -m bench.synera.importance [--prompts 240] [--gamma 4]
+    python -m bench.synera.importance [--pair home|code] [--prompts 240] [--gamma 4]
 
-The bundled pair writes held-out replies with everything verified. Each drafted chunk is read once more with the draft
+The pair writes held-out replies with everything verified. Each drafted chunk is read once more with the draft
 model's attention captured in all layers. Each rejected chunk is kept once while all others are verified: it matters if
 that lowers the reply's score.
 
@@ -33,8 +33,7 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Verdict
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
-from models.home.families import FAMILIES
-from testkit.questions import MOST, Question, questions
+from testkit.questions import ASKED, MOST, Question, parsed_with_pair, questions
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 SEED = 3003
@@ -124,14 +123,14 @@ class Writer:
         return question.score(self._verifier.detokenize(reply[:end]).decode(errors="replace").strip())
 
 
-def chunks(draft: Model, verifier: Model, prompts: int, gamma: int) -> list[Seen]:
-    """Return all chunks of fully verified replies."""
+def chunks(draft: Model, verifier: Model, pair: str, prompts: int, gamma: int) -> list[Seen]:
+    """Return all chunks of fully verified replies to `prompts` questions of a pair."""
     layers = tuple(range(draft.n_layer))
     found: list[Seen] = []
     with ExitStack() as closing:
         context = closing.enter_context(Context(draft, n_ctx=POSITIONS, threads=1, capture=Capture(attention=layers)))
         writer = Writer(draft, verifier, gamma, closing)
-        for number, question in enumerate(questions(-(-prompts // len(FAMILIES)), SEED)[:prompts]):
+        for number, question in enumerate(questions(-(-prompts // len(ASKED[pair])), SEED, pair)[:prompts]):
             prompt = verifier.chat_prompt(question.messages)
             rounds = list(writer.rounds(prompt, prompt))
             best = writer.score(question, prompt, rounds[-1][-1])
@@ -247,12 +246,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=240)
     parser.add_argument("--gamma", type=int, default=4)
-    parser.add_argument("--draft", default="edgellm-draft")
-    parser.add_argument("--verifier", default="edgellm-verifier")
     parser.add_argument("--name", default="importance", help="of the result file")
-    arguments = parser.parse_args()
+    arguments = parsed_with_pair(parser)
     with Model.load(resolve(arguments.draft)) as small, Model.load(resolve(arguments.verifier)) as big:
-        found = chunks(small, big, arguments.prompts, arguments.gamma)
+        found = chunks(small, big, arguments.pair, arguments.prompts, arguments.gamma)
     full = [seen for seen in found if len(seen.chunk) == arguments.gamma]
     wrong = [seen for seen in found if seen.rejected]
     figures = {

@@ -1,8 +1,8 @@
 """Measure how often the right verdict is among the likeliest predictions (Synera, 4.4).
 
-    python -m bench.synera.verdict_prediction [--cases 40] [--budget 0.2] [--known 1 3 10 30 100] [--temperature 0]
+    python -m bench.synera.verdict_prediction [--pair home|code] [--cases 40] [--budget 0.2] [--known 1 3 10 30 100]
 
-The bundled pair writes held-out replies at a budget, as a device that waits for its verifier does. At each verdict but
+The pair writes held-out replies at a budget, as a device that waits for its verifier does. At each verdict but
 a reply's last, the sixteen likeliest predictions are made and the rank of the right one is noted. So a column shows how
 often that many branches would hit, on a device that has time for all of them.
 
@@ -40,7 +40,7 @@ from edgellm.spec.stats import Stats
 from edgellm.spec.types import Chunk, Ids, Round, Sampling
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
-from testkit.questions import MOST, Question, questions
+from testkit.questions import MOST, Question, parsed_with_pair, questions
 
 SEED = 4004
 POSITIONS = 1024
@@ -92,24 +92,24 @@ class Guesser(Drafter):
         return likely.index((accepted, token)) if (accepted, token) in likely else MAX_BRANCHES
 
 
-def hits(cases: list[Question], budget: float, temperature: float) -> dict[str, Any]:
+def hits(cases: list[Question], arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the shares of verdicts among the 1, 2, ... likeliest guesses: of all verdicts, and of rejections alone."""
     with ExitStack() as closing:
         small, big = (
-            closing.enter_context(Model.load(resolve(name))) for name in ("edgellm-draft", "edgellm-verifier")
+            closing.enter_context(Model.load(resolve(name))) for name in (arguments.draft, arguments.verifier)
         )
         local = LocalVerifier(big, ContextPool(lambda: Context(big, n_ctx=POSITIONS, threads=1)), POSITIONS)
         closing.callback(local.close)
         guesser = Guesser(small, closing)
-        profile = profile_of(small.path, big.path, None)
-        controller, options = BudgetController(), ReplyOptions(budget=budget)
+        profile = profile_of(small.path, big.path, arguments.profile)
+        controller, options = BudgetController(), ReplyOptions(budget=arguments.budget)
         for seed, question in enumerate(cases):
             prompt = big.chat_prompt(question.messages)
             choice = choose(options, 0, profile=profile, controller=controller, linked=True)
             events = generate(
                 GenerationState(
                     prompt,
-                    Sampling(temperature, seed=seed),
+                    Sampling(arguments.temperature, seed=seed),
                     limits=GenerationLimits(MOST, POSITIONS, choice.gamma),
                     rules=DraftRules(choice.stop_below, choice.lookup_below),
                     context=ContextLookup(prompt),
@@ -160,11 +160,11 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--known", type=float, nargs="+", default=[1.0, 3.0, 10.0, 30.0, 100.0])
     parser.add_argument("--name", default="verdict_prediction", help="of the result file")
-    arguments = parser.parse_args()
-    cases = questions(arguments.cases, SEED)
-    rows = [weighing(known, lambda: hits(cases, arguments.budget, arguments.temperature)) for known in arguments.known]
+    arguments = parsed_with_pair(parser)
+    cases = questions(arguments.cases, SEED, arguments.pair)
+    rows = [weighing(known, lambda: hits(cases, arguments)) for known in arguments.known]
     print(table({"rows": rows}), end="")
-    figures = {"budget": arguments.budget, "temperature": arguments.temperature, "rows": rows}
+    figures = {name: getattr(arguments, name) for name in ("pair", "budget", "temperature")} | {"rows": rows}
     print(f"written: {write(arguments.name, 'bench.synera.verdict_prediction', figures, SEED)}")
 
 
