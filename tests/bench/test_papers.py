@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.coordgen.tasks import TASKS_OF, recorded
+from bench.coordgen.tasks import TASKS, recorded
 from bench.papers.ablation import OURS, PAPERS, methods
 from bench.papers.frontier import WholeReplies, costs
 from bench.papers.switching import WIDE, Home, placed, schedules
@@ -84,7 +84,7 @@ def test_methods_of_the_ablation_write_the_reply(verifier_model: Model) -> None:
 
 @pytest.mark.parametrize("pair", ["home", "code"])
 def test_each_task_is_a_family_of_its_pair(pair: str) -> None:
-    assert set(TASKS_OF[pair].values()) <= set(FAMILIES[pair])
+    assert set(TASKS[pair].values()) <= set(FAMILIES[pair])
 
 
 @pytest.mark.parametrize("layers", [2, 7, 12])
