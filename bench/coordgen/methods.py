@@ -39,7 +39,12 @@ class Everything(DraftLengthController):
         super().__init__(CostCurve((1, 64), (1.0, 1.0)))
         self._most = most
 
-    def choose(self, survives: Sequence[float], instead: tuple[float, float] | None = None) -> int:  # noqa: ARG002
+    def choose(
+        self,
+        survives: Sequence[float],
+        alternative: tuple[float, float] | None = None,  # noqa: ARG002
+        allowed: float = 0.0,  # noqa: ARG002
+    ) -> int:
         return min(len(survives), self._most)
 
     def floors(self, rows: int = 0, seconds: float = 0.0) -> list[float]:  # noqa: ARG002

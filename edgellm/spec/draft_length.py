@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from functools import lru_cache
+from math import exp, inf, log
 from statistics import median
 
 import numpy as np
@@ -32,10 +33,12 @@ WITNESSES = 3
 _MIN_ROUNDS = 50  # rounds that are needed to judge a curve
 _REFIT = 8  # rounds after which their times go into the table for the first time
 _MAX_REFIT = 64  # rounds between two such updates, once there were many
+_MIN_REFIT = 0.01  # by which a length's time must have changed for an update
 _MIN_WEIGHT = 0.1  # weight of the last round in the time of its length
 _MEMORY = 0.98  # decay per round: a memory of about fifty rounds
 _RECENT_ROUNDS = 32  # rounds for which a length that was tried counts as known
 _MAX_TRY = 2.0  # upper limit of a trial's cost, in decodes of one row, whatever the curve says of two rows
+_CURVES = 16  # that are in use at once, at most: what follows from one is asked for by every reply
 _TRIES = 8.0  # decodes of one row that may be spent on trials at once while the curve is doubtful
 
 
@@ -76,7 +79,7 @@ class CostCurve:
 
     def filling(self) -> tuple[Sequence[int], Sequence[float]]:
         """Return the curve's facts for a context; see `Context.fill`."""
-        return self.widths(), self.heads
+        return _kept_widths(self), self.heads
 
     def widths(self) -> list[int]:
         """Return to how many rows a decode of 0, 1, 2 … `MOST + 1` rows is filled up."""
@@ -102,11 +105,17 @@ class CostCurve:
         return [0.0, *found.tolist()]
 
 
-def acceptance_floors(curve: CostCurve) -> list[float]:
+@lru_cache(maxsize=_CURVES)
+def _kept_widths(curve: CostCurve) -> tuple[int, ...]:
+    return tuple(curve.widths())
+
+
+@lru_cache(maxsize=_CURVES)
+def acceptance_floors(curve: CostCurve) -> Sequence[float]:
     """Return, for each number of other rows, the acceptance probability above which one more row pays, compared with a
     decode of its own later."""
     table = curve.table()
-    return [slope / table[1] for slope in _least_slopes(table)]
+    return tuple(slope / table[1] for slope in _least_slopes(table))
 
 
 class DraftLengthController:
@@ -139,6 +148,7 @@ class DraftLengthController:
         self._total_seconds = 0.0
         self._rounds = 0
         self._refit_at = _REFIT
+        self._fitted = list(self._log_errors)  # that are in the table
 
     def _use_curve(self, curve: CostCurve) -> None:
         """Use another curve with the same rows and widths."""
@@ -146,17 +156,23 @@ class DraftLengthController:
         self._plain = self._table = curve.table(self._widths)
         self._heads = curve.head_seconds()
         self._slopes = _least_slopes(self._table)
-        self._tokens, self._seconds = 1.0, self._single  # of recent rounds, fading
+        self._tokens, self._seconds = 1.0, self.single  # of recent rounds, fading
 
     @property
     def rate(self) -> float:
         """Return the latest tokens per second, or those without drafts where they would have been more."""
-        return max(self._tokens / self._seconds, 1.0 / self._single)
+        return max(self._tokens / self._seconds, 1.0 / self.single)
 
     @property
-    def _single(self) -> float:
+    def single(self) -> float:
         """Return the seconds of a decode without drafts."""
         return self._table[1] + self._heads[1]
+
+    def loss(self, drafted: int, accepted: int) -> float:
+        """Return what a draft of which so many tokens were accepted has cost more than it saved, in decodes without
+        drafts."""
+        taken = self._table[drafted + 1] + self._head_seconds(drafted + 1, accepted + 1.0) + 2.0 * self._curve.change
+        return taken / self.single - 1.0 - accepted
 
     def _head_seconds(self, rows: int, expected: float) -> float:
         """Return the seconds of the heads of `rows` rows, of which `expected` are expected to be needed: computed one
@@ -192,36 +208,40 @@ class DraftLengthController:
         seconds = np.array(self._curve.seconds) * np.exp(log_error)
         return replace(self._curve, seconds=tuple(seconds.tolist()))
 
-    def choose(self, survives: Sequence[float], alternative: tuple[float, float] | None = None) -> int:
+    def choose(
+        self, survives: Sequence[float], alternative: tuple[float, float] | None = None, allowed: float = inf
+    ) -> int:
         """Return how many of the offered tokens to draft; `survives[i]` is the chance that the first i + 1 are all
         accepted. The result may exceed their number: then arbitrary tokens fill up the decode.
 
         Without a draft the verifier's next token comes alone, or `alternative`, tokens and seconds, if that is better.
+        A draft that is expected to pay takes at most `allowed` decodes without drafts longer than one.
         """
         table, price, change, last, widths = self._table, self.rate, self._curve.change, self._last, self._widths
-        tokens, seconds = 1.0, self._single + (change if widths[1] != last else 0.0)
+        tokens, seconds = 1.0, self.single + (change if widths[1] != last else 0.0)
         one, heads = self._heads[1], self._heads
         if alternative is not None and alternative[0] - price * alternative[1] > tokens - price * seconds:
             tokens, seconds = alternative
         best, gain, expected = 0, MIN_GAIN + tokens - price * seconds, 1.0
+        most = (1.0 + allowed) * self.single
         for at, chance in enumerate(survives[:MAX_DRAFT], 1):
             expected += chance
-            head_seconds = min(expected * one, heads[at + 1])
-            now = expected - price * (table[at + 1] + head_seconds + (change if widths[at + 1] != last else 0.0))
-            if now > gain:
+            taken = table[at + 1] + min(expected * one, heads[at + 1])
+            now = expected - price * (taken + (change if widths[at + 1] != last else 0.0))
+            if now > gain and taken <= most:
                 best, gain = at, now
         as_before = best < last - 1 > len(survives) > 0
         if as_before and expected - price * (table[last] + self._head_seconds(last, expected)) > gain:
             return last - 1  # an arbitrary row is cheaper than a changed number of rows
         if self._doubtful and best < (longest := min(len(survives), MAX_DRAFT)) and self._untried(longest):
-            cost = min(table[longest + 1] - table[best + 1], _MAX_TRY * self._single)
+            cost = min(table[longest + 1] - table[best + 1], _MAX_TRY * self.single)
             if self._explored + cost <= EXPLORATION * self._total_seconds:
                 self._explored += cost
                 return longest
         if best or not survives:
             return best
-        cost = max(table[2] - table[1] + 2.0 * change, MIN_GAIN * self._single)  # to another number of rows, and back
-        cost = min(cost, _MAX_TRY * self._single)  # a wrong curve must not prevent the tries that would expose it
+        cost = max(table[2] - table[1] + 2.0 * change, MIN_GAIN * self.single)  # to another number of rows, and back
+        cost = min(cost, _MAX_TRY * self.single)  # a wrong curve must not prevent the tries that would expose it
         if self._explored + cost > EXPLORATION * self._total_seconds:
             return 0
         self._explored += cost
@@ -234,7 +254,7 @@ class DraftLengthController:
     def pays(self, model_round: tuple[float, float]) -> bool:
         """Return whether `model_round`, tokens and seconds for them, is better than a decode without drafts."""
         tokens, seconds = model_round
-        return tokens - self.rate * seconds > 1.0 - self.rate * self._single
+        return tokens - self.rate * seconds > 1.0 - self.rate * self.single
 
     def floors(self, rows: int = 0, seconds: float = 0.0) -> list[float]:
         """Return for every place behind `rows` drafted tokens the chance to survive below which no token there or
@@ -267,7 +287,7 @@ class DraftLengthController:
         """Return in words why `choose` chose so."""
         if not survives:
             return "no draft is retrieved"
-        one = self._single
+        one = self.single
         if not chosen and alternative is not None:
             return f"a retrieved token has a {survives[0]:.0%} chance: the draft model does better"
         if not chosen:
@@ -276,6 +296,16 @@ class DraftLengthController:
         expected = 1.0 + sum(survives[:chosen])
         cost = (self._table[chosen + 1] + self._head_seconds(chosen + 1, expected)) / one
         return f"{chosen} drafted: {expected:.1f} tokens expected in the time of {cost:.1f}"
+
+    def learn_plain(self, rounds: int, seconds: float) -> None:
+        """Learn from so many rounds without drafts, each of one token, which took `seconds` together."""
+        mean, kept = seconds / rounds, _MEMORY ** (rounds - 1)
+        others = (1.0 - kept) / (1.0 - _MEMORY)
+        self._tokens = kept * self._tokens + others
+        self._seconds = kept * self._seconds + others * mean
+        self._total_seconds += seconds - mean
+        self._rounds += rounds - 1
+        self.learn(0, 1, mean)
 
     def learn(self, drafted: int | None, tokens: int, seconds: float) -> None:
         """Learn from a round with `drafted` tokens that yielded `tokens` in `seconds`. `drafted` is None if the time
@@ -306,8 +336,10 @@ class DraftLengthController:
         weight = max(_MIN_WEIGHT, 1.0 / (self._tries[at] + 1.0))  # the curve itself was a try
         self._log_errors[at] += weight * gap
         if self._rounds >= self._refit_at:
-            self._refit_at += min(self._rounds, _MAX_REFIT)
-            self._refit()
+            self._refit_at = self._rounds + min(self._rounds, _MAX_REFIT)
+            pairs = zip(self._log_errors, self._fitted, strict=True)
+            if any(abs(now - fitted) > _MIN_REFIT for now, fitted in pairs):
+                self._refit()
 
     def _accept_shift(self, at: int) -> None:
         """Believe the latest decodes of a length; if no other length is known to be right lately, scale all of them,
@@ -338,10 +370,11 @@ class DraftLengthController:
         """Let some time go into tries of lengths for which there is only a doubtful curve."""
         if not self._doubtful:
             self._doubtful = True
-            self._explored -= _TRIES * self._single
+            self._explored -= _TRIES * self.single
 
     def _refit(self) -> None:
         """Update the table to decodes as they are now."""
+        self._fitted = list(self._log_errors)
         self._table = self.corrected().table(self._widths)
         self._slopes = _least_slopes(self._table)
 

@@ -106,15 +106,20 @@ class DrafterSelector:
 
     def record_other_round(self, tokens: int, seconds: float) -> None:
         """Record a round without the draft model: `tokens` in `seconds`."""
-        self._rounds_since += 1
+        self.record_other_rounds(1, tokens, seconds)
+
+    def record_other_rounds(self, rounds: int, tokens: int, seconds: float) -> None:
+        """Record so many rounds without the draft model: `tokens` in `seconds`, together."""
+        self._rounds_since += rounds
         self._try_budget += EXPLORATION * seconds
-        self._other_rounds.add(tokens, seconds)
+        self._other_rounds.add(tokens / rounds, seconds / rounds, rounds)
 
     def record_reply(self, written: int) -> None:
         """Record the length of a complete reply."""
         self._length += _MIN_WEIGHT * (written - self._length)
 
 
+_REST = 7  # rounds after which it is considered again whether a draft model that does not pay is asked
 _PAUSED = "the draft model is paused: recent replies were slower with it"
 _BACKS_OFF = "the draft model is paused: its last drafts did not pay and were dropped"
 
@@ -135,6 +140,8 @@ class HybridDrafter(Drafter):
         self.asked = False
         """True if the draft model drafted in the last round, even if none of its tokens paid."""
         self._drafted = False  # whether it drafted any tokens
+        self._rest = 0  # rounds without a copy, in which the model is not considered
+        self._plain_rounds, self._plain_tokens, self._plain_seconds = 0, 0, 0.0  # without a draft, not recorded yet
 
     @property
     def needs_verdict(self) -> bool:
@@ -143,22 +150,29 @@ class HybridDrafter(Drafter):
 
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
-        self._number, self._reads_prompt, self._knows_prompt = 0, False, False
+        self._number, self._reads_prompt, self._knows_prompt, self._rest = 0, False, False, 0
         self._retrieval.begin(state)
         self._model.begin(state)
 
     def end(self) -> None:
         """See `Drafter.end`."""
+        self._record_plain()
+        self._retrieval.end()
         self._model.end()
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """See `Drafter.propose`."""
-        rounds, prompt, written = self._rounds, state.prompt_tokens, state.written
+        rounds = self._rounds
         if not self._number:
             rounds.start_episode()
         self.asked = self._drafted = False
         if not rounds.uses_model:
             return _explained(self._retrieval.propose(state, gamma), _PAUSED)
+        if self._rest:
+            self._rest -= 1
+            return self._retrieval.propose(state, gamma, alternative=rounds.model_round)
+        self._record_plain()
+        prompt, written = state.prompt_tokens, state.written
         due = rounds.try_due(0 if self._knows_prompt else prompt + written)
         asks = self._knows_prompt or due or rounds.prompt_pays(prompt + written, written)
         chunk = self._retrieval.propose(state, gamma, alternative=None if due else rounds.model_round)
@@ -169,6 +183,7 @@ class HybridDrafter(Drafter):
             self.asked = False
             return _explained(chunk, _BACKS_OFF)
         if not self.asked:
+            self._rest = 0 if (asks and pays) or not self._number else _REST
             return chunk
         self._reads_prompt, self._knows_prompt = not self._knows_prompt, True
         began = perf_counter()
@@ -210,15 +225,31 @@ class HybridDrafter(Drafter):
         self._retrieval.observe(state, turn, shared=self.asked)
         if (verdict := turn.verdict) is None:
             return
-        tokens = verdict.accepted + len(verdict.tokens)
-        self._rounds.back_off.record(len(turn.chunk) > 0 if self._drafted else None)
-        self._rounds.acceptance.observe(turn.chunk, verdict.accepted)
-        if self._number and not self._reads_prompt:  # else the time includes a prompt
-            (self._rounds.record_model_round if self.asked else self._rounds.record_other_round)(tokens, turn.seconds)
-        if self._number:
-            self._rounds.record_tokens(tokens, turn.seconds)
-        self._number += 1
+        tokens, seconds, rounds = verdict.accepted + len(verdict.tokens), turn.seconds, self._rounds
+        first, self._number = not self._number, self._number + 1
+        if not (first or self.asked):
+            self._plain_rounds += 1
+            self._plain_tokens += tokens
+            self._plain_seconds += seconds
+            if self._plain_rounds > _REST:
+                self._record_plain()
+            return
+        self._record_plain()
+        rounds.back_off.record(len(turn.chunk) > 0 if self._drafted else None)
+        rounds.acceptance.observe(turn.chunk, verdict.accepted)
+        if not first:
+            if not self._reads_prompt:  # else the time includes a prompt
+                rounds.record_model_round(tokens, seconds)
+            rounds.record_tokens(tokens, seconds)
         self._reads_prompt = False
+
+    def _record_plain(self) -> None:
+        """Record the rounds since the last one in which the draft model was asked."""
+        if self._plain_rounds:
+            self._rounds.back_off.rest(self._plain_rounds)
+            self._rounds.record_other_rounds(self._plain_rounds, self._plain_tokens, self._plain_seconds)
+            self._rounds.record_tokens(self._plain_tokens, self._plain_seconds)
+            self._plain_rounds, self._plain_tokens, self._plain_seconds = 0, 0, 0.0
 
     def close(self) -> None:
         self._model.close()

@@ -15,9 +15,10 @@ class RoundMean:
         self.tokens = self.seconds = 0.0
         self.rounds = 0
 
-    def add(self, tokens: int, seconds: float) -> None:
-        weight = max(_MIN_WEIGHT, 1.0 / (self.rounds + 1.0))
-        self.rounds += 1
+    def add(self, tokens: float, seconds: float, rounds: int = 1) -> None:
+        """Add so many rounds of `tokens` and `seconds` each."""
+        self.rounds += rounds
+        weight = max(1.0 - (1.0 - _MIN_WEIGHT) ** rounds, rounds / self.rounds)
         self.tokens += weight * (tokens - self.tokens)
         self.seconds += weight * (seconds - self.seconds)
 
@@ -78,7 +79,11 @@ class BackOff:
     def record(self, used: bool | None) -> None:
         """Record a round: whether its draft was used, None if nothing was drafted."""
         if used is None:
-            self._pause = max(0, self._pause - 1)
+            self.rest(1)
             return
         self._dropped = 0 if used else self._dropped + 1
         self._pause = min(2**self._dropped - 1, _MAX_PAUSE)
+
+    def rest(self, rounds: int) -> None:
+        """Record so many rounds in which nothing was drafted."""
+        self._pause = max(0, self._pause - rounds)

@@ -77,13 +77,16 @@ class AcceptanceModel:
         return min(1.0, self._accepted / self._expected)
 
     def record_draft(self, expected: float, accepted: int) -> None:
-        """Learn from a draft of which `expected` tokens were expected and `accepted` accepted; without a draft,
-        distrust fades."""
+        """Learn from a draft of which `expected` tokens were expected and `accepted` accepted."""
         if not expected:
-            self._accepted += (1.0 - DECAY) * (self._expected - self._accepted)
+            self.record_nothing(1)
             return
         self._expected = DECAY * self._expected + expected
         self._accepted = DECAY * self._accepted + accepted
+
+    def record_nothing(self, rounds: int) -> None:
+        """Record so many rounds without a draft: distrust fades."""
+        self._accepted += (1.0 - DECAY**rounds) * (self._expected - self._accepted)
 
     def learn(self, kind: int, accepted: bool) -> None:
         """Learn whether a token of this kind was accepted."""

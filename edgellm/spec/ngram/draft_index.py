@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from edgellm.spec.draft_length import CostCurve, DraftLengthController
+from edgellm.spec.drafters.allowance import Allowance
 from edgellm.spec.drafters.hybrid import DrafterSelector
 from edgellm.spec.ngram.acceptance_model import AcceptanceModel
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.drafter import RetrievalDrafter
+from edgellm.spec.ngram.duty_cycle import DutyCycle
 from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import ContextIndex, DraftSource, HistoryIndex
 from edgellm.spec.ngram.template_replay import Analogy
@@ -68,6 +70,7 @@ class DraftIndex:
         self._chances = AcceptanceModel([PRIORS[name] for name in self._names])
         self.length = length or DraftLengthController(curve)
         self._new_curve: CostCurve | None = None
+        self._allowance = Allowance()
         self.rounds, self.speculator_rounds = DrafterSelector(), DrafterSelector()
         self._conversations: list[PastConversation] = []
         self._pending: list[PastConversation] = []
@@ -87,6 +90,9 @@ class DraftIndex:
             "calibration": self._calibration,
             "reuse": self._reuse,
         }
+        past = self._history.automaton if len(self._history.automaton) else None
+        # what calibration and reuse know is of the last round, or of the prompt as it is read
+        always = self._calibration is not None or self._reuse is not None
         return RetrievalDrafter(
             {name: source for name, source in by_name.items() if name in self._names and source is not None},
             self._chances,
@@ -95,7 +101,11 @@ class DraftIndex:
             is_eog=self._is_eog,
             reuse=self._reuse,
             calibration=self._calibration,
+            duty=None if always else DutyCycle(self._allowance, self._decode_seconds, past),
         )
+
+    def _decode_seconds(self) -> float:
+        return self.length.single
 
     def use_curve(self, curve: CostCurve) -> None:
         """Choose by `curve` how much is drafted, from the next reply on."""
@@ -131,7 +141,7 @@ class DraftIndex:
         if len(self._conversations) < known:
             self._history, self._analogy, new = HistoryIndex(), Analogy(), self._conversations
         for conversation in new:
-            if "history" in self._names:
+            if not {"history", "analogy"}.isdisjoint(self._names):  # it tells when a look at an analogous reply is due
                 self._history.add(conversation.prompt, conversation.reply)
             if "analogy" in self._names:
                 self._analogy.add(conversation.prompt, conversation.reply)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from operator import itemgetter
+from time import perf_counter
 from typing import TypeAlias
 
 import numpy as np
@@ -13,11 +15,12 @@ import numpy as np
 from edgellm.spec.draft_length import DraftLengthController
 from edgellm.spec.ngram.acceptance_model import AcceptanceModel, agrees, evidence
 from edgellm.spec.ngram.calibration import Calibration
+from edgellm.spec.ngram.duty_cycle import DutyCycle
 from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import NO_CURSOR, Cursor, DraftSource
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState, Suggestions
-from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Expected, Ids, Round
+from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Expected, Ids, Round, Verdict
 
 HOPELESS = 0.02
 Candidate: TypeAlias = tuple[int, float, int]
@@ -41,17 +44,22 @@ class RetrievalDrafter(Drafter, Suggestions):
         reuse: Reuse | None = None,
         hopeless: float = HOPELESS,
         calibration: Calibration | None = None,
+        duty: DutyCycle | None = None,
     ) -> None:
         """Draft from `sources`, by name, in the order of the priors of `chances`.
 
         `reuse` and `calibration` are among them if used. `inside` tells whether a token continues a word, `is_eog`
         whether it ends the turn. A draft ends where its next token would be reached and accepted with a probability
-        below `hopeless`.
+        below `hopeless`. `duty` decides in which rounds drafts are looked up; None: in all.
         """
         self._sources = tuple(sources.values())
         self._chances, self._length, self._inside, self._is_eog = chances, length, inside, is_eog
-        self._reuse, self._calibration, self._hopeless = reuse, calibration, hopeless
+        self._reuse, self._calibration, self._hopeless, self._duty = reuse, calibration, hopeless, duty
+        self._prompt: Ids | None = None  # while the sources have not begun
         self._known = 0  # tokens of the text that the sources know
+        self._looked, self._looking = True, 0.0  # in this round, and for how many seconds
+        self._plain_rounds, self._plain_seconds = 0, 0.0  # without a lookup or a draft, not learned from yet
+        self._together = 1  # so many of them are learned from together
         self._candidates: Candidates = []  # options of the last draft, from place `_first_place` of its chunk on
         self._first_place = 0
         self._found: tuple[int, list[int], list[float]] = 0, [], []  # the last draft: text before it, tokens, chances
@@ -60,24 +68,42 @@ class RetrievalDrafter(Drafter, Suggestions):
         """Accepted tokens of the reply by the source that offered them."""
 
     def begin(self, state: GenerationState) -> None:
-        """See `Drafter.begin`."""
-        prompt = state.ids.tolist()
-        for source in self._sources:
-            source.begin(prompt)
+        """See `Drafter.begin`. The prompt is indexed when something is first looked up."""
+        self._prompt = state.ids
+        self._looked = self._duty is None
+        if self._duty is None:
+            self._extend_sources(state.ids)
+        else:
+            self._duty.begin(state.ids)
         self.copied = dict.fromkeys(self.copied, 0)
-        self._known = len(prompt)
-        self._first = True
+        self._first, self._together = True, 1
 
     def propose(self, state: GenerationState, gamma: int, *, alternative: tuple[float, float] | None = None) -> Chunk:
         """See `Drafter.propose`. `alternative` is the expected result of an empty chunk, as tokens and seconds;
         None: the verifier's next token."""
+        duty = self._duty
+        if duty is None:
+            return self._propose(state, gamma, alternative, inf)
+        if not self._sources or not duty.due(state.committed):
+            self._looked, self._candidates, self._first_place = False, _NO_CANDIDATES, 0
+            return Chunk(reason=duty.reason) if state.explain else _NOTHING
+        began = perf_counter()
+        self._looked = True
+        self._learn_plain()
+        chunk = self._propose(state, gamma, alternative, duty.allowed)
+        self._looking = perf_counter() - began
+        return chunk
+
+    def _propose(
+        self, state: GenerationState, gamma: int, alternative: tuple[float, float] | None, allowed: float
+    ) -> Chunk:
         self._first_place = 0
         self._extend_sources(state.committed)
         ids, survives, self._candidates = self._retrieve(gamma)
         trust = self._chances.trust
         survives = [trust * chance for chance in survives]
         self._found = len(state.ids), ids, survives
-        n = min(self._length.choose(survives, alternative), gamma)  # an arbitrary row needs room, too
+        n = min(self._length.choose(survives, alternative, allowed), gamma)  # an arbitrary row needs room, too
         reason = self._length.explain(survives, n, alternative) if state.explain else ""
         if not n:
             return Chunk(reason=reason) if reason else _NOTHING
@@ -103,7 +129,7 @@ class RetrievalDrafter(Drafter, Suggestions):
         """Return `chunk`, another drafter's draft after the prefix of the last `propose`, extended by copied tokens up
         to `gamma` in all; unchanged if nothing pays. The chunk is accepted whole with probability `alive`."""
         n = len(chunk)
-        if alive < self._hopeless or self._is_eog(int(chunk.ids[-1])):
+        if not self._looked or alive < self._hopeless or self._is_eog(int(chunk.ids[-1])):
             return chunk
         ids, survives, self._candidates = self._retrieve(gamma - n, chunk.ids.tolist(), alive)
         self._first_place = n
@@ -123,7 +149,12 @@ class RetrievalDrafter(Drafter, Suggestions):
         )
 
     def _extend_sources(self, prefix: Ids) -> None:
-        """Extend the sources by the reply's new tokens."""
+        """Extend the sources by the reply's new tokens, behind the prompt."""
+        if self._prompt is not None:
+            prompt, self._known = self._prompt.tolist(), len(self._prompt)
+            self._prompt = None
+            for source in self._sources:
+                source.begin(prompt)
         if len(prefix) > self._known:
             new = prefix[self._known :].tolist()
             for source in self._sources:
@@ -146,7 +177,9 @@ class RetrievalDrafter(Drafter, Suggestions):
             self._calibration.expect(expected)
 
     def suggest(self, state: GenerationState, drafted: Sequence[int], floors: Sequence[float]) -> list[int]:
-        """See `Suggestions.suggest`."""
+        """See `Suggestions.suggest`: nothing where no lookup was due in this round."""
+        if not self._looked:
+            return []
         self._extend_sources(state.committed)
         length, ids, survives = self._found
         if drafted or length != len(state.ids):
@@ -228,18 +261,49 @@ class RetrievalDrafter(Drafter, Suggestions):
     def observe(self, state: GenerationState, turn: Round, *, shared: bool = False) -> None:  # noqa: ARG002
         """See `Drafter.observe`. `shared`: another drafter has used some of the round's time, even if its draft was
         dropped."""
-        if turn.verdict is None:
+        verdict, seconds = turn.verdict, turn.seconds
+        if verdict is None:
             return
-        chunk, verdict, seconds = turn.chunk, turn.verdict, turn.seconds
-        n, accepted = len(chunk), verdict.accepted
+        n, written = len(turn.chunk), verdict.accepted + len(verdict.tokens)
         first, self._first = self._first, False
+        duty = self._duty
+        if duty is None:
+            self._learn(turn, verdict, first=first, shared=shared)
+            return
+        duty.wrote(written, self._length.loss(n, verdict.accepted) if n and turn.chunk.retrieved else 0.0)
+        if shared and not first:
+            duty.saved(written, seconds)
+        if self._looked:
+            began = perf_counter()
+            self._learn(turn, verdict, first=first, shared=shared)
+            duty.looked(self._looking + perf_counter() - began)
+        elif shared or first or n or written > 1:
+            self._learn(turn, verdict, first=first, shared=shared)
+        else:
+            self._plain_rounds += 1
+            self._plain_seconds += seconds
+            if self._plain_rounds >= self._together:
+                self._learn_plain()
+                self._together = min(2 * self._together, _MOST_TOGETHER)
+
+    def _learn(self, turn: Round, verdict: Verdict, *, first: bool, shared: bool) -> None:
+        """Learn from a round, the reply's `first` or a later one; `shared` as for `observe`."""
+        chunk, accepted = turn.chunk, verdict.accepted
+        n = len(chunk)
         if not first:  # the first round's time includes the prompt's
             drafts = None if shared or (n and not chunk.retrieved) else n
-            self._length.learn(drafts, accepted + len(verdict.tokens), seconds)
+            self._length.learn(drafts, accepted + len(verdict.tokens), turn.seconds)
         if chunk.retrieved or not n:
-            self._chances.record_draft(float(chunk.confidence.sum()) / self._chances.trust, accepted)
-        copied = 0 if chunk.retrieved else n - chunk.tail  # the place from which on tokens were copied
-        # Learn from every offer for a place, drafted or not: that costs nothing, and avoids bias.
+            self._chances.record_draft(float(chunk.confidence.sum()) / self._chances.trust if n else 0.0, accepted)
+        if self._candidates:
+            self._learn_offers(chunk, verdict)
+        if self._reuse is not None and chunk.retrieved:
+            self._reuse.rejected(chunk.ids.tolist(), accepted, verdict.plausible)
+
+    def _learn_offers(self, chunk: Chunk, verdict: Verdict) -> None:
+        """Learn from every offer for a place, drafted or not: that costs nothing, and avoids bias."""
+        accepted = verdict.accepted
+        copied = 0 if chunk.retrieved else len(chunk) - chunk.tail  # the place from which on tokens were copied
         truth = [*chunk.ids[:accepted].tolist(), *verdict.tokens[:1].tolist()]
         for at, (answer, offered) in enumerate(
             zip(truth[self._first_place :], self._candidates, strict=False), self._first_place
@@ -250,10 +314,21 @@ class RetrievalDrafter(Drafter, Suggestions):
                     agree = agrees(kind)
                     for bit, name in enumerate(self.copied):
                         self.copied[name] += agree >> bit & 1
-        if self._reuse is not None and chunk.retrieved:
-            self._reuse.rejected(chunk.ids.tolist(), accepted, verdict.plausible)
+
+    def _learn_plain(self) -> None:
+        """Learn from the rounds since the last one with a lookup."""
+        if self._plain_rounds:
+            self._length.learn_plain(self._plain_rounds, self._plain_seconds)
+            self._chances.record_nothing(self._plain_rounds)
+            self._plain_rounds, self._plain_seconds = 0, 0.0
+
+    def end(self) -> None:
+        """See `Drafter.end`."""
+        self._learn_plain()
 
 
 _chance = itemgetter(1)
 _NOTHING = Chunk()
+_NO_CANDIDATES: Candidates = []
+_MOST_TOGETHER = 32  # rounds; the first ones of a reply show soon whether the cost curve is wrong
 _NO_OTHERS = (NO_IDS, NO_FLOATS)

@@ -51,42 +51,40 @@ class SuffixAutomaton:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Index `tokens` behind those already indexed. Ids are not negative."""
+        length, link, count, ends = self.length, self.link, self.count, self.end
+        first, to, more = self._first, self._to, self._more
+        last, new = self._last, len(length)
+        at = length[last]
         for token in tokens:
-            self._append(token)
-
-    def _append(self, token: int) -> None:
-        length, link, first, to, more = self.length, self.link, self._first, self._to, self._more
-        new = len(length)
-        length.append(length[self._last] + 1)
-        link.append(ROOT)
-        self.count.append(0)
-        self.end.append(length[new] - 1)
-        first.append(_NONE)
-        to.append(_NONE)
-        state = self._last
-        self._last = new
-        while state != _NONE:
-            known = first[state]
-            if known == token:
-                target = to[state]
-                break
-            if known == _NONE:
-                first[state] = token
-                to[state] = new
-            else:
-                others = more.get(state)
-                if others is None:
+            length.append(at + 1)
+            link.append(ROOT)
+            count.append(0)
+            ends.append(at)
+            first.append(_NONE)
+            to.append(_NONE)
+            state, target = last, _NONE
+            while state != _NONE:
+                known = first[state]
+                if known == token:
+                    target = to[state]
+                    break
+                if known == _NONE:
+                    first[state], to[state] = token, new
+                elif (others := more.get(state)) is None:
                     more[state] = {token: new}
                 elif (target := others.get(token, _NONE)) != _NONE:
                     break
                 else:
                     others[token] = new
-            state = link[state]
-        else:
-            self._counted(new)
-            return
-        link[new] = target if length[target] == length[state] + 1 else self._clone(state, token, target)
-        self._counted(new)
+                state = link[state]
+            if target != _NONE:
+                link[new] = target if length[target] == length[state] + 1 else self._clone(state, token, target)
+            state, left = new, DEEPEST
+            while state != ROOT and left:
+                count[state] += 1
+                state, left = link[state], left - 1
+            last, at, new = new, at + 1, len(length)
+        self._last = last
 
     def _clone(self, state: int, token: int, target: int) -> int:
         """Split from `target` the part that is reached from `state`, which occurs in more places now than the rest;
@@ -113,14 +111,6 @@ class SuffixAutomaton:
                 break
             state = link[state]
         return clone
-
-    def _counted(self, state: int) -> None:
-        count, link = self.count, self.link
-        for _ in range(DEEPEST):
-            if state == ROOT:
-                break
-            count[state] += 1
-            state = link[state]
 
     @property
     def seen(self) -> int:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.errors import VerifierLost
-from edgellm.spec.draft_length import CostCurve
+from edgellm.spec.draft_length import CostCurve, DraftLengthController
 from edgellm.spec.drafters.hybrid import HybridDrafter
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate, merge
@@ -25,8 +25,18 @@ from tests.spec.ngram.rounds import taken, told
 CHEAP = CostCurve((1, 64), (1.0, 1.1))
 
 
-def memory(*sources: str, curve: CostCurve = CHEAP) -> DraftIndex:
-    return DraftIndex(sources or SOURCES, curve, lambda token: token % 3 == 0, lambda token: token == EOG)
+class Believed(DraftLengthController):
+    """A curve that is believed whatever decodes take: those of arithmetic take less time than a lookup."""
+
+    def learn(self, drafted: int | None, tokens: int, seconds: float) -> None: ...
+
+    def learn_plain(self, rounds: int, seconds: float) -> None: ...
+
+
+def memory(*sources: str, curve: CostCurve = CHEAP, length: DraftLengthController | None = None) -> DraftIndex:
+    return DraftIndex(
+        sources or SOURCES, curve, lambda token: token % 3 == 0, lambda token: token == EOG, length=length
+    )
 
 
 def reply(
@@ -92,7 +102,7 @@ def test_what_was_replied_before_is_copied_and_takes_fewer_passes() -> None:
 def test_each_source_alone_finds_what_it_is_for() -> None:
     verifier = FakeVerifier(chain(3, eog_at=30))
     for source in ("history", "analogy"):
-        known = memory(source)
+        known = memory(source, length=Believed(CHEAP))
         reply(known, [1, 2, 3], verifier)
         assert reply(known, [1, 2, 3], verifier)[1].accepted > 10, source
     loop = FakeVerifier(lambda prefix: np.eye(10, dtype=np.float32)[1 + int(prefix[-1]) % 5] * 9)
@@ -296,5 +306,6 @@ def test_the_prompts_time_is_not_taken_for_a_decodes() -> None:
     own = taken(known, np.array([1, 2, 3], dtype=np.int32))
     for seconds in (1000.0, 0.1):
         told(own, Chunk(), Verdict(0, np.array([7], dtype=np.int32)), seconds)
+    own.end()
     assert known.length.rate > before
     known.give()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from edgellm.spec.draft_length import EXPLORATION, CostCurve
 from edgellm.spec.drafters.hybrid import EPISODE, MIN_ROUNDS, DrafterSelector, HybridDrafter
@@ -208,4 +209,41 @@ def test_a_small_model_that_rests_is_not_asked_and_says_so() -> None:
     assert not len(chunk)
     assert not mixed.asked
     assert "paused" in chunk.reason
+    known.give()
+
+
+class Counting(DrafterSelector):
+    """Counts how often it is considered whether to ask the model."""
+
+    considered = 0
+
+    def prompt_pays(self, prompt: int, written: int) -> bool:
+        self.considered += 1
+        return super().prompt_pays(prompt, written)
+
+
+def test_a_model_that_does_not_pay_is_rarely_considered_and_rounds_without_it_all_count() -> None:
+    known, rounds = memory(), Counting()
+    mixed = HybridDrafter(taken(known, PROMPT), Sure(markov(1, 10)), 3, rounds)
+    other = DrafterSelector()
+    for _ in range(MIN_ROUNDS):
+        for selector in (rounds, other):
+            selector.record_model_round(1, 9.0)
+    text = PROMPT
+    for number in range(40):
+        chunk = mixed.propose(GenerationState(text), 8)
+        assert not len(chunk)
+        told(mixed, chunk, Verdict(0, np.array([20 + number], dtype=np.int32)), 1.0 + 0.01 * number)
+        text = np.append(text, np.int32(20 + number)).astype(np.int32)
+        if number:
+            other.record_other_round(1, 1.0 + 0.01 * number)
+    mixed.end()
+    assert 3 <= rounds.considered < 10
+    assert rounds.prompt_pays(10, 0) == other.prompt_pays(10, 0)
+    for selector in (rounds, other):
+        waited = 0
+        while not selector.try_due():
+            selector.record_other_round(1, 1.0)
+            waited += 1
+        assert waited == pytest.approx(8.0 / EXPLORATION - 40, rel=0.05)
     known.give()
