@@ -1,6 +1,6 @@
 """Measure what each of Synera's two filters is worth by itself, at the same share of verified chunks (Synera, Fig. 16).
 
-    python -m bench.papers.two_filters [--pair home] [--cases 300] [--budgets 0.05 0.1 0.2 0.3 0.4 0.6 0.8]
+    python -m bench.papers.two_filters [--pair home] [--cases 100] [--budgets 0.1 0.2 0.3 0.4 0.6 0.8]
 
 The pair answers held-out cases of all families greedily, in random order. The paper's gate sends a chunk that passes
 two filters: it is not confident (P_conf), and later tokens attend to it (P_imp). `confidence` and `importance` are
@@ -40,14 +40,15 @@ BOUNDS = ("never", "always")
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of all budgets, each in a process of its own, one process for each core at a time."""
     with ProcessPoolExecutor(machine()["cores"], multiprocessing.get_context("spawn")) as pool:
-        several = list(pool.map(partial(at_one, arguments), arguments.budgets))
-    budgets = dict(zip(map(str, arguments.budgets), (found["gates"] for found in several), strict=True))
-    return {"pair": arguments.pair, "cases": arguments.cases, "bounds": several[0]["bounds"], "budgets": budgets}
+        bounds, *several = pool.map(partial(at_one, arguments), [None, *arguments.budgets])
+    budgets = dict(zip(map(str, arguments.budgets), several, strict=True))
+    return {"pair": arguments.pair, "cases": arguments.cases, "bounds": bounds, "budgets": budgets}
 
 
-def at_one(arguments: argparse.Namespace, budget: float) -> dict[str, Any]:
-    """Return the figures of every gate at one budget, and those of the models alone."""
+def at_one(arguments: argparse.Namespace, budget: float | None) -> dict[str, Any]:
+    """Return the figures of every gate at one budget, or those of nothing and of everything verified."""
     cases = questions(arguments.cases, pair=arguments.pair)
+    names = BOUNDS if budget is None else GATES
     with ExitStack() as closing:
         small, big = (
             closing.enter_context(Model.load(resolve(name))) for name in (arguments.draft, arguments.verifier)
@@ -55,12 +56,12 @@ def at_one(arguments: argparse.Namespace, budget: float) -> dict[str, Any]:
         profile_of(small.path, big.path, arguments.profile)  # a clear word where there is none
         verifier = remembering(big, closing)
         pair = closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=arguments.profile))
-        found = {gate: answered(cases, reply_with(pair, gate=gate, budget=budget)) for gate in GATES}
-        bounds = {gate: answered(cases, reply_with(pair, gate=gate)).figures(cases) for gate in BOUNDS}
-    gates = {gate: answers.figures(cases) for gate, answers in found.items()}
-    for gate in GATES[1:]:
-        gates[gate]["both_above"] = against(found[BOTH], found[gate], cases)
-    return {"gates": gates, "bounds": bounds}
+        answers = {gate: answered(cases, reply_with(pair, gate=gate, budget=budget)) for gate in names}
+    found = {gate: one.figures(cases) for gate, one in answers.items()}
+    if BOTH in answers:
+        for gate in GATES[1:]:
+            found[gate]["both_above"] = against(answers[BOTH], answers[gate], cases)
+    return found
 
 
 def table(found: dict[str, Any]) -> str:
@@ -98,8 +99,8 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=300, help="a family")
-    parser.add_argument("--budgets", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8])
+    parser.add_argument("--cases", type=int, default=100, help="a family")
+    parser.add_argument("--budgets", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.4, 0.6, 0.8])
     parser.add_argument("--profile", type=Path, help="profile to use in place of the pair's own")
     parser.add_argument("--name", default="two_filters", help="of the result file")
     arguments = parsed_with_pair(parser)
