@@ -99,14 +99,16 @@ def test_schedules_begin_wide_and_end_on_this_device(layers: int) -> None:
 
 
 def test_a_cold_reply_moves_and_keeps_its_text(verifier_path: Path, tmp_path: Path) -> None:
-    pace = Pace(0.0, 0.0, 0.0)
-    prompt = ASKED[0].messages
+    pace = Pace(0.0, 0.001, 0.0)
+    (prompt,) = (question.messages for question in ASKED if question.family == "reply")  # the longest reply
     with LLM.open("none", verifier_path, threads=1, history=False) as whole:
         own = [token.id for token in whole.reply(prompt, max_tokens=96, retrieval="off")]
     with paced(pace), paced_workers(WIDE, verifier_path, tmp_path, pace, Network(1000.0, 0.0)) as peers:
         home = Home(ModelFile.open(verifier_path), peers, pace)
-        found = {name: home.write(schedules(home.layers)[name], prompt, "context") for name in SHOWN}
+        found = {name: home.write(schedules(home.layers)[name], prompt, "off") for name in SHOWN}
+        copied = home.write(schedules(home.layers)["naive"], prompt, "context,reuse")
     assert {name: reply.tokens for name, reply in found.items()} == dict.fromkeys(SHOWN, own)
+    assert copied.tokens == own
     assert found["wide"].moves == []
     assert len(found["synchronous"].moves) == 1
     assert found["progressive"].moves == sorted(found["progressive"].moves)
