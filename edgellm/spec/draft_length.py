@@ -13,6 +13,7 @@ from statistics import median
 import numpy as np
 
 from edgellm.engine import HEADS
+from edgellm.spec.drafters.allowance import LEAST
 
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 """Rows of a decode that are measured."""
@@ -215,21 +216,12 @@ class DraftLengthController:
         accepted. The result may exceed their number: then arbitrary tokens fill up the decode.
 
         Without a draft the verifier's next token comes alone, or `alternative`, tokens and seconds, if that is better.
-        A draft that is expected to pay takes at most `allowed` decodes without drafts longer than one.
+        A draft takes at most `allowed` decodes without drafts longer than one, a try of a length that is believed to
+        take longer excepted.
         """
-        table, price, change, last, widths = self._table, self.rate, self._curve.change, self._last, self._widths
-        tokens, seconds = 1.0, self.single + (change if widths[1] != last else 0.0)
-        one, heads = self._heads[1], self._heads
-        if alternative is not None and alternative[0] - price * alternative[1] > tokens - price * seconds:
-            tokens, seconds = alternative
-        best, gain, expected = 0, MIN_GAIN + tokens - price * seconds, 1.0
-        most = (1.0 + allowed) * self.single
-        for at, chance in enumerate(survives[:MAX_DRAFT], 1):
-            expected += chance
-            taken = table[at + 1] + min(expected * one, heads[at + 1])
-            now = expected - price * (taken + (change if widths[at + 1] != last else 0.0))
-            if now > gain and taken <= most:
-                best, gain = at, now
+        table, last, change = self._table, self._last, self._curve.change
+        best, gain, expected = self._best(survives, alternative, allowed)
+        price = self.rate
         as_before = best < last - 1 > len(survives) > 0
         if as_before and expected - price * (table[last] + self._head_seconds(last, expected)) > gain:
             return last - 1  # an arbitrary row is cheaper than a changed number of rows
@@ -242,10 +234,35 @@ class DraftLengthController:
             return best
         cost = max(table[2] - table[1] + 2.0 * change, MIN_GAIN * self.single)  # to another number of rows, and back
         cost = min(cost, _MAX_TRY * self.single)  # a wrong curve must not prevent the tries that would expose it
-        if self._explored + cost > EXPLORATION * self._total_seconds:
+        if self._explored + cost > EXPLORATION * self._total_seconds or allowed < min(LEAST, cost / self.single):
             return 0
         self._explored += cost
         return 1
+
+    def wanted(self, survives: Sequence[float], alternative: tuple[float, float] | None = None) -> int:
+        """Return how many tokens `choose` would draft if that were allowed, leaving tries aside."""
+        return self._best(survives, alternative, inf)[0]
+
+    def _best(
+        self, survives: Sequence[float], alternative: tuple[float, float] | None, allowed: float
+    ) -> tuple[int, float, float]:
+        """Return how many tokens gain most, what they gain (or what a draft has to), and how many tokens a draft of all
+        is expected to bring."""
+        table, price, change, last, widths = self._table, self.rate, self._curve.change, self._last, self._widths
+        tokens, seconds = 1.0, self.single + (change if widths[1] != last else 0.0)
+        one, heads = self._heads[1], self._heads
+        if alternative is not None and alternative[0] - price * alternative[1] > tokens - price * seconds:
+            tokens, seconds = alternative
+        best, gain, expected = 0, MIN_GAIN + tokens - price * seconds, 1.0
+        most = (1.0 + allowed) * self.single
+        for at, chance in enumerate(survives[:MAX_DRAFT], 1):
+            expected += chance
+            taken = table[at + 1] + min(expected * one, heads[at + 1])
+            changed = change if widths[at + 1] != last else 0.0
+            now = expected - price * (taken + changed)
+            if now > gain and taken + 2.0 * changed <= most:
+                best, gain = at, now
+        return best, gain, expected
 
     def _untried(self, drafted: int) -> bool:
         """Return whether it is not known yet how long a decode with `drafted` drafted tokens takes."""

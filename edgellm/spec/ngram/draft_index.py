@@ -70,7 +70,7 @@ class DraftIndex:
         self._chances = AcceptanceModel([PRIORS[name] for name in self._names])
         self.length = length or DraftLengthController(curve)
         self._new_curve: CostCurve | None = None
-        self._allowance = Allowance()
+        self.allowance = Allowance()
         self.rounds, self.speculator_rounds = DrafterSelector(), DrafterSelector()
         self._conversations: list[PastConversation] = []
         self._pending: list[PastConversation] = []
@@ -101,7 +101,7 @@ class DraftIndex:
             is_eog=self._is_eog,
             reuse=self._reuse,
             calibration=self._calibration,
-            duty=None if always else DutyCycle(self._allowance, self._decode_seconds, past),
+            duty=None if always else DutyCycle(self.allowance, self._decode_seconds, past),
         )
 
     def _decode_seconds(self) -> float:

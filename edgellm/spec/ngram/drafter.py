@@ -59,6 +59,8 @@ class RetrievalDrafter(Drafter, Suggestions):
         self._known = 0  # tokens of the text that the sources know
         self._looked, self._looking = True, 0.0  # in this round, and for how many seconds
         self._plain_rounds, self._plain_seconds = 0, 0.0  # without a lookup or a draft, not learned from yet
+        self._refused: list[int] = []  # a draft that was not allowed
+        self._right = 0  # tokens of it that were written
         self._together = 1  # so many of them are learned from together
         self._candidates: Candidates = []  # options of the last draft, from place `_first_place` of its chunk on
         self._first_place = 0
@@ -76,7 +78,7 @@ class RetrievalDrafter(Drafter, Suggestions):
         else:
             self._duty.begin(state.ids)
         self.copied = dict.fromkeys(self.copied, 0)
-        self._first, self._together = True, 1
+        self._first, self._together, self._refused = True, 1, []
 
     def propose(self, state: GenerationState, gamma: int, *, alternative: tuple[float, float] | None = None) -> Chunk:
         """See `Drafter.propose`. `alternative` is the expected result of an empty chunk, as tokens and seconds;
@@ -104,6 +106,8 @@ class RetrievalDrafter(Drafter, Suggestions):
         survives = [trust * chance for chance in survives]
         self._found = len(state.ids), ids, survives
         n = min(self._length.choose(survives, alternative, allowed), gamma)  # an arbitrary row needs room, too
+        if not n and allowed < inf and not self._refused:
+            self._refused, self._right = ids[: self._length.wanted(survives, alternative)], 0
         reason = self._length.explain(survives, n, alternative) if state.explain else ""
         if not n:
             return Chunk(reason=reason) if reason else _NOTHING
@@ -273,6 +277,8 @@ class RetrievalDrafter(Drafter, Suggestions):
         duty.wrote(written, self._length.loss(n, verdict.accepted) if n and turn.chunk.retrieved else 0.0)
         if shared and not first:
             duty.saved(written, seconds)
+        if self._refused:
+            self._follow_refused(turn.chunk, verdict)
         if self._looked:
             began = perf_counter()
             self._learn(turn, verdict, first=first, shared=shared)
@@ -285,6 +291,19 @@ class RetrievalDrafter(Drafter, Suggestions):
             if self._plain_rounds >= self._together:
                 self._learn_plain()
                 self._together = min(2 * self._together, _MOST_TOGETHER)
+
+    def _follow_refused(self, chunk: Chunk, verdict: Verdict) -> None:
+        """Compare what was written with the draft that was not allowed, and account for it once it is known that it
+        would have paid, or how much of it would have been accepted."""
+        for token in (*chunk.ids[: verdict.accepted].tolist(), *verdict.tokens.tolist()):
+            right = token == self._refused[self._right]
+            self._right += right
+            loss = self._length.loss(len(self._refused), self._right)
+            if not right or loss < 0.0 or self._right == len(self._refused):
+                if self._duty is not None:
+                    self._duty.refused(loss)
+                self._refused = []
+                return
 
     def _learn(self, turn: Round, verdict: Verdict, *, first: bool, shared: bool) -> None:
         """Learn from a round, the reply's `first` or a later one; `shared` as for `observe`."""

@@ -110,8 +110,9 @@ def test_each_source_alone_finds_what_it_is_for() -> None:
 
 
 def test_rows_that_keep_a_decode_as_long_as_the_last_are_no_more_than_there_is_room_for() -> None:
-    flat = CostCurve((1, 64), (1.0, 1.001), change=5.0)  # another number of rows costs more than arbitrary rows
+    flat = CostCurve((1, 64), (1.0, 1.001), change=2.0)  # another number of rows costs more than arbitrary rows
     known, prompt = memory("context", curve=flat), [1, 2, 3, 4, 5] * 6
+    known.allowance.settle(-10.0)
     drafter = taken(known, prompt)
     state = GenerationState(np.array(prompt, dtype=np.int32))
     for _ in range(9):
