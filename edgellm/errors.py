@@ -60,7 +60,13 @@ class ModelUnsupported(EdgeError):
 
 
 class VocabularyMismatch(EdgeError):
-    """Draft model and verifier have different vocabularies."""
+    """Draft model and verifier have different vocabularies. `tokenizer` is the SHA-256 in hex of the verifier's
+    tokenizer, which it sends to devices; "" if it does not."""
+
+    def __init__(self, what: str, next_step: str, tokenizer: str = "") -> None:
+        """See the class."""
+        super().__init__(what, next_step)
+        self.tokenizer = tokenizer
 
 
 class ProfileUnusable(EdgeError):

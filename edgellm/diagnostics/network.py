@@ -140,10 +140,12 @@ def examine_welcome(welcomed: PeerInfo, vocabulary: str) -> Iterator[Finding]:
         if offer.vocabulary == vocabulary:
             yield fine("vocabulary", f"{name} verifies with {offer.model}, which has the draft model's vocabulary.")
         elif vocabulary and not fits:  # one of several is enough
-            yield problem(
-                "vocabulary", f"{name} verifies with {offer.model}, which does not have the draft model's vocabulary.",
-                "Serve a model of the draft model's family there, or use another draft model: -m MODEL.",
-            )  # fmt: skip
+            yield note(
+                "vocabulary",
+                f"{name} verifies with {offer.model}, which does not have the draft model's vocabulary: drafts are "
+                "translated, and fewer are accepted.",
+                "Use a draft model of the verifier's family: -m MODEL.",
+            )
 
 
 def _answering(welcomed: PeerInfo, announced_itself: bool) -> Finding:

@@ -153,10 +153,8 @@ def _translated(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
     if not names or not _chat(file.header).able:
         return Ability("pair", False, "there is no other model here that writes replies")
     several = "models have other tokenizers" if len(names) > 1 else "model has another tokenizer"
-    return Ability(
-        "pair", True, f"on this device, with {', '.join(sorted(names))}: the {several}, so drafts are translated, and "
-        "fewer are accepted",
-    )  # fmt: skip
+    reason = f"with {', '.join(sorted(names))}: the {several}, so drafts are translated, and fewer are accepted"
+    return Ability("pair", True, reason)
 
 
 def _copies(header: GgufHeader) -> Ability:

@@ -133,6 +133,8 @@ def _write(
             )
         verifier, gate = parts.verifier, plan.choice.gate
         drafts = parts.draft is not None and options.drafter is None and (verifier is not None or ngram is None)
+        if parts.drafters is not None and parts.drafters.translation is not None and draft_prompt is None:
+            drafts = False  # the draft model cannot read this prompt: the verifier writes alone
         if options.drafter is not None and verifier is None and parts.retrieval is not None:
             verifier, gate = parts.retrieval.self_verifier(), AlwaysGate()
         if options.logprobs is not None:

@@ -46,6 +46,7 @@ from edgellm.llm.model_loading import (
     Progress,
     eagle3_beside,
     fit,
+    fit_remote,
     load,
     local_verifier,
     measure_elsewhere,
@@ -204,9 +205,9 @@ class LLM:
     ) -> Self:
         """Load the models and compare their vocabularies.
 
-        Where the tokenizers differ, drafts are translated, and all of them are verified; not for a verifier in another
-        process. If one of the two models is the default and has another tokenizer than the one that is named, it is
-        left out; `notices` says so.
+        Where the tokenizers differ, drafts are translated, and all of them are verified; a verifier on another device
+        sends its tokenizer once, which is kept. If one of the two models is the default and has another tokenizer than
+        the one that is named, it is left out; `notices` says so. Stock servers need the draft model's tokenizer.
 
         A model is a path, an alias or `user/repo:quant`. The verifier may also be the `HOST:PORT[#MODEL]` of a served
         one, or "auto" for the best one of the paired devices (of `peers`, given as names, IDs or `HOST:PORT`, with
@@ -230,7 +231,9 @@ class LLM:
             ModelNotFound, ModelCorrupt, ModelUnsupported: from loading.
             ModelUnsupported: an EAGLE-3 head does not fit the verifier, which must be in this process.
             MemoryShort: the models and their contexts do not fit; raised before anything is loaded.
-            VocabularyMismatch: a verifier in another process has another tokenizer; names the first token that differs.
+            VocabularyMismatch: a stock server has another tokenizer, or a verifier of an older version that does not
+                send it; names the first token that differs.
+            ProtocolError: a verifier sends a tokenizer that is not its own.
             VerifierUnreachable: nothing answers at the address.
             PairingRequired, NotPaired, NotPermitted, IdentityClash: the devices do not trust each other.
             ProfileUnusable: the profile is of other models or of another version.
@@ -272,19 +275,20 @@ class LLM:
                 if text is None:
                     text = loaded(place_named(tokenizer, hardware, taken, verifies=False), chat=True)
                 if verifier is not None:
-                    remote = remote_verifier(str(verifier), peers, text, closing, upstream)
+                    remote = remote_verifier(str(verifier), peers, text, closing, upstream, progress)
                     checker = remote.verifier
-                    pair = PairFit(remote.shared_tokens if remote.shared_tokens < text.n_vocab else None)
+                    pair = fit_remote(small, text, remote, draft, verifier)
+                    text = remote.text or text
             else:
                 text = loaded(big, chat=True, speculates=True, trial=ahead)
                 if small is not None and draft is not None and verifier is not None:
                     pair = fit(small, text, draft, verifier)
                     text = small if pair.left_out == "verifier" else text
-                if pair.left_out == "draft":
-                    small = None
                 if text is not small:
                     local = local_verifier(text, positions(text, n_ctx), threads, closing)
                     checker, opened = local, local.opened
+            if pair.left_out == "draft":
+                small = None
             measure_elsewhere(placement if small is not None else None, threads, idle)
             return cls(
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, profile=profile, history=history,

@@ -20,7 +20,7 @@ from edgellm.engine.native import Stop
 from edgellm.engine.speculators.eagle3 import is_eagle3
 from edgellm.engine.trial.probe import TrialChild, start_trial
 from edgellm.engine.trial.self_test import SelfTest
-from edgellm.errors import EdgeError, MemoryShort, ModelUnsupported
+from edgellm.errors import EdgeError, MemoryShort, ModelUnsupported, VocabularyMismatch
 from edgellm.llm.cost_curves import ModelCurve, token_seconds
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafters.translation import TokenTranslation
@@ -28,6 +28,10 @@ from edgellm.spec.protocols import Verifier
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 
 if TYPE_CHECKING:
+    from edgellm.rpc.address import ModelAddress
+    from edgellm.rpc.trust.device_id import DeviceID
+    from edgellm.rpc.trust.trust import Trust
+    from edgellm.services.client.verifier_client import RemoteVerifier
     from edgellm.upstream.opening import UpstreamOptions
 
 DRAFT = "edgellm-draft"
@@ -354,7 +358,7 @@ def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
 class OpenedVerifier:
     """A verifier across a link, functions that return its model's hash and whether it is reachable, and the reason why
     "auto" chose it; "" if it was named. Of a stock server, or a gateway to one, also the `finding` how it verifies, and
-    `notices` for its user."""
+    `notices` for its user. `text` is its tokenizer where the draft model has another one, else None."""
 
     verifier: Verifier
     model_hash: Callable[[], str]
@@ -364,36 +368,40 @@ class OpenedVerifier:
     shared_tokens: int
     finding: str = ""
     notices: tuple[str, ...] = ()
+    text: Model | None = None
 
 
 def remote_verifier(
-    where: str, peers: Sequence[str], text: Model, closing: ExitStack, options: UpstreamOptions | None = None
-) -> OpenedVerifier:
+    where: str, peers: Sequence[str], text: Model, closing: ExitStack, options: UpstreamOptions | None = None,
+    progress: Progress | None = None,
+) -> OpenedVerifier:  # fmt: skip
     """Open the verifier at the address `where`, or the best one of `peers` if that is "auto", for drafts in the
-    vocabulary of `text`, which renders conversations by the verifier's chat template from now on. Off loopback, and for
-    every paired device, the connection uses mutual TLS. A URL is that of a stock server, used as `options` say.
+    vocabulary of `text`, which renders conversations by the verifier's chat template from now on; or, where the
+    verifier has another tokenizer, in that one's vocabulary: it is fetched then, as `progress` is told. Off loopback,
+    and for every paired device, the connection uses mutual TLS. A URL is that of a stock server, used as `options` say.
 
-    Raises what `RemoteVerifier`, `choose_verifier` and `open_upstream` raise.
+    Raises what `RemoteVerifier`, `open_tokenizer`, `choose_verifier` and `open_upstream` raise.
     """
     if is_url(where):
         return _stock_server(where, text, options, closing)
     # gRPC is slow to import, so only a pair that needs it waits
     from edgellm.rpc.address import ModelAddress
-    from edgellm.rpc.trust.device_id import DeviceID
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.client.verifier_client import RemoteVerifier
-    from edgellm.services.client.verifier_selection import choose_verifier, trust_for
+    from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
 
     trust: Trust | None
     if where == AUTO:
         trusted = Trust.load()
 
-        def fits(address: ModelAddress, device: DeviceID) -> bool:
+        def fits(address: ModelAddress, device: DeviceID) -> TokenizerFit:
             try:
                 RemoteVerifier(address, text.vocabulary, trust=trusted, device=device).close()
+            except VocabularyMismatch as mismatch:
+                return TokenizerFit.TRANSLATED if mismatch.tokenizer else TokenizerFit.NONE
             except EdgeError:
-                return False
-            return True
+                return TokenizerFit.NONE
+            return TokenizerFit.SAME
 
         trust = trusted
         chosen = choose_verifier(trusted, text.vocabulary.fingerprint, peers, fits=fits)
@@ -401,14 +409,53 @@ def remote_verifier(
     else:
         address, device, reason = ModelAddress.parse(where), None, ""
         trust = trust_for(address.address)
-    verifier = RemoteVerifier(address, text.vocabulary, trust=trust, device=device)
-    closing.callback(verifier.close)
+    verifier, its_own = _connected(address, text, trust, device, closing, progress)
     if verifier.chat_template:
-        text.use_chat_template(verifier.chat_template, verifier.name)
+        (its_own or text).use_chat_template(verifier.chat_template, verifier.name)
     finding = f"{address} is a gateway to {verifier.name}, by {verifier.behind}" if verifier.behind else ""
     return OpenedVerifier(
-        verifier, lambda: verifier.model_hash, verifier.up, reason, str(address), verifier.shared_tokens, finding
-    )
+        verifier, lambda: verifier.model_hash, verifier.up, reason, str(address), verifier.shared_tokens, finding,
+        text=its_own,
+    )  # fmt: skip
+
+
+def _connected(
+    address: ModelAddress, text: Model, trust: Trust | None, device: DeviceID | None, closing: ExitStack,
+    progress: Progress | None,
+) -> tuple[RemoteVerifier, Model | None]:  # fmt: skip
+    """Return the connected verifier, and its tokenizer if that is another one than that of `text`; `closing` owns
+    both."""
+    from edgellm.services.client.verifier_client import RemoteVerifier
+    from edgellm.services.client.verifier_tokenizer import forget_tokenizer, open_tokenizer, unusable
+
+    its_own: Model | None = None
+    try:
+        verifier = RemoteVerifier(address, text.vocabulary, trust=trust, device=device)
+    except VocabularyMismatch as mismatch:
+        if not (sha256 := mismatch.tokenizer):
+            raise
+        on_progress = partial(progress, f"the tokenizer of {address}") if progress else None
+        its_own = open_tokenizer(address, sha256, trust=trust, device=device, progress=on_progress)
+        closing.callback(its_own.close)
+        try:
+            verifier = RemoteVerifier(address, its_own.vocabulary, trust=trust, device=device)
+        except VocabularyMismatch as other:
+            forget_tokenizer(sha256)
+            raise unusable(address, f"it is not that of its model. {other.what}") from None
+    closing.callback(verifier.close)
+    return verifier, its_own
+
+
+def fit_remote(
+    draft: Model | None, text: Model, remote: OpenedVerifier, draft_name: Named | None, verifier_name: Named
+) -> PairFit:
+    """Compare the vocabularies of a draft model, if there is one, and a verifier across a link, for which `text` was
+    named as the tokenizer."""
+    if remote.text is None:
+        return PairFit(remote.shared_tokens if remote.shared_tokens < text.n_vocab else None)
+    if draft is None or draft_name is None:
+        return PairFit()
+    return fit(draft, remote.text, draft_name, verifier_name)
 
 
 def _stock_server(where: str, text: Model, options: UpstreamOptions | None, closing: ExitStack) -> OpenedVerifier:

@@ -62,6 +62,7 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Verification"]
 SERVICE = _SERVICE.full_name
 HELLO = f"/{SERVICE}/{_SERVICE.methods_by_name['Hello'].name}"
 COMPARE_VOCABULARY = f"/{SERVICE}/{_SERVICE.methods_by_name['CompareVocabulary'].name}"
+TOKENIZER = f"/{SERVICE}/{_SERVICE.methods_by_name['Tokenizer'].name}"
 SESSION = f"/{SERVICE}/{_SERVICE.methods_by_name['Session'].name}"
 
 Options: TypeAlias = list[tuple[str, int | str]]

@@ -33,7 +33,8 @@ class VerifierInfo:
     `shared_tokens` is `VocabularyMatch.shared`. `chat_template` is its model's, empty if it is not told.
     `reports_logprobs`: verdicts hold log-probabilities where one asks. `applies_penalties`: it knows penalties.
     `applies_grammars`: it knows constraints. `drafts_extra`: it drafts extra tokens. `behind`: what verifies
-    in its place, and how, in a few words for people; empty: it verifies itself. `choice`: from what it chooses."""
+    in its place, and how, in a few words for people; empty: it verifies itself. `choice`: from what it chooses.
+    `tokenizer` is the SHA-256 in hex of the tokenizer that it sends, "" if it sends none."""
 
     model: str
     context_length: int
@@ -47,6 +48,7 @@ class VerifierInfo:
     applies_grammars: bool = False
     behind: str = ""
     choice: Choice = WHOLE_ROWS
+    tokenizer: str = ""
 
 
 async def greet(
@@ -66,17 +68,19 @@ async def greet(
     check_protocol(reply.protocol, "the verifier")
     if model and reply.model != model:  # of an older version, which has one model and does not look for another
         raise model_missing(where, f"It does not serve {model!r}, but {reply.model[:_NAME]}.")
+    for name, digest in (("model", reply.model_hash), ("tokenizer", reply.tokenizer)):
+        if len(digest) not in (0, 32):
+            raise ProtocolError(f"The verifier's {name} has a hash of {len(digest)} bytes.", SAME_VERSION)
     if reply.vocabulary != said.vocabulary:
         await _compare(channel, ours, reply, seconds, where, model)
     if reply.context_length < 1:
         raise ProtocolError("The verifier has a context of no tokens.", SAME_VERSION)
-    if len(reply.model_hash) not in (0, 32):
-        raise ProtocolError(f"The verifier's model has a hash of {len(reply.model_hash)} bytes.", SAME_VERSION)
     return VerifierInfo(
         reply.model[:_NAME], reply.context_length, reply.vocabulary.hex(), min(ours.size, reply.vocabulary_size),
         reply.model_hash.hex(), reply.logprobs, reply.chat_template, reply.penalties, reply.drafts_extra,
         reply.grammars, reply.behind[:_NAME],
         Choice(reply.likely_tokens if reply.HasField("likely_tokens") else None, reply.draws_itself),
+        reply.tokenizer.hex(),
     )  # fmt: skip
 
 
@@ -105,7 +109,7 @@ async def _compare(
         theirs[at:] = [block_hash(block.tokens, block.kinds), *theirs[at + 1 :]] if n else []
     else:
         raise ProtocolError(f"The verifier at {where} describes no vocabulary.", SAME_VERSION)
-    raise mismatch(ours, reply.vocabulary_size, block, where)
+    raise mismatch(ours, reply.vocabulary_size, block, where, reply.tokenizer.hex())
 
 
 def hello(vocabulary: Vocabulary, model: str = "") -> pb.HelloRequest:
@@ -140,8 +144,11 @@ def check_protocol(theirs: int, who: str) -> None:
     check_version(theirs, PROTOCOL, who)
 
 
-def mismatch(ours: Vocabulary, size: int, block: pb.VocabularyBlock, where: str) -> VocabularyMismatch:
-    """Return an error that names the first token on which device and verifier (`size` tokens, at `where`) differ."""
+def mismatch(
+    ours: Vocabulary, size: int, block: pb.VocabularyBlock, where: str, tokenizer: str = ""
+) -> VocabularyMismatch:
+    """Return an error that names the first token on which device and verifier (`size` tokens, at `where`) differ;
+    `tokenizer` as in `VocabularyMismatch`."""
     sent = islice(zip(block.tokens, block.kinds, strict=False), _BLOCK)
     theirs = dict(enumerate(sent, start=block.first_token))
     mine = range(block.first_token, min(block.first_token + _BLOCK, ours.size))
@@ -157,8 +164,9 @@ def mismatch(ours: Vocabulary, size: int, block: pb.VocabularyBlock, where: str)
     return VocabularyMismatch(
         f"The draft model and the verifier at {where} differ in their vocabularies, of {ours.size} and {size} tokens:"
         f" {found}.",
-        "Serve a verifier with the draft model's tokenizer, or choose another draft model with -m. With a verifier on"
-        " this device the tokenizers may differ.",
+        "Update edgellm on the verifier's device, which sends its tokenizer then, so that drafts are translated; or"
+        " choose another draft model with -m.",
+        tokenizer,
     )
 
 

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, SESSION, run_in_network_loop
+from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, SESSION, TOKENIZER, run_in_network_loop
 from edgellm.rpc.layers.codec import method
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.rights import Right
@@ -30,7 +30,10 @@ WORKER = (
 )  # fmt: skip
 
 
-VERIFIER = ((HELLO, UNARY, Right.VERIFY), (COMPARE_VOCABULARY, UNARY, Right.VERIFY), (SESSION, STREAM, Right.VERIFY))
+VERIFIER = (
+    (HELLO, UNARY, Right.VERIFY), (COMPARE_VOCABULARY, UNARY, Right.VERIFY), (TOKENIZER, "unary_stream", Right.VERIFY),
+    (SESSION, STREAM, Right.VERIFY),
+)  # fmt: skip
 
 
 SUBSETS = [frozenset(some) for size in range(4) for some in combinations(Right, size)]

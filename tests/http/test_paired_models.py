@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,6 @@ from playwright.sync_api import Page, expect
 from edgellm.engine import Model
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ModelNotFound, TrustUnusable
-from edgellm.http.catalogs import paired_models
 from edgellm.http.catalogs.local_models import LocalModels, ModelDefaults
 from edgellm.http.catalogs.paired_models import PairedModels, probe, verifying
 from edgellm.http.model_host import ServedModel
@@ -25,6 +25,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import name_of
+from testkit import retokenized
 from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation, written
 from tests.http.test_page import context, needs_browser, page, say
 from tests.rpc.strangers import befriend, device
@@ -112,13 +113,33 @@ def test_the_nearest_of_several_devices_with_one_model_is_taken(desk: VerifierSe
         assert [one.peer.name for one in verifying(both)] == ["desk"]
 
 
-def test_a_model_for_which_nothing_here_can_draft_is_refused(
-    models: PairedModels, desk: VerifierServer, monkeypatch: pytest.MonkeyPatch
+def test_a_model_for_which_nothing_here_can_draft_writes_alone(
+    f32_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: LLM
 ) -> None:
-    opener = models.find(name_of(desk.model.path))
-    monkeypatch.setattr(paired_models, "list_models", list)
-    with pytest.raises(ModelNotFound, match=r"No model here can draft for .* on desk"):
-        opener.open({}, bool)  # type: ignore[arg-type]
+    """As one with a tokenizer that no model here has."""
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "here"))
+    here, there = Trust.load(), device(tmp_path / "there")
+    befriend(there, here)
+    here.peers.rename(there.identity.id, "desk")
+    retokenized.write(f32_pair[1], tmp_path / "other.gguf", retokenized.permuted)
+    EVENTS.clear()
+    with (
+        Model.load(tmp_path / "other.gguf") as model,
+        VerifierServer(model, Address("127.0.0.1", 0), sessions=1, context=512, threads=1, trust=there) as server,
+    ):
+        here.peers.record_seen(there.identity.id, server.address)
+        hardware = Hardware(n_ctx=512, threads=1)
+        defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
+        opener = PairedModels(LocalModels(defaults), defaults).find(name_of(model.path))
+        opener.check_fits(Counter())
+        opened = opener.open(Counter(), bool)
+        try:
+            assert opened.pair.draft_name is None
+            assert written(opened.pair, max_tokens=12) == written(own, max_tokens=12)
+        finally:
+            opened.pair.close()
+    said = "is open on desk and writes alone: no model here has its tokenizer and at most half of its size."
+    assert [event.endswith(said) for event in EVENTS] == [True]
 
 
 def test_unknown_names_do_not_make_the_server_ask_devices_again_and_again(models: PairedModels) -> None:

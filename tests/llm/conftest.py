@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,10 @@ from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
+from testkit.retokenized import PAIRS, Change, write
+from tests.once import once
 
+Retokenized = Callable[[str], tuple[Path, Path]]
 PROFILED, ASKED = 1001, 2002  # seeds of the prompts that are profiled, and of others
 
 
@@ -63,3 +66,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "home"
     monkeypatch.setenv("EDGELLM_HOME", str(path))
     return path
+
+
+@pytest.fixture(scope="session")
+def retokenized(tmp_path_factory: pytest.TempPathFactory, f32_pair: tuple[Path, Path]) -> Retokenized:
+    """Returns draft and verifier of one of `PAIRS`."""
+
+    def changed(source: Path, change: Change, file: str) -> Path:
+        return once(tmp_path_factory, file, lambda folder: write(source, folder / file, change)) / file
+
+    def made(name: str) -> tuple[Path, Path]:
+        found = []
+        for source, change in zip(f32_pair, PAIRS[name], strict=True):
+            file = f"{name.replace(' ', '-')}-{source.name}"
+            found.append(source if change is None else changed(source, change, file))
+        return found[0], found[1]
+
+    return made

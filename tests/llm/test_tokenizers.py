@@ -18,31 +18,11 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Notice, Sampling
 from testkit.gguf.architectures import write as random_model
-from testkit.retokenized import ONE_TOKENIZER, PAIRS, Change, permuted, sentencepiece, write
-from tests.once import once
+from testkit.retokenized import ONE_TOKENIZER, PAIRS, permuted, sentencepiece, write
+from tests.llm.conftest import Retokenized
 from tests.spec.real import case, ids
 
-Retokenized = Callable[[str], tuple[Path, Path]]
 AS_TEXT = "few common tokens"
-
-
-@pytest.fixture(scope="session")
-def retokenized(
-    tmp_path_factory: pytest.TempPathFactory, f32_pair: tuple[Path, Path]
-) -> Callable[[str], tuple[Path, Path]]:
-    """Returns draft and verifier of one of `PAIRS`."""
-
-    def changed(source: Path, change: Change, file: str) -> Path:
-        return once(tmp_path_factory, file, lambda folder: write(source, folder / file, change)) / file
-
-    def made(name: str) -> tuple[Path, Path]:
-        found = []
-        for source, change in zip(f32_pair, PAIRS[name], strict=True):
-            file = f"{name.replace(' ', '-')}-{source.name}"
-            found.append(source if change is None else changed(source, change, file))
-        return found[0], found[1]
-
-    return made
 
 
 @pytest.mark.parametrize("name", PAIRS)

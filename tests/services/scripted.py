@@ -22,10 +22,12 @@ Script: TypeAlias = Callable[[Iterator[pb.Verify], grpc.ServicerContext], Iterab
 
 @contextmanager
 def scripted(
-    vocabulary: Vocabulary, script: Script, hello: Mapping[str, Any] | None = None, opened: list[bytes] | None = None
-) -> Iterator[Address]:
+    vocabulary: Vocabulary, script: Script, hello: Mapping[str, Any] | None = None, opened: list[bytes] | None = None,
+    tokenizer: Callable[[], Iterable[pb.TokenizerPart]] | None = None,
+) -> Iterator[Address]:  # fmt: skip
     """Serves `script` in every session; `hello` overrides fields of the handshake, at any time. The vocabularies that
-    sessions are opened with are added to `opened`. Yields the address."""
+    sessions are opened with are added to `opened`. `tokenizer` returns the parts of what is sent as the tokenizer;
+    without it there is no such call. Yields the address."""
 
     def greet(_request: pb.HelloRequest, _context: grpc.ServicerContext) -> pb.HelloReply:
         fields: dict[str, Any] = {
@@ -48,6 +50,12 @@ def scripted(
         for frame in script((frame.verify for frame in frames), context):
             yield frame if isinstance(frame, bytes) else frame.SerializeToString()
 
+    def send(_request: bytes, _context: grpc.ServicerContext) -> Iterator[bytes]:
+        assert tokenizer is not None
+        for part in tokenizer():
+            yield part.SerializeToString()
+
+    newer = {} if tokenizer is None else {"Tokenizer": grpc.unary_stream_rpc_method_handler(send)}
     with ThreadPoolExecutor(8) as pool:
         server = grpc.server(pool, options=[("grpc.so_reuseport", 0)])
         server.add_generic_rpc_handlers(
@@ -62,6 +70,7 @@ def scripted(
                             compare, pb.VocabularyHashes.FromString, pb.VocabularyBlock.SerializeToString
                         ),
                         "Session": grpc.stream_stream_rpc_method_handler(session, pb.DeviceFrame.FromString, bytes),
+                        **newer,
                     },
                 ),
             )

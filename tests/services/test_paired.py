@@ -25,7 +25,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import check_version
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteSession, RemoteVerifier
-from edgellm.services.client.verifier_selection import choose_verifier, trust_for
+from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
 from edgellm.services.server.servers import VerifierServer
 from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.spec.state import GenerationState
@@ -175,8 +175,11 @@ def test_the_best_paired_verifier_is_chosen_and_it_is_said_why(
     with pytest.raises(VerifierUnreachable, match=r"desk serves .* which has a different tokenizer"):
         chosen(guest, "00" * 32)
     at_desk = ModelAddress(server.address), host.identity.id
-    unlike = choose_verifier(guest, "00" * 32, hosts=[], fits=lambda address, device: (address, device) == at_desk)
-    assert (unlike.address, unlike.device) == at_desk
+    for fit in (TokenizerFit.SAME, TokenizerFit.TRANSLATED):
+        fits = {at_desk: fit}
+        unlike = choose_verifier(guest, "00" * 32, hosts=[], fits=lambda *at, fits=fits: fits[at])
+        assert (unlike.address, unlike.device) == at_desk
+        assert ("with another tokenizer" in unlike.reason) is (fit is TokenizerFit.TRANSLATED)
     with pytest.raises(NotPaired, match="attic"):
         chosen(guest, fingerprint, "attic")
 

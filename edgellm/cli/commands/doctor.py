@@ -25,7 +25,7 @@ def doctor(
         str,
         typer.Option(
             "-m", "--draft", metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names,
-            help="Draft model whose vocabulary verifiers must have.",
+            help="Draft model whose vocabulary verifiers should have.",
         ),
     ] = "edgellm-draft",
     peer: Annotated[

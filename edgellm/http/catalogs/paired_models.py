@@ -72,23 +72,23 @@ def verifying(results: Sequence[ProbeResult]) -> list[PairedModel]:
 
 
 class PairedOpener:
-    """Opens the pair of a draft model here and a verifier on a paired device."""
+    """Opens a verifier on a paired device, with a draft model here that has its tokenizer, if there is one."""
 
     def __init__(self, model: PairedModel, defaults: ModelDefaults) -> None:
         self.name = model.offer.model
         self._model, self._defaults = model, defaults
-        self._draft: Path | None = None
+        self._draft: Path | None = None  # once it was chosen; a missing file is chosen again
 
     def file(self) -> None:
         """Return None: the file that decides the text is on the other device."""
 
     def check_fits(self, beside: Counter[str]) -> None:
         """See `Opener`."""
-        place_draft(self._chosen(), self._defaults.draft_hardware, Counter(beside), None)
+        if (draft := self._chosen()) is not None:
+            place_draft(draft, self._defaults.draft_hardware, Counter(beside), None)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
-        """See `Opener`. Raises ModelNotFound where no model here can draft for the verifier, and what
-        `remote_verifier` raises."""
+        """See `Opener`. Raises what `remote_verifier` raises."""
 
         def progress(_name: str, _share: float) -> None:
             if is_closing():
@@ -96,21 +96,23 @@ class PairedOpener:
 
         draft, peer, defaults = self._chosen(), self._model.peer, self._defaults
         pair = LLM.open(
-            draft, AUTO, peers=[f"{peer.id}#{self.name}"], hardware=defaults.hardware, progress=progress,
+            draft or "none", AUTO, peers=[f"{peer.id}#{self.name}"], hardware=defaults.hardware, progress=progress,
             draft_hardware=defaults.draft_hardware, beside=beside, replies=defaults.replies, fewer_replies=True,
         )  # fmt: skip
         for notice in pair.notices:
             defaults.on_event(f"{self.name}: {notice}")
-        defaults.on_event(f"{self.name} is open on {peer.name} with the draft model {name_of(draft)} here.")
+        drafts = f"with the draft model {name_of(draft)} here" if draft is not None else f"and writes alone: {_ALONE}"
+        defaults.on_event(f"{self.name} is open on {peer.name} {drafts}.")
         return ServedModel(pair, self.name, in_turns=False, options=defaults.options, replies=pair.replies)
 
-    def _chosen(self) -> Path:
+    def _chosen(self) -> Path | None:
         if self._draft is None or not self._draft.exists():
             self._draft = self._choose_draft()
         return self._draft
 
-    def _choose_draft(self) -> Path:
-        """Return the smallest model here that has the verifier's tokenizer, which is compared across the link."""
+    def _choose_draft(self) -> Path | None:
+        """Return the smallest model here that has the verifier's tokenizer, which is compared across the link, and at
+        most half of its size; None where there is none."""
         from edgellm.rpc.trust.trust import Trust
         from edgellm.services.client.verifier_client import RemoteVerifier
 
@@ -124,11 +126,10 @@ class PairedOpener:
                 with suppress(VocabularyMismatch):
                     RemoteVerifier(self._model.address, vocabulary, trust=trust, device=self._model.peer.id).close()
                     return path
-        raise ModelNotFound(
-            f"No model here can draft for {self.name} on {self._model.peer.name}: none has its tokenizer and at most"
-            " half of its size.",
-            "Get a small one of its family: `edgellm catalog` lists pairs.",
-        )
+        return None
+
+
+_ALONE = "no model here has its tokenizer and at most half of its size"
 
 
 class PairedModels:

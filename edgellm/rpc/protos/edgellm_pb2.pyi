@@ -19,7 +19,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs", "penalties", "chat_template", "grammars", "drafts_extra", "behind", "likely_tokens", "draws_itself")
+    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs", "penalties", "chat_template", "grammars", "drafts_extra", "behind", "likely_tokens", "draws_itself", "tokenizer")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class HelloReply(_message.Message):
     BEHIND_FIELD_NUMBER: _ClassVar[int]
     LIKELY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAWS_ITSELF_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     vocabulary: bytes
     vocabulary_size: int
@@ -48,7 +49,8 @@ class HelloReply(_message.Message):
     behind: str
     likely_tokens: int
     draws_itself: bool
-    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., penalties: _Optional[bool] = ..., chat_template: _Optional[str] = ..., grammars: _Optional[bool] = ..., drafts_extra: _Optional[bool] = ..., behind: _Optional[str] = ..., likely_tokens: _Optional[int] = ..., draws_itself: _Optional[bool] = ...) -> None: ...
+    tokenizer: bytes
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., penalties: _Optional[bool] = ..., chat_template: _Optional[str] = ..., grammars: _Optional[bool] = ..., drafts_extra: _Optional[bool] = ..., behind: _Optional[str] = ..., likely_tokens: _Optional[int] = ..., draws_itself: _Optional[bool] = ..., tokenizer: _Optional[bytes] = ...) -> None: ...
 
 class VocabularyHashes(_message.Message):
     __slots__ = ("blocks", "model")
@@ -67,6 +69,20 @@ class VocabularyBlock(_message.Message):
     tokens: _containers.RepeatedScalarFieldContainer[bytes]
     kinds: bytes
     def __init__(self, first_token: _Optional[int] = ..., tokens: _Optional[_Iterable[bytes]] = ..., kinds: _Optional[bytes] = ...) -> None: ...
+
+class TokenizerRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class TokenizerPart(_message.Message):
+    __slots__ = ("data", "size")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    size: int
+    def __init__(self, data: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
 
 class DeviceFrame(_message.Message):
     __slots__ = ("open", "verify")

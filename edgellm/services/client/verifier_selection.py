@@ -1,9 +1,10 @@
-"""`--verifier auto`: the best of the paired devices that verify in the draft model's vocabulary, and why."""
+"""`--verifier auto`: the best of the paired devices that verify for the draft model, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from math import inf
 
 from edgellm.errors import EdgeError, InvalidOption, TrustUnusable, VerifierUnreachable
@@ -15,6 +16,29 @@ from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
 from edgellm.rpc.trust.peer_store import Peer, Peers
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
+
+
+class TokenizerFit(IntEnum):
+    """How a verifier's tokenizer fits the draft model: it is the same, up to unused tokens; drafts are translated; or
+    neither, as it is another one that the verifier does not send."""
+
+    NONE = 0
+    TRANSLATED = 1
+    SAME = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A model of a paired device that can verify."""
+
+    info: PeerInfo
+    offer: OfferedModel
+    fit: TokenizerFit
+
+    @property
+    def order(self) -> tuple[int, float, float]:
+        """Sorts the best candidate first."""
+        return -self.fit, -_size(self.offer), self.info.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +57,13 @@ def choose_verifier(
     named: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
     *,
-    fits: Callable[[ModelAddress, DeviceID], bool] = lambda _address, _device: False,
+    fits: Callable[[ModelAddress, DeviceID], TokenizerFit] = lambda _address, _device: TokenizerFit.NONE,
 ) -> Chosen:
     """Choose the largest model in this vocabulary (a fingerprint in hex) that a paired device lets this one use; of
     equals the one with the shortest round trip. A gateway comes before all others: the size of its model is not known.
+    Only where there is none, a model with another tokenizer is chosen, for which drafts are translated.
     `named` are the devices to choose from: names, IDs, or HOST:PORT, and behind a # the model that is wanted there.
-    `fits` returns whether a verifier with another fingerprint differs in unused tokens only.
+    `fits` returns how a verifier with another fingerprint fits: it may differ in unused tokens only.
     `hosts`: interface addresses to listen on for announcements, by default all that lead to other home devices.
 
     Raises:
@@ -67,31 +92,31 @@ def choose_verifier(
             wanted[info.peer.id] = model
     if peers:
         results += probe_peers(trust, peers, chosen_hosts() if hosts is None else hosts)
-    suitable: list[tuple[PeerInfo, OfferedModel]] = []
+    suitable: list[_Candidate] = []
     for result in results:
-        offers, why_not = _classify(result, vocabulary, fits, wanted.get(result.peer.id, ""))
-        if result.info is not None:
-            suitable += [(result.info, offer) for offer in offers]
-        if not offers:
+        candidates, why_not = _classify(result, vocabulary, fits, wanted.get(result.peer.id, ""))
+        suitable += candidates
+        if not candidates:
             unsuitable.append(f"{result.peer.name} {why_not}")
     if not suitable:
         raise VerifierUnreachable(
             f"No paired device can verify: {'; '.join(unsuitable)}.",
             "Start one there with `edgellm serve --role verifier --host ITS-ADDRESS`, or run `edgellm doctor`.",
         )
-    suitable.sort(key=lambda one: (-_size(one[1]), one[0].seconds))
-    best, offer = suitable[0]
-    others = [f"{info.peer.name}: {_facts(info, other)}" for info, other in suitable[1:]]
+    suitable.sort(key=lambda one: one.order)
+    best = suitable[0].info
+    others = [f"{other.info.peer.name}: {_facts(other)}" for other in suitable[1:]]
     rest = "; ".join([*others, *unsuitable])
-    reason = f"{best.peer.name} ({best.peer.id.short}) at {best.address} verifies: {_facts(best, offer)}."
-    return Chosen(_at(best, offer), best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
+    reason = f"{best.peer.name} ({best.peer.id.short}) at {best.address} verifies: {_facts(suitable[0])}."
+    chosen = _at(best, suitable[0].offer)
+    return Chosen(chosen, best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
 
 
 def _classify(
-    result: ProbeResult, vocabulary: str, fits: Callable[[ModelAddress, DeviceID], bool], wanted: str
-) -> tuple[Sequence[OfferedModel], str]:
-    """Return the models that this device offers for the vocabulary, or the reason why there is none; where one is
-    `wanted`, that one alone."""
+    result: ProbeResult, vocabulary: str, fits: Callable[[ModelAddress, DeviceID], TokenizerFit], wanted: str
+) -> tuple[Sequence[_Candidate], str]:
+    """Return the models of this device that can verify, or the reason why there is none; where one is `wanted`, that
+    one alone."""
     if (info := result.info) is None:
         reason = result.error.what if result.error is not None else "does not answer"
         return (), f"cannot be reached ({reason.rstrip('.')})"
@@ -104,11 +129,12 @@ def _classify(
     if not offers:
         return (), f"serves {_names(served)}, but not {wanted}"
     same = [offer for offer in offers if offer.vocabulary == vocabulary]
-    if not same:
-        same = [offer for offer in offers if fits(_at(info, offer), info.peer.id)]
-    if not same:
-        return (), f"serves {_names(offers)}, which has a different tokenizer"
-    return same, ""
+    if same:
+        return [_Candidate(info, offer, TokenizerFit.SAME) for offer in same], ""
+    others = [_Candidate(info, offer, fits(_at(info, offer), info.peer.id)) for offer in offers]
+    if found := [one for one in others if one.fit is not TokenizerFit.NONE]:
+        return found, ""
+    return (), f"serves {_names(offers)}, which has a different tokenizer, and does not send it: update edgellm there"
 
 
 def _names(offers: Sequence[OfferedModel]) -> str:
@@ -125,9 +151,11 @@ def _size(offer: OfferedModel) -> float:
     return inf if offer.behind else offer.size
 
 
-def _facts(info: PeerInfo, offer: OfferedModel) -> str:
+def _facts(one: _Candidate) -> str:
+    offer = one.offer
     what = f"by {offer.behind}" if offer.behind else f"{offer.size / 1e6:,.1f} MB"
-    return f"{offer.model}, {what}, {info.seconds * 1e3:.1f} ms round trip"
+    tokenizer = ", with another tokenizer" if one.fit is TokenizerFit.TRANSLATED else ""
+    return f"{offer.model}, {what}{tokenizer}, {one.info.seconds * 1e3:.1f} ms round trip"
 
 
 def _address(name: str) -> Address | None:

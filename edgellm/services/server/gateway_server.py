@@ -14,7 +14,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.servers import SessionServer, positive
 from edgellm.services.server.verification_service import EventKind, ServerEvent
-from edgellm.services.server.verifying_model import VerifyingModel
+from edgellm.services.server.verifying_model import VerifyingModel, tokenizer_to_send
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.opening import GatewayModel, PoolOpening
 from edgellm.upstream.http_client import ServerURL
@@ -111,7 +111,8 @@ class GatewayServer(SessionServer):
     def _served(self, model: GatewayModel) -> ServedGatewayModel:
         backend, waiting = GatewayBackend(model.pool), self._max_waiting + model.pool.places
         grammar = model.text.grammar if model.pool.applies_rules else None
-        verifying = VerifyingModel(_info(model), model.text.vocabulary, backend, waiting, grammar)
+        tokenizer = tokenizer_to_send(model.text.file)
+        verifying = VerifyingModel(_info(model), model.text.vocabulary, backend, waiting, grammar, tokenizer=tokenizer)
         return ServedGatewayModel(model, backend, verifying)
 
 

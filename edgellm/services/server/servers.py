@@ -41,7 +41,7 @@ from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.rpc_engine_service import RpcEngineService
 from edgellm.services.server.verification_service import EventKind, ServerEvent, VerificationService
-from edgellm.services.server.verifying_model import VerifyingModel
+from edgellm.services.server.verifying_model import VerifyingModel, tokenizer_to_send
 from edgellm.spec.draft_length import CostCurve
 from edgellm.storage import name_of
 from edgellm.storage.fingerprint import fingerprint
@@ -249,6 +249,7 @@ class VerifierServer(SessionServer):
         self._model_hash = ""
         with suppress(OSError):  # the file has been removed: it is not offered
             self._model_hash = fingerprint(model.path)
+        self._tokenizer = tokenizer_to_send(model.file)
         # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         engine = Context(
@@ -292,7 +293,8 @@ class VerifierServer(SessionServer):
         )  # fmt: skip
         return (
             VerifyingModel(
-                info, vocabulary, self._worker, self._max_waiting, self.model.grammar, self.model.size_bytes
+                info, vocabulary, self._worker, self._max_waiting, self.model.grammar, self.model.size_bytes,
+                self._tokenizer,
             ),
         )  # fmt: skip
 

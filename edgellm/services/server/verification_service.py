@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -74,6 +75,8 @@ class _Model:
         self.chat_template = info.chat_template if len(info.chat_template.encode()) <= _MAX_TEMPLATE else ""
         self.bounds = RequestLimits(model.vocabulary.size, info.context_length)
         self.queue = Queue(model.max_waiting)
+        self.tokenizer = model.tokenizer
+        self._tokenizer_hash = hashlib.sha256(self.tokenizer).digest() if self.tokenizer else b""
 
     def described(self) -> pb.HelloReply:
         """Return what devices are told."""
@@ -92,6 +95,7 @@ class _Model:
             behind=self.info.behind,
             likely_tokens=self.info.choice.likely,
             draws_itself=self.info.choice.draws_itself,
+            tokenizer=self._tokenizer_hash,
         )
 
     async def constrained(self, constraint: Constraint) -> ReplyGrammar:
@@ -119,7 +123,7 @@ class _Session:
 
 
 class VerificationService:
-    """The three calls of the contract, for each of several models. Lives in one event loop."""
+    """The calls of the contract, for each of several models. Lives in one event loop."""
 
     def __init__(
         self,
@@ -153,6 +157,7 @@ class VerificationService:
                 "CompareVocabulary": grpc.unary_unary_rpc_method_handler(
                     self._guarded(self.compare_vocabulary), None, pb.VocabularyBlock.SerializeToString
                 ),
+                "Tokenizer": grpc.unary_stream_rpc_method_handler(self._guarded(self.tokenizer)),
                 "Session": grpc.stream_stream_rpc_method_handler(self._guarded(self.session)),
             },
         )
@@ -185,6 +190,19 @@ class VerificationService:
         except (ProtocolError, ModelNotFound) as error:
             await context.abort(_STATUS[type(error)], error.what)
             raise  # abort does not return
+
+    async def tokenizer(self, request: bytes, stream: Stream) -> None:
+        """Send the tokenizer of the model that is asked for, in parts."""
+        try:
+            model = self._find(parse_message(pb.TokenizerRequest, request, MAX_GREETING).model)
+            if not model.tokenizer:
+                raise ProtocolError("The tokenizer of this model is not sent.", SAME_VERSION)
+            data, size = model.tokenizer, len(model.tokenizer)
+            for at in range(0, size, _TOKENIZER_PART):
+                part = pb.TokenizerPart(data=data[at : at + _TOKENIZER_PART], size=0 if at else size)
+                await _write(stream, part)
+        except (ProtocolError, ModelNotFound, DeviceStuck) as error:
+            await stream.abort(_STATUS[type(error)], error.what)
 
     def _find(self, wanted: str) -> _Model:
         return self._by_name[find_model(self._models, wanted).name]
@@ -319,7 +337,7 @@ def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
         future.set_result(answer)
 
 
-async def _write(stream: Stream, frame: pb.VerifierFrame) -> None:
+async def _write(stream: Stream, frame: pb.VerifierFrame | pb.TokenizerPart) -> None:
     """Send one frame. No other frame ever waits for a device: the next one is made when this one is taken.
 
     Raises:
@@ -354,6 +372,7 @@ _STATUS = {
 }
 _log = logging.getLogger(__name__)
 _MAX_TEMPLATE = MAX_GREETING - 4096  # bytes, so that devices can read the greeting
+_TOKENIZER_PART = 2**16  # bytes, which a device must read in time
 _SHORTEST_BUSY_MS = 50
 _HELD_SECONDS = (
     1.0  # at most, during which a session that was answered *busy* is not read: the queue may be free sooner

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from edgellm.engine import Vocabulary
-from edgellm.errors import ModelNotFound
+from edgellm.engine import ModelFile, Vocabulary
+from edgellm.engine.gguf.tokenizer_file import tokenizer_file
+from edgellm.errors import ModelNotFound, ModelUnsupported
 from edgellm.services.handshake import VerifierInfo
 from edgellm.spec.constraint import GrammarState
 from edgellm.verifier.backend import VerifierBackend
@@ -19,7 +21,8 @@ class VerifyingModel:
 
     Beyond `max_waiting` requests at once, further ones are answered *busy*, first those of the devices with the most
     requests. `grammar` returns the grammar of a JSON schema; without it, replies cannot follow one. `size_bytes` is the
-    size of the model's file, 0 if it is unknown: devices choose the largest one.
+    size of the model's file, 0 if it is unknown: devices choose the largest one. `tokenizer` is what `tokenizer_file`
+    returns, for devices with another one; b"" if there is none to send.
     """
 
     info: VerifierInfo
@@ -28,6 +31,7 @@ class VerifyingModel:
     max_waiting: int
     grammar: Callable[[str], GrammarState] | None = None
     size_bytes: int = 0
+    tokenizer: bytes = b""
 
     @property
     def name(self) -> str:
@@ -40,6 +44,13 @@ class VerifyingModel:
             self.backend, info.model, info.context_length, self.grammar, logprobs=info.reports_logprobs,
             penalties=info.applies_penalties, choice=info.choice,
         )  # fmt: skip
+
+
+def tokenizer_to_send(file: ModelFile) -> bytes:
+    """Return what devices are sent as the tokenizer of `file`; b"" where it cannot be sent."""
+    with suppress(ModelUnsupported, OSError):  # too long, or the file has been removed
+        return tokenizer_file(file)
+    return b""
 
 
 def find_model(models: Sequence[VerifyingModel], wanted: str) -> VerifyingModel:

@@ -215,9 +215,10 @@ class HybridDrafter(Drafter):
         """See `Drafter.unverified`: what the small model drafted, or drafts now."""
         if self.needs_verdict:
             return Chunk()
-        if chunk.retrieved or not len(chunk):
-            return self._model.propose(state, min(gamma, self._gamma))
-        return truncated(chunk, len(chunk) - chunk.tail)
+        gamma = min(gamma, self._gamma)
+        copied = chunk.retrieved or not len(chunk)
+        own = self._model.propose(state, gamma) if copied else truncated(chunk, len(chunk) - chunk.tail)
+        return self._model.unverified(state, own, gamma)
 
     def observe(self, state: GenerationState, turn: Round) -> None:
         """See `Drafter.observe`."""

@@ -6,6 +6,9 @@ verifier's own arrival times (`spec.sampling.arrival_times`). As text (SLEM): th
 tokens, and the verifier's tokenizer cuts that text. Draws of different tokens would agree by chance alone, so this is
 for greedy replies. Either way the text is the verifier's, at any temperature.
 
+Where no verdict comes, because the verifier is lost or busy, the draft model writes with all of its tokens, also in
+sampled replies, and the verifier's tokenizer cuts that text: what stands is the draft model's own.
+
 The draft model reads the conversation in its own chat template, as it does not know the verifier's control tokens, and
 then the bytes of the reply in its own tokens. How those are cut does not matter for the verified text, only for the
 quality of the drafts.
@@ -15,15 +18,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edgellm.engine import Context, Model, top2
 from edgellm.spec.drafters.model import ChunkBuilder
+from edgellm.spec.drafters.parallel import truncated
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import NOT_FILLED, GenerationState
-from edgellm.spec.types import Chunk, Floats, Ids
+from edgellm.spec.types import Chunk, Floats, Ids, Penalties
 
 LEAST_SHARE = 0.5
 """Below this share of common tokens, greedy drafts are translated as text."""
@@ -104,9 +108,20 @@ class TokenTranslation:
         found[self.target] = row[self.source]
         return found
 
-    def own(self, token: int) -> int:
-        """Return the draft model's id of a common token, which is given in the verifier's ids."""
-        return int(self.source[self.target.searchsorted(token)])
+    def own(self, token: int) -> int | None:
+        """Return the draft model's id of a token in the verifier's ids; None where the two do not have it in common."""
+        place = int(self.target.searchsorted(token))
+        common = place < len(self.target) and self.target[place] == token
+        return int(self.source[place]) if common else None
+
+    def own_penalties(self, penalties: Penalties | None, start: int) -> Penalties | None:
+        """Return `penalties` for a text in the draft model's tokens whose reply begins at `start`, with the biases of
+        common tokens."""
+        if penalties is None:
+            return None
+        known = ((self.own(token), amount) for token, amount in penalties.bias)
+        bias = tuple(sorted((own, amount) for own, amount in known if own is not None))
+        return replace(penalties, bias=bias, start=start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +144,7 @@ class TranslatedDrafter(Drafter):
         self._read = 0  # its tokens, in the verifier's ids
         self._own: list[_Own] = []  # the reply in own tokens
         self._drafted: list[_Own] = []  # what was drafted behind it last
+        self._preferred = 0  # how many tokens that is for the verifier, if it is what the draft model prefers, else 0
 
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
@@ -140,38 +156,60 @@ class TranslatedDrafter(Drafter):
         """See `Drafter.end`."""
         self._context.set_cancel(None)
 
-    @property
-    def needs_verdict(self) -> bool:
-        """See `Drafter.needs_verdict`: a translated draft need not be what the draft model would write."""
-        return True
-
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """See `Drafter.propose`. Without a prompt for the draft model, or without room for it, there is no draft."""
-        if state.draft_prompt is None or not len(self._translation.source):
-            return Chunk()
-        self._follow(state)
-        prefix = np.concatenate((state.draft_prompt, np.array([own.id for own in self._own], dtype=np.int32)))
-        gamma = min(gamma, self._context.n_ctx - len(prefix) + 1)
-        if gamma < 1:
+        prefix = self._prefix(state)
+        gamma = self._room(prefix, gamma)
+        if prefix is None or gamma < 1:
             return Chunk()
         floors = state.suggestions.floors() if state.suggestions is not None and state.rules.while_it_pays else ()
         chunk = ChunkBuilder(state, gamma, floors=floors)
-        try:
-            if state.sampling.greedy and self._translation.by_text:
-                return self._by_text(chunk, prefix, gamma)
-            return self._by_token(chunk, prefix)
-        except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
-            self._context.clear(0)
-            raise
+        if state.sampling.greedy and self._translation.by_text:
+            return truncated(self._by_text(chunk, prefix), gamma)
+        return self._by_token(chunk, prefix)
+
+    def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
+        """See `Drafter.unverified`: the draft model's own text. Under a JSON schema, which is about the verifier's
+        tokens, it is written in common tokens."""
+        if 0 < len(chunk) == self._preferred and state.sampling.greedy and not state.sampling.ruled:
+            return chunk
+        prefix = self._prefix(state)
+        gamma = self._room(prefix, gamma)
+        if prefix is None or state.draft_prompt is None or gamma < 1:
+            return Chunk()
+        penalties = state.sampling.penalties
+        if state.grammar is not None:
+            return self._by_token(ChunkBuilder(state, gamma, penalties=penalties, grammar=state.grammar), prefix)
+        penalties = self._translation.own_penalties(penalties, len(state.draft_prompt))
+        # not cut to `gamma`: within a word the draft model would go on otherwise
+        return self._by_text(ChunkBuilder(state, gamma, text=prefix, penalties=penalties), prefix)
+
+    def _prefix(self, state: GenerationState) -> Ids | None:
+        """Return prompt and reply in own tokens (n,); None where nothing can be drafted."""
+        if state.draft_prompt is None or not len(self._translation.source):
+            return None
+        self._follow(state)
+        return np.concatenate((state.draft_prompt, np.array([own.id for own in self._own], dtype=np.int32)))
+
+    def _room(self, prefix: Ids | None, gamma: int) -> int:
+        """Return how many of `gamma` tokens the context has room for behind `prefix`."""
+        return 0 if prefix is None else min(gamma, self._context.n_ctx - len(prefix) + 1)
 
     def _by_token(self, chunk: ChunkBuilder, prefix: Ids) -> Chunk:
+        preferred, self._preferred = True, 0
         for row in self._rows(prefix):
             common = self._translation.widened(row)
-            if not self._take(self._translation.own(chunk.add(common, top2(common)))) or chunk.full():
+            own = self._translation.own(chunk.add(common, top2(common)))
+            if own is None:  # a schema allows no common token
+                drafted = chunk.build(None)
+                return truncated(drafted, len(drafted) - 1)
+            preferred &= own == top2(row).id
+            if not self._take(own) or chunk.full():
                 break
+        self._preferred = len(chunk.ids) if preferred else 0
         return chunk.build(None)
 
-    def _by_text(self, chunk: ChunkBuilder, prefix: Ids, gamma: int) -> Chunk:
+    def _by_text(self, chunk: ChunkBuilder, prefix: Ids) -> Chunk:
         ended = False
         for row in self._rows(prefix):
             ended = not self._take(chunk.add(row, top2(row)))
@@ -185,16 +223,20 @@ class TranslatedDrafter(Drafter):
         places = np.minimum(np.searchsorted(written, ends), max(0, len(self._drafted) - 1))
         if ended and self._translation.end is not None:
             ids, places = [*ids, self._translation.end], np.append(places, len(drafted) - 1)
-        return Chunk(
-            np.array(ids[:gamma], dtype=np.int32), drafted.confidence[places[:gamma]], drafted.margin[places[:gamma]]
-        )
+        self._preferred = len(ids)
+        return Chunk(np.array(ids, dtype=np.int32), drafted.confidence[places], drafted.margin[places])
 
     def _rows(self, prefix: Ids) -> Iterator[Floats]:
         """Yield the logits behind `prefix`, and behind each token that is taken."""
         self._drafted = []
         feed = prefix[self._context.sync(prefix) :]
         while True:
-            yield self._context.decode(feed, outputs=1)[0]
+            try:
+                row = self._context.decode(feed, outputs=1)[0]
+            except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
+                self._context.clear(0)
+                raise
+            yield row
             feed = np.array([self._drafted[-1].id], dtype=np.int32)
 
     def _take(self, token: int) -> bool:

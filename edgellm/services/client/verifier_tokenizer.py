@@ -1,0 +1,184 @@
+"""The tokenizer of a verifier on another device: fetched once, checked, and kept by its hash."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from edgellm.engine import Model, ModelFile
+from edgellm.engine.gguf.tokenizer_file import MAX_TOKENIZER
+from edgellm.errors import (
+    SAME_VERSION,
+    EdgeError,
+    InvalidOption,
+    ModelCorrupt,
+    ModelUnsupported,
+    NotPermitted,
+    ProtocolError,
+    StateDamaged,
+    VerifierUnreachable,
+)
+from edgellm.places import cache_dir
+from edgellm.rpc.address import ModelAddress
+from edgellm.rpc.channel import TOKENIZER, open_channel, run_in_network_loop
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.handshake import connect_authenticated
+from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.versions import MAX_TOKENIZER_PART, parse_message
+from edgellm.storage.state import read_state, write_state
+
+MOST_KEPT = 256 * 2**20
+"""Bytes of all tokenizers that are kept, the least recently used leaving first."""
+_SECONDS = 300.0  # for a whole tokenizer,
+_SILENT_SECONDS = 10.0  # and for each part of it
+
+OnProgress = Callable[[float], None]
+
+
+def open_tokenizer(
+    where: ModelAddress, sha256: str, *, trust: Trust | None = None, device: DeviceID | None = None,
+    progress: OnProgress | None = None,
+) -> Model:  # fmt: skip
+    """Return the tokenizer with this hash (hex) of the verifier at `where`, as a model without weights; it is fetched
+    unless it is kept already. With `trust`, the connection uses mutual TLS to a paired device, or to the given `device`
+    only. `progress` is called with the share that has come.
+
+    Raises:
+        ProtocolError: what the verifier sends is no such tokenizer; nothing of it is kept.
+        VerifierUnreachable, NotPermitted: it sends nothing.
+        NotPaired, PairingRequired, IdentityClash: it is not a device that trusts this one, and is trusted.
+        InvalidOption: there is no room to keep it.
+        EngineFailed: its trial in a child process could not be made.
+    """
+    path = _folder() / f"{sha256}.gguf"
+    if not _is_kept(path, sha256):
+        data = run_in_network_loop(_fetch(where, trust, device, progress)).result()
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise unusable(where, "it is not the one that was announced")
+        try:
+            write_state(path, data)
+            _make_room(path)
+        except OSError as error:
+            raise InvalidOption(
+                f"The tokenizer of the verifier at {where} cannot be kept: {error}.", f"Make room in {path.parent}."
+            ) from error
+    try:
+        return _opened(path)
+    except (ModelCorrupt, ModelUnsupported) as error:
+        forget_tokenizer(sha256)
+        raise unusable(where, error.what.replace(str(path), "it")) from None
+
+
+def forget_tokenizer(sha256: str) -> None:
+    """Remove a tokenizer that turned out not to be its verifier's."""
+    with suppress(OSError):
+        (_folder() / f"{sha256}.gguf").unlink()
+
+
+def _opened(path: Path) -> Model:
+    file = ModelFile.open(path)
+    if file.header.tensors:
+        raise ModelUnsupported("It holds more than a tokenizer.", SAME_VERSION)
+    model = Model.load(file, text_only=True, chat=True)
+    try:
+        _ = model.vocabulary  # raises without one
+    except BaseException:
+        model.close()
+        raise
+    return model
+
+
+def unusable(where: ModelAddress, why: str) -> ProtocolError:
+    """Return the error for a tokenizer that is not what its verifier claims; `why` is a clause."""
+    return ProtocolError(
+        f"The tokenizer that the verifier at {where} sends cannot be used: {why.rstrip('.')}.",
+        f"{SAME_VERSION} Or choose a draft model with the verifier's tokenizer.",
+    )
+
+
+async def _fetch(
+    where: ModelAddress, trust: Trust | None, device: DeviceID | None, progress: OnProgress | None
+) -> bytes:
+    """Return what the verifier sends, at most `MAX_TOKENIZER` bytes."""
+    if trust is None:
+        channel = open_channel(where.address)
+    else:
+        channel, _ = await connect_authenticated(where.address, trust, device)
+    try:
+        call = channel.unary_stream(TOKENIZER, pb.TokenizerRequest.SerializeToString, bytes)(
+            pb.TokenizerRequest(model=where.model), timeout=_SECONDS
+        )
+        return await _read(where, call, progress)
+    except grpc.aio.AioRpcError as error:
+        raise _refused(where, error) from None
+    except TimeoutError:
+        raise VerifierUnreachable(
+            f"The verifier at {where} has stopped sending its tokenizer.", "Check the connection, and try again."
+        ) from None
+    finally:
+        await channel.close(None)
+
+
+async def _read(
+    where: ModelAddress, call: grpc.aio.UnaryStreamCall[pb.TokenizerRequest, bytes], progress: OnProgress | None
+) -> bytes:
+    data, size = bytearray(), 0
+    while True:
+        async with asyncio.timeout(_SILENT_SECONDS):
+            message = await call.read()
+        if not isinstance(message, bytes):  # the end
+            return bytes(data)
+        part = parse_message(pb.TokenizerPart, message, MAX_TOKENIZER_PART)
+        size = size or part.size
+        if not part.data or max(size, len(data) + len(part.data)) > MAX_TOKENIZER:
+            call.cancel()
+            raise unusable(where, f"it has more than {MAX_TOKENIZER} bytes" if part.data else "a part of it is empty")
+        data += part.data
+        if progress is not None and size:
+            progress(min(1.0, len(data) / size))
+
+
+def _refused(where: ModelAddress, error: grpc.aio.AioRpcError) -> EdgeError:
+    why = error.details() or error.code().name
+    if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+        return NotPermitted(f"The verifier at {where} refuses.", why)
+    return VerifierUnreachable(
+        f"The verifier at {where} does not send its tokenizer ({why.rstrip('.')}).",
+        "Try again, or choose a draft model with the verifier's tokenizer.",
+    )
+
+
+def _folder() -> Path:
+    return cache_dir() / "tokenizers"
+
+
+def _is_kept(path: Path, sha256: str) -> bool:
+    """Return whether a tokenizer is kept, and whole; it counts as used then."""
+    try:
+        data = read_state(path, MAX_TOKENIZER)
+    except StateDamaged:
+        return False
+    if data is None or hashlib.sha256(data).hexdigest() != sha256:
+        return False
+    with suppress(OSError):
+        os.utime(path)
+    return True
+
+
+def _make_room(own: Path) -> None:
+    """Remove the tokenizers that were used least recently until the others, with `own`, take at most `MOST_KEPT`."""
+    others = [path for path in own.parent.glob("*.gguf") if path != own]
+    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    left = MOST_KEPT - own.stat().st_size
+    for path in others:
+        left -= path.stat().st_size
+        if left < 0:
+            path.unlink()

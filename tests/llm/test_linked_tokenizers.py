@@ -1,0 +1,284 @@
+"""A draft model for a verifier on another device that has another tokenizer: the text is the verifier's own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgellm.engine import Context, Model
+from edgellm.engine.gguf.tokenizer_file import tokenizer_file
+from edgellm.errors import InvalidOption, ProtocolError, VocabularyMismatch
+from edgellm.llm import AUTO, LLM
+from edgellm.llm.messages import chat_ids, draft_ids
+from edgellm.rpc.address import Address
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.server.servers import VerifierServer
+from edgellm.spec.constraint import ReplyGrammar
+from edgellm.spec.drafters.translation import TokenTranslation, TranslatedDrafter
+from edgellm.spec.gates.rules import AlwaysGate
+from edgellm.spec.loop import generate
+from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.stats import Stats
+from edgellm.spec.types import Constraint, Penalties, Sampling, Source, Token
+from testkit.processes.verifier import VerifierProcess
+from testkit.retokenized import ONE_TOKENIZER, PAIRS
+from tests.llm.conftest import Retokenized
+from tests.rpc.strangers import befriend, device
+from tests.services.scripted import scripted
+from tests.spec.real import case, ids
+
+OTHERS = list(PAIRS)[ONE_TOKENIZER:]
+SOME = ["other merges", "a SentencePiece draft", "few common tokens"]
+ANYWHERE = Address("127.0.0.1", 0)
+
+
+@pytest.fixture
+def tokenizers(home: Path) -> Path:
+    """Where the tokenizers of verifiers are kept."""
+    return home / "cache" / "tokenizers"
+
+
+@pytest.fixture
+def process(retokenized: Retokenized, request: pytest.FixtureRequest) -> Iterator[VerifierProcess]:
+    """The verifier of one of `PAIRS` in a process of its own."""
+    _, verifier = retokenized(request.param)
+    with closing(VerifierProcess(verifier)) as started, Model.load(verifier, text_only=True) as text:
+        started.connect(text).close()
+        yield started
+
+
+@pytest.mark.parametrize(("process", "name"), [(name, name) for name in SOME], indirect=["process"])
+def test_replies_are_the_verifiers_own_greedy_and_sampled(
+    process: VerifierProcess, name: str, retokenized: Retokenized, tokenizers: Path
+) -> None:
+    draft, verifier = retokenized(name)
+    accepted = 0
+    with (
+        LLM.open("none", verifier, threads=1) as alone,
+        LLM.open(draft, f"127.0.0.1:{process.port}", threads=1) as pair,
+    ):
+        assert "different tokenizers" in pair.notices[0]
+        assert "translated" in pair.notices[0]
+        for number in range(2):
+            for temperature in (0.0, 1.2):
+                asked: dict[str, Any] = {"max_tokens": 24, "temperature": temperature, "seed": number}
+                wanted = ids(alone.reply(case(number), retrieval="off", **asked))
+                assert ids(pair.reply(case(number), **asked)) == wanted
+                reply = pair.reply(case(number), retrieval="off", **asked)
+                assert ids(reply) == wanted
+                assert reply.summary.share_verified == 1.0
+                accepted += reply.summary.accepted
+        with pytest.raises(InvalidOption, match="different tokenizers"):
+            pair.profile([case(1)])
+    assert accepted > 5
+    assert len(list(tokenizers.iterdir())) == 1
+
+
+def test_the_default_draft_model_is_left_out(home: Path, retokenized: Retokenized) -> None:
+    draft, _ = retokenized("other ids")  # which has another tokenizer than the bundled models
+    with (
+        Model.load(draft) as model,
+        VerifierServer(model, ANYWHERE, context=512, sessions=1, threads=1) as running,
+        LLM.open("none", draft, threads=1) as alone,
+        LLM.open(verifier=str(running.address), threads=1) as one,
+        LLM.open("none", str(running.address), threads=1) as other,
+    ):
+        wanted = ids(alone.reply(case(1), max_tokens=12))
+        assert one.draft_name is None
+        assert "writes alone. Name a draft model for it with -m" in one.notices[0]
+        assert ids(one.reply(case(1), max_tokens=12)) == wanted
+        assert other.notices == ()
+        assert ids(other.reply(case(1), max_tokens=12)) == wanted
+
+
+def test_a_second_connection_fetches_nothing(
+    retokenized: Retokenized, tokenizers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft, verifier = retokenized("other ids")
+    sent = 0
+
+    def send() -> Iterator[pb.TokenizerPart]:
+        nonlocal sent
+        sent += 1
+        yield pb.TokenizerPart(data=data, size=len(data))
+
+    with Model.load(verifier, text_only=True) as text:
+        data = tokenizer_file(text.file)
+        told = {"tokenizer": hashlib.sha256(data).digest()}
+        with scripted(text.vocabulary, lambda _rounds, _context: (), told, tokenizer=send) as address:
+            for _ in range(2):
+                LLM.open(draft, str(address), threads=1).close()
+    assert sent == 1
+    assert len(list(tokenizers.iterdir())) == 1
+
+
+def test_the_tokenizer_of_another_model_is_refused_and_not_kept(retokenized: Retokenized, tokenizers: Path) -> None:
+    draft, verifier = retokenized("other ids")
+    with (
+        Model.load(verifier, text_only=True) as text,
+        Model.load(retokenized("other merges")[0], text_only=True) as other,
+    ):
+        data = tokenizer_file(other.file)
+        told = {"tokenizer": hashlib.sha256(data).digest()}
+        part = pb.TokenizerPart(data=data, size=len(data))
+        with (
+            scripted(text.vocabulary, lambda _rounds, _context: (), told, tokenizer=lambda: [part]) as address,
+            pytest.raises(ProtocolError, match="not that of its model"),
+        ):
+            LLM.open(draft, str(address), threads=1)
+    assert list(tokenizers.iterdir()) == []
+
+
+def test_a_verifier_that_does_not_send_its_tokenizer_is_refused(retokenized: Retokenized, tokenizers: Path) -> None:
+    """As of an older version."""
+    draft, verifier = retokenized("other ids")
+    with (
+        Model.load(verifier, text_only=True) as text,
+        scripted(text.vocabulary, lambda _rounds, _context: ()) as address,
+        pytest.raises(VocabularyMismatch, match="Update edgellm on the verifier's device"),
+    ):
+        LLM.open(draft, str(address), threads=1)
+    assert not tokenizers.exists()
+
+
+def test_auto_takes_the_same_tokenizer_before_another_one(
+    retokenized: Retokenized, f32_pair: tuple[Path, Path], tmp_path: Path, home: Path
+) -> None:
+    """Though the other model is as large, and only where there is one."""
+    draft, verifier = retokenized("other ids")
+    here, same, other = Trust.load(), device(tmp_path / "same"), device(tmp_path / "other")
+    for there, name in ((same, "lounge"), (other, "desk")):
+        befriend(there, here)
+        here.peers.rename(there.identity.id, name)
+    with (
+        Model.load(verifier) as large,
+        Model.load(draft) as small,
+        VerifierServer(large, ANYWHERE, context=512, sessions=1, threads=1, trust=other) as desk,
+        VerifierServer(small, ANYWHERE, context=512, sessions=1, threads=1, trust=same) as lounge,
+    ):
+        here.peers.record_seen(other.identity.id, desk.address)
+        here.peers.record_seen(same.identity.id, lounge.address)
+        with LLM.open(draft, AUTO, peers=["desk", "lounge"], threads=1) as pair:
+            assert pair.verifier_reason.startswith("lounge")
+            assert "Not taken: desk" in pair.verifier_reason
+            assert "with another tokenizer" in pair.verifier_reason
+            assert pair.notices == ()
+        with (
+            LLM.open(draft, AUTO, peers=["desk"], threads=1) as pair,
+            LLM.open("none", verifier, threads=1) as alone,
+        ):
+            assert "with another tokenizer" in pair.verifier_reason
+            assert "translated" in pair.notices[0]
+            assert ids(pair.reply(case(2), max_tokens=12)) == ids(alone.reply(case(2), max_tokens=12))
+
+
+@pytest.mark.parametrize("process", ["other merges"], indirect=True)
+def test_while_the_verifier_is_away_the_draft_model_goes_on(
+    process: VerifierProcess, retokenized: Retokenized, home: Path
+) -> None:
+    """And what it has written is read by the verifier that comes back."""
+    draft, verifier = retokenized("other merges")
+    with Model.load(verifier, text_only=True) as text:
+        assert text.end_of_turn is not None
+        endless = {text.end_of_turn: -100.0}
+    heard: list[str] = []
+    tokens: list[Token] = []
+    with LLM.open(draft, f"127.0.0.1:{process.port}", threads=1) as pair:
+        reply = pair.reply(case(1), max_tokens=900, retrieval="off", logit_bias=endless)
+        reply.listen(on_notice=lambda notice: heard.append(notice.text))
+        for token in reply:
+            tokens.append(token)
+            if len(tokens) == 8:
+                process.kill()
+            if token.source is Source.DRAFT:
+                time.sleep(0.05)  # the pace of a reader: the verifier needs some seconds to start
+            elif Source.DRAFT in (one.source for one in tokens):
+                break
+        reply.close()
+    sources = [token.source for token in tokens]
+    assert Source.DRAFT not in sources[:8]
+    assert sources.count(Source.DRAFT) > 8
+    assert sources[-1] is not Source.DRAFT
+    assert [text for text in heard if "The draft model continues alone" in text]
+    assert [text for text in heard if "is back" in text]
+    b"".join(token.piece for token in tokens).decode()
+
+
+class Translated:
+    """A draft model that writes alone in the tokens of a verifier."""
+
+    def __init__(self, draft: Model, text: Model) -> None:
+        self.text, self._draft = text, draft
+        self._drafter = TranslatedDrafter(draft, Context(draft, n_ctx=512, threads=1), TokenTranslation(draft, text))
+
+    def write(self, number: int, sampling: Sampling) -> tuple[str, str]:
+        """Return the reply to a held-out prompt, and why it ended."""
+        prompt, stats = chat_ids(self.text, case(number), 512), Stats()
+        if sampling.penalties is not None:
+            sampling = replace(sampling, penalties=replace(sampling.penalties, start=len(prompt)))
+        if sampling.constraint is not None:
+            sampling = replace(sampling, constraint=replace(sampling.constraint, start=len(prompt)))
+        state = GenerationState(
+            prompt, sampling, GenerationLimits(48, 512), draft_prompt=draft_ids(self._draft, "", case(number), 512),
+            grammar=ReplyGrammar.of(sampling.constraint, self.text.grammar),
+        )  # fmt: skip
+        events = generate(
+            state, vocabulary=self.text, drafter=self._drafter, gate=AlwaysGate(), verifier=None, stats=stats
+        )
+        pieces = [event.piece for event in events if isinstance(event, Token)]
+        return b"".join(pieces).decode(), stats.finish_reason
+
+    def close(self) -> None:
+        self._drafter.close()
+
+
+@pytest.fixture(params=OTHERS)
+def translated(request: pytest.FixtureRequest, retokenized: Retokenized) -> Iterator[tuple[Translated, LLM]]:
+    """The draft model in the tokens of a verifier, and the draft model alone."""
+    draft, verifier = retokenized(request.param)
+    with (
+        Model.load(draft) as model,
+        Model.load(verifier, text_only=True) as text,
+        closing(Translated(model, text)) as made,
+        LLM.open(draft, "none", threads=1) as alone,
+    ):
+        yield made, alone
+
+
+def test_what_stands_without_a_verdict_is_the_draft_models_own_text(translated: tuple[Translated, LLM]) -> None:
+    made, alone = translated
+    for number in range(3):
+        for temperature in (0.0, 1.2):
+            reply = alone.reply(case(number), max_tokens=200, temperature=temperature, seed=3, retrieval="off")
+            own = b"".join(token.piece for token in reply).decode()
+            text, reason = made.write(number, Sampling(temperature=temperature, seed=3))
+            assert own.startswith(text)
+            assert reason == ("stop" if text == own else "length")
+
+
+def test_penalties_count_without_a_verdict(translated: tuple[Translated, LLM]) -> None:
+    made, alone = translated
+    reply = alone.reply(case(1), max_tokens=200, repeat_penalty=1.5, presence_penalty=0.8, retrieval="off")
+    own = b"".join(token.piece for token in reply).decode()
+    text, _ = made.write(1, Sampling(penalties=Penalties(repeat=1.5, presence=0.8)))
+    assert own.startswith(text)
+    assert made.text.end_of_turn is not None
+    endless = Penalties(bias=((made.text.end_of_turn, -100.0),))
+    assert made.write(1, Sampling(penalties=endless))[1] == "length"
+
+
+def test_a_schema_is_followed_without_a_verdict(translated: tuple[Translated, LLM]) -> None:
+    schema = json.dumps({"type": "object", "properties": {"there": {"type": "boolean"}}, "required": ["there"]})
+    for temperature in (0.0, 1.5):
+        text, reason = translated[0].write(1, Sampling(temperature=temperature, constraint=Constraint(schema, 0)))
+        assert isinstance(json.loads(text)["there"], bool)
+        assert reason == "stop"

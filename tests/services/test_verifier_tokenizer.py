@@ -1,0 +1,246 @@
+"""A verifier's tokenizer on its way to a device: fetched once, and nothing of a hostile one is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from edgellm.engine import Model, ModelFile, Vocabulary
+from edgellm.engine.gguf.tokenizer_file import tokenizer_file
+from edgellm.errors import NotPermitted, ProtocolError, VerifierUnreachable, VocabularyMismatch
+from edgellm.rpc.address import Address, ModelAddress
+from edgellm.rpc.channel import HELLO, TOKENIZER
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client import verifier_tokenizer
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.services.client.verifier_tokenizer import forget_tokenizer, open_tokenizer
+from edgellm.services.server.servers import VerifierServer
+from tests.services.conftest import ANYWHERE, POSITIONS
+from tests.services.scripted import scripted
+from tests.services.test_hello import different
+
+NOWHERE = ModelAddress(Address("127.0.0.1", 1))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where tokenizers are kept."""
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    return tmp_path / "cache" / "tokenizers"
+
+
+@pytest.fixture(scope="module")
+def whole(exact: Model) -> bytes:
+    """What the verifier sends."""
+    return tokenizer_file(exact.file)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def kept(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*")) if folder.exists() else []
+
+
+def parts(data: bytes, size: int = 2**16) -> Callable[[], Iterator[pb.TokenizerPart]]:
+    """Return a function that sends `data` in parts."""
+    return lambda: (pb.TokenizerPart(data=data[at : at + size], size=len(data)) for at in range(0, len(data), size))
+
+
+def test_it_is_fetched_once_and_kept_by_its_hash(server: VerifierServer, whole: bytes, folder: Path) -> None:
+    shares: list[float] = []
+    where = ModelAddress(server.address)
+    with open_tokenizer(where, sha256(whole), progress=shares.append) as model:
+        assert model.vocabulary == server.model.vocabulary
+        assert model.chat_template_source == server.model.chat_template_source
+    assert shares[-1] == 1.0
+    assert kept(folder) == [f"{sha256(whole)}.gguf"]
+    assert (folder / kept(folder)[0]).stat().st_mode & 0o077 == 0
+    with open_tokenizer(NOWHERE, sha256(whole)) as model:  # nothing is asked for
+        assert model.vocabulary == server.model.vocabulary
+
+
+def test_the_greeting_tells_its_hash_and_the_parts_its_size(server: VerifierServer, whole: bytes) -> None:
+    with grpc.insecure_channel(str(server.address)) as channel:
+        greet = channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, pb.HelloReply.FromString)
+        assert greet(pb.HelloRequest()).tokenizer.hex() == sha256(whole)
+        send = channel.unary_stream(TOKENIZER, bytes, pb.TokenizerPart.FromString)
+        found = list(send(b""))
+        assert b"".join(part.data for part in found) == whole
+        assert [part.size for part in found] == [len(whole), *[0] * (len(found) - 1)]
+        for request, status in (
+            (pb.TokenizerRequest(model="other").SerializeToString(), grpc.StatusCode.NOT_FOUND),
+            (b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(send(request))
+            assert caught.value.code() is status
+
+
+def test_a_mismatch_says_whether_the_tokenizer_is_sent(server: VerifierServer, exact: Model, whole: bytes) -> None:
+    other = different(exact.vocabulary, "bytes")
+    with pytest.raises(VocabularyMismatch) as newer:
+        RemoteVerifier(server.address, other)
+    assert newer.value.tokenizer == sha256(whole)
+    with (
+        scripted(exact.vocabulary, lambda _rounds, _context: ()) as address,
+        pytest.raises(VocabularyMismatch, match="Update edgellm on the verifier's device") as older,
+    ):
+        RemoteVerifier(address, other)
+    assert older.value.tokenizer == ""
+
+
+def test_a_hash_of_another_length_is_refused(exact: Model) -> None:
+    with (
+        scripted(exact.vocabulary, lambda _rounds, _context: (), {"tokenizer": b"../../short"}) as address,
+        pytest.raises(ProtocolError, match="tokenizer has a hash of 11 bytes"),
+    ):
+        RemoteVerifier(address, different(exact.vocabulary, "bytes"))
+
+
+@pytest.fixture
+def vocabulary(exact: Model) -> Vocabulary:
+    return exact.vocabulary
+
+
+def _refused(vocabulary: Vocabulary, folder: Path, sent: bytes, said: str, announced: bytes | None = None) -> None:
+    """Check that a tokenizer that a verifier sends is refused, and that nothing of it is kept."""
+    with (
+        scripted(vocabulary, lambda _rounds, _context: (), tokenizer=parts(sent)) as address,
+        pytest.raises(ProtocolError, match=said),
+    ):
+        open_tokenizer(ModelAddress(address), sha256(sent if announced is None else announced))
+    assert kept(folder) == []
+
+
+def test_what_is_no_tokenizer_is_refused_and_not_kept(
+    vocabulary: Vocabulary, folder: Path, whole: bytes, f32_pair: tuple[Path, Path]
+) -> None:
+    _refused(vocabulary, folder, b"not a GGUF file, but long enough", "not a GGUF file")
+    _refused(vocabulary, folder, whole[:-2000], "cannot be used: it ")
+    _refused(vocabulary, folder, whole[:1000], "not the one that was announced", whole)
+    _refused(vocabulary, folder, b"", "not the one that was announced", whole)
+    _refused(vocabulary, folder, whole.replace(b"tokenizer.ggml.tokens", b"tokenizer.ggml.nokens"), "cannot be used")
+    _refused(vocabulary, folder, f32_pair[0].read_bytes(), "more than a tokenizer")
+    _refused(vocabulary, folder, whole[:40] + bytes(8) + whole[48:], "cannot be used")
+
+
+def test_what_is_too_long_is_not_read_to_its_end(
+    vocabulary: Vocabulary, folder: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier_tokenizer, "MAX_TOKENIZER", len(whole) - 1)
+    sent = 0
+
+    def endless(size: int) -> Callable[[], Iterator[pb.TokenizerPart]]:
+        def send() -> Iterator[pb.TokenizerPart]:
+            nonlocal sent
+            while True:
+                sent += 1
+                yield pb.TokenizerPart(data=bytes(2**16), size=size)
+
+        return send
+
+    for size in (0, len(whole), 2**62):
+        with (
+            scripted(vocabulary, lambda _rounds, _context: (), tokenizer=endless(size)) as address,
+            pytest.raises(ProtocolError, match=f"more than {len(whole) - 1} bytes"),
+        ):
+            open_tokenizer(ModelAddress(address), sha256(whole))
+    assert sent < 10_000
+    assert kept(folder) == []
+
+
+def test_empty_parts_do_not_go_on_for_ever(vocabulary: Vocabulary, folder: Path) -> None:
+    def nothing() -> Iterator[pb.TokenizerPart]:
+        while True:
+            yield pb.TokenizerPart()
+
+    with (
+        scripted(vocabulary, lambda _rounds, _context: (), tokenizer=nothing) as address,
+        pytest.raises(ProtocolError, match="a part of it is empty"),
+    ):
+        open_tokenizer(ModelAddress(address), "00" * 32)
+    assert kept(folder) == []
+
+
+def test_one_that_does_not_come_is_said(vocabulary: Vocabulary, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        scripted(vocabulary, lambda _rounds, _context: ()) as address,
+        pytest.raises(VerifierUnreachable, match="does not send its tokenizer"),
+    ):
+        open_tokenizer(ModelAddress(address), "00" * 32)
+    monkeypatch.setattr(verifier_tokenizer, "_SILENT_SECONDS", 0.2)
+    given_up = threading.Event()
+
+    def silent() -> Iterator[pb.TokenizerPart]:
+        yield pb.TokenizerPart(data=b"GGUF", size=100)
+        given_up.wait(60)
+
+    with (
+        scripted(vocabulary, lambda _rounds, _context: (), tokenizer=silent) as address,
+    ):
+        with pytest.raises(VerifierUnreachable, match="has stopped sending"):
+            open_tokenizer(ModelAddress(address), "00" * 32)
+        given_up.set()
+    assert kept(folder) == []
+
+
+def test_a_damaged_copy_is_fetched_again(server: VerifierServer, whole: bytes, folder: Path) -> None:
+    where = ModelAddress(server.address)
+    open_tokenizer(where, sha256(whole)).close()
+    path = folder / f"{sha256(whole)}.gguf"
+    path.write_bytes(whole[:500])
+    open_tokenizer(where, sha256(whole)).close()
+    assert path.read_bytes() == whole
+    forget_tokenizer(sha256(whole))
+    forget_tokenizer(sha256(whole))
+    assert kept(folder) == []
+
+
+def test_the_least_recently_used_ones_make_room(
+    server: VerifierServer, whole: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir(parents=True)
+    for age, name in enumerate(("new", "old")):
+        other = folder / f"{name}.gguf"
+        other.write_bytes(bytes(1000))
+        os.utime(other, (1e9 - age, 1e9 - age))
+    monkeypatch.setattr(verifier_tokenizer, "MOST_KEPT", len(whole) + 1500)
+    open_tokenizer(ModelAddress(server.address), sha256(whole)).close()
+    assert kept(folder) == sorted((f"{sha256(whole)}.gguf", "new.gguf"))
+
+
+def test_a_paired_device_with_the_right_to_verify_gets_it(
+    exact: Model, whole: bytes, host: Trust, guest: Trust, folder: Path
+) -> None:
+    with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, trust=host) as server:
+        where = ModelAddress(server.address)
+        open_tokenizer(where, sha256(whole), trust=guest, device=host.identity.id).close()
+        forget_tokenizer(sha256(whole))
+        host.peers.revoke(guest.identity.id, [Right.VERIFY])
+        with pytest.raises(NotPermitted, match="no right to verify"):
+            open_tokenizer(where, sha256(whole), trust=guest)
+    assert kept(folder) == []
+
+
+def test_a_model_file_that_is_gone_is_verified_with_all_the_same(exact: Model, tmp_path: Path) -> None:
+    """Its tokenizer is not sent then."""
+    path = tmp_path / "gone.gguf"
+    path.write_bytes(exact.path.read_bytes())
+    with Model.load(ModelFile.open(path)) as model:
+        path.unlink()
+        with (
+            VerifierServer(model, ANYWHERE, sessions=1, context=64, threads=1) as server,
+            pytest.raises(VocabularyMismatch) as caught,
+        ):
+            RemoteVerifier(server.address, different(exact.vocabulary, "bytes"))
+    assert caught.value.tokenizer == ""
