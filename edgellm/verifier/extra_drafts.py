@@ -12,6 +12,7 @@ from edgellm.spec.types import Chunk
 from edgellm.verifier.requests import VerifyRequest
 
 _PASSES = 4  # with drafts and without, before the faster kind is chosen
+_FIRST = 4  # tokens of a draft, at most, before any are right
 _WEIGHT = 0.2  # of the last pass in the seconds of a drafted token
 _NOTHING = Chunk()
 
@@ -27,6 +28,7 @@ class ExtraDrafts:
         self._speculator, self._is_eog = speculator, is_eog
         self._choice = PaceChoice(_PASSES)
         self._token_seconds = 0.0  # that a drafted token takes, with its row
+        self._longest = _FIRST  # twice as many once half of them are right: trying a useless speculator costs little
         self._drafting = 0.0  # seconds of the last draft
 
     def draft(self, request: VerifyRequest) -> Chunk:
@@ -39,14 +41,17 @@ class ExtraDrafts:
         floor = self._token_seconds / plain if plain else 0.0
         began = perf_counter()
         chunk = draft(
-            self._speculator, request.ids, left, request.sampling, self._is_eog, lambda _drafted: floor, request.slot
-        )
+            self._speculator, request.ids, min(left, self._longest), request.sampling, self._is_eog,
+            lambda _drafted: floor, request.slot,
+        )  # fmt: skip
         self._drafting = perf_counter() - began
         return chunk
 
     def observe(self, drafted: int, tokens: int, seconds: float) -> None:
         """Observe a pass of `seconds` over the last draft, of `drafted` tokens, which wrote `tokens`."""
         seconds += self._drafting
+        if drafted >= self._longest and 2 * (tokens - 1) >= drafted:
+            self._longest = 2 * drafted
         self._choice.record(drafted > 0, tokens, seconds)
         plain, _ = self._choice.paces
         if drafted and plain:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -157,3 +157,27 @@ def test_a_served_verifier_writes_as_before(
     assert rounds[0] == rounds[3]
     assert rounds[1] == rounds[4]  # as many round trips
     assert rounds[2] < rounds[5]  # and fewer passes
+
+
+class Sure:
+    """A speculator that is sure of the same token, always."""
+
+    def predict(self, _ids: Ids, _seq: int) -> Any:
+        return np.array([0.0, 50.0], dtype=np.float32)
+
+    def follow(self, _token: int, _seq: int) -> Any:
+        return np.array([0.0, 50.0], dtype=np.float32)
+
+
+@pytest.mark.usefixtures("always")
+def test_a_useless_speculator_is_tried_with_short_drafts_and_a_right_one_with_longer_ones() -> None:
+    for right, lengths in ((False, [4, 4, 4]), (True, [4, 8, 15])):
+        extra_drafts = ExtraDrafts(cast(Speculator, Sure()), lambda _token: False)
+        found = []
+        for _ in range(3):
+            request = VerifyRequest(0, GREEDY, 0, np.array([1, 1], np.int32), Chunk(), 16)
+            request.tokens.append(1)
+            drafted = len(extra_drafts.draft(request))
+            extra_drafts.observe(drafted, drafted + 1 if right else 1, 1.0)
+            found.append(drafted)
+        assert found == lengths

@@ -17,7 +17,6 @@ from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, T
 from edgellm.engine.speculators.state_functions import StateFunctions
 from edgellm.engine.speculators.state_window import WINDOW
 from edgellm.engine.trial.probe import EAGLE3
-from edgellm.engine.vocabulary import Floats
 from edgellm.errors import EngineFailed, ModelUnsupported
 
 VERIFIERS = frozenset((
@@ -108,7 +107,7 @@ class Eagle3Head(Speculator):
         Raises:
             EngineFailed: this llama.cpp exports no functions for it, or cannot reserve the memory.
         """
-        self._layers, self._n_layer, self._state_width = layers, n_layer, states
+        self._layers, self._n_layer = layers, n_layer
         rows = max(trunk.n_seq, min(_ROWS, trunk.n_ctx * trunk.n_seq))
         StateFunctions.require()
         owned = llama_api.open_context(
@@ -123,15 +122,14 @@ class Eagle3Head(Speculator):
             else:
                 self._functions.keep(trunk.owned, every_row=True)
 
-    def _trunk_states(self, n: int) -> Floats | None:
-        parts = [
-            self._functions.inputs(self._trunk.owned, layer, n, self._state_width)
+    def _addresses(self) -> list[int]:
+        trunk = self._trunk.owned
+        return [
+            self._functions.input_address(trunk, layer)
             if layer < self._n_layer
-            else self._functions.states(self._trunk.owned, n, self._state_width)
+            else self._functions.state_address(trunk)
             for layer in self._layers
         ]
-        known = [part for part in parts if part is not None]
-        return np.concatenate(known, axis=1) if len(known) == len(parts) else None
 
     def _fill(self, seq: int, start: int, n: int) -> None:
         """Fill the inputs with what the encoder makes of the states; it uses positions for nothing but a check."""

@@ -11,7 +11,6 @@ from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, T
 from edgellm.engine.speculators.state_functions import StateFunctions
 from edgellm.engine.speculators.state_window import StateWindow
 from edgellm.engine.trial.probe import MTP
-from edgellm.engine.vocabulary import Floats
 
 STATES_OF_LAST_ROWS = frozenset(("qwen3next", "step35"))
 """Architectures whose graph of the MTP layer gives the states of rows with logits alone. Of the others llama.cpp can
@@ -28,18 +27,18 @@ class MtpLayer(Speculator):
         Raises:
             EngineFailed: this llama.cpp exports no functions for it, or cannot reserve the memory.
         """
-        self._state_width = int(lib.llama_model_n_embd_out(model.pointer))
+        width = int(lib.llama_model_n_embd_out(model.pointer))
         rows = max(trunk.n_seq, min(_ROWS, trunk.n_ctx * trunk.n_seq))
         StateFunctions.require()
         owned = llama_api.open_context(
             model, positions=trunk.n_ctx * trunk.n_seq, sequences=trunk.n_seq, rows=rows, threads=trunk.threads,
             unified=trunk.n_seq == 1, cache_type=trunk.cache_type, flash_attention=trunk.flash, mtp=True,
         )  # fmt: skip
-        super().__init__(trunk, owned, states=self._state_width, inputs=self._state_width, rows=rows, every=every)
+        super().__init__(trunk, owned, states=width, inputs=width, rows=rows, every=every)
         self._functions.keep(trunk.owned, every_row=True)
 
-    def _trunk_states(self, n: int) -> Floats | None:
-        return self._functions.states(self._trunk.owned, n, self._state_width)
+    def _addresses(self) -> tuple[int]:
+        return (self._functions.state_address(self._trunk.owned),)
 
     def _first(self, window: StateWindow) -> int:
         """Return the first position: a text's first token has a row, too, with zeros for a state."""

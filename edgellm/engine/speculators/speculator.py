@@ -21,7 +21,7 @@ import numpy as np
 from edgellm.engine import cores, llama_api, native
 from edgellm.engine.llama_api import LlamaBatch, LogitsView
 from edgellm.engine.native import Stop, lib
-from edgellm.engine.speculators.state_functions import StateFunctions
+from edgellm.engine.speculators.state_functions import StateFunctions, rows_at
 from edgellm.engine.speculators.state_window import StateWindow
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import EngineFailed
@@ -63,14 +63,16 @@ class Speculator(ABC):
         self._inputs = np.zeros((rows, inputs), dtype=np.float32)
         self._native = self._batch.with_states(self._inputs)
         self._logits = LogitsView(trunk.n_vocab)
+        self._state_width = states
         self._windows = [StateWindow(states) for _ in range(trunk.n_seq)]
         self._ids = np.zeros((trunk.n_seq, trunk.n_ctx), dtype=np.int32)
         # per sequence: the speculator's cache is right for the positions from `begins` to `held`
         self._begins, self._held, self._next = [0] * trunk.n_seq, [0] * trunk.n_seq, [0] * trunk.n_seq
 
     @abstractmethod
-    def _trunk_states(self, n: int) -> Floats | None:
-        """Return the states of the first `n` rows of the trunk's last decode, (n, states); None where it has none."""
+    def _addresses(self) -> Sequence[int]:
+        """Return where the parts of the states of the trunk's last decode are, each of them rows; 0 where it has
+        none."""
 
     def _first(self, window: StateWindow) -> int:
         """Return the first position for which a row can be computed: behind the first state."""
@@ -90,12 +92,18 @@ class Speculator(ABC):
             llama_api.set_cancel(self._owned, stop)
 
     def note(self, placed: Sequence[tuple[int, int, int, int]]) -> None:
-        """Take over the states of the context's last decode; `placed` are (row, sequence, position, rows)."""
-        states = self._trunk_states(max(at + n for at, _, _, n in placed))
-        if states is None:
+        """Take over the states of the context's last decode; `placed` are (row, sequence, position, rows), by row."""
+        addresses = self._addresses()
+        if not all(addresses):
             for _, seq, _, _ in placed:
                 self.clear(seq)
             return
+        at, seq, start, n = placed[-1]
+        if at == 0 and n == 1 and self._windows[seq].add_row(start, addresses):  # as most decodes are
+            self._held[seq] = min(self._held[seq], start + 1)
+            return
+        width = self._state_width // len(addresses)
+        states = np.concatenate([rows_at(address, at + n, width) for address in addresses], axis=1)
         for at, seq, start, n in placed:
             self._windows[seq].add(start, states[at : at + n])
             self._held[seq] = min(self._held[seq], start + 1)

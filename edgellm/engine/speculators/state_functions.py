@@ -60,7 +60,12 @@ class StateFunctions:
     def states(self, context: native.Owned, n: int, width: int) -> Floats | None:
         """Return the last states of the first `n` rows of the last computation, (n, width), as a view until the next
         one; None where there are none."""
-        return _view(self._states(context.pointer), n, width)
+        return rows_at(self.state_address(context), n, width)
+
+    def state_address(self, context: native.Owned) -> int:
+        """Return where the last states of the rows of the last computation are; 0 where there are none."""
+        address: int | None = self._states(context.pointer)
+        return address or 0
 
     def keep_inputs(self, context: native.Owned, layer: int) -> None:
         """Have a context keep the rows that enter a layer."""
@@ -68,10 +73,16 @@ class StateFunctions:
 
     def inputs(self, context: native.Owned, layer: int, n: int, width: int) -> Floats | None:
         """Return the first `n` rows that entered a layer, which must be kept, like `states`."""
-        return _view(self._inputs(context.pointer, layer), n, width)
+        return rows_at(self.input_address(context, layer), n, width)
+
+    def input_address(self, context: native.Owned, layer: int) -> int:
+        """Return where the rows that entered a layer are, like `state_address`."""
+        address: int | None = self._inputs(context.pointer, layer)
+        return address or 0
 
 
-def _view(address: int | None, n: int, width: int) -> Floats | None:
+def rows_at(address: int, n: int, width: int) -> Floats | None:
+    """Return `n` rows of `width` floats at an address, as a view; None at address 0."""
     if not address:
         return None
     buffer: Any = (ctypes.c_float * (n * width)).from_address(address)

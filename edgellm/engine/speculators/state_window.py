@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
+
 import numpy as np
 
 from edgellm.engine.vocabulary import Floats
@@ -15,6 +18,7 @@ class StateWindow:
 
     def __init__(self, width: int, window: int = WINDOW) -> None:
         self._rows = np.empty((window + max(1, window // 4), width), dtype=np.float32)  # takes memory as it fills
+        self._address, self._row_bytes = self._rows.ctypes.data, 4 * width
         self._window = window
         self._at = 0  # the row of position `first`
         self.first = self.end = 0
@@ -38,6 +42,20 @@ class StateWindow:
         row = self._at + self.end - self.first
         self._rows[row : row + n] = states
         self.end += n
+
+    def add_row(self, start: int, addresses: Sequence[int]) -> bool:
+        """Add the state of position `start`, whose parts, of equal width, are at these addresses. Return False where
+        that takes more than to copy it: see `add`. After a decode, numpy would take ten times as long."""
+        row = self._at + start - self.first
+        if not (self.first <= start <= self.end and row < len(self._rows)):
+            return False
+        part = self._row_bytes // len(addresses)
+        to = self._address + row * self._row_bytes
+        for address in addresses:
+            ctypes.memmove(to, address, part)
+            to += part
+        self.end = start + 1
+        return True
 
     def truncate(self, length: int) -> None:
         """Drop the states of all but the first `length` positions."""

@@ -17,6 +17,8 @@ from edgellm.spec.types import Chunk, Round
 
 MIN_ROUNDS = 4
 """Rounds with the small model that are needed to judge its worth."""
+FIRST_DRAFT = 4
+"""Tokens of a draft of the small model, at most, before any are accepted."""
 _TRY_EVERY = 64  # rounds without the small model, before it is tried once more
 EPISODE = 64
 """Tokens, or a reply, that are written with the small model or without, before that is decided again."""
@@ -42,9 +44,13 @@ class DrafterSelector:
         """True if the draft model is used at all in this episode."""
         self._rounds_since = 0  # rounds without the small model since it was used last
         self._try_budget = 0.0  # seconds available for a trial
+        self._first_prompt = 0, 0.0  # tokens and seconds of the first draft behind a prompt
         self._length = _REPLY_TOKENS  # mean tokens of a reply
         self.acceptance = Acceptance()
         self.back_off = BackOff()
+        self.longest = FIRST_DRAFT
+        """Tokens of a draft of the model, at most: more and more of them, so that trying a useless model costs
+        little."""
 
     def start_episode(self) -> None:
         """Begin an episode, with the draft model if episodes with it took less time per token.
@@ -96,7 +102,12 @@ class DrafterSelector:
         """Record that the draft model took `seconds` for a draft, for which it first read `prompt` tokens."""
         if not prompt:
             self._drafting.add(1, seconds)
-        elif self._drafting.rounds:
+            if self._first_prompt[0]:
+                (prompt, seconds), self._first_prompt = self._first_prompt, (0, 0.0)
+        elif not self._drafting.rounds:
+            self._first_prompt = prompt, seconds  # until it is known how much of it is the draft
+            return
+        if prompt:
             self._prefill.add(prompt, max(0.0, seconds - self._drafting.seconds))
 
     def record_model_round(self, tokens: int, seconds: float) -> None:
@@ -113,6 +124,12 @@ class DrafterSelector:
         self._rounds_since += rounds
         self._try_budget += EXPLORATION * seconds
         self._other_rounds.add(tokens / rounds, seconds / rounds, rounds)
+
+    def record_length(self, drafted: int, sent: int, accepted: int) -> None:
+        """Record that of `drafted` tokens of the model `sent` were verified, and `accepted` accepted. Where half of
+        them are right, or so few do not pay, the next draft may be twice as long."""
+        if drafted >= self.longest and (not sent or 2 * accepted >= drafted):
+            self.longest = 2 * drafted
 
     def record_reply(self, written: int) -> None:
         """Record the length of a complete reply."""
@@ -139,7 +156,7 @@ class HybridDrafter(Drafter):
         )
         self.asked = False
         """True if the draft model drafted in the last round, even if none of its tokens paid."""
-        self._drafted = False  # whether it drafted any tokens
+        self._drafted = 0  # tokens that it drafted
         self._rest = 0  # rounds without a copy, in which the model is not considered
         self._plain_rounds, self._plain_tokens, self._plain_seconds = 0, 0, 0.0  # without a draft, not recorded yet
 
@@ -165,7 +182,7 @@ class HybridDrafter(Drafter):
         rounds = self._rounds
         if not self._number:
             rounds.start_episode()
-        self.asked = self._drafted = False
+        self.asked, self._drafted = False, 0
         if not rounds.uses_model:
             return _explained(self._retrieval.propose(state, gamma), _PAUSED)
         if self._rest:
@@ -187,9 +204,9 @@ class HybridDrafter(Drafter):
             return chunk
         self._reads_prompt, self._knows_prompt = not self._knows_prompt, True
         began = perf_counter()
-        drafted = self._model.propose(state, min(gamma, self._gamma))
+        drafted = self._model.propose(state, min(gamma, self._gamma, rounds.longest))
         took = perf_counter() - began
-        self._drafted = len(drafted) > 0
+        self._drafted = len(drafted)
         rounds.record_draft(took, prompt if self._reads_prompt else 0)
         if not self._number:
             rounds.record_tokens(0, took)
@@ -238,6 +255,9 @@ class HybridDrafter(Drafter):
         self._record_plain()
         rounds.back_off.record(len(turn.chunk) > 0 if self._drafted else None)
         rounds.acceptance.observe(turn.chunk, verdict.accepted)
+        if self._drafted:
+            sent = len(turn.chunk) - turn.chunk.tail
+            rounds.record_length(self._drafted, sent, min(sent, verdict.accepted))
         if not first:
             if not self._reads_prompt:  # else the time includes a prompt
                 rounds.record_model_round(tokens, seconds)

@@ -63,6 +63,7 @@ class SpeculatorDrafter(Drafter):
         self._verifier, self._is_eog = verifier, is_eog
         self._speculator: Speculator | None = None
         self._seconds = 0.0  # that a token takes
+        self._reads = True  # the text before the reply, with the first draft
 
     @property
     def needs_verdict(self) -> bool:
@@ -71,7 +72,7 @@ class SpeculatorDrafter(Drafter):
 
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`. The session at the verifier is open."""
-        self._speculator = self._verifier.speculator(state)
+        self._speculator, self._reads = self._verifier.speculator(state), True
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """See `Drafter.propose`; nothing in the first round, before the verifier has read the prompt, and while not
@@ -85,9 +86,10 @@ class SpeculatorDrafter(Drafter):
         def floor(drafted: int) -> float:
             return floors[drafted] if drafted < len(floors) else 0.0
 
-        began = perf_counter()
+        began, reads = perf_counter(), self._reads
+        self._reads = False
         chunk = draft(self._speculator, state.ids, min(gamma, state.tokens_left), state.sampling, self._is_eog, floor)
-        if len(chunk) > 1:
+        if len(chunk) and not reads:
             took = (perf_counter() - began) / len(chunk)
             self._seconds += _WEIGHT * (took - self._seconds) if self._seconds else took
         return chunk

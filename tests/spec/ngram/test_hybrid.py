@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgellm.spec.draft_length import EXPLORATION, CostCurve
-from edgellm.spec.drafters.hybrid import EPISODE, MIN_ROUNDS, DrafterSelector, HybridDrafter
+from edgellm.spec.drafters.hybrid import EPISODE, FIRST_DRAFT, MIN_ROUNDS, DrafterSelector, HybridDrafter
 from edgellm.spec.ngram.draft_index import DraftIndex
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Verdict
@@ -57,6 +57,7 @@ def test_as_much_of_a_draft_as_pays_is_sent() -> None:
     doubting = Sure(markov(1, 10))
     doubting.sure = 0.1
     assert len(HybridDrafter(own, doubting, 6, dear.rounds).propose(GenerationState(PROMPT), 8)) < 3
+    dear.rounds.record_length(4, 4, 4)
     assert len(HybridDrafter(own, Sure(markov(1, 10)), 6, dear.rounds).propose(GenerationState(PROMPT), 8)) == 6
     dear.give()
 
@@ -73,6 +74,40 @@ def test_a_prompt_is_read_where_that_pays() -> None:
     assert rounds.prompt_pays(20, 0)
     assert not rounds.prompt_pays(200, 0)
     assert not rounds.prompt_pays(20, 38)  # nearly over
+
+
+def test_what_a_model_takes_to_read_the_first_prompt_is_known_with_its_second_draft() -> None:
+    rounds = DrafterSelector()
+    rounds.record_draft(20.2, 100)
+    for _ in range(MIN_ROUNDS):
+        rounds.record_draft(0.2, 0)
+        rounds.record_model_round(1, 10.0)
+    for _ in range(int(9.6 / EXPLORATION)):
+        rounds.record_other_round(2, 1.0)
+    assert rounds.try_due(0)
+    assert not rounds.try_due(100)
+
+
+def test_drafts_become_longer_while_they_are_right_or_too_short_to_pay() -> None:
+    for sent, accepted, longer in ((4, 4, True), (4, 2, True), (4, 1, False), (0, 0, True), (2, 0, False)):
+        rounds = DrafterSelector()
+        rounds.record_length(FIRST_DRAFT, sent, accepted)
+        assert (rounds.longest > FIRST_DRAFT) is longer, (sent, accepted)
+    rounds = DrafterSelector()
+    rounds.record_length(FIRST_DRAFT - 1, 3, 3)  # the model itself has ended it
+    assert rounds.longest == FIRST_DRAFT
+
+
+def test_a_useless_model_is_tried_with_short_drafts() -> None:
+    known = memory()
+    mixed = HybridDrafter(taken(known, PROMPT), Sure(markov(1, 10)), 16, known.rounds)
+    drafted = 0
+    for _ in range(40):
+        chunk = mixed.propose(GenerationState(PROMPT), 63)
+        drafted += len(chunk)
+        told(mixed, chunk, verdict(0), 1.0 + 3.0 * len(chunk))
+    assert 0 < drafted <= (MIN_ROUNDS + 1) * FIRST_DRAFT
+    known.give()
 
 
 def test_the_small_model_is_tried_again_in_a_while() -> None:
