@@ -155,7 +155,6 @@ def open_mesh(
         ModelUnsupported, ModelCorrupt: the model cannot be split.
         InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model.
         NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot be used.
-        VocabularyMismatch: the draft model has another vocabulary.
     """
     began = perf_counter()
     whole, header, model = WholeModel(file), file.header, model_costs(file)

@@ -81,7 +81,6 @@ def open_over_rpc(
         EngineFailed: this llama.cpp has no RPC backend, or cannot use the model.
         InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model.
         NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot be used.
-        VocabularyMismatch: the draft model has another vocabulary.
     """
     backend.require()
     began = perf_counter()

@@ -33,8 +33,7 @@ class VerifierInfo:
     `shared_tokens` is `VocabularyMatch.shared`. `chat_template` is its model's, empty if it is not told.
     `reports_logprobs`: verdicts hold log-probabilities where one asks. `applies_penalties`: it knows penalties.
     `applies_grammars`: it knows constraints. `drafts_extra`: it drafts extra tokens. `behind`: what verifies
-    in its place, and how, in a few words for people; empty: it verifies itself. `choice`: from what it chooses.
-    `tokenizer` is the SHA-256 in hex of the tokenizer that it sends, "" if it sends none."""
+    in its place, and how, in a few words for people; empty: it verifies itself. `choice`: from what it chooses."""
 
     model: str
     context_length: int
@@ -48,7 +47,6 @@ class VerifierInfo:
     applies_grammars: bool = False
     behind: str = ""
     choice: Choice = WHOLE_ROWS
-    tokenizer: str = ""
 
 
 async def greet(
@@ -80,7 +78,6 @@ async def greet(
         reply.model_hash.hex(), reply.logprobs, reply.chat_template, reply.penalties, reply.drafts_extra,
         reply.grammars, reply.behind[:_NAME],
         Choice(reply.likely_tokens if reply.HasField("likely_tokens") else None, reply.draws_itself),
-        reply.tokenizer.hex(),
     )  # fmt: skip
 
 

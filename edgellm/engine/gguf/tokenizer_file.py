@@ -10,7 +10,7 @@ from edgellm.engine.gguf.writer import portions, raw_entries, text
 from edgellm.errors import ModelUnsupported
 
 MAX_TOKENIZER = 64 * 2**20
-"""Bytes of such a file, at most: of 256,000 tokens it has about 10 MiB."""
+"""Bytes of such a file, at most: that of 262,144 tokens of Gemma 4 has 16 MB."""
 _ARCHITECTURE, _NAME, _PREFIX = "general.architecture", "general.name", "tokenizer."
 _UNREAD = "tokenizer.huggingface.json"  # the same once more, which llama.cpp does not read
 _ALIGNMENT = 32  # where no entry says otherwise

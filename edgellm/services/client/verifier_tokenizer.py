@@ -65,11 +65,11 @@ def open_tokenizer(
             raise unusable(where, "it is not the one that was announced")
         try:
             write_state(path, data)
-            _make_room(path)
         except OSError as error:
             raise InvalidOption(
                 f"The tokenizer of the verifier at {where} cannot be kept: {error}.", f"Make room in {path.parent}."
             ) from error
+        _make_room(path)
     try:
         return _opened(path)
     except (ModelCorrupt, ModelUnsupported) as error:
@@ -175,10 +175,13 @@ def _is_kept(path: Path, sha256: str) -> bool:
 
 def _make_room(own: Path) -> None:
     """Remove the tokenizers that were used least recently until the others, with `own`, take at most `MOST_KEPT`."""
-    others = [path for path in own.parent.glob("*.gguf") if path != own]
-    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    left = MOST_KEPT - own.stat().st_size
-    for path in others:
-        left -= path.stat().st_size
-        if left < 0:
-            path.unlink()
+    kept = []
+    for path in own.parent.glob("*.gguf"):
+        with suppress(OSError):  # another process has removed it
+            kept.append((path != own, -path.stat().st_mtime, path.stat().st_size, path))
+    left = MOST_KEPT
+    for other, _, size, path in sorted(kept):
+        left -= size
+        if other and left < 0:
+            with suppress(OSError):
+                path.unlink()
