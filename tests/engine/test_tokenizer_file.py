@@ -36,6 +36,8 @@ def test_it_tokenises_and_renders_like_the_model(model: Path, tmp_path: Path) ->
     with Model.load(model, text_only=True) as whole, Model.load(alone, text_only=True) as made:
         assert made.vocabulary == whole.vocabulary
         assert (made.end_of_turn, made.name) == (whole.end_of_turn, whole.name)
+        alone.write_bytes(tokenizer_file(ModelFile.open(model), "desk-8b"))
+        assert ModelFile.open(alone).name == "desk-8b"
         for special in (False, True):
             assert made.tokenize(TEXT, special=special).tolist() == whole.tokenize(TEXT, special=special).tolist()
         if whole.chat_template_source:

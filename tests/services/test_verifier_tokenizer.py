@@ -23,6 +23,7 @@ from edgellm.services.client import verifier_tokenizer
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_tokenizer import forget_tokenizer, open_tokenizer
 from edgellm.services.server.servers import VerifierServer
+from edgellm.storage import name_of
 from tests.services.conftest import ANYWHERE, POSITIONS
 from tests.services.scripted import scripted
 from tests.services.test_hello import different
@@ -40,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def whole(exact: Model) -> bytes:
     """What the verifier sends."""
-    return tokenizer_file(exact.file)
+    return tokenizer_file(exact.file, name_of(exact.path))
 
 
 def sha256(data: bytes) -> str:

@@ -36,6 +36,8 @@ from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
 from edgellm.verifier.requests import Answer, MissingPrefix, Tenant, VerifyRequest
+from testkit import retokenized
+from testkit.retokenized import PAIRS
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
 from tests.cli.test_serve_command import Served
@@ -147,6 +149,20 @@ def test_the_tier_behind_a_gateway_is_told(houses: dict[str, House], f32_pair: t
             reply.listen(on_explain=told.append)
             list(reply)
         assert f"{where} is a gateway to served/verifier, by {behind}" in [one.text for one in told]
+
+
+@pytest.mark.parametrize("way", ["vllm-score", "llama-server"])
+def test_a_device_with_another_tokenizer_gets_the_servers_text(
+    way: str, houses: dict[str, House], f32_pair: tuple[Path, Path], tmp_path: Path, wanted: dict[int, list[int]]
+) -> None:
+    retokenized.write(f32_pair[0], tmp_path / "draft.gguf", PAIRS["other merges"][0] or retokenized.permuted)
+    where = str(houses[way].gateway.address)
+    with LLM.open(tmp_path / "draft.gguf", where, threads=1, history=False) as pair:
+        assert "and served/verifier have different tokenizers" in pair.notices[0]
+        reply = pair.reply(case(5), max_tokens=MOST, retrieval="off")
+        assert ids(reply) == wanted[5]
+        assert reply.summary.share_verified == 1.0
+        assert reply.summary.accepted > 0
 
 
 def test_log_probabilities_cross_both_links(houses: dict[str, House]) -> None:

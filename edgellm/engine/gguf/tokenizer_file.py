@@ -16,8 +16,8 @@ _UNREAD = "tokenizer.huggingface.json"  # the same once more, which llama.cpp do
 _ALIGNMENT = 32  # where no entry says otherwise
 
 
-def tokenizer_file(file: ModelFile) -> bytes:
-    """Return the bytes of a GGUF file with the name, the tokenizer and the chat template of `file`.
+def tokenizer_file(file: ModelFile, name: str = "") -> bytes:
+    """Return the bytes of a GGUF file with the tokenizer and the chat template of `file`, under its name or another.
 
     Raises:
         ModelUnsupported: it has no tokenizer, or one of more than `MAX_TOKENIZER` bytes.
@@ -29,7 +29,7 @@ def tokenizer_file(file: ModelFile) -> bytes:
     with file.path.open("rb") as source:
         entries = raw_entries(source, header)
     kept = [entries[_ARCHITECTURE]] if _ARCHITECTURE in entries else []
-    kept.append(text(_NAME, file.name))
+    kept.append(text(_NAME, name or file.name))
     kept += (raw for key, raw in entries.items() if key.startswith(_PREFIX) and key != _UNREAD)
     if (size := sum(map(len, kept))) > MAX_TOKENIZER - 2 * _ALIGNMENT:  # the header and padding
         raise ModelUnsupported(

@@ -111,7 +111,7 @@ class GatewayServer(SessionServer):
     def _served(self, model: GatewayModel) -> ServedGatewayModel:
         backend, waiting = GatewayBackend(model.pool), self._max_waiting + model.pool.places
         grammar = model.text.grammar if model.pool.applies_rules else None
-        tokenizer = tokenizer_to_send(model.text.file)
+        tokenizer = tokenizer_to_send(model.text.file, model.pool.name)
         verifying = VerifyingModel(_info(model), model.text.vocabulary, backend, waiting, grammar, tokenizer=tokenizer)
         return ServedGatewayModel(model, backend, verifying)
 

@@ -249,7 +249,6 @@ class VerifierServer(SessionServer):
         self._model_hash = ""
         with suppress(OSError):  # the file has been removed: it is not offered
             self._model_hash = fingerprint(model.path)
-        self._tokenizer = tokenizer_to_send(model.file)
         # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         engine = Context(
@@ -261,6 +260,7 @@ class VerifierServer(SessionServer):
         self._worker = VerifierWorker(engine, sessions, model.is_eog, limits, drafts)
         super().__init__(address, on_event, trust)
         self._name, self._max_waiting = name_of(model.path), max_waiting
+        self._tokenizer = tokenizer_to_send(model.file, self._name)
         self.pieces = ""
         """By how many tokens prefills advance, and why; "" while nothing is measured."""
 

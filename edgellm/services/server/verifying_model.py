@@ -46,10 +46,11 @@ class VerifyingModel:
         )  # fmt: skip
 
 
-def tokenizer_to_send(file: ModelFile) -> bytes:
-    """Return what devices are sent as the tokenizer of `file`; b"" where it cannot be sent."""
+def tokenizer_to_send(file: ModelFile, name: str) -> bytes:
+    """Return what devices are sent as the tokenizer of the model of this `name`, which is that of `file`; b"" where it
+    cannot be sent."""
     with suppress(ModelUnsupported, OSError):  # too long, or the file has been removed
-        return tokenizer_file(file)
+        return tokenizer_file(file, name)
     return b""
 
 
