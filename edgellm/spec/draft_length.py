@@ -13,7 +13,6 @@ from statistics import median
 import numpy as np
 
 from edgellm.engine import HEADS
-from edgellm.spec.drafters.allowance import LEAST
 
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 """Rows of a decode that are measured."""
@@ -216,8 +215,7 @@ class DraftLengthController:
         accepted. The result may exceed their number: then arbitrary tokens fill up the decode.
 
         Without a draft the verifier's next token comes alone, or `alternative`, tokens and seconds, if that is better.
-        A draft takes at most `allowed` decodes without drafts longer than one, a try of a length that is believed to
-        take longer excepted.
+        A draft that is expected to pay takes at most `allowed` decodes without drafts longer than one.
         """
         table, last, change = self._table, self._last, self._curve.change
         best, gain, expected = self._best(survives, alternative, allowed)
@@ -234,8 +232,10 @@ class DraftLengthController:
             return best
         cost = max(table[2] - table[1] + 2.0 * change, MIN_GAIN * self.single)  # to another number of rows, and back
         cost = min(cost, _MAX_TRY * self.single)  # a wrong curve must not prevent the tries that would expose it
-        if self._explored + cost > EXPLORATION * self._total_seconds or allowed < min(LEAST, cost / self.single):
+        budget = EXPLORATION * self._total_seconds
+        if self._explored + cost > budget:
             return 0
+        self._explored = max(self._explored, budget - cost)  # no more than one try is saved up
         self._explored += cost
         return 1
 

@@ -55,7 +55,7 @@ class Allowance:
 
     def __init__(self) -> None:
         self.lookups = Bucket(0.001, full=0.3, debt=0.15, first=0.8)
-        self.drafts = Bucket(0.0015, full=0.6, debt=0.0, first=0.6)
+        self.drafts = Bucket(0.0015, full=0.8, debt=0.0, first=0.8)
 
     def earn(self, tokens: int) -> None:
         """Add what `tokens` written tokens allow."""
