@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, inf, log
+from operator import mul
 from statistics import median
 
 import numpy as np
@@ -195,8 +196,11 @@ class DraftLengthController:
         """Return whether decode times have drifted from the curve for long, or are off by more than `OUTLIER`."""
         if max(self.factor, 1.0 / self.factor) > OUTLIER:
             return True
-        wrong = float(np.average(self._log_errors, weights=self._tries)) if any(self._tries) else 0.0
-        return self._rounds >= _MIN_ROUNDS and abs(self._log_scale + wrong) > log(1.0 + DRIFT)
+        if self._rounds < _MIN_ROUNDS:
+            return False
+        tries = sum(self._tries)
+        wrong = sum(map(mul, self._log_errors, self._tries)) / tries if tries else 0.0
+        return abs(self._log_scale + wrong) > log(1.0 + DRIFT)
 
     def corrected(self) -> CostCurve:
         """Return the curve that decodes really follow; lengths that were not tried are interpolated from their

@@ -59,6 +59,7 @@ class RetrievalDrafter(Drafter, Suggestions):
         self._known = 0  # tokens of the text that the sources know
         self._looked, self._looking = True, 0.0  # in this round, and for how many seconds
         self._plain_rounds, self._plain_seconds = 0, 0.0  # without a lookup or a draft, not learned from yet
+        self._rest = 0  # rounds until the next look at whether a lookup is due
         self._refused: list[int] = []  # a draft that was not allowed
         self._right = 0  # tokens of it that were written
         self._together = 1  # so many of them are learned from together
@@ -78,7 +79,7 @@ class RetrievalDrafter(Drafter, Suggestions):
         else:
             self._duty.begin(state.ids)
         self.copied = dict.fromkeys(self.copied, 0)
-        self._first, self._together, self._refused = True, 1, []
+        self._first, self._together, self._refused, self._rest = True, 1, [], 0
 
     def propose(self, state: GenerationState, gamma: int, *, alternative: tuple[float, float] | None = None) -> Chunk:
         """See `Drafter.propose`. `alternative` is the expected result of an empty chunk, as tokens and seconds;
@@ -86,8 +87,11 @@ class RetrievalDrafter(Drafter, Suggestions):
         duty = self._duty
         if duty is None:
             return self._propose(state, gamma, alternative, inf)
+        if self._rest:
+            self._rest -= 1
+            return Chunk(reason=duty.reason) if state.explain else _NOTHING
         if not self._sources or not duty.due(state.committed):
-            self._looked, self._candidates, self._first_place = False, _NO_CANDIDATES, 0
+            self._looked, self._candidates, self._first_place, self._rest = False, _NO_CANDIDATES, 0, duty.rest
             return Chunk(reason=duty.reason) if state.explain else _NOTHING
         began = perf_counter()
         self._looked = True

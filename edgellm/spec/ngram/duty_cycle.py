@@ -66,6 +66,11 @@ class DutyCycle:
         return due
 
     @property
+    def rest(self) -> int:
+        """Return for how many rounds a lookup need not be considered, after none was due."""
+        return 0 if self._run else _REST
+
+    @property
     def allowed(self) -> float:
         """Return how many decodes of one row a draft of this round may cost beyond one."""
         return self._allowance.draft
@@ -120,6 +125,7 @@ def _known(past: SuffixAutomaton, three: int) -> bool:
     return state >= 0 and past.step(state, three & _ONE) >= 0
 
 
+_REST = 2  # rounds: as long as nothing is known, three tokens are compared at a time
 _END = 4  # tokens of the prompt that are compared like those of a reply
 _BITS = 21  # of a token: three fit into a machine's word
 _ONE, _TWO = (1 << _BITS) - 1, (1 << 2 * _BITS) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, pairwise
 from math import inf
 from typing import Any
 
@@ -234,6 +234,21 @@ def test_short_replies_that_copy_lose_next_to_nothing(monkeypatch: pytest.Monkey
     without = [rounds_of_short_replies(seed) for seed in range(20)]
     assert sum(with_account) < 1.02 * sum(without)
     assert max(one / other for one, other in zip(with_account, without, strict=True)) < 1.05
+
+
+def test_while_nothing_is_known_three_tokens_are_compared_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    due, considered = DutyCycle.due, list[int]()
+
+    def noted(self: DutyCycle, text: Ids) -> bool:
+        considered.append(len(text))
+        return due(self, text)
+
+    monkeypatch.setattr(DutyCycle, "due", noted)
+    known, passage = index(), list(range(300, 310))
+    known.allowance.lookups.spend(50.0)
+    write(taken(known, ids([*passage, 1])), [*passage, 1], [*range(500, 530), *passage], lambda *_: None)
+    assert considered[:10] == list(range(11, 41, 3))
+    assert any(later - sooner == 1 for sooner, later in pairwise(considered)), "once something is known"
 
 
 def test_a_round_of_another_drafter_gives_credit_only_for_tokens_that_it_brought() -> None:
