@@ -71,7 +71,8 @@ def spoil_curves(quick: bool) -> Iterator[str]:
     """Yield a sentence for each spoiled curve ("" if it was corrected) after a reply of at most `TOKENS` tokens."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EDGELLM_HOME"] = folder
-        _write(1)
+        with LLM.open("none", "edgellm-verifier") as pair:
+            pair.curve()
         (path,) = (Path(folder) / "cache" / "curves").iterdir()
         good = json.loads(path.read_text(encoding="utf-8"))
         for name, spoil in list(_curves().items())[: 2 if quick else None]:
