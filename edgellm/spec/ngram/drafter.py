@@ -269,32 +269,33 @@ class RetrievalDrafter(Drafter, Suggestions):
     def observe(self, state: GenerationState, turn: Round, *, shared: bool = False) -> None:  # noqa: ARG002
         """See `Drafter.observe`. `shared`: another drafter has used some of the round's time, even if its draft was
         dropped."""
-        verdict, seconds = turn.verdict, turn.seconds
+        verdict = turn.verdict
         if verdict is None:
             return
-        n, written = len(turn.chunk), verdict.accepted + len(verdict.tokens)
         first, self._first = self._first, False
-        duty = self._duty
-        if duty is None:
-            self._learn(turn, verdict, first=first, shared=shared)
-            return
-        duty.wrote(written, self._length.loss(n, verdict.accepted) if n and turn.chunk.retrieved else 0.0)
-        if shared and not first:
-            duty.saved(written, seconds)
-        if self._refused:
-            self._follow_refused(turn.chunk, verdict)
-        if self._looked:
-            began = perf_counter()
-            self._learn(turn, verdict, first=first, shared=shared)
-            duty.looked(self._looking + perf_counter() - began)
-        elif shared or first or n or written > 1:
-            self._learn(turn, verdict, first=first, shared=shared)
-        else:
+        done = not (self._looked or shared or first or self._refused)
+        if done and turn.chunk is _NOTHING and len(verdict.tokens) == 1:  # as most rounds where nothing is copied
             self._plain_rounds += 1
-            self._plain_seconds += seconds
+            self._plain_seconds += turn.answered - turn.began
             if self._plain_rounds >= self._together:
                 self._learn_plain()
                 self._together = min(2 * self._together, _MOST_TOGETHER)
+            return
+        began, duty = perf_counter(), self._duty
+        self._learn(turn, verdict, first=first, shared=shared)
+        if duty is not None:
+            self._account(duty, turn, verdict, shared=shared and not first)
+            if self._looked:
+                duty.looked(self._looking + perf_counter() - began)
+
+    def _account(self, duty: DutyCycle, turn: Round, verdict: Verdict, *, shared: bool) -> None:
+        """Account for what a round has cost, and saved; `shared` as for `observe`."""
+        n, written = len(turn.chunk), verdict.accepted + len(verdict.tokens)
+        duty.wrote(written, self._length.loss(n, verdict.accepted) if n and turn.chunk.retrieved else 0.0)
+        if shared:
+            duty.saved(written, turn.seconds)
+        if self._refused:
+            self._follow_refused(turn.chunk, verdict)
 
     def _follow_refused(self, chunk: Chunk, verdict: Verdict) -> None:
         """Compare what was written with the draft that was not allowed, and account for it once it is known that it
@@ -343,6 +344,8 @@ class RetrievalDrafter(Drafter, Suggestions):
         if self._plain_rounds:
             self._length.learn_plain(self._plain_rounds, self._plain_seconds)
             self._chances.record_nothing(self._plain_rounds)
+            if self._duty is not None:
+                self._duty.wrote(self._plain_rounds, 0.0)
             self._plain_rounds, self._plain_seconds = 0, 0.0
 
     def end(self) -> None:
