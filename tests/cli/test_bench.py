@@ -32,7 +32,7 @@ def test_a_suite_is_listed_and_shown() -> None:
 def test_what_is_not_there_is_said(edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = asked("sinera")
     assert done.returncode == 2
-    assert "choose from synera, coordgen, csgo" in done.stderr
+    assert "choose from synera, coordgen, papers, csgo" in done.stderr
     assert asked("synera", "nonsense").returncode == 2
     monkeypatch.setattr(bench, "ROOT", tmp_path)
     found = edge("bench", "synera")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from threading import Event
@@ -90,13 +91,17 @@ def test_heads_predict_the_same_after_a_rejected_draft(architectures: Architectu
 
 def keeping_old_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the states of rejected tokens where they are."""
-    add = StateWindow.add
+    add, add_row = StateWindow.add, StateWindow.add_row
 
     def once(self: StateWindow, start: int, states: Floats) -> None:
         known = max(0, min(self.end, start + len(states)) - start)
         add(self, start + known, states[known:])
 
+    def row_once(self: StateWindow, start: int, addresses: Sequence[int]) -> bool:
+        return start < self.end or add_row(self, start, addresses)
+
     monkeypatch.setattr(StateWindow, "add", once)
+    monkeypatch.setattr(StateWindow, "add_row", row_once)
     monkeypatch.setattr(StateWindow, "truncate", lambda _self, _length: None)
 
 
