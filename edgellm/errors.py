@@ -6,6 +6,8 @@ Every message says what is wrong, with the value, and what to do next. `exit_cod
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 SAME_VERSION = "Run the same version of edgellm on both sides."
 """The next step when two devices do not understand each other."""
 
@@ -20,6 +22,10 @@ class EdgeError(Exception):
         super().__init__(f"{what} {next_step}")
         self.what = what
         self.next_step = next_step
+
+    def __reduce__(self) -> tuple[Callable[..., EdgeError], tuple[object, ...]]:
+        """Return what pickle needs, so that another process may raise it: `args` are not those of `__init__`."""
+        return _restored, (type(self), self.args, self.__dict__)
 
 
 class ProfileStopped(EdgeError):
@@ -255,3 +261,10 @@ class MeasureFailed(EdgeError):
 
 class MemoryShort(EdgeError):
     """A device has too little memory for its layers."""
+
+
+def _restored(kind: type[EdgeError], args: tuple[object, ...], state: Mapping[str, object]) -> EdgeError:
+    """Return an error as it was before it was pickled."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error

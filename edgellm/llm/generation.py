@@ -208,7 +208,10 @@ def _generate(
         drafter = SpeculatorDrafter(verifier, text.is_eog) if speculates else drafter
         drafter = ngram.hybrid_drafter(drafter, plan.gamma, speculates=speculates)
         gate = AlwaysGate() if parts.verifier is None else gate
-    stats.count_with(choice.controller, guessed, ngram.counts if ngram is not None else None)
+    if ngram is None:
+        stats.count_with(choice.controller, guessed)
+    else:
+        stats.count_with(choice.controller, guessed, ngram.counts, ngram.trying)
     try:
         for _ in range(2):  # up to the limit of a thought, and behind it
             if state.thought_is_full and not _close_thought(text, state, channels, stats):

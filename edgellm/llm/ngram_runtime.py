@@ -21,7 +21,7 @@ from edgellm.spec.ngram.draft_index import DraftIndex, PastConversation, recent
 from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.spec.state import Filling, Suggestions
-from edgellm.spec.types import Ids
+from edgellm.spec.types import Ids, TryingCost
 from edgellm.verifier.in_process import LocalVerifier
 
 _MAX_LOAD = 16.0
@@ -182,6 +182,10 @@ class NgramSession:
     def counts(self) -> dict[str, int]:
         """Return accepted tokens by source; the dictionary is updated."""
         return self._drafter.copied
+
+    def trying(self) -> TryingCost | None:
+        """Return what trying has cost and saved so far; None where it is not accounted for."""
+        return self._drafter.cost
 
     def close(self) -> None:
         self._retrieval.correct(self._index.length)

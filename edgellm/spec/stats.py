@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
 
 from edgellm.spec.drafters.verdict_prediction import PredictionStats
 from edgellm.spec.gates.rules import BudgetController
-from edgellm.spec.types import Channel, Round, Source, Summary, Token
+from edgellm.spec.types import Channel, Round, Source, Summary, Token, TryingCost
 
 _VERIFIED_SOURCES = frozenset(Source) - {Source.DRAFT, Source.PARALLEL}
 _ACCEPTED_SOURCES = frozenset({Source.ACCEPTED, Source.RETRIEVED})
@@ -38,16 +38,19 @@ class Stats:
         self.link_waits: list[float] = []  # seconds of each wait across a link in which the verifier did not compute
         self.stopped_by = ""
         self.controller: BudgetController | None = None
+        self.trying: Callable[[], TryingCost | None] = _unaccounted
 
     def count_with(
         self,
         controller: BudgetController | None = None,
         guessed: PredictionStats | None = None,
         copied: dict[str, int] | None = None,
+        trying: Callable[[], TryingCost | None] | None = None,
     ) -> None:
-        """Also report statistics kept elsewhere: the budget controller, the predicted verdicts, and accepted copies by
-        source."""
+        """Also report statistics kept elsewhere: the budget controller, the predicted verdicts, accepted copies by
+        source, and what trying has cost."""
         self.controller, self.guessed, self.copied = controller, guessed, copied if copied is not None else {}
+        self.trying = trying or _unaccounted
 
     @property
     def verdict_seconds(self) -> float | None:
@@ -185,4 +188,9 @@ class Stats:
             chunks_verified_thinking=self.verified_thinking,
             share_verified_thinking=in_thought,
             share_verified_answer=in_answer,
+            trying=self.trying(),
         )
+
+
+def _unaccounted() -> None:
+    return None

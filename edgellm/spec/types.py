@@ -275,6 +275,23 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
+class TryingCost:
+    """What lookups and wrong drafts have cost a reply beside plain decoding, and what right drafts have saved: in the
+    time of decodes of one row, `copies` and what is saved by the cost curve, the others as measured."""
+
+    lookups: float
+    copies: float
+    model: float
+    """Rounds with a draft model that took longer than plain decoding of what they wrote."""
+    saved: float
+
+    @property
+    def total(self) -> float:
+        """Return the cost, without what was saved."""
+        return self.lookups + self.copies + self.model
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """A reply's statistics. `text` is the answer, `thinking` the thought before it; `tokens` are those of both and
     their markup, `thinking_tokens` those of the thought and its markup. `mean_acceptance_length` counts tokens per
@@ -300,7 +317,7 @@ class Summary:
     The verifier tested `tested` drafted tokens and accepted `accepted` of them; `accepted_at` counts those by their
     place in the chunk. `rtt_ms` is the median wait for a verdict across a link, without the verifier's computing time.
     `stopped_by` is the stop sequence that ended the reply, if any. `seconds_decoding` were spent in all rounds but the
-    first. `first_at` is the `perf_counter` time of the first token.
+    first. `first_at` is the `perf_counter` time of the first token. `trying` is None where trying is not accounted for.
     """
 
     text: str
@@ -343,6 +360,7 @@ class Summary:
     chunks_verified_thinking: int = 0
     share_verified_thinking: float | None = None
     share_verified_answer: float | None = None
+    trying: TryingCost | None = None
 
     @property
     def tokens_per_round(self) -> float | None:

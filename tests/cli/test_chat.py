@@ -119,6 +119,7 @@ def test_explain_and_stats_go_to_stderr(edge: Edge) -> None:
     done = edge("chat", "Hello", *SHORT, "--explain", "--stats")
     assert "round 0: drafted" in done.err
     assert "prompt tokens" in done.err
+    assert "spent on trying" in done.err
     assert done.out == edge("chat", "Hello", *SHORT).out
 
 

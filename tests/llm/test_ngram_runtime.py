@@ -59,6 +59,21 @@ def test_the_verifier_writes_what_it_writes_alone(
 
 
 @pytest.mark.usefixtures("rows_are_cheap")
+def test_a_reply_says_what_trying_has_cost(f32_pair: tuple[Path, Path]) -> None:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
+        for retrieval in ("auto", "context,calibration", "off"):
+            replies = [pair.reply(case(number), max_tokens=MOST, retrieval=retrieval) for number in NUMBERS]
+            copied = sum(len(ids(reply)) > 0 and reply.summary.retrieved for reply in replies)
+            costs = [reply.summary.trying for reply in replies]
+            if retrieval == "auto":
+                assert copied
+                assert sum(cost.lookups for cost in costs if cost is not None) > 0.0
+                assert sum(cost.saved for cost in costs if cost is not None) > 0.0
+            else:  # nothing is looked up, or in each round, whatever it costs
+                assert costs == [None] * len(costs)
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "seed": 4}])
 def test_it_does_so_where_heads_are_computed_late(
     f32_pair: tuple[Path, Path], alone: LLM, heads_are_late: list[int], options: dict[str, Any]

@@ -20,7 +20,7 @@ def test_any_stretch_in_which_nothing_is_right_costs_a_hundredth_at_most(
     for tokens, looking, drafting, debts in rounds:
         lookup = looking * max(0.0, allowance.lookups.limit(debts))
         draft = drafting * max(0.0, allowance.draft)
-        allowance.lookups.spend(lookup)
+        allowance.spend_lookup(lookup)
         allowance.settle(draft)
         allowance.earn(tokens)
         spent += [lookup + draft] + [0.0] * (tokens - 1)
@@ -72,3 +72,21 @@ def test_a_few_wrong_drafts_do_not_end_all_of_them() -> None:
     assert drafts >= 2
     looked_up = allowance.lookups.left
     assert looked_up > 0.0, "and lookups go on"
+
+
+def test_the_account_of_a_reply_says_what_was_spent_on_what() -> None:
+    allowance = Allowance()
+    allowance.spend_lookup(40.0)  # also what is not believed
+    allowance.settle(2.5)
+    allowance.settle(-3.0)
+    allowance.settle_model(2, 3.5)
+    allowance.settle_model(4, 1.5)
+    allowance.settle_model(1, 0.9)  # one token, by chance
+    allowance.trust(1.0)  # was not allowed, and saved nothing
+    cost = allowance.cost
+    assert (cost.lookups, cost.copies, cost.model, cost.saved) == (40.0, 2.5, 1.5, 3.0 + 2.5)
+    assert cost.total == 44.0
+    left = allowance.drafts.left
+    allowance.begin()
+    assert allowance.cost.total == allowance.cost.saved == 0.0
+    assert allowance.drafts.left == left, "what may be spent is kept from reply to reply"

@@ -330,6 +330,7 @@ def _rows(summary: Summary) -> list[tuple[str, str, str]]:
         ),
         (str(summary.drafted), "drafted", f"in {summary.rounds} rounds"),
         (str(summary.retrieved), "copied", _copied(summary)),
+        _trying(summary),
         (str(summary.from_context), "from the context", "drafted where the draft model was unsure"),
         (str(summary.exits), "early exits", "drafted without the draft model's last layers"),
         (number(summary.share_offloaded, ".1%"), "offloaded", "of all chunks so far, to hold against the budget"),
@@ -350,6 +351,21 @@ def _chunks_of_thought(summary: Summary) -> str:
 def _copied(summary: Summary) -> str:
     found = ", ".join(f"{name} {count}" for name, count in summary.retrieved_from)
     return f"accepted, from these sources: {found}" if found else "drafts from earlier text that were accepted"
+
+
+def _trying(summary: Summary) -> tuple[str, str, str]:
+    """Return the account of what lookups and drafts have cost."""
+    cost, tokens, name = summary.trying, summary.tokens, "spent on trying"
+    if cost is None or not tokens:
+        return "-", name, "lookups and wrong drafts, of plain decoding's time"
+    lookups, copies, model, saved = (
+        f"{decodes / tokens:.2%}" for decodes in (cost.lookups, cost.copies, cost.model, cost.saved)
+    )
+    return (
+        f"{cost.total / tokens:.2%}",
+        name,
+        f"of plain decoding's time: lookups {lookups}, wrong copies {copies}, the draft model {model}; saved {saved}",
+    )
 
 
 def print_legend() -> None:

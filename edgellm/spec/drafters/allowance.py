@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+
+from edgellm.spec.types import TryingCost
+
 WINDOW = 256
 """Tokens over which trying costs at most a hundredth of the time, where nothing is right."""
 CREDIT = 8.0
@@ -56,19 +60,51 @@ class Allowance:
     def __init__(self) -> None:
         self.lookups = Bucket(0.001, full=0.3, debt=0.15, first=0.8)
         self.drafts = Bucket(0.0015, full=0.8, debt=0.0, first=0.8)
+        self._of_lookups = self._of_copies = self._of_model = self._saved = 0.0
+
+    def begin(self) -> None:
+        """Begin the account of a reply."""
+        self._of_lookups = self._of_copies = self._of_model = self._saved = 0.0
+
+    @property
+    def cost(self) -> TryingCost:
+        """Return what trying has cost and saved in this reply, allowed or not."""
+        return TryingCost(self._of_lookups, self._of_copies, self._of_model, self._saved)
 
     def earn(self, tokens: int) -> None:
         """Add what `tokens` written tokens allow."""
         self.lookups.earn(tokens)
         self.drafts.earn(tokens)
 
+    def spend_lookup(self, decodes: float, most: float = inf) -> None:
+        """Account for a lookup that has taken the time of so many decodes of one row; it is paid for by `most` at most,
+        as it may have been interrupted."""
+        self._of_lookups += decodes
+        self.lookups.spend(min(decodes, most))
+
     def settle(self, loss: float) -> None:
-        """Account for a draft that has cost `loss` decodes of one row; negative: that has saved them."""
+        """Account for a copy that has cost `loss` decodes of one row; negative: that has saved them."""
         if loss > 0.0:
+            self._of_copies += loss
             self.drafts.spend(min(loss, _MOST_LOSS))
-        elif loss < 0.0:
-            self.drafts.credit(-loss)
-            self.lookups.credit(-loss)
+        else:
+            self._saved -= loss
+            self.trust(-loss)
+
+    def settle_model(self, tokens: int, decodes: float) -> None:
+        """Account for a round with another drafter, which wrote `tokens` in the time of so many `decodes`. What it
+        costs does not keep copies from being looked up."""
+        if decodes > tokens:
+            self._of_model += decodes - tokens
+        elif tokens > 1:  # one token took less time by chance
+            self._saved += tokens - decodes
+            self.trust(tokens - decodes)
+
+    def trust(self, saved: float) -> None:
+        """Give credit for what a draft has `saved`, or would have if it had been allowed."""
+        if saved > 0.0:
+            self.drafts.credit(saved)
+            self.lookups.credit(saved)
 
     @property
     def draft(self) -> float:

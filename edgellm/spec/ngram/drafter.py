@@ -20,7 +20,7 @@ from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import NO_CURSOR, Cursor, DraftSource
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState, Suggestions
-from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Expected, Ids, Round, Verdict
+from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Expected, Ids, Round, TryingCost, Verdict
 
 HOPELESS = 0.02
 Candidate: TypeAlias = tuple[int, float, int]
@@ -293,7 +293,7 @@ class RetrievalDrafter(Drafter, Suggestions):
         n, written = len(turn.chunk), verdict.accepted + len(verdict.tokens)
         duty.wrote(written, self._length.loss(n, verdict.accepted) if n and turn.chunk.retrieved else 0.0)
         if shared:
-            duty.saved(written, turn.seconds)
+            duty.wrote_with_model(written, turn.seconds)
         if self._refused:
             self._follow_refused(turn.chunk, verdict)
 
@@ -351,6 +351,11 @@ class RetrievalDrafter(Drafter, Suggestions):
     def end(self) -> None:
         """See `Drafter.end`."""
         self._learn_plain()
+
+    @property
+    def cost(self) -> TryingCost | None:
+        """Return what trying has cost and saved in this reply; None where it is not accounted for."""
+        return None if self._duty is None else self._duty.cost
 
 
 _chance = itemgetter(1)

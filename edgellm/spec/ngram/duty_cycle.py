@@ -13,7 +13,7 @@ import numpy as np
 
 from edgellm.spec.drafters.allowance import Allowance
 from edgellm.spec.ngram.suffix_automaton import ROOT, SuffixAutomaton
-from edgellm.spec.types import Ids
+from edgellm.spec.types import Ids, TryingCost
 
 LIKELY = 2
 """Places in a row whose last three tokens are known, at which something is looked up in any case: four tokens in a row
@@ -44,6 +44,7 @@ class DutyCycle:
         """Begin a reply to `prompt` (n,), which is not indexed yet."""
         before = prompt[: max(0, len(prompt) - _END)]
         ids = before.astype(np.int64)
+        self._allowance.begin()
         self._threes = set((ids[:-2] << 2 * _BITS | ids[1:-1] << _BITS | ids[2:]).tolist())
         self._read, self._prompt, self._indexed = len(before), len(prompt), 0
         self._last, self._run = int(ids[-2] << _BITS | ids[-1]) if len(ids) > 1 else 0, 0
@@ -66,6 +67,11 @@ class DutyCycle:
         return due
 
     @property
+    def cost(self) -> TryingCost:
+        """Return what trying has cost and saved in this reply."""
+        return self._allowance.cost
+
+    @property
     def rest(self) -> int:
         """Return for how many rounds a lookup need not be considered, after none was due."""
         return 0 if self._run else _REST
@@ -83,13 +89,11 @@ class DutyCycle:
 
     def refused(self, loss: float) -> None:
         """Account for a draft that was not allowed, and would have cost `loss` decodes of one row, or saved them."""
-        self._allowance.settle(min(0.0, loss))
+        self._allowance.trust(-loss)
 
-    def saved(self, tokens: int, seconds: float) -> None:
-        """Account for a round with another drafter, which wrote `tokens` in `seconds`: for what it has saved. What it
-        costs must not keep copies from being looked up."""
-        if tokens > 1:
-            self._allowance.settle(min(0.0, seconds / self._single() - tokens))
+    def wrote_with_model(self, tokens: int, seconds: float) -> None:
+        """Account for a round with another drafter, which wrote `tokens` in `seconds`."""
+        self._allowance.settle_model(tokens, seconds / self._single())
 
     def _compare(self, tokens: Sequence[int]) -> None:
         threes, past, last, run = self._threes, self._past, self._last, self._run
@@ -114,7 +118,7 @@ class DutyCycle:
         else:
             self._token += _WEIGHT * (max(0.0, seconds - self._lookup) / indexed - self._token)
             seconds = min(seconds, self._lookup + self._token * max(0, written))
-        self._lookups.spend(min(seconds / self._single(), self._anywhere))
+        self._allowance.spend_lookup(seconds / self._single(), self._anywhere)
 
 
 def _known(past: SuffixAutomaton, three: int) -> bool:

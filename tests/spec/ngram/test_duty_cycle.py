@@ -254,7 +254,7 @@ def test_while_nothing_is_known_three_tokens_are_compared_at_a_time(monkeypatch:
 def test_a_round_of_another_drafter_gives_credit_only_for_tokens_that_it_brought() -> None:
     for tokens, gives in ((1, False), (2, True)):
         allowance = emptied()
-        DutyCycle(allowance, lambda: DECODE).saved(tokens, 0.9 * DECODE)  # shorter than usual, by chance
+        DutyCycle(allowance, lambda: DECODE).wrote_with_model(tokens, 0.9 * DECODE)  # shorter than usual, by chance
         assert (allowance.lookups.left > 0.0) is gives
 
 
