@@ -34,7 +34,7 @@ from edgellm.rpc.trust.trust import Trust
 from testkit import ROOT, environment
 
 GROUPS = Path("/sys/fs/cgroup")
-_PERIOD = 100_000  # microseconds of a CPU quota
+_PERIOD = 10_000  # microseconds of a CPU quota: a machine is slow all the time, not fast and then stopped
 _FIRST = 100_000  # other programs have 1,024, so that a machine gets its share beside them
 _NET = "10.79.0"
 

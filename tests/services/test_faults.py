@@ -21,6 +21,7 @@ from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemotePending, RemoteSession, RemoteVerifier
+from edgellm.spec.patience import RetryDelay
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Ids, PromptProgress
 from tests.services.scripted import Script, scripted, until_cancelled, verdict, working
@@ -174,7 +175,6 @@ def test_a_verifier_that_works_for_ever_is_waited_for_no_longer_than_its_work_ta
             assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
         with pytest.raises(VerifierSlow, match="has not answered within"):
             session.submit(np.append(TEXT, 5).astype(np.int32), Chunk()).result()
-        assert not session.ready()
         assert eventually(session.ready)  # over the same connection
 
 
@@ -202,7 +202,6 @@ def test_nonsense_is_a_lost_verifier_and_not_a_crash(vocabulary: Vocabulary, fra
 
     with asking(vocabulary, script) as session:
         assert "violates the protocol" in lost(session)
-        assert not session.ready()  # it is not asked again at once
         assert eventually(session.ready)
         assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
 
@@ -222,7 +221,7 @@ def test_a_frame_that_nobody_asked_for_ends_the_session(vocabulary: Vocabulary) 
 @pytest.mark.parametrize(
     "code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.INTERNAL]
 )
-def test_a_refusal_says_why_and_is_not_repeated_at_once(vocabulary: Vocabulary, code: grpc.StatusCode) -> None:
+def test_a_refusal_says_why(vocabulary: Vocabulary, code: grpc.StatusCode) -> None:
     asked = []
 
     def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
@@ -232,14 +231,30 @@ def test_a_refusal_says_why_and_is_not_repeated_at_once(vocabulary: Vocabulary, 
 
     with asking(vocabulary, script) as session:
         assert "because of this" in lost(session)
-        assert not session.ready()
         assert eventually(session.ready)
         lost(session)
     assert asked == [1, 2]
 
 
-def test_waits_between_tries_grow_until_a_verdict_comes(vocabulary: Vocabulary) -> None:
-    answers = iter([False, False, False, True, False])
+def test_a_verifier_that_was_lost_is_not_asked_again_at_once(vocabulary: Vocabulary) -> None:
+    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
+        next(rounds)
+        context.abort(grpc.StatusCode.INTERNAL, "no")
+        return iter(())
+
+    with asking(vocabulary, script, Timing(retry=600.0, retry_most=600.0)) as session:
+        lost(session)
+        assert not session.ready()
+
+
+def test_waits_between_tries_grow_until_a_verdict_comes(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, waits, chosen = iter([False, False, False, True, False]), list[float](), RetryDelay.next
+
+    def noted(delay: RetryDelay) -> float:
+        waits.append(chosen(delay))
+        return waits[-1]
 
     def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
         for ask in rounds:
@@ -248,18 +263,15 @@ def test_waits_between_tries_grow_until_a_verdict_comes(vocabulary: Vocabulary) 
             else:
                 context.abort(grpc.StatusCode.INTERNAL, "no")
 
-    def pause(session: RemoteSession) -> float:
-        lost(session)
-        began = time.monotonic()
-        assert eventually(session.ready)
-        return time.monotonic() - began
-
-    timing = Timing(retry=0.1, retry_most=10.0)
-    with asking(vocabulary, script, timing) as session:
-        pauses = [pause(session) for _ in range(3)]
-        assert pauses[2] > pauses[0]  # 0.2 to 0.4 against 0.05 to 0.1
+    monkeypatch.setattr(RetryDelay, "next", noted)
+    with asking(vocabulary, script, Timing(retry=0.1, retry_most=10.0)) as session:
+        for _ in range(3):
+            lost(session)
+            assert eventually(session.ready)
+        assert waits[2] > waits[0]  # 0.2 to 0.4 against 0.05 to 0.1
         session.submit(TEXT, Chunk()).result()
-        assert pause(session) < pauses[2]
+        lost(session)
+        assert waits[3] < waits[2]
 
 
 def test_a_busy_verifier_is_left_alone_for_as_long_as_it_says(vocabulary: Vocabulary) -> None:
@@ -270,7 +282,6 @@ def test_a_busy_verifier_is_left_alone_for_as_long_as_it_says(vocabulary: Vocabu
     with asking(vocabulary, script) as session:
         began = time.monotonic()
         assert "busy" in lost(session)
-        assert not session.ready()
         assert eventually(session.ready)
         assert time.monotonic() - began > 0.25
 
