@@ -40,9 +40,13 @@ def save_plot(figure: Any, axes: Any, path: Path) -> Path:
 
 
 def bar_groups(
-    path: Path, panels: dict[str, dict[str, list[float]]], groups: dict[str, list[str]], y: str
+    path: Path,
+    panels: dict[str, dict[str, list[float]]],
+    groups: dict[str, list[str]],
+    y: str,
+    base: float | None = 1.0,
 ) -> Path | None:
-    """Draw a panel for each of `panels` with groups of bars, a bar in each for every name, and a line at 1."""
+    """Draw a panel for each of `panels` with groups of bars, a bar in each for every name, and a line at `base`."""
     plt = pyplot()
     if plt is None:
         return None
@@ -54,7 +58,8 @@ def bar_groups(
             axes.bar(places, values, width, label=name)
         axes.set(title=title, ylabel=y)
         axes.set_xticks(range(len(groups[title])), groups[title])
-        axes.axhline(1.0, color="black", linewidth=0.8)
+        if base is not None:
+            axes.axhline(base, color="black", linewidth=0.8)
         axes.grid(axis="y", alpha=0.3)
         axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
     figure.savefig(path, bbox_inches="tight", dpi=130)

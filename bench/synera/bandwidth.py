@@ -13,8 +13,8 @@ The replies are the same in both; only their times differ.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -43,18 +43,23 @@ def _length(n: int) -> bytes:
 
 
 @contextmanager
-def whole_distributions(vocabulary: int) -> Iterator[None]:
-    """Pad requests by the bytes of whole distributions."""
+def padded_requests(padding: Callable[[RemotePending], int]) -> Iterator[None]:
+    """Add as many bytes to each request as `padding` returns for it."""
     request = RemotePending.request
 
     def padded(pending: RemotePending, position: int) -> bytes:
         data = request(pending, position)
-        n = 4 * vocabulary * len(pending.asked.draft)
+        n = padding(pending)
         pending.bytes_up += n
         return data + _UNKNOWN + _length(n) + bytes(n) if n else data
 
     with patch.object(RemotePending, "request", padded):
         yield
+
+
+def whole_distributions(vocabulary: int) -> AbstractContextManager[None]:
+    """Pad requests by the bytes of whole distributions."""
+    return padded_requests(lambda pending: 4 * vocabulary * len(pending.asked.draft))
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
