@@ -17,6 +17,7 @@ what round trip, is not in the descriptions that this is rebuilt from (`docs/evi
 Methods, all with the pair's own draft model and verifier, by the names in the paper:
 
 - `alone`: the draft model; nothing is verified, and nothing sent;
+- `verifier`: the verifier, without drafts;
 - `vanilla`: drafts of a fixed length, with the distributions of the whole draft in the request once it is complete;
 - `hsl`: the same for drafts that end at an unsure token (Hybrid SLM and LLM, Hao et al. 2024);
 - `edgellm`: the same for drafts that end when the product of confidences is below a threshold that adapts; while a
@@ -77,8 +78,8 @@ from testkit.network.relay import Network, Relay
 from testkit.processes.paced_pair import PASS, TOKEN, Paced, paced_pair, paced_verifier
 from testkit.questions import MOST, Question, parsed_with_pair, questions
 
-ALONE, OURS = "alone", "ours"
-METHODS = (ALONE, *STRATEGIES, OURS)
+ALONE, VERIFIER, OURS = "alone", "verifier", "ours"
+METHODS = (ALONE, VERIFIER, *STRATEGIES, OURS)
 TUNING_SEED = HELD_OUT_SEED + 1
 CONTEXT = 1024
 UP, DOWN = 20.0, 200.0
@@ -234,10 +235,12 @@ def compared(
     """Yield all methods under a budget, without one if it is None, with their names."""
     address = f"127.0.0.1:{relay.port}"
 
-    def pair() -> LLM:
-        return stack.enter_context(paced_pair(arguments.draft, address, scenario.token, arguments.profile))
+    def pair(draft: str = arguments.draft) -> LLM:
+        profile = None if draft == "none" else arguments.profile
+        return stack.enter_context(paced_pair(draft, address, scenario.token, profile, arguments.draft))
 
     yield ALONE, Method(pair(), {"gate": "never", "gamma": 1})
+    yield VERIFIER, Method(pair("none"), {})
     for name, strategy in strategies.items():
         pipeline = None
         if strategy.pipelined:
