@@ -82,6 +82,7 @@ class Answers:
 
     scores: list[float] = field(default_factory=list)
     tokens: int = 0
+    drafted: int = 0
     passes: float = 0.0
     share: float | None = None
 
@@ -91,6 +92,7 @@ class Answers:
         summary = reply.summary
         self.scores.append(question.score(summary.text))
         self.tokens += summary.tokens
+        self.drafted += summary.drafted
         self.passes += (summary.verifier_passes_per_token or 0.0) * summary.tokens
         self.share = summary.share_offloaded
 
@@ -126,9 +128,13 @@ def _order(question: Question) -> int:
 
 
 class Remembering(Verifier, VerifierSession):
-    """A verifier that remembers greedy verdicts, which depend only on the text and the chunk."""
+    """A verifier that remembers greedy verdicts, which depend only on the text and the chunk.
+
+    `checked` counts the drafted tokens that it was asked about.
+    """
 
     def __init__(self, verifier: Verifier) -> None:
+        self.checked = 0
         self._verifier = verifier
         self._session: VerifierSession | None = None
         self._known: dict[tuple[bytes, bytes, int], Verdict] = {}
@@ -149,6 +155,7 @@ class Remembering(Verifier, VerifierSession):
         return self
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> _Known:
+        self.checked += len(chunk)
         key = prefix.tobytes(), chunk.ids.tobytes(), extra
         if key not in self._known:
             assert self._session is not None
