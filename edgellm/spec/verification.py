@@ -78,7 +78,7 @@ LIKELY = 0.1
 
 
 def plausible(chunk: Chunk, rows: Rows, accepted: int) -> tuple[bool, ...]:
-    """Return which tokens of `chunk` have at least probability `LIKELY` in their row of `rows` (len(chunk) + 1,
+    """Return which tokens of `chunk` have at least probability `LIKELY` in their row of `rows` (len(chunk) or more,
     n_vocab).
 
     Accepted tokens count as plausible, whatever their probability; so do tokens whose row was not computed. Only tokens

@@ -27,14 +27,18 @@ from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, Scheduler
 
 
 def judge_pass(request: VerifyRequest, rows: Rows, drafted: int, is_eog: Callable[[int], bool]) -> bool:
-    """Judge the first `drafted` tokens of the remaining draft; return whether another pass is needed.
+    """Judge the first `drafted` tokens of the remaining draft, and the one after them if there is one; return whether
+    another pass is needed.
 
     `rows` (drafted + 1, n_vocab) are logits: row i predicts place i. Afterwards, the first `computed` tokens of the
     request's sequence are valid. Raises EngineFailed if the logits contain NaN.
     """
-    chunk, remaining_draft = cut(request.remaining, drafted)
+    # the last row judges a further token, if the draft has one
+    chunk, remaining_draft = cut(request.remaining, drafted + 1)
     start = request.prefix_length
-    accepted, token = judge(chunk.ids, rows, request.sampling, start, request.ids, request.grammar)
+    accepted, token = judge(chunk.ids[:drafted], rows, request.sampling, start, request.ids, request.grammar)
+    whole = accepted == drafted < len(chunk) and token == int(chunk.ids[drafted])
+    accepted += whole
     request.passes += 1
     request.passes_in_slot += 1
     extra = bool(request.tokens)  # the draft is our own, of extra tokens
@@ -44,14 +48,14 @@ def judge_pass(request: VerifyRequest, rows: Rows, drafted: int, is_eog: Callabl
         request.accepted += accepted
         if chunk.retrieved:
             request.plausible += plausible(chunk, rows, accepted)
-    continues = accepted == drafted and len(remaining_draft) > 0
-    ended = accepted > 0 and is_eog(int(chunk.ids[accepted - 1]))
+    drafts_stand = accepted > 0 or (request.accepted > 0 and not extra)
+    ended = drafts_stand and is_eog(int((chunk.ids[:accepted] if accepted else request.ids)[-1]))
+    continues = whole and not (extra and ended)
     bare = continues or (extra and ended)  # no token of the verifier's own follows the accepted ones
     if not bare:
         request.tokens.append(token)
     needs_pass = continues or (len(request.tokens) <= request.extra and not ended and not is_eog(token))
-    # the last token is decoded again, because its row judges the next one
-    request.computed = start + accepted - continues
+    request.computed = start + min(accepted, drafted)
     if needs_pass or request.logprobs is not None:
         kept = chunk.ids[:accepted] if bare else np.append(chunk.ids[:accepted], np.int32(token))
         if request.logprobs is not None and len(kept):
