@@ -24,7 +24,8 @@ Methods, all with the pair's own draft model and verifier, by the names in the p
   verdict is awaited, drafting goes on (EdgeLLM, Xu et al., TMC 2025);
 - `pipesd`: both triggers; drafting goes on, and what is drafted is uploaded meanwhile, in batches whose sizes are the
   best by dynamic programming (`bench.papers.pipesd`), over the same relay (`bench.papers.pipelined`);
-- `ours`: this project. Ids travel alone, as verdicts need no distributions; drafting goes on behind several guesses.
+- `ours`: this project. Ids travel alone, as verdicts need no distributions; drafting goes on behind several guesses;
+- `default`: the same with what is on by default: copies, and no drafts where they do not pay.
 
 A distribution has 4 bytes for each token of a vocabulary as large as that of the paper's models. The schedule is told
 the link and the pace, which the paper estimates. One verdict is awaited at a time, where PipeSD may ask for the next
@@ -78,8 +79,8 @@ from testkit.network.relay import Network, Relay
 from testkit.processes.paced_pair import PASS, TOKEN, Paced, paced_pair, paced_verifier
 from testkit.questions import MOST, Question, parsed_with_pair, questions
 
-ALONE, VERIFIER, OURS = "alone", "verifier", "ours"
-METHODS = (ALONE, VERIFIER, *STRATEGIES, OURS)
+ALONE, VERIFIER, OURS, DEFAULT = "alone", "verifier", "ours", "default"
+METHODS = (ALONE, VERIFIER, *STRATEGIES, OURS, DEFAULT)
 TUNING_SEED = HELD_OUT_SEED + 1
 CONTEXT = 1024
 UP, DOWN = 20.0, 200.0
@@ -257,7 +258,10 @@ def compared(
             "gamma": strategy.trigger.most,
         }
         yield name, Method(pair(), options, bytes_per_token(arguments), pipeline, controller, strategy)
-    yield OURS, Method(pair(), {"gate": "always"} if budget is None else {"budget": budget})
+    ours: dict[str, Any] = {"gate": "always"} if budget is None else {"budget": budget}
+    yield OURS, Method(pair(), ours)
+    if budget is None:  # under a budget nothing is copied
+        yield DEFAULT, Method(pair(), {"retrieval": "auto"})
 
 
 def at_one(arguments: argparse.Namespace, given: Asked, scenario: Scenario) -> dict[str, dict[str, Any]]:

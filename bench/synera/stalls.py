@@ -56,8 +56,8 @@ class TimedReply:
 
 
 def timed(pair: LLM, question: Question, seed: int, options: Mapping[str, Any]) -> TimedReply:
-    """Answer a question under `options`, and return the reply."""
-    reply = pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **options)
+    """Answer a question under `options`, by default without retrieval, and return the reply."""
+    reply = pair.reply(question.messages, max_tokens=MOST, seed=seed, **{"retrieval": "off", **options})
     came = [(token, perf_counter()) for token in reply]
     over = perf_counter()
     return TimedReply([token for token, _ in came], [at for _, at in came], over, reply.summary)
