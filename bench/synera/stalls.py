@@ -142,6 +142,7 @@ def methods(budget: float) -> dict[str, Method]:
         "synera, waiting": Method({"gate": "synera", "budget": budget, "parallel": False}),
         "auto": Method({"budget": budget}),
         "auto, waiting": Method({"budget": budget, "parallel": False}),
+        "auto, chunks of one": Method({"budget": budget, "gamma": 1}),
         "auto, chunks of four": Method({"budget": budget, "gamma": 4}),
         "random": Method({"gate": "random", "budget": budget}),
         "everything verified": Method({"gate": "always"}),
