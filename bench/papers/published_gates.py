@@ -213,7 +213,7 @@ def at_one(arguments: argparse.Namespace, single: Path, seen: Observations, shar
             for name, pair in zip(OURS, (opened.pair, one), strict=True)
         }
         thresholds = {}
-        passes = answers["auto"].passes / answers["auto"].drafted
+        passes = answers["auto"].passes / answers["auto"].tokens
         for ending, budget, spent in (
             ("", partial(Budget, share), share),
             ("_even", partial(Budget, passes, of_passes=True), passes),
@@ -305,7 +305,7 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
     relay = "RelayLLM on its own models"
     panels[0].plot(RELAY_SHARE, 100.0 * RELAY_RECOVERED, "k*", markersize=10, label=relay)
     for axes in panels:
-        axes.legend(fontsize="small", loc="lower right")
+        axes.legend(fontsize="small")
     figure.savefig(path, bbox_inches="tight", dpi=130)
     plt.close(figure)
     return path

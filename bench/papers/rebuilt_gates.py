@@ -38,7 +38,7 @@ from edgellm.spec.gates.profiler import Run, observed
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.state import DraftRules, GenerationState, Suggestions
-from edgellm.spec.types import NO_IDS, Chunk, Decision, Ids, Verdict
+from edgellm.spec.types import NO_IDS, Chunk, Decision, Ids, Round, Verdict
 
 STEP = 8
 """Tokens of a step at most."""
@@ -52,10 +52,10 @@ _SCALES = np.geomspace(1e-4, 40.0, 48)  # of the surprise that ends a draft
 
 class Budget:
     """A budget for chunks of different lengths, kept over all replies by the controller of the pair's own gates, to
-    which each drafted token is a decision."""
+    which each token is a decision."""
 
     def __init__(self, share: float, *, of_passes: bool = False) -> None:
-        """Allow a `share` of drafted tokens to be verified; `of_passes`: that many passes for each drafted token."""
+        """Allow a `share` of drafted tokens to be verified; `of_passes`: that many passes for each written token."""
         self._share, self._of_passes, self._controller = share, of_passes, BudgetController()
 
     def cost(self, tokens: int) -> int:
@@ -66,11 +66,27 @@ class Budget:
         """Return the share to spend now, in [0, 1]. Call it once for each chunk."""
         return self._controller.target_share(self._share)
 
-    def record(self, tokens: int, offload: bool) -> None:
-        """Count a chunk of `tokens`."""
-        spent = self.cost(tokens) if offload else 0
+    def record(self, turn: Round) -> None:
+        """Count a finished round."""
+        chunk, verdict = turn.chunk, turn.verdict
+        tokens, spent = len(chunk), 0
+        if verdict is not None and tokens:
+            spent = self.cost(tokens)
+            if self._of_passes:
+                tokens = verdict.accepted + len(verdict.tokens)
         for at in range(tokens):
             self._controller.record(at < spent)
+
+
+class BudgetedGate(Gate):
+    """A gate that counts its rounds under a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+
+    def observe(self, state: GenerationState, turn: Round) -> None:  # noqa: ARG002
+        """See `Gate.observe`."""
+        self._budget.record(turn)
 
 
 class ChunkThreshold:
@@ -84,12 +100,16 @@ class ChunkThreshold:
         self._above = np.append(costs[order][::-1].cumsum()[::-1], 0) / sum(tokens)  # spent from each one on
         self._budget = budget
 
-    def decide(self, score: float, tokens: int) -> Decision:
-        """Return whether a chunk of `tokens` with this score is verified."""
+    @property
+    def budget(self) -> Budget:
+        """Return the budget that is spent."""
+        return self._budget
+
+    def decide(self, score: float) -> Decision:
+        """Return whether a chunk with this score is verified."""
         target = self._budget.target()
         above = float(self._above[self._sorted.searchsorted(score, "right")])
         offload = above < target
-        self._budget.record(tokens, offload)
         return Decision(
             offload, f"score {score:.3g}: the profiled chunks above it take {above:.0%} of the tokens, of {target:.0%}"
         )
@@ -171,17 +191,17 @@ class PipeSDDrafter(Drafter):
         )
 
 
-class PipeSDGate(Gate):
+class PipeSDGate(BudgetedGate):
     """Has drafts verified that PipeSD's trigger ended."""
 
     def __init__(self, drafter: PipeSDDrafter, budget: Budget) -> None:
-        self._drafter, self._budget = drafter, budget
+        super().__init__(budget)
+        self._drafter = drafter
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
         """See `Gate.decide`."""
         trigger = self._drafter.trigger
         fired = trigger.fires(chunk.confidence)
-        self._budget.record(len(chunk), fired)
         return Decision(fired, f"thresholds {trigger.sequence:.3g} of the product, {trigger.token:.3g} of a token")
 
 
@@ -199,15 +219,16 @@ class StepDrafter(Drafter):
         return truncated(chunk, next(ends, len(chunk)))
 
 
-class StepGate(Gate):
+class StepGate(BudgetedGate):
     """Has the steps verified that the draft model doubts most (ConfSpec)."""
 
     def __init__(self, threshold: ChunkThreshold) -> None:
+        super().__init__(threshold.budget)
         self._threshold = threshold
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
         """See `Gate.decide`."""
-        return self._threshold.decide(doubt(chunk), len(chunk))
+        return self._threshold.decide(doubt(chunk))
 
 
 def doubt(chunk: Chunk) -> float:
@@ -215,11 +236,12 @@ def doubt(chunk: Chunk) -> float:
     return surprise(chunk) / len(chunk)
 
 
-class RouterGate(Gate):
+class RouterGate(BudgetedGate):
     """Routes single tokens by a predictor of those that differ (R2R). One gate serves one reply."""
 
     def __init__(self, predictor: Predictor, threshold: ChunkThreshold) -> None:
         """Share `threshold` with all replies: the budget holds over all of them."""
+        super().__init__(threshold.budget)
         self._predictor, self._threshold = predictor, threshold
         self._so_far = 0.0
 
@@ -227,7 +249,7 @@ class RouterGate(Gate):
         """See `Gate.decide`."""
         score = self._predictor.score(signals(chunk, state.written, so_far=self._so_far)[list(JUDGED)])
         self._so_far += surprise(chunk)
-        return self._threshold.decide(score, len(chunk))
+        return self._threshold.decide(score)
 
 
 class WatchingGate(Gate):

@@ -45,7 +45,7 @@ from bench.papers.rebuilt_gates import (
 )
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk
+from edgellm.spec.types import Chunk, Decision, Round, Verdict
 from models.profile import SEED
 from testkit.questions import Answers, questions, reply_with
 
@@ -154,15 +154,28 @@ def test_a_step_is_a_line_or_eight_tokens() -> None:
     assert len(StepDrafter(Lines(*[3] * 20), piece).propose(state, 2)) == 2
 
 
-def test_a_budget_counts_tokens_or_passes() -> None:
+def turn(tokens: int, accepted: int | None) -> Round:
+    """Return a round with so many drafted tokens, of which so many were accepted; None: it was not verified."""
+    verdict = None if accepted is None else Verdict(accepted, np.array([5], dtype=np.int32))
+    chunk = Chunk(np.full(tokens, 3, dtype=np.int32))
+    return Round(0, chunk, Decision(verdict is not None, ""), verdict, 0.0, 0.0, 0.0)
+
+
+def test_a_budget_counts_drafted_tokens_or_passes_for_written_ones() -> None:
+    # two of eight drafted tokens are left; with the verifier's own they are three, and one pass
+    for of_passes, spent, of in ((False, 8, 10), (True, 1, 5)):
+        for share, above in ((spent / of - 0.02, False), (spent / of + 0.02, True)):
+            budget = Budget(share, of_passes=of_passes)
+            budget.record(turn(8, 2))
+            budget.record(turn(2, None))
+            assert (budget.target() > share) == above
+
+
+def test_a_threshold_spends_a_budget_of_tokens_or_of_passes() -> None:
     profiled, lengths = [0.1, 0.2, 0.3, 0.4], [8, 8, 2, 2]
-    for of_passes, share, spends in ((False, 0.15, 0.2), (True, 0.05, 0.1)):
+    for of_passes, share in ((False, 0.2), (True, 0.1)):  # what the two chunks of two tokens take of twenty
         threshold = ChunkThreshold(profiled, lengths, Budget(share, of_passes=of_passes))
-        assert [threshold.decide(score, 2).offload for score in (0.5, 0.05)] == [True, False]
-        # with these two chunks of two tokens, a half of the tokens is spent, or a quarter in passes
-        budget = Budget(spends, of_passes=of_passes)
-        budget.record(8, True)
-        assert budget.target() < spends
+        assert [threshold.decide(score).offload for score in (0.45, 0.35, 0.25, 0.15)] == [True, True, False, False]
 
 
 def test_tokens_that_differ_are_rejected_where_they_matter(opened: Opened) -> None:
@@ -217,7 +230,7 @@ def test_an_even_budget_takes_the_passes_that_it_allows(opened: Opened, seen: Ob
     budget = partial(Budget, 0.05, of_passes=True)
     curve = TriggerCurve(seen.confidences, BALANCES[8], budget().cost)
     for answers in (pipesd(opened, curve, budget(), ASKED), confspec(opened, seen, budget(), ASKED)):
-        assert answers.passes / answers.drafted == pytest.approx(0.05, abs=0.015)
+        assert answers.passes / answers.tokens == pytest.approx(0.05, abs=0.01)
 
 
 def test_a_result_is_shown_and_plotted(tmp_path: Path) -> None:
