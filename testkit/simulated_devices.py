@@ -59,9 +59,11 @@ def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[
 class Clocked(Context):
     """A context that counts its seconds, and keeps the shape of each batch: (sequence, tokens, rows with logits)."""
 
-    def __init__(self, model: Model, devices: int, threads: int | None, limits: SchedulerLimits) -> None:
+    def __init__(
+        self, model: Model, devices: int, threads: int | None, limits: SchedulerLimits, positions: int = CACHED + 64
+    ) -> None:
         rows = max(limits.rows, 512, devices)  # llama.cpp aborts if a batch cannot hold a row of every sequence
-        super().__init__(model, n_ctx=CACHED + 64, n_seq=devices, n_batch=rows, threads=threads, unified=False)
+        super().__init__(model, n_ctx=positions, n_seq=devices, n_batch=rows, threads=threads, unified=False)
         self.began = 0.0  # the first batch, on the clock
         self.seconds = 0.0
         self.unseen = [1] * devices  # tokens of each sequence that the next request finds uncached

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from time import monotonic
 from typing import Protocol, TypeVar
 
+from edgellm.verifier.batch_shapes import BatchShapes
 from edgellm.verifier.prefill_pieces import PrefillPieces
 from edgellm.verifier.requests import VerifyRequest
 from edgellm.verifier.scheduler import ScheduledBatch, Scheduler, SchedulerLimits, next_batch
@@ -110,15 +111,21 @@ class FairScheduler(Scheduler):
         super().__init__(limits)
         self.rate = ServiceRate()
         self.pieces = PrefillPieces(limits)
-        self._turns, self._cost = DeviceTurns(), PassCost()
+        self._turns, self._cost, self._shapes = DeviceTurns(), PassCost(), BatchShapes()
 
     def next(
         self, ready: Collection[VerifyRequest], prefills: int, single_session: bool
     ) -> ScheduledBatch[VerifyRequest] | None:
         """See `Scheduler.next`."""
-        if not self._turns.several_devices():
-            return super().next(ready, prefills, single_session)
-        return next_batch(self._turns.order(ready), self.chosen, prefills, budget=self._cost.budget(self.limits))
+        if self._turns.several_devices():
+            limits, budget = self.limits, self._cost.budget(self.limits)
+            shape = self._shapes.shape if limits.cut_drafts and limits.equal_rows else None
+            batch = next_batch(self._turns.order(ready), self.chosen, prefills, budget=budget, shape=shape)
+        else:
+            batch = super().next(ready, prefills, single_session)
+        if batch is not None:
+            self._shapes.on_chosen(batch, len(ready) - len(batch.slices))
+        return batch
 
     @property
     def chosen(self) -> SchedulerLimits:
@@ -137,6 +144,7 @@ class FairScheduler(Scheduler):
         """See `Scheduler.on_batch`."""
         self._cost.add(sum(piece.weight for piece in batch.slices), seconds)
         self.pieces.on_batch(batch, seconds)
+        self._shapes.on_batch(batch)
         self._turns.record_batch({piece.request.device for piece in batch.slices})
         self.rate.batch(seconds, answered)
 
