@@ -74,3 +74,17 @@ def test_a_portion_is_not_computed_twice() -> None:
     own = judged(Chunk(), [0], GREEDY, 8, end=-1).verdict.tokens[:6]
     draft = Chunk(ids=own, confidence=np.ones(6, np.float32))
     assert {judged(draft, sizes, GREEDY, 0, end=-1).rows for sizes in ([6], [1], [2], [0], [4, 1])} == {len(PROMPT) + 6}
+
+
+def test_nothing_is_written_after_an_end_that_the_last_row_of_a_portion_judged() -> None:
+    own = judged(Chunk(), [0], GREEDY, 12).verdict.tokens
+    assert own[-1] == END
+    request = VerifyRequest(0, GREEDY, 0, PROMPT, Chunk(), extra=12)
+    request.ids = PROMPT
+    assert judge_pass(request, row(PROMPT)[None], 0, lambda token: token == END)
+    request.remaining = Chunk(ids=own[1:], confidence=np.ones(len(own) - 1, np.float32))
+    drafted = len(own) - 2  # all but the end
+    text = np.concatenate((PROMPT, own))
+    rows = np.array([row(text[: len(PROMPT) + 1 + place]) for place in range(drafted + 1)])
+    assert not judge_pass(request, rows, drafted, lambda token: token == END)
+    assert verdict(request).tokens.tolist() == own.tolist()
