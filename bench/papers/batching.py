@@ -11,16 +11,15 @@ sends the next request `pauses-ms` after a verdict, which is its time for drafti
 request a device starts again with its first. The verifier is real: model, engine and scheduler. Prompts stay in its
 cache.
 
-Greedy batching is today's scheduler without `SchedulerLimits.cut_drafts`: in turns of the devices, whole drafts of
-equal length. Two verifiers, one with each, take turns and keep what they have learned.
+Greedy batching is the scheduler without `SchedulerLimits.cut_drafts`, as by default: in turns of the devices, whole
+drafts of equal length. Two verifiers, one with each, take turns and keep what they have learned.
 
 Columns: verified tokens a second, accepted ones and the verifier's own, by greedy batching and with both chosen
 together; their ratio within each turn, as median and range; the same for each second of processor time, which other
-programs
-disturb less; and, greedy first, requests in a batch, rows for each
-verified token, and the share of the time in which the verifier computed. The lines below have the cost of a batch,
-a + c n + b r for n requests with r rows in all, fitted to all batches. Every verdict is compared with the recorded one;
-rounding differs with the shape of a batch, so a tie may turn.
+programs disturb less; and, greedy first, requests in a batch, rows for each verified token, and the share of the time
+in which the verifier computed. The lines below have the cost of a batch, a + c n + b r for n requests with r rows in
+all, fitted to all batches. Every verdict is compared with the recorded one; rounding differs with the shape of a
+batch, so a tie may turn.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ from testkit.simulated_devices import Clocked
 
 RETRIEVAL: Mapping[str, str] = {"copied": "auto", "model": "off"}
 SCHEDULERS: Mapping[str, SchedulerLimits] = {
-    "greedy": SchedulerLimits(cut_drafts=False),
-    "together": SchedulerLimits(),
+    "greedy": SchedulerLimits(),
+    "together": SchedulerLimits(cut_drafts=True),
 }
 
 

@@ -111,19 +111,20 @@ class FairScheduler(Scheduler):
         super().__init__(limits)
         self.rate = ServiceRate()
         self.pieces = PrefillPieces(limits)
-        self._turns, self._cost, self._shapes = DeviceTurns(), PassCost(), BatchShapes()
+        self._turns, self._cost = DeviceTurns(), PassCost()
+        self._shapes = BatchShapes() if limits.cut_drafts and limits.equal_rows else None
 
     def next(
         self, ready: Collection[VerifyRequest], prefills: int, single_session: bool
     ) -> ScheduledBatch[VerifyRequest] | None:
         """See `Scheduler.next`."""
         if self._turns.several_devices():
-            limits, budget = self.limits, self._cost.budget(self.limits)
-            shape = self._shapes.shape if limits.cut_drafts and limits.equal_rows else None
+            budget = self._cost.budget(self.limits)
+            shape = None if self._shapes is None else self._shapes.shape
             batch = next_batch(self._turns.order(ready), self.chosen, prefills, budget=budget, shape=shape)
         else:
             batch = super().next(ready, prefills, single_session)
-        if batch is not None:
+        if batch is not None and self._shapes is not None:
             self._shapes.on_chosen(batch, len(ready) - len(batch.slices))
         return batch
 
@@ -144,7 +145,8 @@ class FairScheduler(Scheduler):
         """See `Scheduler.on_batch`."""
         self._cost.add(sum(piece.weight for piece in batch.slices), seconds)
         self.pieces.on_batch(batch, seconds)
-        self._shapes.on_batch(batch)
+        if self._shapes is not None:
+            self._shapes.on_batch(batch)
         self._turns.record_batch({piece.request.device for piece in batch.slices})
         self.rate.batch(seconds, answered)
 

@@ -15,7 +15,6 @@ from edgellm.errors import EngineFailed
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
 from edgellm.verifier.in_process import VerifierWorker
 from edgellm.verifier.requests import HERE, Answer, MissingPrefix, Tenant, VerifyRequest
-from edgellm.verifier.scheduler import SchedulerLimits
 from tests.services.conftest import Alone
 
 SLOTS = 3
@@ -51,15 +50,6 @@ def worker(gate: Gate, exact: Model) -> Iterator[VerifierWorker]:
     running.start()
     yield running
     gate.allowed.set()
-    running.close()
-
-
-@pytest.fixture
-def whole_drafts(gate: Gate, exact: Model) -> Iterator[VerifierWorker]:
-    """A worker that cuts drafts only where they are too long for a turn."""
-    running = VerifierWorker(gate, SLOTS, exact.is_eog, SchedulerLimits(cut_drafts=False))
-    running.start()
-    yield running
     running.close()
 
 
@@ -337,10 +327,9 @@ def test_a_device_without_a_slot_takes_one_from_a_long_request(
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=3)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("wrong", [None, 3, 20, 39])
 def test_a_verification_in_portions_has_the_same_verdict(
-    whole_drafts: VerifierWorker, prompt: Ids, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, wrong: int | None
+    worker: VerifierWorker, prompt: Ids, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, wrong: int | None
 ) -> None:
     monkeypatch.setattr("edgellm.verifier.fairness.PassCost.budget", lambda _self, _limits: 10)
-    worker = whole_drafts
     one = Asker(worker, 1, Tenant("one"))
     one.ask(prompt, extra=40, sampling=sampling)
     chunk = np.array(one.tokens()[:40], dtype=np.int32)
