@@ -10,33 +10,14 @@ from models.rendering import SPECIAL
 
 
 def random_copying(recipe: Recipe, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch of random tokens in which each row stands twice; only the second time counts.
-
-    Where copy heads compare several tokens, most rows repeat their tokens, and some have another one in the place of
-    one of them the second time, as where a variable is renamed; that one does not count.
-    """
+    """Return a batch of random tokens in which each row stands twice; only the second time counts."""
     generator = torch.Generator().manual_seed(step)
-
-    def draw(low: int, high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=generator)
-
-    length = int(draw(4, 80 if recipe.compared == 1 else 160, 1))
+    length = int(torch.randint(4, 80, (1,), generator=generator))
     shape = (recipe.tokens // (2 * length + 1), length)
+    once = torch.randint(len(SPECIAL), recipe.shape.vocabulary, shape, generator=generator)
     weights = torch.zeros(shape[0], 2 * length)
-    weights[:, length + recipe.compared :] = 1.0
-    kind = 0 if recipe.compared == 1 else int(draw(0, 3, 1))
-    if kind == 0:
-        once = draw(len(SPECIAL), recipe.shape.vocabulary, *shape)
-        return torch.cat((once, once), dim=1), weights
-    few = int(draw(max(3, length // 6), max(4, length), 1))
-    letters = draw(len(SPECIAL), recipe.shape.vocabulary, shape[0], few)
-    places = draw(0, few, *shape)
-    once = again = letters.gather(1, places)
-    if kind == 2:
-        renamed = places == places[:, :1]
-        again = torch.where(renamed, draw(len(SPECIAL), recipe.shape.vocabulary, shape[0], 1), once)
-        weights[:, length:][renamed] = 0.0
-    return torch.cat((once, again), dim=1), weights
+    weights[:, length + 1 :] = 1.0
+    return torch.cat((once, once), dim=1), weights
 
 
 LINKS = (" is", " the", " to", " with", " was", " by", " has", " on", " at", " for", ":", " -", " will", " it", " and")

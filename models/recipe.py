@@ -27,8 +27,7 @@ class Recipe:
 
     `lookup_weight` is the loss weight of looked-up values: it is low for the home pair's draft model, which so becomes
     fluent and is wrong where it matters. `begins` is the place in the curriculum, 0..1, where the recipe begins; above
-    0 it needs weights to continue from. Copy heads start with comparing so many tokens (`compared`) before a place.
-    Recipes of different seeds never see the same text.
+    0 it needs weights to continue from. Recipes of different seeds never see the same text.
     """
 
     name: str
@@ -40,7 +39,6 @@ class Recipe:
     lookup_weight: float = 1.0
     seed: int = 1
     begins: float = 0.0
-    compared: int = 1
 
     def progress(self, step: int) -> float:
         """Return the place of a step in the curriculum, 0..1."""
@@ -48,16 +46,13 @@ class Recipe:
 
 
 def sharpening(recipe: Recipe) -> Recipe:
-    """Return the recipe that sharpens seeded copy heads on random tokens, from every third one right to nine of ten;
-    for longer where several tokens are compared.
+    """Return the recipe that sharpens seeded copy heads on random tokens, from every third one right to nine of ten.
 
     It is for the two blocks that have them alone. Among twelve, at the recipe's own rates, the others' noise covered
     the heads of the code pair's verifier: its loss rose from 5.8 to 6.0 in 60 steps.
     """
     blocks = replace(recipe.shape, layers=2)
-    return replace(
-        recipe, name=f"{recipe.name}-copying", shape=blocks, steps=240 * recipe.compared, rate=0.003, adam_rate=4e-4
-    )
+    return replace(recipe, name=f"{recipe.name}-copying", shape=blocks, steps=240, rate=0.003, adam_rate=4e-4)
 
 
 def practises(step: int, recipe: Recipe) -> bool:

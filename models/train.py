@@ -212,7 +212,7 @@ def train(
     tokenizer = pair.tokenizer()
     net, teacher = Net(recipe.shape), None
     if weights is None:
-        seed_copy_heads(net, recipe.compared)
+        seed_copy_heads(net)
         if not path.exists():
             sharpen(net, sharpening(recipe), device)
     else:

@@ -64,7 +64,8 @@ def rename(rng: random.Random, found: Library, size: float) -> Case:
         names, new = variables(function.source), new_name(rng, found)
         if names and new not in function.source:
             old = rng.choice(names)
-            return _case("rename", function.source, f"Rename {old} to {new}.", renamed(function.source, old, new))
+            answer = renamed(function.source, old, new)
+            return _case("rename", function.source, f"Rename {old} to {new}.", answer, "rouge")
 
 
 def signature(rng: random.Random, found: Library, size: float) -> Case:
@@ -87,7 +88,7 @@ def call(rng: random.Random, found: Library, size: float) -> Case:
         blank = f"{one.source.partition('(')[0]}(...)"
         context = f"{head}\n\n{one.before}{blank}{one.after}"
         if len(context) <= _most(size):
-            return _case("call", context, "Write the call for the dots.", one.source)
+            return _case("call", context, "Write the call for the dots.", one.source, "rouge")
 
 
 def new_name(rng: random.Random, found: Library) -> str:

@@ -8,7 +8,7 @@ from models.code.corpus import SIZE, case_at
 from models.recipe import Recipe, Shape, tokens_at
 from models.rendering import Rendered, render
 
-VERIFIER = Recipe("verifier", Shape(12, 256, 8, 704, SIZE), 3400, 2048, 0.006, 4e-4, compared=3)
+VERIFIER = Recipe("verifier", Shape(12, 256, 8, 704, SIZE), 3400, 2048, 0.006, 4e-4)
 DRAFT = Recipe("draft", Shape(6, 128, 4, 352, SIZE), 500, 2048, 0.015, 1e-3)
 RECIPES = {recipe.name: recipe for recipe in (VERIFIER, DRAFT)}
 

@@ -177,12 +177,10 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
 def figures(found: Profile) -> dict[str, Any]:
     """Return the figures of a profile for a script, without the chunks that it keeps."""
     left_out = ("confidence", "importance", "tokens", "perplexities", "policies", "difficulty")
-    from edgellm.spec.gates.offload_policy import SHARES
-
     layer, why = found.best_exit()
     return {name: value for name, value in asdict(found).items() if name not in left_out} | {
         "early_exit": {"layer": layer, "reason": why},
-        "best_gates": {str(share): _best(found, share) for share in SHARES},
+        "best_gates": {str(policy.share): _best(found, policy.share) for policy in found.policies},
     }
 
 
@@ -195,7 +193,6 @@ def _best(found: Profile, share: float) -> dict[str, str]:
 
 def _print_profile(found: Profile) -> None:
     from edgellm.spec.gates.factory import AUTO
-    from edgellm.spec.gates.offload_policy import SHARES
 
     console = out()
     acceptance = ", ".join(f"{share:.0%}" for share in found.acceptance)
@@ -225,13 +222,14 @@ def _print_profile(found: Profile) -> None:
     console.print(signals)
     console.print()
     gates = Table(box=None, pad_edge=False)
-    for name in ("gate", *map(str, SHARES)):
+    shares = [policy.share for policy in found.policies]
+    for name in ("gate", *map(str, shares)):
         gates.add_column(name, justify="left" if name == "gate" else "right")
     for name in AUTO:
-        cells = (found.evidence.get(f"gate {name} at {share}") for share in SHARES)
+        cells = (found.evidence.get(f"gate {name} at {share}") for share in shares)
         gates.add_row(name, *("-" if share is None else f"{share:.0%}" for share in cells))
-    console.print("replies equal to the verifier's own, at three budgets")
+    console.print("replies equal to the verifier's own, by budget")
     console.print(gates)
     console.print()
-    for share in SHARES:
+    for share in shares:
         console.print(f"at a budget of {share:g}: {_best(found, share)['reason']}")

@@ -1,0 +1,88 @@
+"""The code pair's files: one vocabulary, a profile that is theirs, and the verifier's own text on real code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgellm.engine import Model
+from edgellm.engine.gguf.writer import to_f32
+from edgellm.llm import LLM
+from edgellm.llm.pair_stats import read_profile
+from edgellm.storage import fingerprint
+from models.code import stdlib
+from models.code.corpus import SIZE
+from models.code.stdlib import library
+from models.pairs import PAIRS
+from models.profile import prompts
+from testkit.questions import MOST, Question, answered, questions, reply_with
+
+PAIR = PAIRS["code"]
+DRAFT, VERIFIER = PAIR.file("draft"), PAIR.file("verifier")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_files_alone() -> Iterator[None]:
+    """The whole library takes seconds to parse."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stdlib, "LARGEST", 20_000)
+        library.cache_clear()
+        yield
+    library.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[Question]:
+    return questions(2, pair="code")
+
+
+def test_both_models_have_the_vocabulary_that_they_were_trained_with() -> None:
+    trained = PAIR.tokenizer()
+    with Model.load(DRAFT) as draft, Model.load(VERIFIER) as verifier:
+        assert draft.n_vocab == verifier.n_vocab == SIZE == trained.get_vocab_size()
+        assert draft.vocabulary.fingerprint == verifier.vocabulary.fingerprint
+        text = "def area(width):\n\treturn {'width': width} # é\n"
+        assert draft.tokenize(text).tolist() == trained.encode(text, add_special_tokens=False).ids
+
+
+def test_the_profile_is_of_these_files_and_of_a_hundred_prompts() -> None:
+    profile = read_profile(PAIR.profile, fingerprint(DRAFT), fingerprint(VERIFIER))
+    assert profile.prompts == len(prompts(PAIR, 25)) == 100
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """F32 copies, as for the bundled pair."""
+    folder = tmp_path_factory.mktemp("code")
+    copies = folder / "draft.gguf", folder / "verifier.gguf"
+    for source, copy in zip((DRAFT, VERIFIER), copies, strict=True):
+        to_f32(source, copy)
+    return copies
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0}], ids=["greedy", "sampled"])
+def test_the_text_is_the_verifiers_own(
+    asked: list[Question], exact: tuple[Path, Path], options: dict[str, Any]
+) -> None:
+    with (
+        LLM.open(*exact, threads=1, history=False) as pair,
+        LLM.open("none", exact[1], threads=1, history=False) as alone,
+    ):
+        accepted = 0
+        for seed, question in enumerate(asked):
+            own = alone.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **options)
+            text = [token.id for token in own]
+            for retrieval in ("auto", "off"):  # the first drafts only where that pays
+                ours = pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval=retrieval, **options)
+                assert [token.id for token in ours] == text
+            accepted += ours.summary.accepted
+        assert accepted > 10
+
+
+def test_the_verifier_knows_more_than_the_draft_model(asked: list[Question]) -> None:
+    with LLM.open(DRAFT, VERIFIER, threads=1, history=False) as pair:
+        drafted, verified = (sum(answered(asked, reply_with(pair, gate=gate)).scores) for gate in ("never", "always"))
+    assert verified > drafted
