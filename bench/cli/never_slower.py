@@ -1,12 +1,13 @@
 """Measure what drafting costs where no draft is ever right: replies beside plain decoding, by turns.
 
     python -m bench.cli.never_slower [--shapes tiny 0.5b 1.5b] [--doors here http link] [--threads 1 2] [--busy 0 2]
-        [--replies 24] [--tokens 128]
+        [--seconds 60] [--tokens 128]
 
 The verifier has random weights whose greedy text repeats nothing, so there is nothing to copy; the draft model has
 other random weights, and knows nothing. The pair is opened with edgellm's own settings. Beside it the verifier alone,
 without retrieval, is plain decoding. Both write the same replies to prompts of random words in one process, by turns,
-and the order alternates. The first replies of the pair, which measure it, count.
+and the order alternates, for `--seconds`, and for twelve replies of each at least. The first replies of the pair, which
+measure it, count.
 
 Doors: `here` is `LLM.reply`, as the command line calls it; `http` is the HTTP server on loopback, asked for the whole
 reply; `link` is a verifier that another process serves on loopback, whose cache would answer the same prompt sooner the
@@ -51,6 +52,8 @@ from edgellm.spec.types import Summary
 from testkit.gguf import random_model
 
 AIM = 0.985
+LEAST = 12
+"""Replies of each side, at least."""
 SHARPNESS = 3.0
 WINDOW = 256
 WORDS = 40
@@ -147,7 +150,7 @@ def served(path: Path, threads: int) -> Iterator[str]:
 
 
 def measured(
-    draft: Path, verifier: Path, prompts: Sequence[str], door: str, threads: int, tokens: int
+    draft: Path, verifier: Path, prompts: Iterator[str], door: str, threads: int, tokens: int, enough: float
 ) -> dict[str, Any]:
     """Return the ratios of plain decoding's seconds to ours of all replies, and the rest of a row."""
     ours, plain = Written(), Written()
@@ -162,6 +165,8 @@ def measured(
         else:
             one, other = asked_here(pair, plain=False), asked_here(alone, plain=True)
         for number, prompt in enumerate(prompts):
+            if number >= LEAST and sum(ours.seconds) + sum(plain.seconds) >= enough:
+                break
             for side, written, word in ((one, ours, "One"), (other, plain, "Two"))[:: 1 if number % 2 else -1]:
                 written.add(*side(f"{word} {prompt}" if door == "link" else prompt, tokens))
                 pair.wait_until_measured()
@@ -209,12 +214,13 @@ def worst(ours: Written, plain: Written) -> float:
     return min(found, default=sum(plain.seconds) / sum(ours.seconds))
 
 
-def random_words(path: Path, count: int, seed: int = 0) -> list[str]:
-    """Return prompts of random tokens of a model's vocabulary."""
+def random_words(path: Path, seed: int = 0) -> Iterator[str]:
+    """Yield prompts of random tokens of a model's vocabulary, without end."""
     rng = random.Random(seed)
     with Model.load(path) as model:
         pieces = [model.piece(token).decode("utf-8", "ignore") for token in range(300, min(model.n_vocab, 40_000))]
-    return ["".join(rng.choices(pieces, k=WORDS)).strip() for _ in range(count)]
+    while True:
+        yield "".join(rng.choices(pieces, k=WORDS)).strip()
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -247,7 +253,7 @@ def main() -> None:
     parser.add_argument("--doors", nargs="+", choices=DOORS, default=list(DOORS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--busy", nargs="+", type=int, default=[0, 2])
-    parser.add_argument("--replies", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of a cell's replies")
     parser.add_argument("--tokens", type=int, default=128, help="of a reply; a quarter at the 1.5B shape")
     parser.add_argument("--name", default="never_slower", help="of the result file")
     arguments = parser.parse_args()
@@ -258,13 +264,13 @@ def main() -> None:
             of_verifier, of_draft, kind = SHAPES[shape]
             random_model.write(verifier, of_verifier, kind, 0, sharpness=SHARPNESS)
             random_model.write(draft, of_draft, kind, 1, sharpness=SHARPNESS)
-            prompts = random_words(verifier, arguments.replies)
             for door in arguments.doors:
                 for threads in arguments.threads:
                     for beside in arguments.busy:
                         with busy(beside):
                             tokens = arguments.tokens // (4 if shape == "1.5b" else 1)
-                            found = measured(draft, verifier, prompts, door, threads, tokens)
+                            prompts = random_words(verifier)
+                            found = measured(draft, verifier, prompts, door, threads, tokens, arguments.seconds)
                         cell = {"shape": shape, "door": door, "threads": threads, "busy": beside}
                         rows.append(cell | found)
                         sys.stdout.write(table({"rows": rows[-1:]}).splitlines()[2] + "\n")
