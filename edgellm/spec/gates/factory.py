@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from edgellm.spec.gates.offload_policy import SHARES
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import (
     AlwaysGate,
@@ -106,7 +107,7 @@ def choose(
 
 def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
     """Return the gate with the best evidence in the profile at the budget nearest to this one, and that evidence."""
-    share = profile.policy(budget).share
+    share = min(SHARES, key=lambda known: abs(known - budget))
     gains = {name: profile.evidence.get(f"gate {name} at {share}", 0.0) for name in AUTO}
     best = max(AUTO, key=lambda name: gains[name])
     others = ", ".join(f"{name} {gains[name]:.0%}" for name in AUTO if name != best)
