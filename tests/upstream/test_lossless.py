@@ -102,7 +102,14 @@ def test_the_server_is_named_with_its_tier(engine: Engine, f32_pair: tuple[Path,
     assert pair.verifier_name == "served/verifier"
 
 
-def test_what_a_server_logs_is_said_once(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
+def test_what_a_server_logs_is_said_once(
+    engine: Engine,
+    f32_pair: tuple[Path, Path],
+    closing: ExitStack,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))  # an earlier server may have had the same port
     server = closing.enter_context(UpstreamServer(Vllm(engine)))
     said = []
     for _ in range(2):
