@@ -5,29 +5,19 @@ from __future__ import annotations
 import ast
 import keyword
 import random
-from collections.abc import Iterator
 
 import pytest
 
-from models.code import stdlib
 from models.code.corpus import TASKS, case_at, held_out, new_name
 from models.code.stdlib import Split, library, renamed, variables
+
+pytestmark = pytest.mark.usefixtures("short_files_alone")
 
 FUNCTION = '''def area(width, height=2):
     """Return width times height."""
     size = width * height
     print(size, end="")
     return size'''
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_files_alone() -> Iterator[None]:
-    """The whole library takes seconds to parse."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stdlib, "LARGEST", 20_000)
-        library.cache_clear()
-        yield
-    library.cache_clear()
 
 
 def test_a_case_is_the_same_whenever_it_is_asked_for() -> None:

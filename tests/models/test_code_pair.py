@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,19 @@ from edgellm.engine.gguf.writer import to_f32
 from edgellm.llm import LLM
 from edgellm.llm.pair_stats import read_profile
 from edgellm.storage import fingerprint
-from models.code import stdlib
 from models.code.corpus import SIZE
-from models.code.stdlib import library
 from models.pairs import PAIRS
 from models.profile import prompts
 from testkit.questions import MOST, Question, answered, questions, reply_with
+
+pytestmark = pytest.mark.usefixtures("short_files_alone")
 
 PAIR = PAIRS["code"]
 DRAFT, VERIFIER = PAIR.file("draft"), PAIR.file("verifier")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _short_files_alone() -> Iterator[None]:
-    """The whole library takes seconds to parse."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stdlib, "LARGEST", 20_000)
-        library.cache_clear()
-        yield
-    library.cache_clear()
-
-
 @pytest.fixture(scope="module")
-def asked() -> list[Question]:
+def asked(short_files_alone: None) -> list[Question]:
     return questions(2, pair="code")
 
 
