@@ -68,7 +68,7 @@ def fleet(rng: random.Random, cores: float) -> tuple[Spec, ...]:
 
 
 def prepare(machines: Sequence[Throttled], splits: Sequence[str]) -> None:
-    """Cut the pieces that a split needs on each machine, as its first run would."""
+    """Try the model on each machine, and cut the pieces that a split needs there, as the first run would."""
     for machine in machines:
         name = HERE if machine is machines[0] else machine.spec.name
         shares = [share for split in splits for share in read_split(split) if share.name == name]

@@ -1,4 +1,5 @@
-"""Cut the pieces of a model before a worker needs them; a program that `bench.csgo.cold_start` starts.
+"""Do what the first use of a model does once: try whether it can be loaded, and cut the pieces that a worker needs. A
+program that `bench.csgo.cold_start` starts.
 
 python -m bench.csgo.cut_pieces MODEL FIRST-LAST ...        # layers, counted from 0
 """
@@ -8,17 +9,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from edgellm.engine import ModelFile
+from edgellm.engine import Model, ModelFile
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import WholeModel
 
 
 def main() -> None:
-    whole = WholeModel(ModelFile.open(Path(sys.argv[1])))
+    file = ModelFile.open(Path(sys.argv[1]))
+    with Model.load(file, text_only=True):
+        whole = WholeModel(file)
     for part in sys.argv[2:]:
         first, last = map(int, part.split("-"))
-        for file in whole.files(LayerRange(first, last + 1)):
-            with file.using():
+        for piece in whole.files(LayerRange(first, last + 1)):
+            with piece.using():
                 pass
 
 

@@ -1,19 +1,22 @@
 """Measure what passes, loads and reading take from each other on one device.
 
-    python -m bench.mesh.contention [MODEL] [--layers 12] [--repeats 5] [--seed 0]
+    python -m bench.mesh.contention [MODEL] [--layers 12] [--repeats 5] [--throttled] [--seed 0]
 
 While a reply is written, a device may load layers for another placement, and read the text there (`mesh/phases/`). A
 stage computes single rows here, alone; beside another stage that loads a second copy of the model, dropped from memory
 before; and beside one that reads a text. Without a MODEL it is one of the 0.5B shape with random weights. Rows: how
 many times as long a pass, a load and a reading take beside the other work; the planner's figures for the same
-(`coldstart/phases/model.py`) are in brackets.
+(`coldstart/phases/model.py`) are in brackets. With `--throttled` all this happens on a machine of
+`testkit.network.home` with 0.77 of a core and a disk of 110 MB/s (Linux, as root).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -40,6 +43,7 @@ from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 from edgellm.storage.layers.store import LayerStore
 from edgellm.verifier.requests import VerifyRequest
 from testkit.gguf.random_model import SHAPES, write
+from testkit.network.home import Spec, home, why_not
 
 PASSES = 20
 READ = 256  # tokens of the text that is read
@@ -146,6 +150,16 @@ def measured(path: Path, folder: Path, repeats: int) -> dict[str, Any]:
     return {name: spread(values) for name, values in ratios.items()}
 
 
+def throttled(path: Path, folder: Path, repeats: int) -> dict[str, Any]:
+    """Return `measured` of a throttled machine."""
+    with home([Spec("laptop", disk=110.0, cpu=0.77)], folder) as (machine,):
+        words = (str(path), "--folder", str(folder), "--repeats", str(repeats))
+        out, err = machine.start(*words, module="bench.mesh.contention").communicate(timeout=600)
+    if not out.strip():
+        sys.exit(f"the throttled machine measured nothing:\n{err}")
+    return dict(json.loads(out.splitlines()[-1]))
+
+
 def table(found: dict[str, Any]) -> str:
     """Return a line for each ratio."""
     planned = Contention()
@@ -169,8 +183,15 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--throttled", action="store_true")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # the process that measures, and prints JSON
     parser.add_argument("--name", default="contention", help="of the result file")
     args = parser.parse_args()
+    if args.folder is not None:
+        print(json.dumps(measured(args.model, args.folder, args.repeats)))
+        return
+    if args.throttled and (reason := why_not()):
+        sys.exit(f"no home can be made here: {reason}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = args.model
@@ -178,7 +199,7 @@ def main() -> None:
             path = folder / "model.gguf"
             shape = replace(SHAPES["qwen2.5-0.5b"], n_layer=args.layers, n_vocab=VOCABULARY)
             write(path, shape, "Q4_0", args.seed)
-        found = measured(path, folder, args.repeats)
+        found = (throttled if args.throttled else measured)(path, folder, args.repeats)
     found |= {"layers": args.layers, "repeats": args.repeats, "load_average": os.getloadavg()[0]}
     write_result(args.name, "bench.mesh.contention", found, args.seed)
     print(table(found))

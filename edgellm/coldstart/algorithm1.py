@@ -95,8 +95,11 @@ def _stages(task: Task) -> tuple[np.ndarray, np.ndarray]:
                     continue
                 load, work = task.load[d, i:j], task.compute[d, i:j]
                 comp[d, i, j] = work.sum()
-                whole = float(load.sum())
-                own[d, i, j] = streamed(load, work, whole) if task.overlap == "streamed" else whole + comp[d, i, j]
+                opening = float(task.opening[d])
+                whole = opening + float(load.sum())
+                own[d, i, j] = whole + comp[d, i, j]
+                if task.overlap == "streamed":
+                    own[d, i, j] = streamed(load, work, whole, task.files[i:j], opening)
     return own, comp
 
 

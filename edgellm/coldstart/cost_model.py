@@ -60,6 +60,7 @@ class ModelCosts:
     holds all layers needs it once. `head_flops`: for the one row from which a token is chosen.
 
     `begins`: the layers with which a stage may begin, and before which, or at the end, one may end; None: any.
+    `files`: those with which a file begins, which is loaded as a whole; None: all.
 
     Raises `InvalidOption` if the lengths differ.
     """
@@ -73,6 +74,7 @@ class ModelCosts:
     tied: bool = False
     head_flops: float = 0.0
     begins: frozenset[int] | None = None
+    files: frozenset[int] | None = None
 
     def __post_init__(self) -> None:
         lengths = {self.shape.layers, len(self.layer_bytes), len(self.cache_bytes)}

@@ -54,7 +54,7 @@ def fastest_first_token(task: Task, stop: Stop = never) -> Solution | None:
 def _find_any(search: Search, columns: Columns) -> tuple[float, Cut] | None:
     """Search for any plan that fits, if no warm start does: unlike layers are hard to pack into tight memories."""
     task = search.tables.task
-    late = float(task.load.sum() + task.compute.sum() + task.send.sum())
+    late = float(task.opening.sum() + task.load.sum() + task.compute.sum() + task.send.sum())
     bound = Bound(columns, late)
     for width in WIDTHS:
         cuts, whole = search.within(late, bound, width, never)

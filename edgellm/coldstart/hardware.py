@@ -89,8 +89,8 @@ class Device:
     """One device in a plan (psi_k): peak FLOP/s and the two constants of its utilisation, bytes/s of disk, bytes of
     memory for the model with what is loaded of it, bits/s to and from the access point, seconds of latency that each
     transfer has on its side, bytes/s at which weights are read while it decodes (if that is 0, a token's time follows
-    from U(1)), the layers that it has, and the unit that these speeds are of: graphics cards such as CUDA0, "" for the
-    processor, None if that is unknown.
+    from U(1)), the layers that it has, the unit that these speeds are of (graphics cards such as CUDA0, "" for the
+    processor, None if that is unknown), and seconds to connect to it, before which it cannot begin to load.
 
     Raises `InvalidOption` for a number that is not above 0, or a utilisation above 1.
     """
@@ -107,6 +107,7 @@ class Device:
     bandwidth: float = 0.0
     layers: LayersOnDevice = ANY_LAYERS
     unit: str | None = None
+    opening: float = 0.0
 
     @classmethod
     def unmeasured(cls, name: str, layers: LayersOnDevice = ANY_LAYERS) -> Self:
@@ -125,7 +126,7 @@ class Device:
                 raise InvalidOption(f"{field} of the device {self.name} is {value}.", "Give a number above 0.")
         if self.util_a > 1.0:
             raise InvalidOption(f"util_a of the device {self.name} is {self.util_a}.", "Give a share, at most 1.")
-        for field in ("latency", "bandwidth"):
+        for field in ("latency", "bandwidth", "opening"):
             if not (math.isfinite(getattr(self, field)) and getattr(self, field) >= 0.0):
                 raise InvalidOption(f"{field} of the device {self.name} is {getattr(self, field)}.", "Give 0 or more.")
 

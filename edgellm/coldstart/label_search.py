@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgellm.coldstart.lp_bound import Bound
-from edgellm.coldstart.problem import Cut, Floats, Ints, Stop
+from edgellm.coldstart.problem import Cut, Floats, Ints, Stop, Task
 from edgellm.coldstart.warm_start import Tables
 
 
@@ -71,14 +71,14 @@ def receiving(send: Floats) -> tuple[Floats, Floats, Floats]:
     return least, most, np.where(np.isfinite(more), more, 0.0)
 
 
-def twins(load: Floats, compute: Floats, capacity: Floats, send: Floats) -> list[tuple[int, int]]:
+def twins(task: Task) -> list[tuple[int, int]]:
     """Return pairs of identical devices: each device with the previous one that has the same numbers."""
-    pairs = []
-    for device in range(capacity.size):
+    pairs, send = [], task.send
+    for device in range(task.devices):
         for other in reversed(range(device)):
-            swapped = np.arange(capacity.size)
+            swapped = np.arange(task.devices)
             swapped[[device, other]] = other, device
-            same = (cost[device] == cost[other] for cost in (load, compute, capacity))
+            same = (cost[device] == cost[other] for cost in (task.opening, task.load, task.compute, task.capacity))
             if all(np.all(equal) for equal in same) and np.array_equal(send[np.ix_(swapped, swapped)], send):
                 pairs.append((device, other))
                 break
@@ -107,7 +107,7 @@ class Search:
         filled = np.where(np.isfinite(own), own, 0.75 * self.apart)
         self.own = (filled + np.arange(own.shape[0])[:, None] * self.apart).reshape(-1)  # concatenated ascending rows
         self.compute, self.load = tables.compute.reshape(-1), tables.load.reshape(-1)
-        self.twins = twins(task.load, task.compute, task.capacity, task.send)
+        self.twins = twins(task)
 
     def within(self, limit: float, bound: Bound, width: int | None, stop: Stop) -> tuple[list[Cut], bool]:
         """Return some plans done by `limit`, if there are any, and whether the search was exhaustive.

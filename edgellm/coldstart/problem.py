@@ -32,7 +32,9 @@ class Task:
     `step`, (K, L), and `hop`, (K, K): `compute` and `send` for one decoded token; zeros if not needed. `alone_load`,
     (K,), and `alone_need`: seconds and bytes for all layers on one device, if less than their sum (a head tied to the
     embedding is stored once). `begins` and `ends`, (K, L): whether a stage of the device may begin or end with the
-    layer; by default it may.
+    layer; by default it may. `files`, (L,): whether a file begins with the layer, as a device computes no layer before
+    it has loaded all of the file that are its own; by default each layer has a file. `opening`, (K,):
+    seconds before the device begins to load, by default none.
 
     Raises `InvalidOption` if the shapes differ, or a number is negative or not finite.
     """
@@ -49,22 +51,22 @@ class Task:
     alone_need: float | None = None
     begins: Bools = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
     ends: Bools = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
+    files: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    opening: Floats = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         k, n = self.load.shape
-        if not self.step.size:
-            object.__setattr__(self, "step", np.zeros((k, n)))
-        if not self.hop.size:
-            object.__setattr__(self, "hop", np.zeros((k, k)))
-        if not self.alone_load.size:
-            object.__setattr__(self, "alone_load", self.load.sum(1))
-        for name in ("begins", "ends"):
+        defaults = {"step": np.zeros((k, n)), "hop": np.zeros((k, k)), "alone_load": self.load.sum(1),
+                    "begins": np.ones((k, n), bool), "ends": np.ones((k, n), bool), "files": np.ones(n, bool),
+                    "opening": np.zeros(k)}  # fmt: skip
+        for name, default in defaults.items():
             if not getattr(self, name).size:
-                object.__setattr__(self, name, np.ones((k, n), dtype=bool))
+                object.__setattr__(self, name, default)
         if self.alone_need is None:
             object.__setattr__(self, "alone_need", float(self.need.sum()))
         shapes = {"load": (k, n), "compute": (k, n), "step": (k, n), "send": (k, k), "hop": (k, k), "need": (n,),
-                  "capacity": (k,), "alone_load": (k,), "begins": (k, n), "ends": (k, n)}  # fmt: skip
+                  "capacity": (k,), "alone_load": (k,), "begins": (k, n), "ends": (k, n),
+                  "files": (n,), "opening": (k,)}  # fmt: skip
         for name, shape in shapes.items():
             value = getattr(self, name)
             if value.shape != shape:
@@ -92,10 +94,9 @@ class Task:
     @property
     def uniform(self) -> bool:
         """Return whether all layers are equal."""
-        return not self.bounded and all(
-            bool(np.allclose(value, value[..., :1], rtol=1e-12, atol=0.0))
-            for value in (self.load, self.compute, self.step, self.need)
-        )
+        costs = (self.load, self.compute, self.step, self.need)
+        alike = (np.allclose(cost, cost[..., :1], rtol=1e-12, atol=0.0) for cost in costs)
+        return not self.bounded and bool(self.files.all()) and all(alike)
 
 
 def uniform(
@@ -143,7 +144,8 @@ def timeline(task: Task, cut: Cut) -> tuple[StageTimes, ...]:
     first, before, sender = 0, 0.0, None
     for device, count in cut:
         loads = task.load[device, first : first + count]
-        load = float(task.alone_load[device] if len(cut) == 1 else loads.sum())
+        opening = float(task.opening[device])
+        load = opening + float(task.alone_load[device] if len(cut) == 1 else loads.sum())
         work = task.compute[device, first : first + count]
         compute = float(work.sum())
         network = 0.0 if sender is None else float(task.send[sender, device])
@@ -152,7 +154,8 @@ def timeline(task: Task, cut: Cut) -> tuple[StageTimes, ...]:
             finish = received + compute
         else:
             received = before + network
-            own = load + compute if task.overlap == "receiving" else streamed(loads, work, load)
+            files = task.files[first : first + count]
+            own = load + compute if task.overlap == "receiving" else streamed(loads, work, load, files, opening)
             finish = max(received + compute, own)
         spans.append(
             StageTimes(
@@ -170,15 +173,24 @@ def timeline(task: Task, cut: Cut) -> tuple[StageTimes, ...]:
     return tuple(spans)
 
 
-def streamed(load: Floats, compute: Floats, whole: float) -> float:
-    """Return when a device is done that computes each layer once it is loaded and the previous layers are computed.
+def streamed(load: Floats, compute: Floats, whole: float, files: Bools, opening: float = 0.0) -> float:
+    """Return when a device is done that computes each layer once its file is loaded and the previous layers are
+    computed. `files` as for `Task`.
 
-    Loading is serial: layer l is loaded after all loads up to its own, and then it and all later layers are computed.
-    `whole` is the time of all loads.
+    Loading is serial: a layer is loaded after all loads up to the end of its file, and then it and all later layers are
+    computed. They begin after `opening` seconds, and are over after `whole`.
     """
-    loaded = np.minimum(np.cumsum(load), whole)
+    loaded = np.minimum(opening + np.cumsum(load)[last_of_file(files)], whole)
     remaining = np.cumsum(compute[::-1])[::-1]
     return float((loaded + remaining).max())
+
+
+def last_of_file(files: Bools) -> Ints:
+    """Return for each layer of a stage the stage's last one in the same file, (n,); `files`, (n,), as for `Task`."""
+    begins = files[1:]
+    last = np.append(np.flatnonzero(begins), len(files) - 1)
+    found: Ints = last[np.concatenate([[0], np.cumsum(begins)])]
+    return found
 
 
 def makespan(task: Task, cut: Cut) -> float:
@@ -244,4 +256,5 @@ def never() -> bool:
 
 def warm(task: Task) -> Task:
     """Return the same task with every device's layers loaded already."""
-    return replace(task, load=np.zeros_like(task.load), alone_load=np.zeros_like(task.alone_load))
+    none = np.zeros(task.devices)
+    return replace(task, load=np.zeros_like(task.load), alone_load=none, opening=none)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.hardware import Device, Links, sending
-from edgellm.coldstart.problem import Cut, Overlap, Task, fits
+from edgellm.coldstart.problem import Bools, Cut, Overlap, Task, fits
 from edgellm.errors import InvalidOption
 
 
@@ -51,7 +51,7 @@ def task_of(
     disk = np.array([device.disk for device in devices])
     load = weights / disk[:, None]  # eq. 19
     need = weights + cache
-    begins = np.isin(np.arange(n), sorted(range(n) if model.begins is None else model.begins))
+    begins = _with(model.begins, n)
     ends = np.append(begins[1:], True)
     return Task(
         load=load,
@@ -66,7 +66,14 @@ def task_of(
         alone_need=float(need.sum() - tied_bytes),
         begins=np.tile(begins, (len(devices), 1)),
         ends=np.tile(ends, (len(devices), 1)),
+        files=_with(model.files, n),
+        opening=np.array([device.opening for device in devices]),
     )
+
+
+def _with(layers: frozenset[int] | None, n: int) -> Bools:
+    """Return for each of n layers whether it is one of these, (n,); None: all."""
+    return np.isin(np.arange(n), sorted(range(n) if layers is None else layers))
 
 
 def restrict_to_stored(task: Task, devices: Sequence[Device], further: int) -> tuple[Task, float]:
@@ -76,7 +83,8 @@ def restrict_to_stored(task: Task, devices: Sequence[Device], further: int) -> t
     Every plan that uses only stored layers takes less than the penalty. `further`: tokens after the first that count,
     too.
     """
-    penalty = 2.0 * float(task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum()) + 1.0
+    once = (task.opening, task.load, task.compute, task.send, task.alone_load)
+    penalty = 2.0 * float(sum(seconds.sum() for seconds in once)) + 1.0
     penalty += 2.0 * further * float(task.step.sum() + task.hop.sum())
     load, alone = task.load.copy(), task.alone_load.copy()
     begins, ends = task.begins.copy(), task.ends.copy()
@@ -121,7 +129,7 @@ def heuristic(speed: npt.ArrayLike, disk: npt.ArrayLike, task: Task) -> Cut | No
 def best_single(task: Task) -> Cut | None:
     """Return all layers on the fastest device that can hold them; None if none can."""
     singles = [((device, task.layers),) for device in range(task.devices)]
-    load = task.alone_load + task.compute.sum(1)
+    load = task.opening + task.alone_load + task.compute.sum(1)
     return min((cut for cut in singles if fits(task, cut)), key=lambda cut: load[cut[0][0]], default=None)
 
 

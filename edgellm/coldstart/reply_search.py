@@ -52,7 +52,9 @@ def fastest_reply(task: Task, further: int, stop: Stop = never) -> Solution | No
 def _find_any(search: _Forward, stop: Stop) -> tuple[float, Cut] | None:
     """Return any plan with its seconds; None if there is none, or it is not found in time. The first pass is short."""
     task, further = search.task, search.further
-    late = 1.0 + float(task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum())
+    late = 1.0 + float(
+        task.opening.sum() + task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum()
+    )
     late += further * float(task.step.sum() + task.hop.sum())
     for width in WIDTHS:
         cut, whole = search.within(late, width, never if width == WIDTHS[0] else stop)
@@ -78,7 +80,7 @@ def _candidates(task: Task, stop: Stop) -> Iterator[Cut]:
 
 
 def _among(task: Task, chosen: Ints) -> Task:
-    rows, pairs = ("load", "compute", "step", "capacity", "alone_load", "begins", "ends"), ("send", "hop")
+    rows, pairs = ("load", "compute", "step", "capacity", "alone_load", "begins", "ends", "opening"), ("send", "hop")
     some = {name: getattr(task, name)[chosen] for name in rows}
     return replace(task, **some, **{name: getattr(task, name)[np.ix_(chosen, chosen)] for name in pairs})
 

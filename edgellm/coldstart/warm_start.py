@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from edgellm.coldstart.problem import Cut, Floats, Ints, Task, fits, makespan
+from edgellm.coldstart.problem import Cut, Floats, Ints, Task, fits, last_of_file, makespan
 
 SLACK = 1e-12  # a share: rounding of sums must not make a stage too big for a memory that it just fits
 
@@ -48,7 +48,10 @@ class Tables:
 
     @cached_property
     def load(self) -> Floats:
-        return self._windows[0]
+        """Seconds until a stage has loaded its layers, (K, ends, L + 1)."""
+        load = self._windows[0] + self.task.opening[:, None, None]
+        load[:, :, 0] = 0.0
+        return load
 
     @cached_property
     def compute(self) -> Floats:
@@ -69,11 +72,12 @@ class Tables:
         for at in range(self.ends):
             end = n if self.ends == 1 else at
             # own(m) = max(load of all m + last compute ..., own within): from first to last, streamed
-            for first in range(end + 1):
-                loads = np.cumsum(task.load[:, first:end], 1)
+            table[:, at, 0] = 0.0
+            for first in range(end):
+                loads = np.cumsum(task.load[:, first:end], 1)[:, last_of_file(task.files[first:end])]
+                loads += task.opening[:, None]
                 works = np.cumsum(task.compute[:, first:end][:, ::-1], 1)[:, ::-1]
-                own = (loads + works).max(1) if end > first else np.zeros(task.devices)
-                table[:, at, end - first] = own - self.compute[:, at, end - first]
+                table[:, at, end - first] = (loads + works).max(1) - self.compute[:, at, end - first]
         return np.where(np.isfinite(table), np.maximum(table, 0.0), np.inf)
 
     @cached_property
@@ -149,7 +153,7 @@ class Orders:
     def start(self) -> tuple[float, Cut] | None:
         """Return the best of some heuristic plans, with its T; None if none of them fits."""
         task = self.task
-        high = float(task.load.sum() + task.compute.sum() + task.send.sum())
+        high = float(task.opening.sum() + task.load.sum() + task.compute.sum() + task.send.sum())
         singles: list[Cut] = [((device, task.layers),) for device in range(task.devices)]
         found: list[tuple[float, Cut]] = [(makespan(task, cut), cut) for cut in singles if fits(task, cut)]
         load, compute = task.load.mean(1), task.compute.mean(1) + 1e-300

@@ -133,6 +133,11 @@ class Block:
         shown = context.captured.output(self._last)
         return [shown[at * n : (at + 1) * n] for at in range(len(passages))]
 
+    @property
+    def threads(self) -> int:
+        """The threads that compute."""
+        return self._context.threads
+
     def length(self, seq: int = 0) -> int:
         """Return the number of positions in a sequence's cache."""
         return self._context.length(seq)

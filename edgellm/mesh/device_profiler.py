@@ -9,23 +9,25 @@ import json
 import platform
 import re
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from filelock import FileLock
 
-from edgellm.engine import Model, cut
+from edgellm.engine import Model, ModelFile, cut
 from edgellm.engine.gguf.synthetic_layers import Blocks, time_passes, write_random
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.timing import CpuWait, is_plausible
 from edgellm.errors import EdgeError, MeasureFailed, StateDamaged
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.places import cache_dir
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
 from edgellm.rpc.versions import program_version
 from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE, cold_read, drop_page_cache
+from edgellm.storage.layers.manifest import grid, grid_lines
 from edgellm.storage.state import from_json, read_json, write_state
 
 MAX_AGE = 30 * 86_400.0  # seconds; older figures are not used unasked
@@ -86,13 +88,29 @@ def _measure(
         write_random(blocks, file)
         on_progress("reading them from disk")
         disk, how = _cold_load(file, blocks, unit.hardware, *cold_read(file))
-        rows, seconds, taken = time_passes(file, blocks, unit.hardware, on_progress)
+        with _as_pieces(file, blocks) as paths:
+            rows, seconds, taken = time_passes(paths, blocks, unit.hardware, on_progress)
     finally:
         file.unlink(missing_ok=True)
     return DeviceFigures(
         int(time.time()), reason, blocks.key, rows, seconds, blocks.layer, disk, how, 0, "", taken, unit.description,
         program_version(), waiting.share(), unit.name,
     )  # fmt: skip
+
+
+@contextmanager
+def _as_pieces(file: Path, blocks: Blocks) -> Iterator[list[Path]]:
+    """Yield files with the layers of `file`, cut as for a stage: each takes a pass of its own."""
+    lines = grid_lines(ModelFile.open(file).header)
+    pieces = grid(LayerRange(0, blocks.layers), lines)
+    paths = [file.with_name(f"{file.stem}-{layers.start}.gguf") for layers in pieces]
+    try:
+        for layers, path in zip(pieces, paths, strict=True):
+            cut(file, path, layers.start, layers.last, head=False)
+        yield paths
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
 
 
 def _cold_load(file: Path, blocks: Blocks, hardware: Hardware, rate: float, how: str) -> tuple[float, str]:

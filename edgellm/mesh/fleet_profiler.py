@@ -118,13 +118,14 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """A line, when it was measured (seconds since 1970, UTC), why then, and the share of the time for which this
-    process waited for a processor."""
+    """A line, when it was measured (seconds since 1970, UTC), why then, the share of the time for which this process
+    waited for a processor, and the seconds to connect, where that was measured."""
 
     line: LinkSpeed
     taken: int
     reason: str
     waited: float = 0.0
+    opening: float = 0.0
 
     @property
     def doubtful(self) -> bool:
@@ -165,13 +166,14 @@ class Survey:
         the home's network as it does between each of them and this one."""
         figures, curve = speed.figures, speed.utilisation
         stored = self.lines.get((HERE, name))
-        up, down, latency = (_NO_LIMIT, _NO_LIMIT, 0.0)
+        up, down, latency, opening = _NO_LIMIT, _NO_LIMIT, 0.0, 0.0
         if stored is not None:
             up, down, latency = stored.line.down, stored.line.up, stored.line.round_trip / 2.0
+            opening = stored.opening
         reading = figures.layer / figures.seconds[0] if figures.rows[0] == 1 else 0.0
         return Device(
             name, curve.peak, 1.0, curve.b, figures.disk, float(max(1, figures.memory)), up, down, latency, reading,
-            unit=figures.unit,
+            unit=figures.unit, opening=opening,
         )  # fmt: skip
 
 
@@ -257,11 +259,12 @@ class _Surveyor:
         if (known := self._known(key)) is not None:
             return known
         self._notify(worker.name, "measuring the connection from here")
+        began = time.perf_counter()
         try:
             async with await reach_worker(self._trust, worker) as channel:
-                waiting = CpuWait()
+                opening, waiting = time.perf_counter() - began, CpuWait()
                 line = await measure_link(channel, worker.name)
-                return self._store(key, line, waiting.share())
+                return self._store(key, line, waiting.share(), opening)
         except EdgeError as error:
             self._left_out.append((worker.name, error))
             return None
@@ -288,14 +291,14 @@ class _Surveyor:
         doubt = self._doubts.get(key)
         return doubt is not None and doubt.again
 
-    def _store(self, key: tuple[str, str], line: LinkSpeed, waited: float = 0.0) -> MeasuredLink:
+    def _store(self, key: tuple[str, str], line: LinkSpeed, waited: float = 0.0, opening: float = 0.0) -> MeasuredLink:
         before = self._links.get(key)
         reason = "asked for" if self._remeasure else "never measured" if before is None else "too old"
         if before is not None and not self._remeasure and self._is_doubted(link_key(*key)):
             reason = "a reply took a different time"
         elif before is not None and not self._remeasure and time.time() - before.taken <= MAX_LINK_AGE:
             reason = "this machine was busy"
-        self._links[key] = MeasuredLink(line, int(time.time()), reason, waited)
+        self._links[key] = MeasuredLink(line, int(time.time()), reason, waited, opening)
         resolve_doubt(link_key(*key), self._links[key].taken)
         return self._links[key]
 
@@ -377,14 +380,15 @@ def read_links() -> dict[tuple[str, str], MeasuredLink]:
 
 def _link_from_json(row: Any) -> tuple[tuple[str, str], MeasuredLink]:
     line = LinkSpeed(float(row["round_trip"]), float(row["up"]), float(row["down"]))
-    stored = MeasuredLink(line, int(row["taken"]), str(row["reason"]), float(row.get("waited", 0.0)))
+    waited, opening = float(row.get("waited", 0.0)), float(row.get("opening", 0.0))
+    stored = MeasuredLink(line, int(row["taken"]), str(row["reason"]), waited, opening)
     return (str(row["from"]), str(row["to"])), stored
 
 
 def store_links(lines: Mapping[tuple[str, str], MeasuredLink]) -> None:
     rows = [
         {"from": ends[0], "to": ends[1], **asdict(stored.line), "taken": stored.taken, "reason": stored.reason,
-         "waited": stored.waited}
+         "waited": stored.waited, "opening": stored.opening}
         for ends, stored in lines.items()
     ]  # fmt: skip
     _write(_links_path(), rows)

@@ -8,6 +8,7 @@ from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.engine import Dimensions, ModelFile, dimensions
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.errors import ModelUnsupported
+from edgellm.storage.layers.manifest import grid_lines
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
@@ -39,9 +40,9 @@ def model_costs(file: ModelFile) -> ModelCosts:
     if tied:
         head += embedding
     cache = (shape.cache,) * shape.layers
-    begins = frozenset(cut_points(file.header))
     return ModelCosts(
-        file.name, shape, tuple(weights), cache, embedding, head, tied, 2.0 * shape.d_model * vocabulary, begins
+        file.name, shape, tuple(weights), cache, embedding, head, tied, 2.0 * shape.d_model * vocabulary,
+        frozenset(cut_points(file.header)), frozenset(grid_lines(file.header)),
     )  # fmt: skip
 
 

@@ -85,8 +85,11 @@ def test_receiving_while_loading_saves_the_sending() -> None:
 
 
 def test_streaming_computes_each_layer_once_it_is_there() -> None:
-    assert streamed(np.array([1.0, 1.0, 1.0]), np.array([0.5, 0.5, 0.5]), 3.0) == 3.5
-    assert streamed(np.array([1.0, 1.0, 1.0]), np.array([2.0, 2.0, 2.0]), 3.0) == 7.0
+    each, together = np.ones(3, dtype=bool), np.array([True, False, True])
+    assert streamed(np.array([1.0, 1.0, 1.0]), np.array([0.5, 0.5, 0.5]), 3.0, each) == 3.5
+    assert streamed(np.array([1.0, 1.0, 1.0]), np.array([2.0, 2.0, 2.0]), 3.0, each) == 7.0
+    assert streamed(np.array([1.0, 1.0, 1.0]), np.array([2.0, 2.0, 2.0]), 3.0, together) == 8.0
+    assert streamed(np.array([1.0, 1.0, 1.0]), np.array([0.5, 0.5, 0.5]), 3.0, ~each) == 4.5
 
 
 def test_a_token_goes_through_every_stage_and_back() -> None:

@@ -110,7 +110,7 @@ def test_moving_pays_in_long_replies_only() -> None:
     assert long is not None
     assert not short.moves
     assert long.moves
-    assert long.reply.seconds < 0.9 * min(long.wide.seconds, long.narrow.seconds)
+    assert long.reply.seconds < 0.95 * min(long.wide.seconds, long.narrow.seconds)
     assert long.pays_from is not None
     assert 2 < long.pays_from < 256
     assert long.schedules is not None

@@ -76,10 +76,11 @@ def test_layers_that_differ_are_planned_exactly_for_both_objectives(family: str,
 
 @given(st.integers(0, 10_000), st.sampled_from(OVERLAPS), st.sampled_from([0, 9]))
 @settings(max_examples=40)
-def test_stages_begin_and_end_where_they_may(seed: int, overlap: Overlap, further: int) -> None:
+def test_stages_begin_and_end_where_they_may_and_load_whole_files(seed: int, overlap: Overlap, further: int) -> None:
     rng = np.random.default_rng(seed)
     task = uneven(drawn("wide", rng, 3, 6, overlap), rng)
     task = replace(task, begins=rng.random((3, 6)) < 0.6, ends=rng.random((3, 6)) < 0.6)
+    task = replace(task, files=rng.random(6) < 0.4, opening=rng.random(3))
     least = min((reply_search.seconds(task, cut, further) for cut in every_plan(task)), default=None)
     for found in (solve(task, further), reply_search.fastest_reply(task, further)):
         if least is None:
@@ -214,7 +215,7 @@ def test_equal_devices_change_nothing() -> None:
     task = replace(
         one, load=one.load[twice], compute=one.compute[twice], capacity=one.capacity[twice], send=np.full((6, 6), 0.02),
         step=one.step[twice], hop=np.zeros((6, 6)), alone_load=one.alone_load[twice],
-        begins=one.begins[twice], ends=one.ends[twice],
+        begins=one.begins[twice], ends=one.ends[twice], opening=one.opening[twice],
     )  # fmt: skip
     found, reference = fastest_first_token(task), algorithm1(task)
     assert found is not None

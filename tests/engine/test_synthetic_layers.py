@@ -76,12 +76,12 @@ def test_passes_are_timed_for_growing_numbers_of_tokens(
     blocks = blocks_of(ModelFile.open(wide))
     write_random(blocks, tmp_path / "blocks.gguf")
     doing: list[str] = []
-    rows, seconds, threads = time_passes(tmp_path / "blocks.gguf", blocks, Hardware(threads=1), doing.append)
+    rows, seconds, threads = time_passes([tmp_path / "blocks.gguf"], blocks, Hardware(threads=1), doing.append)
     assert (rows, threads) == ((1, 4, 16), 1)
     assert all(taken > 0 for taken in seconds)
     assert "computing 16 tokens" in doing
     monkeypatch.setattr(timing, "_PASS_MOST", 0.0)  # as on a device that takes ages
-    assert time_passes(tmp_path / "blocks.gguf", blocks, Hardware(threads=1))[0] == (1,)
+    assert time_passes([tmp_path / "blocks.gguf"], blocks, Hardware(threads=1))[0] == (1,)
 
 
 def test_shapes_are_told_apart_and_models_of_one_shape_are_not(wide: Path, tmp_path: Path, verifier_path: Path) -> None:

@@ -38,15 +38,15 @@ _TOKEN_END = 1e-9  # a share of a token that rounding may leave of it
 @dataclass(frozen=True, slots=True)
 class Contention:
     """How many times as long work takes that shares its device with other work: `passes` while the device loads,
-    `loads` while it computes, and `reading`, both of two computations. The defaults are guesses until
-    `bench.mesh.contention` has measured them.
+    `loads` while it computes, and `reading`, both of two computations. The defaults lie between what
+    `bench.mesh.contention` finds on a machine and on a throttled one.
 
     Raises `InvalidOption` for a number below 1.
     """
 
-    passes: float = 1.1
-    loads: float = 1.5
-    reading: float = 2.0
+    passes: float = 2.2
+    loads: float = 1.7
+    reading: float = 1.8
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

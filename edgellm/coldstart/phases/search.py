@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgellm.coldstart.phases.model import WRITING, PhasedReply, PhaseProblem, simulate, steady
 from edgellm.coldstart.phases.schedules import naive, progressive, searched, synchronous
-from edgellm.coldstart.plan import solve
+from edgellm.coldstart.plan import MIN_SAVING, solve
 from edgellm.coldstart.problem import Cut, Stop, Task, fits, makespan, never, per_token
 from edgellm.coldstart.reply_search import fastest_reply
 
@@ -32,10 +32,10 @@ class PhasePlan:
 
     `wide` begins with the first token that comes soonest, and stays; `narrow` begins with the placement that writes
     soonest; `single` is the best single device, None if none has room; `unmoved` is the best reply of any one
-    placement. `moving` is the best reply with a move, even if it is not the best one; None if there is nowhere to move
-    to. `pays_from`: the least length, in tokens, from which on `moving` is ahead; None if that is beyond the longest
-    one looked at. `schedules`: what CoordGen's would make of `moving`'s first and last placement. `rest`: where the
-    model is best after the reply, for the next one.
+    placement, a split only if it saves `MIN_SAVING` of the time of a single device. `moving` is the best reply with a
+    move, even if it is not the best one; None if there is nowhere to move to. `pays_from`: the least length, in tokens,
+    from which on `moving` is ahead; None if that is beyond the longest one looked at. `schedules`: what CoordGen's
+    would make of `moving`'s first and last placement. `rest`: where the model is best after the reply, for the next.
     """
 
     reply: PhasedReply
@@ -79,6 +79,9 @@ def plan_phases(problem: PhaseProblem, stop: Stop = never, *, start: Cut | None 
     unmoved = {cut: steady(problem, cut) for cut in starts}
     begins = given or starts
     best = min((unmoved.get(cut) or steady(problem, cut) for cut in begins), key=lambda reply: reply.seconds)
+    alone = None if single is None or single not in begins else unmoved[single]
+    if alone is not None and best.seconds > (1.0 - MIN_SAVING) * alone.seconds:
+        best = alone  # a split does not pay
     moving: PhasedReply | None = None
     targets = _distinct(problem, [writing, single])
     for target in targets:

@@ -9,21 +9,21 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from edgellm.engine.context import Context
 from edgellm.engine.gguf.cuttable import DENSE_LEAD, check_cuttable, cut_points, largest_part
 from edgellm.engine.gguf.reader import TENSOR_TYPES, ModelFile, TensorInfo
 from edgellm.engine.gguf.shard import cut_bytes
-from edgellm.engine.graph_hooks import Capture
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
+from edgellm.engine.layer_block import Block
 from edgellm.engine.model import Model
 from edgellm.engine.timing import minimum_times, plausible_times
+from edgellm.engine.vocabulary import Floats
 from edgellm.errors import InvalidOption, ModelUnsupported
 
 ENOUGH = 192 * 2**20  # bytes of weights: more than a processor's caches hold
@@ -120,47 +120,53 @@ def write_random(blocks: Blocks, dst: Path) -> None:
 
 
 def time_passes(
-    path: Path, blocks: Blocks, hardware: Hardware = ON_PROCESSOR, on_progress: Callable[[str], None] = lambda _: None
-) -> tuple[tuple[int, ...], tuple[float, ...], int]:
+    paths: Sequence[Path], blocks: Blocks, hardware: Hardware = ON_PROCESSOR,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> tuple[tuple[int, ...], tuple[float, ...], int]:  # fmt: skip
     """Return growing numbers of tokens, the least seconds of a pass of each through one layer, and the threads used.
-    The layers are computed where `hardware` puts them.
+    The layers are computed where `hardware` puts them, file by file of `paths`, as by a stage that has them.
 
     Once a number takes a device too long, larger ones are not tried.
 
     Raises as `Model.load`.
     """
     rng = np.random.default_rng(1)
-    last = blocks.layers - 1
     best: dict[int, float] = {}
-    with Model.load(path, hardware=hardware) as model:
-        capture = Capture(outputs=(last,), stop_after=last)
-        with Context(model, n_ctx=max(ROWS), n_batch=max(ROWS), capture=capture) as context:
-            context.decode_embeddings(np.zeros((1, blocks.width), dtype=np.float32))  # the weights come from the disk
+    with ExitStack() as opened:
+        models = [opened.enter_context(Model.load(path, hardware=hardware)) for path in paths]
+        chain = [Block(model, head=False, n_ctx=max(ROWS), rows=max(ROWS)) for model in models]
+        for block in chain:
+            opened.callback(block.close)
+        _through(chain, np.zeros((1, blocks.width), dtype=np.float32))  # the weights come from the disk
 
-            def timed(rows: int) -> float:
-                on_progress(f"computing {rows} tokens")
-                return _pass(context, rng.standard_normal((rows, blocks.width), dtype=np.float32))
+        def timed(rows: int) -> float:
+            on_progress(f"computing {rows} tokens")
+            return _pass(chain, rng.standard_normal((rows, blocks.width), dtype=np.float32))
 
-            until = time.perf_counter() + _ROUND_MOST
-            for rows in ROWS:
-                best[rows] = timed(rows)
-                if best[rows] > _PASS_MOST or time.perf_counter() > until:
-                    break
-            samples = {rows: [taken] for rows, taken in best.items()}
-            best = minimum_times(timed, tuple(best), rounds=_ROUNDS - 1, seconds=_ROUND_MOST, samples=samples)
-            seconds = plausible_times(tuple(best), tuple(best.values()))
-            return tuple(best), tuple(taken / blocks.layers for taken in seconds), context.threads
+        until = time.perf_counter() + _ROUND_MOST
+        for rows in ROWS:
+            best[rows] = timed(rows)
+            if best[rows] > _PASS_MOST or time.perf_counter() > until:
+                break
+        samples = {rows: [taken] for rows, taken in best.items()}
+        best = minimum_times(timed, tuple(best), rounds=_ROUNDS - 1, seconds=_ROUND_MOST, samples=samples)
+        seconds = plausible_times(tuple(best), tuple(best.values()))
+        return tuple(best), tuple(taken / blocks.layers for taken in seconds), chain[0].threads
 
 
-def _pass(context: Context, rows: npt.NDArray[np.float32]) -> float:
+def _pass(chain: Sequence[Block], rows: Floats) -> float:
     """Return the mean seconds of a pass, of several without a pause: what counts is the speed in the long run, also of
     a device that may use its processor only part of the time, or grows hot."""
     count, taken, began = 0, 0.0, time.perf_counter()
     while count < 2 or (taken < _PASS_MOST and (count < _REPEATS or taken < _SPELL)):
-        context.rollback(0)
-        context.decode_embeddings(rows)
+        _through(chain, rows)
         count, taken = count + 1, time.perf_counter() - began
     return taken / count
+
+
+def _through(chain: Sequence[Block], rows: Floats) -> None:
+    for block in chain:
+        rows = block.forward(rows, start=0)
 
 
 def _weights(tensor: TensorInfo, rng: np.random.Generator) -> Iterator[bytes]:
