@@ -1,18 +1,18 @@
 """Measure what a verifier of many devices gains by choosing draft lengths and batches together (DiP-SD, arXiv
 2604.20919), beside greedy batching.
 
-    python -m bench.papers.batching [--devices 16 64] [--drafts copied model] [--pauses-ms 0 100] [--verdicts 20]
-                                    [--repeats 7] [--threads N]
+    python -m bench.papers.batching [--pair home] [--devices 16 64] [--drafts copied model] [--pauses-ms 0 100]
+                                    [--verdicts 20] [--repeats 7] [--threads N]
 
-First, the bundled pair answers a held-out question for each device over a loopback link, greedily, with everything
+First, the pair answers a held-out question for each device over a loopback link, greedily, with everything
 verified, and all requests are recorded: `copied` with the default drafts, whose lengths vary most, `model` with those
 of the draft model alone. Then all devices send their requests again to one verifier in this process, closed loop: each
 sends the next request `pauses-ms` after a verdict, which is its time for drafting and the network. After its last
 request a device starts again with its first. The verifier is real: model, engine and scheduler. Prompts stay in its
 cache.
 
-Greedy batching is the scheduler without `SchedulerLimits.cut_drafts`, as by default: in turns of the devices, whole
-drafts of equal length. Two verifiers, one with each, take turns and keep what they have learned.
+Greedy batching is the scheduler without `SchedulerLimits.cut_drafts`: in turns of the devices, whole drafts of equal
+length. Two verifiers, one with each, take turns and keep what they have learned.
 
 Columns: verified tokens a second, accepted ones and the verifier's own, by greedy batching and with both chosen
 together; their ratio within each turn, as median and range; the same for each second of processor time, which other
@@ -48,14 +48,13 @@ from edgellm.storage import resolve
 from edgellm.verifier.in_process import VerifierWorker
 from edgellm.verifier.requests import Answer, Deliver, Tenant, VerifyRequest
 from edgellm.verifier.scheduler import SchedulerLimits
-from models.home.families import FAMILIES
-from testkit.questions import MOST, questions
+from testkit.questions import ASKED, MOST, parsed_with_pair, questions
 from testkit.simulated_devices import Clocked
 
 RETRIEVAL: Mapping[str, str] = {"copied": "auto", "model": "off"}
 SCHEDULERS: Mapping[str, SchedulerLimits] = {
-    "greedy": SchedulerLimits(),
-    "together": SchedulerLimits(cut_drafts=True),
+    "greedy": SchedulerLimits(cut_drafts=False),
+    "together": SchedulerLimits(),
 }
 
 
@@ -69,8 +68,9 @@ class Asked:
     verdict: Verdict
 
 
-def recorded(devices: int, retrieval: str, threads: int | None) -> list[list[Asked]]:
+def recorded(devices: int, retrieval: str, arguments: argparse.Namespace) -> list[list[Asked]]:
     """Return the requests of one reply for each device."""
+    name, threads = arguments.pair, arguments.threads
     log: list[tuple[VerifyRequest, Verdict]] = []
     submit = VerifierWorker.submit
 
@@ -84,10 +84,10 @@ def recorded(devices: int, retrieval: str, threads: int | None) -> list[list[Ask
 
     replies = []
     with patch.object(VerifierWorker, "submit", recording):
-        server = serve_verifier(resolve("edgellm-verifier"), port=0, sessions=1, threads=threads)
+        server = serve_verifier(resolve(arguments.verifier), port=0, sessions=1, threads=threads)
         try:
-            with LLM.open("edgellm-draft", str(server.address), threads=threads) as pair:
-                for question in islice(questions(-(-devices // len(FAMILIES))), devices):
+            with LLM.open(arguments.draft, str(server.address), threads=threads) as pair:
+                for question in islice(questions(-(-devices // len(ASKED[name])), pair=name), devices):
                     log.clear()
                     reply = pair.reply(
                         question.messages, max_tokens=MOST, seed=0, retrieval=retrieval, parallel=False
@@ -340,18 +340,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--name", default="batching", help="of the result file")
-    arguments = parser.parse_args()
+    arguments = parsed_with_pair(parser)
     rows = []
     print(HEAD)
-    with Model.load(resolve("edgellm-verifier")) as model:
+    with Model.load(resolve(arguments.verifier)) as model:
         for drafts in arguments.drafts:
-            replies = recorded(max(arguments.devices), RETRIEVAL[drafts], arguments.threads)
+            replies = recorded(max(arguments.devices), RETRIEVAL[drafts], arguments)
             for devices in arguments.devices:
                 for pause in arguments.pauses_ms:
                     found = compared(model, replies[:devices], 1e-3 * pause, arguments)
                     rows.append({"drafts": drafts, "devices": devices, "pause_ms": pause, **found})
                     print(_row(rows[-1]), flush=True)
-    figures = {"rows": rows, "load_average": os.getloadavg()[0]}
+    figures = {"pair": arguments.pair, "rows": rows, "load_average": os.getloadavg()[0]}
     print(table(figures), end="")
     print(f"written: {write(arguments.name, 'bench.papers.batching', figures)}")
 

@@ -14,6 +14,7 @@ depend on any of this.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from time import monotonic
@@ -27,10 +28,13 @@ from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, ScheduledSlice
 
 ROWS = (1, 2, 3, 5, 9, 17, 33)
 """Rows of a request in a batch; besides, as many as the first request in line has before its draft."""
+MIN_REQUESTS = 12
+"""With fewer requests waiting, drafts are verified as they come: nothing is gained then (`bench.papers.batching`)."""
 MAX_UNSEEN = 8
 """Requests with more tokens before their drafts are left to Algorithm 1: they are few, and rarely fit another."""
 
 Numbers = npt.NDArray[np.float64]
+_log = logging.getLogger(__name__)
 
 
 class Offer(NamedTuple):
@@ -174,6 +178,8 @@ class BatchShapes:
         self._ended: float | None = None  # when the batch before it ended
         self._left = False  # whether requests waited then
         self.reason = "Drafts are verified as they come: the times of batches are not known yet"
+        self._explained: Times | None = None  # the cost of which `reason` tells
+        self._logged = 0.0  # its `fixed` in the log
 
     def shape(
         self, requests: Sequence[VerifyRequest], max_drafted: int | None
@@ -186,20 +192,29 @@ class BatchShapes:
         """
         cost = self._times.cost
         copied = any(request.draft.retrieved and request.drafted for request in requests)
-        if cost is None or not copied or requests[0].unseen > MAX_UNSEEN:
+        if cost is None or not copied or len(requests) < MIN_REQUESTS or requests[0].unseen > MAX_UNSEEN:
             return alike(requests, max_drafted)
         rows = choose_rows([self._offer(request, max_drafted) for request in requests], cost)
         if len(self._offers) > 2 * len(requests) + _MAX_DEVICES:  # most are of requests that were answered
             self._offers.clear()
-        self.reason = (
-            f"Drafts are cut to what pays: a batch costs the time in which {cost.fixed:.1f} tokens are verified, and a"
-            f" request in it with 1, 2 or 5 rows {cost.each[1]:.2f}, {cost.each[2]:.2f} or {cost.each[5]:.2f}"
-        )
+        if cost is not self._explained:
+            self._explain(cost)
         return [
             ScheduledSlice(request, n, n - request.unseen + 1)
             for request, n in zip(requests, rows, strict=True)
             if n == rows[0]
         ]
+
+    def _explain(self, cost: Times) -> None:
+        """Set the reason, and log it if it is new."""
+        self._explained = cost
+        self.reason = (
+            f"Drafts are cut to what pays: a batch costs the time in which {cost.fixed:.1f} tokens are verified, and a"
+            f" request in it with 1, 2 or 5 rows {cost.each[1]:.2f}, {cost.each[2]:.2f} or {cost.each[5]:.2f}"
+        )
+        if not self._logged or abs(cost.fixed - self._logged) > _NEWS * self._logged:
+            self._logged = cost.fixed
+            _log.info("%s", self.reason)
 
     def on_chosen(self, batch: ScheduledBatch[VerifyRequest], waiting: int) -> None:
         """Note `batch`, which is computed next; so many requests are `waiting` for another one."""
@@ -254,5 +269,6 @@ _MIN_BATCHES, _REFIT = 8, 4  # batches from which times are learned, and after w
 _ROWS = np.array(ROWS, np.float64)
 _USUAL = np.array([2.0, *(r + 2.0 for r in ROWS)])  # a, and g of each of `ROWS`, relative to each other, before
 _GUESSES = np.array([[1.0, *(n * (r == other) for other in ROWS)] for r in ROWS for n in (1.0, 8.0)])
+_NEWS = 0.5  # share by which the cost of a batch changes before it is logged again
 _LEAST_SEEN = 4.0  # batches of a number of rows from which their time is known
 _TRUST_GUESSES = 0.3  # the weight of a guess relative to a batch

@@ -29,15 +29,14 @@ class SchedulerLimits:
     unseen tokens than a chunk needs no prefill: they join its verification. A verification waits behind at most
     `max_prefill_ahead` chunks of prefill, of all sessions together. `equal_rows`: verifications share a batch only if
     they have the same number of rows, because llama.cpp splits a batch of several streams into equal parts.
-    `cut_drafts`: where several devices ask, verify of each draft what pays beside the others (`BatchShapes`);
-    off, as no gain has been recorded yet.
+    `cut_drafts`: where many devices ask, verify of each draft what pays beside the others (`BatchShapes`).
     """
 
     rows: int = 512
     chunk: int = 32
     max_prefill_ahead: int = 1
     equal_rows: bool = True
-    cut_drafts: bool = False
+    cut_drafts: bool = True
     solo_chunk: int = 128
 
 

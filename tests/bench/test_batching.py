@@ -18,7 +18,8 @@ DEVICES = 3
 
 @pytest.fixture(scope="module")
 def replies() -> list[list[Asked]]:
-    return recorded(DEVICES, "auto", threads=1)
+    pair = Namespace(pair="home", draft="edgellm-draft", verifier="edgellm-verifier", threads=1)
+    return recorded(DEVICES, "auto", pair)
 
 
 def test_what_devices_ask_is_recorded_with_its_text(replies: list[list[Asked]]) -> None:

@@ -83,6 +83,7 @@ class Verifier:
         self.now, self.shapes, self.right = 0.0, BatchShapes(), right
         self._fixed, self._each, self._row = fixed, each, row
         monkeypatch.setattr(batch_shapes, "monotonic", lambda: self.now)
+        monkeypatch.setattr(batch_shapes, "MIN_REQUESTS", 1)
 
     def verify(self, asked: Sequence[VerifyRequest], waiting: int = 1) -> list[int]:
         """Compute a batch with the first of the requests; return the rows of its requests."""
@@ -109,6 +110,16 @@ def test_drafts_are_cut_where_computing_is_the_limit_and_not_where_memory_is(mon
         assert len(rows) == 4
         assert (rows[0] < 9) == cut, verifier.shapes.reason
         assert verifier.verify([request(session, 8, copied=False) for session in range(4)]) == [9] * 4
+
+
+def test_drafts_are_whole_where_few_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier = Verifier(monkeypatch, 0.001, 0.0001, 0.01, right=4)
+    for number in range(300):
+        verifier.verify([request(session, 1 + (number + session) % 8) for session in range(4)])
+    monkeypatch.setattr(batch_shapes, "MIN_REQUESTS", 8)
+    for many, whole in ((7, True), (8, False)):
+        rows = verifier.verify([request(session, 8) for session in range(many)])
+        assert (rows[0] == 9) == whole, many
 
 
 def test_drafts_are_whole_where_the_verifier_is_mostly_idle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +215,7 @@ def test_verdicts_do_not_depend_on_cuts(
     expected, at_once = verdicts(exact, prompt, drafts, sampling, cut=False)
     dear = Times(0.1, [0.3 * r for r in range(ROWS[-1] + 1)])
     monkeypatch.setattr(BatchTimes, "cost", dear)
+    monkeypatch.setattr(batch_shapes, "MIN_REQUESTS", 1)
     found, in_parts = verdicts(exact, prompt, drafts, sampling, cut=True)
     assert in_parts > at_once  # drafts were cut
     for ours, theirs in zip(found, expected, strict=True):
