@@ -46,7 +46,8 @@ def minimum_times(
                 continue
             if len(samples) >= at_least and clock() - began > seconds:
                 return {key: min(taken) for key, taken in samples.items()}
-            samples.setdefault(key, []).append(measure(key))
+            taken = measure(key)  # if it is stopped, the key stays without a measurement
+            samples.setdefault(key, []).append(taken)
         if all(map(_repeated, samples.values())):
             break
     return {key: min(taken) for key, taken in samples.items()}

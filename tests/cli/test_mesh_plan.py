@@ -92,7 +92,7 @@ def test_a_model_described_in_the_file_and_the_whole_reply(edge: Edge, home: Pat
 
 def test_a_reply_in_phases(edge: Edge, home: Path) -> None:
     model = MODEL.replace("layers = 4", "layers = 24").replace("d_model = 64", "d_model = 896")
-    slow = DESKTOP.replace("disk_mb_s = 2000", "disk_mb_s = 5") + "latency_ms = 1\nmemory_gb_s = 1\n"
+    slow = DESKTOP.replace("disk_mb_s = 2000", "disk_mb_s = 2") + "latency_ms = 1\nmemory_gb_s = 1\n"
     home.write_text(slow + slow.replace("desktop", "laptop") + model, encoding="utf-8")
     words = ("mesh", "plan", "--devices", str(home), "--tokens-in", "8", "--tokens-out")
     phases = edge(*words, "2000", "--json").answer["phases"]
