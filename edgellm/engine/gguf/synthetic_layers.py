@@ -165,6 +165,7 @@ def _pass(chain: Sequence[Block], rows: Floats) -> float:
 
 
 def _through(chain: Sequence[Block], rows: Floats) -> None:
+    """Compute rows through all blocks, from the first position on."""
     for block in chain:
         rows = block.forward(rows, start=0)
 
