@@ -192,7 +192,7 @@ def test_a_hostile_template_is_stopped_before_it_does_harm(
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        (ENDLESS, "more than 0.2 s of the processor"),
+        (ENDLESS, "more than 1.0 s of the processor"),
         (HOSTILE["repetition"], "exceeds its memory limit"),
         (HOSTILE["a long text"], "its answer has 8000003 bytes; 10"),
         ("{# #}" * MOST_SOURCE, rf"it has \d+ characters; at most {MOST_SOURCE} are allowed"),
@@ -201,7 +201,7 @@ def test_a_hostile_template_is_stopped_before_it_does_harm(
 def test_which_limit_was_reached_is_told_and_the_next_conversation_is_rendered(
     opened: Open, monkeypatch: pytest.MonkeyPatch, source: str, why: str
 ) -> None:
-    monkeypatch.setattr(chat_template, "SECONDS", 0.2)
+    monkeypatch.setattr(chat_template, "SECONDS", 1.0)  # a busy machine compiles the other template in this time, too
     template = opened(f"{{% if messages|length > 1 %}}{source}{{% endif %}}{CONTENTS}")
     for _ in range(2):
         with pytest.raises(ModelUnsupported, match=why):

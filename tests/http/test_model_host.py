@@ -83,7 +83,7 @@ class Shelf:
         return self.openings.setdefault(name, Opening(name, int(size)))
 
     def infos(self) -> Sequence[ModelInfo]:
-        return [ModelInfo(id=name, created=0, context_length=None, loaded=False) for name in self.openings]
+        return [ModelInfo(id=name, created=0, context_length=None, loaded=False) for name in list(self.openings)]
 
 
 def run(walk: Callable[[ModelHost, Shelf], Awaitable[None]], **options: Any) -> Shelf:
@@ -96,7 +96,7 @@ def run(walk: Callable[[ModelHost, Shelf], Awaitable[None]], **options: Any) -> 
         try:
             await asyncio.wait_for(walk(host, shelf), 60)
         finally:
-            for opening in shelf.openings.values():
+            for opening in list(shelf.openings.values()):
                 opening.may_open.set()
             await asyncio.to_thread(host.close)
         return shelf
@@ -278,7 +278,7 @@ def test_memory_holds_and_nothing_in_use_is_closed(steps: list[tuple[str, bool]]
 
         def check() -> None:
             assert all(not cast(Pair, lease.served.pair).closed for lease in held)
-            open_now = [one for one in shelf.openings.values() if one.in_memory]
+            open_now = [one for one in list(shelf.openings.values()) if one.in_memory]
             assert sum(one.size for one in open_now) <= ROOM
 
         for name, gives_back in steps:
