@@ -42,7 +42,7 @@ from bench.robustness.busy import busy
 from edgellm.engine import Context, Message, Model, to_f32
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import ALTERNATIVES, MAX_AHEAD, ParallelDrafter
+from edgellm.spec.drafters.parallel import MAX_AHEAD, ParallelDrafter
 from edgellm.spec.drafters.verdict_prediction import BRANCHES
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
 from edgellm.spec.loop import generate
@@ -126,7 +126,7 @@ class Device:
         branches = BRANCHES if self._parallel else 0
         spare = branches * (MAX_AHEAD + 2)
         context = Context(self._draft, n_ctx=POSITIONS, n_seq=1 + branches, spare=spare, threads=1)
-        own = ModelDrafter(self._draft, context, alternatives=ALTERNATIVES if branches else 0)
+        own = ModelDrafter(self._draft, context, keeps_logits=bool(branches))
         return ParallelDrafter(own, is_eog=self._draft.is_eog, rejection=Acceptance().rejection) if branches else own
 
 

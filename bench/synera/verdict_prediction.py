@@ -27,7 +27,7 @@ from edgellm.engine import Context, Model, top2
 from edgellm.spec.drafters import verdict_prediction as guess
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import ALTERNATIVES, ParallelDrafter
+from edgellm.spec.drafters.parallel import ParallelDrafter
 from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES, likely_corrections
 from edgellm.spec.gates.factory import choose
 from edgellm.spec.gates.rules import BudgetController
@@ -52,7 +52,7 @@ class Guesser(Drafter):
     def __init__(self, model: Model, closing: ExitStack) -> None:
         self._model = model
         context = Context(model, n_ctx=POSITIONS, n_seq=1 + MAX_BRANCHES, threads=1)
-        self.own = ModelDrafter(model, context, alternatives=ALTERNATIVES)
+        self.own = ModelDrafter(model, context, keeps_logits=True)
         closing.callback(self.own.close)
         self._behind = closing.enter_context(Context(model, n_ctx=POSITIONS, threads=1))
         self.acceptance = Acceptance()
@@ -83,11 +83,11 @@ class Guesser(Drafter):
         self.acceptance.observe(chunk, verdict.accepted)
 
     def _place(self, chunk: Chunk, accepted: int, token: int) -> int:
-        likely = [(guess.accepted, guess.token) for guess in self._ahead.predictions(chunk)]
+        likely = [(guess.accepted, guess.token) for guess in self._ahead.predictions(self._prefix, chunk)]
         if accepted == len(chunk):  # tokens after the whole chunk are computed only now
             whole = np.concatenate((self._prefix, chunk.ids))
             row = self._behind.decode(whole[self._behind.sync(whole) :])[0]
-            behind = iter(likely_corrections(row, top2(row), len(likely), np.unique(whole))[0].tolist())
+            behind = iter(likely_corrections(row, top2(row).p1, len(likely), np.unique(whole))[0].tolist())
             likely = [(at, next(behind)) if at == accepted else (at, one) for at, one in likely]
         return likely.index((accepted, token)) if (accepted, token) in likely else MAX_BRANCHES
 

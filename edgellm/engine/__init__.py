@@ -25,6 +25,7 @@ from edgellm.engine.lm_head import (
     in_blocks,
     known,
     top2,
+    top2_of_rows,
     top_k,
     why_lazy,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "never",
     "to_f32",
     "top2",
+    "top2_of_rows",
     "top_k",
     "why_lazy",
 ]

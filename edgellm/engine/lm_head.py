@@ -59,6 +59,29 @@ def top2(logits: Floats) -> Top2:
     return Top2(first, 1.0 / total, math.exp(second - peak) / total)
 
 
+def top2_of_rows(rows: Sequence[Floats]) -> list[Top2]:
+    """Return `top2` of several rows (n_vocab,) of one model; those of a small vocabulary are computed together.
+
+    Raises:
+        EngineFailed: the largest logit of a row is not a number or not finite.
+    """
+    if len(rows) < 2 or len(rows[0]) > _SLICE:
+        return [top2(row) for row in rows]
+    table = np.stack(rows)
+    each, firsts = np.arange(len(rows)), table.argmax(axis=1)
+    peaks = table[each, firsts]
+    for peak in peaks.tolist():
+        _check(peak)
+    table -= peaks[:, None]
+    totals = np.add.reduce(np.exp(table), axis=1).tolist()
+    table[each, firsts] = -np.inf
+    seconds = np.maximum.reduce(table, axis=1).tolist()
+    return [
+        Top2(first, 1.0 / total, math.exp(second) / total)
+        for first, total, second in zip(firsts.tolist(), totals, seconds, strict=True)
+    ]
+
+
 def top_k(logits: Floats, k: int) -> Ids:
     """Return the `k` most probable ids (min(k, n_vocab),), most probable first; on a tie the lowest id.
 
@@ -89,7 +112,7 @@ def _normaliser(row: Floats, peak: np.float32) -> float:
     return total
 
 
-def _check(peak: np.float32) -> None:
+def _check(peak: float | np.float32) -> None:
     if not math.isfinite(peak):
         raise EngineFailed(f"The model's largest logit is {peak}.", "Its file may be damaged: download it again.")
 

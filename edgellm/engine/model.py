@@ -108,6 +108,7 @@ class Model:
         self.metadata = _metadata(file)
         self.name = file.name
         self._pieces: list[bytes | None] = [None] * self.n_vocab
+        self._ends: dict[int, bool] = {}  # of the tokens asked for: whether they end a reply
         self._tokenizer = VocabTokenizer(
             self._vocab, self.path, self.name, self.metadata.get("tokenizer.ggml.model", ""),
             self.metadata.get("tokenizer.ggml.pre", "default"), lambda: self.vocabulary.pieces,
@@ -330,8 +331,11 @@ class Model:
 
     def is_eog(self, token: int) -> bool:
         """Return whether generation ends with this token."""
-        self._check_open()
-        return bool(lib.llama_vocab_is_eog(self._vocab, token))
+        known = self._ends.get(token)
+        if known is None:  # asking llama.cpp may give way to another thread
+            self._check_open()
+            known = self._ends[token] = bool(lib.llama_vocab_is_eog(self._vocab, token))
+        return known
 
     @property
     def end_of_turn(self) -> int | None:

@@ -16,7 +16,6 @@ from edgellm.layer_range import ranges
 from edgellm.llm.cost_curves import ModelCurve
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import ALTERNATIVES
 from edgellm.spec.drafters.translation import TokenTranslation, TranslatedDrafter
 from edgellm.storage import cache_dir
 from edgellm.storage.state import private_folder
@@ -145,8 +144,8 @@ class Drafters:
             capture=Capture(attention=kind.layers) if kind.layers else None,
             lazy=head_pays(self._model),
         )
-        alternatives = ALTERNATIVES if kind.branches else 0
-        return ModelDrafter(self._model, context, kind.layers, alternatives, self._curve.current, self._shared)
+        ahead = kind.branches > 0
+        return ModelDrafter(self._model, context, kind.layers, ahead, self._curve.current, self._shared)
 
     def _cut(self, layer: int) -> tuple[Model, Model]:
         if layer not in self._shards:

@@ -12,14 +12,13 @@ from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Context, Ids, Model, SeqRows, top2
+from edgellm.engine import Context, Ids, Model, SeqRows, top2, top2_of_rows
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported, ProfileStopped, Stopped
 from edgellm.llm.drafter_pool import DrafterKind, Drafters, PooledDrafter, exit_layers
 from edgellm.llm.generation import Components
 from edgellm.spec.drafters.early_exit import THRESHOLD
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import ALTERNATIVES
-from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES, likely_corrections
+from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES
 from edgellm.spec.gates.fitting import auc, build
 from edgellm.spec.gates.profile import VERSION, ExitPoint, Profile
 from edgellm.spec.gates.profiler import PairProfiler, ProfileProgress, PromptRecord
@@ -37,7 +36,6 @@ def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float
     """Return the median seconds of a batch with one token of each of 1, 2, ... branches after `prompt`, of which the
     first 4,096 tokens are read, with what is computed for each of these tokens."""
     prompt = prompt[:MOST_READ]
-    known = np.unique(prompt)
     n_ctx = len(prompt) + 2 * _REPEATS
     seconds = []
     with Context(
@@ -51,8 +49,7 @@ def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float
             times = []
             for _ in range(_REPEATS):
                 began = perf_counter()
-                for view in context.decode_rows(batch):
-                    likely_corrections(view[0], top2(view[0]), ALTERNATIVES + 1, known)
+                top2_of_rows([view[0].copy() for view in context.decode_rows(batch)])
                 times.append(perf_counter() - began)
             seconds.append(float(median(times)))
     return tuple(seconds)

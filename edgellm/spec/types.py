@@ -151,11 +151,11 @@ class Chunk:
     Shapes (n,). `confidence` is the draft model's top-1 probability per token, `margin` top-1 minus top-2.
     `importance` is the mean attention of the drafted tokens from each one on to it, in [0, 1], 0 for a token
     that none of them attended to; empty if not measured. `exit_layers` are the layers after which the draft model
-    exited, counted from 0, None for tokens of full depth; None as a whole without early exit. `alternatives` are the
-    likeliest other tokens for each place, with their weights, if requested. The first `ahead` tokens were drafted while
-    waiting for a verdict; the last `tail` tokens were copied after a model's draft (all tokens of a `retrieved` chunk
-    were). `reason` explains the chunk's length, if explanations are requested. `context_match` is set by a drafter that
-    looks tokens up in the context.
+    exited, counted from 0, None for tokens of full depth; None as a whole without early exit. `logits` are the draft
+    model's (n_vocab,) for each place, if requested; empty for a copied token. The first `ahead` tokens were drafted
+    while waiting for a verdict; the last `tail` tokens were copied after a model's draft (all tokens of a `retrieved`
+    chunk were). `reason` explains the chunk's length, if explanations are requested. `context_match` is set by a
+    drafter that looks tokens up in the context.
     """
 
     ids: Ids = field(default_factory=lambda: NO_IDS)
@@ -164,7 +164,7 @@ class Chunk:
     retrieved: bool = False
     importance: Floats = field(default_factory=lambda: NO_FLOATS)
     exit_layers: tuple[int | None, ...] | None = None
-    alternatives: tuple[tuple[Ids, Floats], ...] | None = None
+    logits: tuple[Floats, ...] | None = None
     ahead: int = 0
     tail: int = 0
     reason: str = ""

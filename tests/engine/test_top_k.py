@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from edgellm.engine import Floats, top2, top_k
+from edgellm.engine import Floats, top2, top2_of_rows, top_k
 from edgellm.errors import EngineFailed
 
 
@@ -33,6 +34,24 @@ def test_top2_is_the_definition(row: Floats) -> None:
     assert facts.id == order[0]
     assert facts.p1 == pytest.approx(probs[order[0]], rel=1e-4)
     assert facts.p2 == pytest.approx(probs[order[1]], rel=1e-4, abs=1e-30)
+
+
+@given(st.integers(1, 5).flatmap(lambda n: arrays(np.float32, (4, 40 * n), elements=st.floats(-30, 30, width=32))))
+def test_top2_of_rows_is_that_of_each_row(table: Floats) -> None:
+    assert top2_of_rows(list(table)) == [top2(row) for row in table]
+    assert top2_of_rows([]) == []
+
+
+def test_of_a_large_vocabulary_too() -> None:
+    table = np.random.default_rng(0).normal(size=(3, 20_000)).astype(np.float32)
+    assert top2_of_rows(list(table)) == [top2(row) for row in table]
+
+
+def test_a_damaged_row_among_others_is_told() -> None:
+    table = np.zeros((3, 8), dtype=np.float32)
+    table[1, 2] = np.nan
+    with pytest.raises(EngineFailed, match="largest logit is nan"):
+        top2_of_rows(list(table))
 
 
 @given(rows(), st.integers(0, 50))

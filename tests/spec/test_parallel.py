@@ -14,12 +14,13 @@ from edgellm.spec.drafters import verdict_prediction
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import MAX_AHEAD, ParallelDrafter
+from edgellm.spec.drafters.verdict_prediction import alternatives
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
 from edgellm.spec.loop import generate
 from edgellm.spec.protocols import Gate, VerifierSession
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Source, Token, Verdict
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Ids, Sampling, Source, Token, Verdict
 from edgellm.verifier.in_process import ContextPool, LocalSession, LocalVerifier
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
@@ -77,7 +78,7 @@ def write(
 ) -> tuple[list[Token], ParallelDrafter | None]:  # fmt: skip
     draft, model = models
     context = Context(draft, n_ctx=POSITIONS, n_seq=1 + (branches or 0), threads=1)
-    own = ModelDrafter(draft, context, alternatives=3 if branches else 0)
+    own = ModelDrafter(draft, context, keeps_logits=bool(branches))
     ahead = ParallelDrafter(own, is_eog=draft.is_eog, rejection=Acceptance().rejection) if branches else None
     verifier = LateVerifier(model, ContextPool(lambda: Context(model, n_ctx=POSITIONS, threads=1)), POSITIONS)
     verifier.patience = patience
@@ -137,9 +138,9 @@ def test_nor_is_it_where_it_is_to_be_verified_itself(models: tuple[Model, Model]
     """Nothing is drafted between two verdicts then, so that the branch is still one when others are to begin in it."""
     draft, prompt = models[0], prompts[0]
     context = Context(draft, n_ctx=POSITIONS, n_seq=4, threads=1)
-    drafter = ModelDrafter(draft, context, alternatives=2)
+    drafter = ModelDrafter(draft, context, keeps_logits=True)
     chunk = drafter.propose(GenerationState(prompt), 2)
-    others = [np.append(prompt, token).astype(np.int32) for token in chunk.alternatives[0][0]]  # type: ignore[index]
+    others = [np.append(prompt, token).astype(np.int32) for token in alternatives(chunk, 2, NO_IDS)[0][0]]
     (_, first), (right, second) = drafter.draft_many(
         GenerationState(prompt), others, 4, lambda: False, whole=np.concatenate((prompt, chunk.ids)), tail=0
     )
@@ -148,7 +149,7 @@ def test_nor_is_it_where_it_is_to_be_verified_itself(models: tuple[Model, Model]
     decoded: list[list[int]] = []
     rows = context.decode_rows
     context.decode_rows = lambda asked, **more: decoded.append([len(row.ids) for row in asked]) or rows(asked, **more)  # type: ignore[method-assign, func-returns-value]
-    corrected = np.append(right, second.alternatives[0][0][:1]).astype(np.int32)  # type: ignore[index]
+    corrected = np.append(right, alternatives(second, 1, NO_IDS)[0][0]).astype(np.int32)
     drafter.draft_many(GenerationState(prompt), [corrected], 1, lambda: False, whole=whole, tail=1)
     assert decoded == [[1, 1], [1]]
 
@@ -156,10 +157,10 @@ def test_nor_is_it_where_it_is_to_be_verified_itself(models: tuple[Model, Model]
 def test_what_was_drafted_ahead_is_not_computed_again(models: tuple[Model, Model], prompts: list[Ids]) -> None:
     draft, prompt = models[0], prompts[0]
     context = Context(draft, n_ctx=POSITIONS, n_seq=3, threads=1)
-    drafter = ModelDrafter(draft, context, alternatives=2)
+    drafter = ModelDrafter(draft, context, keeps_logits=True)
     chunk = drafter.propose(GenerationState(prompt), 4)
     behind = np.concatenate((prompt, chunk.ids))
-    other = np.append(prompt, chunk.alternatives[0][0][:1]).astype(np.int32) if chunk.alternatives else prompt
+    other = np.append(prompt, alternatives(chunk, 1, NO_IDS)[0][0]).astype(np.int32)
     many = drafter.draft_many(GenerationState(prompt), [other], 2, lambda: False, whole=behind, tail=1)
     assert np.array_equal(many[0][0], other)
     assert np.array_equal(many[1][0][:-1], behind)
@@ -201,7 +202,7 @@ def test_nothing_is_drafted_ahead_beyond_the_context(models: tuple[Model, Model]
     draft, prompt = models[0], prompts[0]
     for left in (0, 1, 3):
         context = Context(draft, n_ctx=len(prompt) + left, n_seq=2, spare=8, threads=1)
-        drafter = ModelDrafter(draft, context, alternatives=1)
+        drafter = ModelDrafter(draft, context, keeps_logits=True)
         drafter.propose(GenerationState(prompt), 1)
         ((_, chunk),) = drafter.draft_many(
             GenerationState(prompt), [np.append(prompt, 9).astype(np.int32)], 4, lambda: False, whole=prompt, tail=0
@@ -216,7 +217,7 @@ def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next_one(
 ) -> None:
     """Also behind a token that ends the chunk by its doubt: where it is taken over, the chunk ends there."""
     draft, prompt = models[0], prompts[0]
-    own = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=3, threads=1), alternatives=2)
+    own = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=3, threads=1), keeps_logits=True)
     fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
     rules = DraftRules(stop_below=doubt)
     ahead = ParallelDrafter(own, is_eog=lambda _token: False, rejection=Acceptance().rejection)
@@ -242,7 +243,7 @@ def test_what_was_drafted_behind_a_chunk_is_kept_while_that_is_verified(
     models: tuple[Model, Model], prompts: list[Ids]
 ) -> None:
     draft, prompt = models[0], prompts[0]
-    own = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=4, threads=1), alternatives=2)
+    own = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=4, threads=1), keeps_logits=True)
     fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
     wanted = fresh.propose(GenerationState(prompt), 12).ids
     ahead = ParallelDrafter(own, is_eog=lambda _token: False, rejection=lambda _confidence: np.array([0.1, 0.9]))

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edgellm.engine import top2
-from edgellm.spec.drafters.verdict_prediction import CONTEXT_BOOST, likely_corrections, predict_verdicts, rejection
+from edgellm.spec.drafters.verdict_prediction import (
+    CONTEXT_BOOST,
+    alternatives,
+    likely_corrections,
+    predict_verdicts,
+    rejection,
+)
+from edgellm.spec.types import NO_FLOATS, Chunk
 
 
 def test_the_papers_distribution_with_nothing_rejected_as_an_outcome() -> None:
@@ -53,8 +60,23 @@ def test_the_likeliest_verdicts_come_first() -> None:
 def test_tokens_of_the_text_are_so_much_likelier(logits: np.ndarray, known: set[int], limit: int) -> None:
     chances = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     weights = {token: (CONTEXT_BOOST if token in known else 1.0) * float(chances[token]) for token in range(12)}
-    ids, found = likely_corrections(logits, top2(logits), limit, np.array(sorted(known), dtype=np.int32))
+    ids, found = likely_corrections(logits, top2(logits).p1, limit, np.array(sorted(known), dtype=np.int32))
     assert len(ids) == len(found) == min(limit, 12)
     assert found == pytest.approx([weights[token] for token in ids.tolist()], rel=1e-4)
     assert found == pytest.approx(sorted(weights.values(), reverse=True)[:limit], rel=1e-4)
     assert len(set(ids.tolist())) == len(ids)
+
+
+def test_alternatives_are_other_tokens_than_the_drafted_one() -> None:
+    logits = np.log(np.array([0.5, 0.2, 0.01, 0.29], dtype=np.float32))
+    chunk = Chunk(
+        ids=np.array([0, 3, 7], dtype=np.int32), confidence=np.array([0.5, 0.5, 0.9], dtype=np.float32),
+        logits=(logits, logits, NO_FLOATS),
+    )  # fmt: skip
+    known = np.array([2, 9], dtype=np.int32)  # the draft model may have fewer tokens than the text
+    (ids, weights), (others, _), (none, nothing) = alternatives(chunk, 2, known)
+    assert ids.tolist() == [2, 3]
+    assert weights == pytest.approx([0.01 * CONTEXT_BOOST, 0.29], rel=1e-5)
+    assert others.tolist() == [0, 2]
+    assert len(none) == len(nothing) == 0
+    assert alternatives(Chunk(), 2, known) == []

@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from edgellm.engine import Context, Model, Recorder, SeqRows, Top2, common_prefix, top2
+from edgellm.engine import Context, Model, Recorder, SeqRows, Top2, common_prefix, top2, top2_of_rows
 from edgellm.errors import InvalidOption
 from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.draft_length import CostCurve, acceptance_floors
@@ -17,7 +17,7 @@ from edgellm.spec.ngram.sources import MIN_MATCH, NO_CURSOR, Cursor
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.sampling import distribution, draw, penalised
 from edgellm.spec.state import NOT_FILLED, GenerationState
-from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, ContextMatch, Floats, Ids, Penalties
+from edgellm.spec.types import NO_FLOATS, Chunk, ContextMatch, Floats, Ids, Penalties
 
 _NO_KEYS = slice(0, 0)
 
@@ -29,23 +29,21 @@ class ChunkBuilder:
         self,
         state: GenerationState,
         gamma: int,
-        alternatives: int = 0,
         *,
+        keeps_logits: bool = False,
         text: Ids | None = None,
         penalties: Penalties | None = None,
         grammar: ReplyGrammar | None = None,
         cursor: Cursor = NO_CURSOR,
-        known: Ids = NO_IDS,
         floors: Sequence[float] = (),
         stops_early: bool = True,
     ) -> None:
         """Begin a chunk of up to `gamma` tokens after `text` (by default the reply so far), by `penalties` and
         `grammar`.
 
-        For each token, `alternatives` candidates are kept; the `known` tokens of the text so far get a higher weight
-        (`likely_corrections`). The chunk keeps to `state.rules`; without `stops_early` it never ends for low
-        confidence. It also ends where the product of the confidences falls below the entry of `floors` for that place.
-        `cursor` offers the context's tokens.
+        The chunk has a copy of each token's logits if it `keeps_logits`. It keeps to `state.rules`; without
+        `stops_early` it never ends for low confidence. It also ends where the product of the confidences falls below
+        the entry of `floors` for that place. `cursor` offers the context's tokens.
         """
         rules, sampling = state.rules, state.sampling
         self._survival, self._floors = 1.0, floors
@@ -58,8 +56,7 @@ class ChunkBuilder:
         self.ids: list[int] = []
         self._facts: list[Top2] = []
         self._exits: list[int | None] = []
-        self._n_alternatives, self._known = alternatives, known
-        self._alternative_tokens: list[tuple[Ids, Floats]] = []
+        self._logits: list[Floats] | None = [] if keeps_logits else None
 
     def add(self, logits: Floats, facts: Top2, exit_layer: int | None = None) -> int:
         """Add the next token, chosen from `logits` (n_vocab,), whose top two are `facts`, and return it."""
@@ -78,8 +75,8 @@ class ChunkBuilder:
         self._facts.append(facts)
         self._survival *= facts.p1
         self._exits.append(exit_layer)
-        if self._n_alternatives:
-            self._alternative_tokens.append(self._alternatives(logits, facts, token))
+        if self._logits is not None:
+            self._logits.append(logits.copy())
         return token
 
     def _drawn(self, logits: Floats) -> int:
@@ -99,12 +96,6 @@ class ChunkBuilder:
         shares = np.exp(logits[ids] - logits[ids[0]])
         p1, p2 = np.append(shares, 0.0)[:2] / shares.sum()
         return Top2(int(ids[0]), float(p1), float(p2))
-
-    def _alternatives(self, logits: Floats, facts: Top2, token: int) -> tuple[Ids, Floats]:
-        """Return candidates for the verifier's token in case it rejects `token`."""
-        ids, weights = likely_corrections(logits, facts, self._n_alternatives + 1, self._known)
-        others = np.flatnonzero(ids != token)[: self._n_alternatives]
-        return ids[others], weights[others]
 
     def _look_up(self, token: int, confidence: float) -> int:
         """Return `token`, or the context's token if the model is not confident."""
@@ -139,7 +130,7 @@ class ChunkBuilder:
             margin=np.fromiter((f.p1 - f.p2 for f in self._facts), np.float32, n),
             importance=NO_FLOATS if importance is None else importance[:n],
             exit_layers=tuple(self._exits) if exits else None,
-            alternatives=tuple(self._alternative_tokens) if self._n_alternatives else None,
+            logits=None if self._logits is None else tuple(self._logits),
             context_match=self._context_match(),
         )
 
@@ -230,14 +221,14 @@ class ModelDrafter(Drafter):
         model: Model,
         context: Context,
         layers: tuple[int, ...] = (),
-        alternatives: int = 0,
+        keeps_logits: bool = False,
         curve: Callable[[], CostCurve] | None = None,
         shared: int | None = None,
     ) -> None:
         """Take over `context`. The attention of `layers` is the importance of drafted tokens: the context must capture
-        it, and rows are read only while tokens are drafted. `alternatives`: how many a chunk holds for each of its
-        places. `curve` returns the times of the context's decodes, and is called where suggestions are tried; without
-        it none are. Only ids below `shared` are drafted, where the verifier's vocabulary has another length.
+        it, and rows are read only while tokens are drafted. `keeps_logits`: chunks have them. `curve` returns the times
+        of the context's decodes, and is called where suggestions are tried; without it none are. Only ids below
+        `shared` are drafted, where the verifier's vocabulary has another length.
 
         Raises:
             InvalidOption: the context does not capture these layers.
@@ -245,7 +236,7 @@ class ModelDrafter(Drafter):
         self._model = model
         self._context = context
         self._meter = AttentionMeter(context, layers)
-        self._alternatives = alternatives
+        self._keeps_logits = keeps_logits
         self._curve = curve
         self._shared = shared
         self._floors: Sequence[float] = ()  # the least chance of a suggested token, by its place in a decode
@@ -268,8 +259,8 @@ class ModelDrafter(Drafter):
         """
         prefix = within(state.ids, self._shared)
         chunk = ChunkBuilder(
-            state, gamma, self._alternatives, penalties=state.sampling.penalties, grammar=state.grammar,
-            cursor=state.lookup(prefix), known=self._known(prefix),
+            state, gamma, keeps_logits=self._keeps_logits, penalties=state.sampling.penalties, grammar=state.grammar,
+            cursor=state.lookup(prefix),
             floors=state.suggestions.floors() if state.suggestions is not None and state.rules.while_it_pays else (),
         )  # fmt: skip
         try:
@@ -344,16 +335,15 @@ class ModelDrafter(Drafter):
         self, state: GenerationState, prefixes: Sequence[Ids], gamma: int, until: Callable[[], bool], whole: Ids,
         tail: int,
     ) -> list[tuple[Ids, Chunk]]:  # fmt: skip
-        context, known, rows = self._context, self._known(within(whole, self._shared)), []
+        context, known, rows = self._context, np.unique(within(whole, self._shared)), []
         branches: list[tuple[Ids, ChunkBuilder]] = []  # branch i is sequence i + 1
 
         def begin(prefix: Ids) -> None:
             length = min(gamma, context.n_ctx - len(prefix) + 1)
             cursor = state.lookup(prefix, committed=False)
             chunk = ChunkBuilder(
-                state, length, self._alternatives, text=prefix, penalties=state.sampling.penalties,
-                grammar=state.grammar, cursor=cursor,
-                known=known, stops_early=False,
+                state, length, keeps_logits=self._keeps_logits, text=prefix, penalties=state.sampling.penalties,
+                grammar=state.grammar, cursor=cursor, stops_early=False,
             )  # fmt: skip
             branches.append((prefix, chunk))
             self._branches = max(self._branches, len(branches))
@@ -370,23 +360,18 @@ class ModelDrafter(Drafter):
             rows.append(SeqRows(0, own[context.sync(own) :], 1))
         while rows and not until():
             decoded, rows[:] = list(rows), []
-            for fed, view in zip(decoded, context.decode_rows(decoded), strict=True):
-                row = view[0][: self._shared]
-                facts = top2(row)
+            logits = [view[0][: self._shared] for view in context.decode_rows(decoded)]
+            for fed, row, facts in zip(decoded, logits, top2_of_rows(logits), strict=True):
                 if fed.seq:
                     chunk = branches[fed.seq - 1][1]
                     token = chunk.add(row, facts)
                     if not chunk.full() and not self._model.is_eog(token):
                         rows.append(SeqRows(fed.seq, np.array([token], dtype=np.int32), 1))
                     continue
-                for token in likely_corrections(row, facts, tail, known)[0].tolist():
+                for token in likely_corrections(row, facts.p1, tail, known)[0].tolist():
                     if token not in taken and not self._model.is_eog(token):
                         begin(np.append(whole, token).astype(np.int32))
         return [(prefix, chunk.build(None)) for prefix, chunk in branches]
-
-    def _known(self, text: Ids) -> Ids:
-        """Return the distinct tokens of a text, ascending, if alternatives need them."""
-        return np.unique(text) if self._alternatives else NO_IDS
 
     def _take_over(self, prefix: Ids) -> None:
         """Make the branch that shares most of `prefix` the reply's sequence, and drop the others."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.verdict_prediction import PredictedVerdict, PredictionStats, predict_verdicts
+from edgellm.spec.drafters.verdict_prediction import PredictedVerdict, PredictionStats, alternatives, predict_verdicts
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, ContextMatch, Floats, Ids, Round
@@ -90,7 +90,7 @@ class ParallelDrafter(Drafter):
         whole = np.concatenate((prefix, chunk.ids))
         drafted = self._drafted_behind(whole)
         self._ahead, self._leftover = [], None
-        if until() or not (predictions := self.predictions(chunk)):
+        if until() or not (predictions := self.predictions(prefix, chunk)):
             return
         prefixes = [_guessed_prefix(prefix, chunk, guess) for guess in predictions if guess.accepted < len(chunk)]
         tail = len(predictions) - len(prefixes)
@@ -112,17 +112,18 @@ class ParallelDrafter(Drafter):
             return None
         return self._leftover[1]
 
-    def predictions(self, chunk: Chunk) -> list[PredictedVerdict]:
-        """Return the predicted verdicts on a chunk, likeliest first; empty for a chunk without alternatives.
+    def predictions(self, prefix: Ids, chunk: Chunk) -> list[PredictedVerdict]:
+        """Return the predicted verdicts on a chunk behind `prefix`, likeliest first; empty for a chunk without logits.
 
         After the whole chunk, a prediction stands for the n-th likeliest next token, and its `token` is a placeholder.
         """
-        if chunk.alternatives is None:
+        if chunk.logits is None:
             return []
         positions = self._rejection(chunk.confidence.tolist())
         if self._is_eog(int(chunk.ids[-1])):
             positions[-1] = 0.0  # nothing follows the end
-        found = predict_verdicts(positions, chunk.confidence, [*chunk.alternatives, _BEHIND], 2 * self._branches)
+        candidates = [*alternatives(chunk, ALTERNATIVES, np.unique(prefix)), _BEHIND]
+        found = predict_verdicts(positions, chunk.confidence, candidates, 2 * self._branches)
         found = [guess for guess in found if guess.probability > 0.0 and not self._is_eog(guess.token)]
         return found[: self._branches]
 
@@ -149,7 +150,7 @@ def sliced(chunk: Chunk, start: int, end: int) -> Chunk:
         margin=chunk.margin[places],
         importance=chunk.importance[places],
         exit_layers=None if chunk.exit_layers is None else chunk.exit_layers[places],
-        alternatives=None if chunk.alternatives is None else chunk.alternatives[places],
+        logits=None if chunk.logits is None else chunk.logits[places],
         context_match=None if chunk.context_match is None else _sliced_match(chunk.context_match, places),
         tail=min(end - start, max(0, chunk.tail - (len(chunk) - end))),
     )
@@ -164,7 +165,7 @@ def joined(one: Chunk, other: Chunk) -> Chunk:
         margin=np.concatenate((one.margin, other.margin)),
         importance=np.concatenate((_importance(one), _importance(other))),
         exit_layers=_joined_tuples(one.exit_layers, other.exit_layers),
-        alternatives=_joined_tuples(one.alternatives, other.alternatives),
+        logits=_joined_tuples(one.logits, other.logits),
         context_match=_joined_matches(one.context_match, other.context_match),
     )
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm.engine import Top2, top_k
+from edgellm.engine import top_k
 from edgellm.spec.drafters.acceptance import Probabilities
-from edgellm.spec.types import Floats, Ids
+from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Floats, Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,27 @@ CONTEXT_BOOST = 30.0
 wrong, the verifier's token often is a name, a number or a word of the question (`bench.synera.verdict_prediction`)."""
 
 
-def likely_corrections(logits: Floats, facts: Top2, limit: int, known: Ids) -> tuple[Ids, Floats]:
+def likely_corrections(logits: Floats, confidence: float, limit: int, known: Ids) -> tuple[Ids, Floats]:
     """Return the verifier's `limit` likeliest tokens, likeliest first, and their weights, both (min(limit, n_vocab),).
 
-    A weight is the probability by the draft model's `logits` (n_vocab,), whose top two are `facts`; for the `known`
-    tokens (k,), which occur in the text so far, it is multiplied by `CONTEXT_BOOST`.
+    A weight is the probability by the draft model's `logits` (n_vocab,), whose likeliest token has the probability
+    `confidence`; for the `known` tokens (k,), which occur in the text so far, it is multiplied by `CONTEXT_BOOST`.
     """
     raised = logits.copy()
-    raised[known] += np.float32(math.log(CONTEXT_BOOST))
+    raised[known[known < len(raised)]] += np.float32(math.log(CONTEXT_BOOST))
     ids = top_k(raised, limit)
-    return ids, np.exp(raised[ids] - logits[facts.id]) * np.float32(facts.p1)
+    return ids, np.exp(raised[ids] - logits.max()) * np.float32(confidence)
+
+
+def alternatives(chunk: Chunk, limit: int, known: Ids) -> list[tuple[Ids, Floats]]:
+    """Return for each token of a chunk up to `limit` candidates for the verifier's token in case it is rejected, with
+    their weights, as `likely_corrections`; none where the chunk has no logits."""
+    found = []
+    for token, confidence, logits in zip(chunk.ids, chunk.confidence, chunk.logits or (), strict=True):
+        ids, weights = likely_corrections(logits, confidence, limit + 1, known) if len(logits) else (NO_IDS, NO_FLOATS)
+        others = np.flatnonzero(ids != token)[:limit]
+        found.append((ids[others], weights[others]))
+    return found
 
 
 def choose_branches(batch_seconds: Sequence[float], wait: float, gamma: int) -> tuple[int, str]:
@@ -97,17 +108,17 @@ def choose_branches(batch_seconds: Sequence[float], wait: float, gamma: int) -> 
 
 
 def predict_verdicts(
-    positions: Probabilities, confidence: Floats, alternatives: list[tuple[Ids, Floats]], limit: int
+    positions: Probabilities, confidence: Floats, candidates: list[tuple[Ids, Floats]], limit: int
 ) -> list[PredictedVerdict]:
     """Return the `limit` likeliest verdicts, likeliest first.
 
-    `positions` (gamma + 1,) as from `rejection`, for a chunk of `confidence` (gamma,). `alternatives[t]` are candidates
+    `positions` (gamma + 1,) as from `rejection`, for a chunk of `confidence` (gamma,). `candidates[t]` are those
     for the verifier's token if the first t tokens are accepted, with weights as from `likely_corrections`, both (k,);
     for t < gamma they exclude the drafted token, and share the probability that it leaves.
     """
     found = []
     rejected_mass = [*(1.0 - confidence).tolist(), 1.0]
-    for accepted, (chance, (ids, weights)) in enumerate(zip(positions.tolist(), alternatives, strict=True)):
+    for accepted, (chance, (ids, weights)) in enumerate(zip(positions.tolist(), candidates, strict=True)):
         total = max(float(weights.sum()), rejected_mass[accepted])
         if total <= 0.0:
             continue

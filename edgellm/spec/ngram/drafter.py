@@ -20,7 +20,7 @@ from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import NO_CURSOR, Cursor, DraftSource
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState, Suggestions
-from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Expected, Ids, Round, TryingCost, Verdict
+from edgellm.spec.types import NO_FLOATS, Chunk, Expected, Ids, Round, TryingCost, Verdict
 
 HOPELESS = 0.02
 Candidate: TypeAlias = tuple[int, float, int]
@@ -152,7 +152,7 @@ class RetrievalDrafter(Drafter, Suggestions):
             margin=np.concatenate((chunk.margin, confidence)),
             importance=NO_FLOATS,
             exit_layers=None if chunk.exit_layers is None else chunk.exit_layers + (None,) * more,
-            alternatives=None if chunk.alternatives is None else chunk.alternatives + (_NO_OTHERS,) * more,
+            logits=None if chunk.logits is None else chunk.logits + (NO_FLOATS,) * more,
             tail=more,
         )
 
@@ -362,4 +362,3 @@ _chance = itemgetter(1)
 _NOTHING = Chunk()
 _NO_CANDIDATES: Candidates = []
 _MOST_TOGETHER = 32  # rounds; the first ones of a reply show soon whether the cost curve is wrong
-_NO_OTHERS = (NO_IDS, NO_FLOATS)
