@@ -30,11 +30,12 @@ import argparse
 import multiprocessing
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ from bench.synera.quality import POSITIONS, against, profile_of, profiled, remem
 from edgellm.engine import Context, Ids, Model
 from edgellm.llm import LLM
 from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.gates.profiler import Run
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
 from edgellm.spec.stream import Reply
@@ -111,22 +113,22 @@ class Opened:
         return answers
 
 
-def observations(opened: Opened, asked: Sequence[Question]) -> Observations:
-    """Return what is observed of the pair on questions: tokens along the verifier's replies, and the draft model's own
-    replies."""
+def observations(opened: Opened, asked: Iterable[tuple[int, Question]]) -> list[tuple[Run, list[Chunk]]]:
+    """Return what is observed of the pair on questions with their seeds: tokens along the verifier's reply to each, and
+    the draft model's own reply."""
     pair, steps = opened.pair, opened.steps()
-    runs, replies = [], []
-    for seed, question in enumerate(asked):
+    found = []
+    for seed, question in asked:
         own = reply_with(pair, gate="always")(question, seed)
         ids = np.array([token.id for token in own], dtype=np.int32)
         prompt, ended = pair.prompt_ids(question.messages), own.summary.finish_reason == "stop"
         matters = partial(worse, opened, question, prompt, ids)
-        runs.append(token_run(opened.drafter, opened.small.is_eog, prompt, ids, ended, matters))
+        run = token_run(opened.drafter, opened.small.is_eog, prompt, ids, ended, matters)
         gate = WatchingGate()
         for _ in reply_with(pair, gate=gate, drafter=steps, gamma=MOST)(question, seed):
             pass
-        replies.append(gate.chunks)
-    return Observations.of(runs, replies)
+        found.append((run, gate.chunks))
+    return found
 
 
 def worse(opened: Opened, question: Question, prompt: Ids, reply: Ids, at: int, token: int) -> bool:
@@ -192,11 +194,12 @@ def bounds(arguments: argparse.Namespace) -> dict[str, Any]:
         return {gate: opened.counted(cases, reply_with(opened.pair, gate=gate)).figures(cases) for gate in BOUNDS}
 
 
-def observing(arguments: argparse.Namespace) -> Observations:
-    """Return what is observed of the pair on the prompts of a profile."""
+def observing(arguments: argparse.Namespace, parts: int, part: int) -> list[tuple[Run, list[Chunk]]]:
+    """Return what is observed of the pair on every prompt of a profile whose number is `part`, modulo `parts`."""
     with ExitStack() as closing:
         opened = Opened.of(arguments, closing)
-        return observations(opened, questions(arguments.profiled, SEED, arguments.pair))
+        asked = enumerate(questions(arguments.profiled, SEED, arguments.pair))
+        return observations(opened, islice(asked, part, None, parts))
 
 
 def at_one(arguments: argparse.Namespace, single: Path, seen: Observations, share: float) -> dict[str, Any]:
@@ -240,8 +243,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             profiled, arguments.pair, arguments.draft, arguments.verifier, arguments.profiled, Path(folder), 1,
             {"gamma": 1},
         )  # fmt: skip
-        seen, ends = pool.submit(observing, arguments), pool.submit(bounds, arguments)
-        at = partial(at_one, arguments, single.result()[1], seen.result())
+        parts = machine()["cores"]
+        several_seen = pool.map(partial(observing, arguments, parts), range(parts))
+        ends = pool.submit(bounds, arguments)
+        in_turn = [one for turn in zip_longest(*several_seen) for one in turn if one is not None]
+        runs, replies = zip(*in_turn, strict=True)
+        at = partial(at_one, arguments, single.result()[1], Observations.of(runs, replies))
         several = list(pool.map(at, arguments.budgets))
         found = ends.result()
     low, high = (found[name]["mean"] for name in BOUNDS)
