@@ -84,7 +84,8 @@ def opened() -> Iterator[Opened]:
 
 @pytest.fixture(scope="module")
 def seen(opened: Opened) -> Observations:
-    return observations(opened, questions(2, SEED))
+    runs, replies = zip(*observations(opened, enumerate(questions(2, SEED))), strict=True)
+    return Observations.of(runs, replies)
 
 
 @pytest.mark.parametrize(
