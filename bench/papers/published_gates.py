@@ -244,9 +244,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             {"gamma": 1},
         )  # fmt: skip
         parts = machine()["cores"]
-        several_seen = pool.map(partial(observing, arguments, parts), range(parts))
+        observed = pool.map(partial(observing, arguments, parts), range(parts))
         ends = pool.submit(bounds, arguments)
-        in_turn = [one for turn in zip_longest(*several_seen) for one in turn if one is not None]
+        in_turn = [one for turn in zip_longest(*observed) for one in turn if one is not None]
         runs, replies = zip(*in_turn, strict=True)
         at = partial(at_one, arguments, single.result()[1], Observations.of(runs, replies))
         several = list(pool.map(at, arguments.budgets))

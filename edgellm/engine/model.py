@@ -332,7 +332,7 @@ class Model:
     def is_eog(self, token: int) -> bool:
         """Return whether generation ends with this token."""
         known = self._ends.get(token)
-        if known is None:  # asking llama.cpp may give way to another thread
+        if known is None:  # the call releases the GIL, which another thread may keep
             self._check_open()
             known = self._ends[token] = bool(lib.llama_vocab_is_eog(self._vocab, token))
         return known

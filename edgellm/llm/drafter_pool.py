@@ -144,8 +144,10 @@ class Drafters:
             capture=Capture(attention=kind.layers) if kind.layers else None,
             lazy=head_pays(self._model),
         )
-        ahead = kind.branches > 0
-        return ModelDrafter(self._model, context, kind.layers, ahead, self._curve.current, self._shared)
+        return ModelDrafter(
+            self._model, context, kind.layers, keeps_logits=kind.branches > 0, curve=self._curve.current,
+            shared=self._shared,
+        )  # fmt: skip
 
     def _cut(self, layer: int) -> tuple[Model, Model]:
         if layer not in self._shards:
