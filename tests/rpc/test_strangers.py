@@ -203,6 +203,29 @@ def test_a_right_that_was_not_granted_is_not_had(host: Trust, tmp_path: Path, ri
     run(work)
 
 
+def test_a_refused_caller_learns_why_though_it_is_still_writing(host: Trust, tmp_path: Path) -> None:
+    """gRPC hides the reason from a caller whose request cannot be sent, as the guard then has ended the call."""
+    guest = device(tmp_path / "guest")
+    befriend(host, guest, "files")
+
+    async def refused(channel: grpc.aio.Channel) -> str | None:
+        call = open_stream(channel)
+        try:
+            for _ in range(3):
+                await call.write(bytes(2**20))
+            await call.read()
+        except grpc.aio.AioRpcError as error:
+            return error.details()
+        return None
+
+    async def work() -> None:
+        async with serving(host) as address, open_channel(address, guest) as channel:
+            for why in await asyncio.gather(*[refused(channel) for _ in range(8)]):
+                assert "no right to verify" in str(why)
+
+    run(work)
+
+
 def test_a_copied_identity_is_found_out_and_explained_on_both_sides(
     host: Trust, guest: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 from urllib.parse import unquote
@@ -23,6 +24,8 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Method: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 
 RECHECK_SECONDS = 0.25  # seconds between two checks of open calls against the list of paired devices
+DRAIN_SECONDS = 2.0  # for which the requests of a refused caller are still read at most
+QUIET_SECONDS = 0.25  # without a request, after which it is taken to await the reply
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +106,12 @@ class AuthInterceptor:
                         call.task.cancel()
 
     async def _refuse(self, error: EdgeError, context: Context) -> NoReturn:
+        """End the call with the error, once the caller has paused: gRPC hides the reason from one that is writing."""
         self._notify(f"Refused {caller_host(context) or 'an unknown caller'}: {error.what}")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while await asyncio.wait_for(context.read(), QUIET_SECONDS) is not grpc.aio.EOF:
+                    pass
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         raise error  # abort does not return
 
