@@ -154,7 +154,8 @@ def trial(home: Coordinator, big: Model, prompt: Ids, number: int, rng: random.R
     states = []
 
     def strike(mesh: Mesh, written: list[int]) -> None:
-        time.sleep(begins + moment * (ends - begins) if moves else moment * seconds)
+        at = begins + moment * (ends - begins) if moves else moment * seconds
+        time.sleep(max(0.0, at))  # a move may begin before the first token is asked for
         if moves and (mesh.coming() is not None or mesh.take_overs):
             states.append("moving" if mesh.coming() is not None else "moved")
             home.workers[victim].hit(kind)
