@@ -1,6 +1,6 @@
 """Compare our gate with published ones, each at the same share of verified tokens (`rebuilt_gates.py` says how).
 
-    python -m bench.papers.published_gates [--pair home] [--cases 100] [--budgets 0.01 0.05 0.1 0.2]
+    python -m bench.papers.published_gates [--pair home] [--cases 50] [--budgets 0.01 0.05 0.1 0.2]
 
 The pair answers held-out questions of all families greedily, in random order. Each gate has the same budget, the share
 of drafted tokens that the verifier checks, and a controller holds it to that over all replies:
@@ -68,7 +68,7 @@ from edgellm.spec.stream import Reply
 from edgellm.spec.types import Chunk
 from edgellm.storage import resolve
 from models.home.corpus import HELD_OUT_SEED
-from models.profile import CASES, SEED
+from models.profile import SEED
 from testkit.questions import MOST, Answers, Question, Remembering, answered, parsed_with_pair, questions, reply_with
 
 OURS = ("auto", "auto_1")
@@ -320,11 +320,11 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=100, help="a family")
+    parser.add_argument("--cases", type=int, default=50, help="a family")
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.01, 0.05, 0.1, 0.2])
     parser.add_argument("--profile", type=Path, help="profile to use in place of the pair's own")
-    parser.add_argument("--profiled", type=int, default=CASES, help="cases a family that gates are fitted on")
-    parser.add_argument("--tuned", type=int, default=20, help="cases a family that PipeSD's thresholds are tuned on")
+    parser.add_argument("--profiled", type=int, default=100, help="cases a family that gates are fitted on")
+    parser.add_argument("--tuned", type=int, default=8, help="cases a family that PipeSD's thresholds are tuned on")
     parser.add_argument("--name", default="published_gates", help="of the result file")
     arguments = parsed_with_pair(parser)
     figures = run(arguments)
