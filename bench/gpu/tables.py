@@ -75,16 +75,18 @@ def main(words: list[str] | None = None) -> None:
                 found = {**one.measured(machine), "took_s": time() - since}
             sys.stdout.write(f"\n{one.about} ({machine.name}):\n{_shown(name, found)}")
             sys.stdout.flush()
-            _keep(arguments.name, machine.name, name, found)
+            _keep(arguments, machine.name, name, found)
     sys.stdout.write(f"\n{(time() - arguments.began) / 60:.1f} minutes in all\n")
 
 
-def _keep(result: str, device: str, name: str, found: dict[str, Any]) -> None:
+def _keep(arguments: argparse.Namespace, device: str, name: str, found: dict[str, Any]) -> None:
+    """Write a table beside those of other devices; the command names no folder of this machine."""
     devices: dict[str, Any] = {}
     with suppress(FileNotFoundError):
-        devices = read(MODULE, result)["devices"]
+        devices = read(MODULE, arguments.name)["devices"]
     devices.setdefault(device, {})[name] = found
-    write(result, MODULE, {"devices": devices}, 0)
+    command = f"python -m {MODULE} --llama-server PROGRAM{' --processor' if arguments.processor else ''}"
+    write(arguments.name, MODULE, {"command": command, "devices": devices}, 0)
 
 
 def _shown(name: str, found: dict[str, Any]) -> str:
