@@ -27,6 +27,8 @@ RECHECK_SECONDS = 0.25  # seconds between two checks of open calls against the l
 DRAIN_SECONDS = 2.0  # for which the requests of a refused caller are still read at most
 QUIET_SECONDS = 0.25  # without a request, after which it is taken to await the reply
 
+_END: Any = vars(grpc.aio)["EOF"]  # read after the last request; the type stubs do not know it
+
 
 @dataclass(slots=True, eq=False)
 class _OpenCall:
@@ -110,7 +112,7 @@ class AuthInterceptor:
         self._notify(f"Refused {caller_host(context) or 'an unknown caller'}: {error.what}")
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
-                while await asyncio.wait_for(context.read(), QUIET_SECONDS) is not grpc.aio.EOF:
+                while await asyncio.wait_for(context.read(), QUIET_SECONDS) is not _END:
                     pass
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         raise error  # abort does not return
