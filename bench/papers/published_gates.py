@@ -305,14 +305,15 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
         for name in (*OURS, *(name for name in PUBLISHED if not name.endswith("_even"))):
             names = (name, f"{name}_even") if key == "passes_per_token" else (name,)
             rows = [rows[one] for one in names for rows in found["budgets"].values() if one in rows]
-            points = sorted([(0.0, 0.0), *((row[key], 100.0 * row["recovered"]) for row in rows)])
+            start = [] if name in OURS else [(0.0, 0.0)]  # with tokens of the context, ours begins higher up
+            points = sorted([*start, *((row[key], 100.0 * row["recovered"]) for row in rows)])
             axes.plot(*zip(*points, strict=True), "-o" if name in OURS else "--.", label=name)
         axes.set(xlabel=label, ylabel="of the gap between the models, %", title=f"the {found['pair']} pair")
         axes.grid(alpha=0.3)
-    relay = "RelayLLM on its own models"
-    panels[0].plot(RELAY_SHARE, 100.0 * RELAY_RECOVERED, "k*", markersize=10, label=relay)
-    for axes in panels:
-        axes.legend(fontsize="small")
+    relay = RELAY_SHARE, 100.0 * RELAY_RECOVERED
+    panels[0].plot(*relay, "k*", markersize=10)
+    panels[0].annotate("RelayLLM, its own models", relay, (8, -3), textcoords="offset points", fontsize="small")
+    panels[1].legend(fontsize="small")
     figure.savefig(path, bbox_inches="tight", dpi=130)
     plt.close(figure)
     return path
