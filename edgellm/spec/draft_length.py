@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import exp, inf, log
+from math import ceil, exp, inf, log
 from operator import mul
 from statistics import median
 
@@ -17,8 +17,10 @@ from edgellm.engine import HEADS
 
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 """Rows of a decode that are measured."""
+FOURS = 4
+"""Rows that llama.cpp computes together; the rest one by one."""
 MIN_SAVING = 0.1
-"""A decode is filled up beyond the next number of rows that was measured where that saves more than this share."""
+"""A decode is filled up beyond the next multiple of four, or measured number of rows, where that saves more of it."""
 MAX_DRAFT = KNOTS[-1] - 1
 """Drafted tokens in a chunk, at most: with the token before them they are one decode."""
 MIN_GAIN = 0.02
@@ -49,9 +51,9 @@ class CostCurve:
 
     The times hold if the previous decode had the same number of rows; otherwise `change` is added, because llama.cpp
     then rebuilds its graph. With `heads`, the times are of decodes without the LM head, and `heads[i]` are the seconds
-    of `HEADS[i]` head rows, which are computed lazily. With `filled`, decodes are padded to a measured number of rows:
-    a number in between can be slower than both (a quantised 0.5B model takes 34 ms for 4 rows, 66 ms for 7 and 44 ms
-    for 8). `doubtful`: the machine was busy during the measurement.
+    of `HEADS[i]` head rows, which are computed lazily. With `filled`, decodes are padded to a multiple of four, or a
+    measured number of rows: a number in between can be slower than both (a quantised 0.5B model takes 34 ms for 4 rows,
+    66 ms for 7 and 44 ms for 8). `doubtful`: the machine was busy during the measurement.
     """
 
     rows: tuple[int, ...]
@@ -89,9 +91,10 @@ class CostCurve:
             return wanted
         for rows in wanted[2 : self.rows[-1] + 1]:  # one row is the reference
             at = bisect_left(self.rows, rows)
+            near = min(self.rows[at], FOURS * ceil(rows / FOURS))
             least = min(range(at, len(self.rows)), key=self.seconds.__getitem__)
-            best = least if self.seconds[least] < (1.0 - MIN_SAVING) * self.seconds[at] else at
-            wanted[rows] = self.rows[best]
+            taken = np.interp(near, self.rows, self.seconds)
+            wanted[rows] = self.rows[least] if self.seconds[least] < (1.0 - MIN_SAVING) * taken else near
         return wanted
 
     def table(self, widths: Sequence[int] = ()) -> list[float]:

@@ -13,6 +13,7 @@ from edgellm.engine import HEADS
 from edgellm.spec.draft_length import (
     DRIFT,
     EXPLORATION,
+    FOURS,
     KNOTS,
     MAX_DRAFT,
     MIN_GAIN,
@@ -69,9 +70,15 @@ def test_filling_up_never_takes_longer_than_the_next_number_that_was_measured(cu
     filled = replace(curve, filled=True)
     for rows, (width, seconds) in enumerate(zip(filled.widths(), filled.table(), strict=True)):
         assert width >= rows
-        assert width in (0, *KNOTS)
+        assert width in (0, *KNOTS) or width % FOURS == 0
         later = [took for known, took in zip(curve.rows, curve.seconds, strict=True) if known >= rows]
         assert not rows or seconds <= later[0] + 1e-12
+
+
+def test_many_rows_are_filled_up_by_three_at_most() -> None:
+    """A prompt's, above all: every row costs, and only the rest of four is computed one by one."""
+    widths = replace(LINEAR, rows=KNOTS, seconds=tuple(map(float, KNOTS)), filled=True).widths()
+    assert [widths[rows] for rows in (17, 25, 33, 49, 53, 64)] == [20, 28, 36, 52, 56, 64]
 
 
 def test_rows_that_cost_nothing_are_drafted_and_steps_between_are_not_stopped_at() -> None:

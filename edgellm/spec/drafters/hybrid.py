@@ -139,6 +139,7 @@ class DrafterSelector:
 _REST = 7  # rounds after which it is considered again whether a draft model that does not pay is asked
 _PAUSED = "the draft model is paused: recent replies were slower with it"
 _BACKS_OFF = "the draft model is paused: its last drafts did not pay and were dropped"
+_QUIET = Chunk()  # of a round in which nothing is considered
 
 
 class HybridDrafter(Drafter):
@@ -159,6 +160,8 @@ class HybridDrafter(Drafter):
         self._drafted = 0  # tokens that it drafted
         self._rest = 0  # rounds without a copy, in which the model is not considered
         self._plain_rounds, self._plain_tokens, self._plain_seconds = 0, 0, 0.0  # without a draft, not recorded yet
+        self._quiet = 0  # rounds to come in which neither copies nor the model are considered
+        self._quiet_rounds, self._quiet_seconds = 0, 0.0  # that have passed, not counted yet
 
     @property
     def needs_verdict(self) -> bool:
@@ -168,17 +171,30 @@ class HybridDrafter(Drafter):
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
         self._number, self._reads_prompt, self._knows_prompt, self._rest = 0, False, False, 0
+        self._quiet, self._quiet_rounds, self._quiet_seconds = 0, 0, 0.0
         self._retrieval.begin(state)
         self._model.begin(state)
 
     def end(self) -> None:
         """See `Drafter.end`."""
+        self._end_quiet()
         self._record_plain()
         self._retrieval.end()
         self._model.end()
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        """See `Drafter.propose`."""
+        """See `Drafter.propose`. While neither copies nor the model are considered, a round costs next to nothing."""
+        if self._quiet:
+            self._quiet -= 1
+            return _QUIET
+        self._end_quiet()
+        chunk = self._propose(state, gamma)
+        if not (len(chunk) or self.asked or state.explain):
+            copies = self._retrieval.rest
+            self._quiet = min(self._rest, copies) if self._rounds.uses_model else copies
+        return chunk
+
+    def _propose(self, state: GenerationState, gamma: int) -> Chunk:
         rounds = self._rounds
         if not self._number:
             rounds.start_episode()
@@ -239,9 +255,14 @@ class HybridDrafter(Drafter):
 
     def observe(self, state: GenerationState, turn: Round) -> None:
         """See `Drafter.observe`."""
+        verdict = turn.verdict
+        if turn.chunk is _QUIET and verdict is not None and len(verdict.tokens) == 1:
+            self._quiet_rounds += 1
+            self._quiet_seconds += turn.answered - turn.began
+            return
         self._model.observe(state, turn)
         self._retrieval.observe(state, turn, shared=self.asked)
-        if (verdict := turn.verdict) is None:
+        if verdict is None:
             return
         tokens, seconds, rounds = verdict.accepted + len(verdict.tokens), turn.seconds, self._rounds
         first, self._number = not self._number, self._number + 1
@@ -263,6 +284,17 @@ class HybridDrafter(Drafter):
                 rounds.record_model_round(tokens, seconds)
             rounds.record_tokens(tokens, seconds)
         self._reads_prompt = False
+
+    def _end_quiet(self) -> None:
+        """Count the quiet rounds that have passed."""
+        rounds, seconds = self._quiet_rounds, self._quiet_seconds
+        if rounds:
+            self._quiet_rounds, self._quiet_seconds = 0, 0.0
+            self._rest = max(0, self._rest - rounds)
+            self._retrieval.rested(rounds, seconds)
+            self._plain_rounds += rounds
+            self._plain_tokens += rounds
+            self._plain_seconds += seconds
 
     def _record_plain(self) -> None:
         """Record the rounds since the last one in which the draft model was asked."""

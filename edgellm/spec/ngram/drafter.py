@@ -100,6 +100,17 @@ class RetrievalDrafter(Drafter, Suggestions):
         self._looking = perf_counter() - began
         return chunk
 
+    @property
+    def rest(self) -> int:
+        """Return for how many rounds nothing will be looked up."""
+        return self._rest
+
+    def rested(self, rounds: int, seconds: float) -> None:
+        """Learn from rounds of `rest` in which `propose` was not called, each of one token, which took `seconds`
+        together."""
+        self._rest -= rounds
+        self._wrote_plainly(rounds, seconds)
+
     def _propose(
         self, state: GenerationState, gamma: int, alternative: tuple[float, float] | None, allowed: float
     ) -> Chunk:
@@ -275,11 +286,7 @@ class RetrievalDrafter(Drafter, Suggestions):
         first, self._first = self._first, False
         done = not (self._looked or shared or first or self._refused)
         if done and turn.chunk is _NOTHING and len(verdict.tokens) == 1:  # as most rounds where nothing is copied
-            self._plain_rounds += 1
-            self._plain_seconds += turn.answered - turn.began
-            if self._plain_rounds >= self._together:
-                self._learn_plain()
-                self._together = min(2 * self._together, _MOST_TOGETHER)
+            self._wrote_plainly(1, turn.seconds)
             return
         began, duty = perf_counter(), self._duty
         self._learn(turn, verdict, first=first, shared=shared)
@@ -338,6 +345,14 @@ class RetrievalDrafter(Drafter, Suggestions):
                     agree = agrees(kind)
                     for bit, name in enumerate(self.copied):
                         self.copied[name] += agree >> bit & 1
+
+    def _wrote_plainly(self, rounds: int, seconds: float) -> None:
+        """Count rounds without a lookup or a draft, each of one token, and learn from them once they are enough."""
+        self._plain_rounds += rounds
+        self._plain_seconds += seconds
+        if self._plain_rounds >= self._together:
+            self._learn_plain()
+            self._together = min(2 * self._together, _MOST_TOGETHER)
 
     def _learn_plain(self) -> None:
         """Learn from the rounds since the last one with a lookup."""

@@ -35,6 +35,7 @@ class DutyCycle:
         self._anywhere, self._most_index = 0.5 * full, 0.25 * full
         self._threes: set[int] = set()  # three tokens each, one after another
         self._read = self._last = self._run = 0  # tokens compared, the last two of them, and known places at the end
+        self._new = 0  # tokens since the last known place
         self._indexed = self._prompt = 0  # tokens of the text that lookups have indexed, and of the prompt
         self._lookup, self._token = _LOOKUP, _INDEXED
         self.reason = ""
@@ -47,7 +48,7 @@ class DutyCycle:
         self._allowance.begin()
         self._threes = set((ids[:-2] << 2 * _BITS | ids[1:-1] << _BITS | ids[2:]).tolist())
         self._read, self._prompt, self._indexed = len(before), len(prompt), 0
-        self._last, self._run = int(ids[-2] << _BITS | ids[-1]) if len(ids) > 1 else 0, 0
+        self._last, self._run, self._new = int(ids[-2] << _BITS | ids[-1]) if len(ids) > 1 else 0, 0, 0
 
     def due(self, text: Ids) -> bool:
         """Return whether to look up what may follow `text` (n,)."""
@@ -73,8 +74,9 @@ class DutyCycle:
 
     @property
     def rest(self) -> int:
-        """Return for how many rounds a lookup need not be considered, after none was due."""
-        return 0 if self._run else _REST
+        """Return for how many rounds a lookup need not be considered, after none was due: the more, the longer nothing
+        has been known."""
+        return 0 if self._run else min(_REST + self._new // _LONGER, _MOST_REST)
 
     @property
     def allowed(self) -> float:
@@ -96,16 +98,16 @@ class DutyCycle:
         self._allowance.settle_model(tokens, seconds / self._single())
 
     def _compare(self, tokens: Sequence[int]) -> None:
-        threes, past, last, run = self._threes, self._past, self._last, self._run
+        threes, past, last, run, new = self._threes, self._past, self._last, self._run, self._new
         for token in tokens:
             three = last << _BITS | token
-            if three in threes:
-                run += 1
-            else:
+            known = three in threes
+            if not known:
                 threes.add(three)
-                run = run + 1 if past is not None and _known(past, three) else 0
+                known = past is not None and _known(past, three)
+            run, new = (run + 1, 0) if known else (0, new + 1)
             last = three & _TWO
-        self._last, self._run = last, run
+        self._last, self._run, self._new = last, run, new
         self._read += len(tokens)
 
     def looked(self, seconds: float) -> None:
@@ -129,7 +131,8 @@ def _known(past: SuffixAutomaton, three: int) -> bool:
     return state >= 0 and past.step(state, three & _ONE) >= 0
 
 
-_REST = 2  # rounds: as long as nothing is known, three tokens are compared at a time
+_REST, _MOST_REST = 2, 5  # rounds: as long as nothing is known, three to six tokens are compared at a time
+_LONGER = 16  # tokens, after which it is one more
 _END = 4  # tokens of the prompt that are compared like those of a reply
 _BITS = 21  # of a token: three fit into a machine's word
 _ONE, _TWO = (1 << _BITS) - 1, (1 << 2 * _BITS) - 1

@@ -247,6 +247,35 @@ def test_a_small_model_that_rests_is_not_asked_and_says_so() -> None:
     known.give()
 
 
+def test_while_copies_and_the_model_rest_neither_is_considered_and_all_rounds_count() -> None:
+    known = memory()
+    known.allowance.lookups.spend(50.0)
+    for _ in range(MIN_ROUNDS):
+        known.rounds.record_model_round(1, 9.0)
+    own = taken(known, PROMPT)
+    mixed, considered, propose = HybridDrafter(own, Sure(markov(1, 10)), 3, known.rounds), list[int](), own.propose
+
+    def noted(state: GenerationState, gamma: int, *, alternative: tuple[float, float] | None = None) -> Chunk:
+        considered.append(len(state.ids))
+        return propose(state, gamma, alternative=alternative)
+
+    own.propose = noted  # type: ignore[method-assign]
+    text = PROMPT
+    for number in range(60):
+        told(mixed, mixed.propose(GenerationState(text), 8), Verdict(0, np.array([20 + number], dtype=np.int32)), 1.0)
+        text = np.append(text, np.int32(20 + number)).astype(np.int32)
+    assert 60 / 6 <= len(considered) <= 60 / 3
+    mixed.end()
+    saved, waited = 8.0 / EXPLORATION, 0
+    while not known.rounds.try_due():
+        known.rounds.record_other_round(1, 1.0)
+        waited += 1
+    assert waited == pytest.approx(saved - 60, rel=0.05)
+    chunks = [mixed.propose(GenerationState(text, explain=True), 8) for _ in range(4)]
+    assert all(chunk.reason for chunk in chunks), "each round says why"
+    known.give()
+
+
 class Counting(DrafterSelector):
     """Counts how often it is considered whether to ask the model."""
 
