@@ -101,12 +101,12 @@ def test_a_device_that_is_late_itself_does_not_blame_the_verifier(vocabulary: Vo
 def test_a_verifier_that_is_slow_but_works_is_waited_for(vocabulary: Vocabulary) -> None:
     def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
         for ask in rounds:
-            for step in range(20):  # 1 s: five times the silence that would be too long
-                time.sleep(0.05)
+            for step in range(30):  # 3 s: longer than the silence that would be too long
+                time.sleep(0.1)
                 yield working(ask.round, step)
             yield verdict(ask.round, 42)
 
-    with asking(vocabulary, script) as session:
+    with asking(vocabulary, script, replace(QUICK, beat=0.5, stall=2.0, least=60.0)) as session:
         got = session.submit(TEXT, Chunk()).result()
         assert got.tokens.tolist() == [42]
         assert got.bytes_down > 20 * 4
