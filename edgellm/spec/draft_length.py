@@ -17,10 +17,10 @@ from edgellm.engine import HEADS
 
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 """Rows of a decode that are measured."""
-FOURS = 4
+ROW_TILE = 4
 """Rows that llama.cpp computes together; the rest one by one."""
 MIN_SAVING = 0.1
-"""A decode is filled up beyond the next multiple of four, or measured number of rows, where that saves more of it."""
+"""Share of the time that filling a decode up beyond the next tile, or measured number of rows, has to save."""
 MAX_DRAFT = KNOTS[-1] - 1
 """Drafted tokens in a chunk, at most: with the token before them they are one decode."""
 MIN_GAIN = 0.02
@@ -91,7 +91,7 @@ class CostCurve:
             return wanted
         for rows in wanted[2 : self.rows[-1] + 1]:  # one row is the reference
             at = bisect_left(self.rows, rows)
-            near = min(self.rows[at], FOURS * ceil(rows / FOURS))
+            near = min(self.rows[at], ROW_TILE * ceil(rows / ROW_TILE))
             least = min(range(at, len(self.rows)), key=self.seconds.__getitem__)
             taken = np.interp(near, self.rows, self.seconds)
             wanted[rows] = self.rows[least] if self.seconds[least] < (1.0 - MIN_SAVING) * taken else near

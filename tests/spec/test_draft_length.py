@@ -13,10 +13,10 @@ from edgellm.engine import HEADS
 from edgellm.spec.draft_length import (
     DRIFT,
     EXPLORATION,
-    FOURS,
     KNOTS,
     MAX_DRAFT,
     MIN_GAIN,
+    ROW_TILE,
     WITNESSES,
     CostCurve,
     DraftLengthController,
@@ -70,7 +70,7 @@ def test_filling_up_never_takes_longer_than_the_next_number_that_was_measured(cu
     filled = replace(curve, filled=True)
     for rows, (width, seconds) in enumerate(zip(filled.widths(), filled.table(), strict=True)):
         assert width >= rows
-        assert width in (0, *KNOTS) or width % FOURS == 0
+        assert width in KNOTS or width % ROW_TILE == 0
         later = [took for known, took in zip(curve.rows, curve.seconds, strict=True) if known >= rows]
         assert not rows or seconds <= later[0] + 1e-12
 

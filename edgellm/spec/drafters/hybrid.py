@@ -139,7 +139,7 @@ class DrafterSelector:
 _REST = 7  # rounds after which it is considered again whether a draft model that does not pay is asked
 _PAUSED = "the draft model is paused: recent replies were slower with it"
 _BACKS_OFF = "the draft model is paused: its last drafts did not pay and were dropped"
-_QUIET = Chunk()  # of a round in which nothing is considered
+_RESTING = Chunk()  # of a round in which nothing is considered
 
 
 class HybridDrafter(Drafter):
@@ -160,8 +160,8 @@ class HybridDrafter(Drafter):
         self._drafted = 0  # tokens that it drafted
         self._rest = 0  # rounds without a copy, in which the model is not considered
         self._plain_rounds, self._plain_tokens, self._plain_seconds = 0, 0, 0.0  # without a draft, not recorded yet
-        self._quiet = 0  # rounds to come in which neither copies nor the model are considered
-        self._quiet_rounds, self._quiet_seconds = 0, 0.0  # that have passed, not counted yet
+        self._both_rest = 0  # rounds to come in which neither copies nor the model are considered
+        self._rested_rounds, self._rested_seconds = 0, 0.0  # that have passed, not counted yet
 
     @property
     def needs_verdict(self) -> bool:
@@ -171,27 +171,27 @@ class HybridDrafter(Drafter):
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
         self._number, self._reads_prompt, self._knows_prompt, self._rest = 0, False, False, 0
-        self._quiet, self._quiet_rounds, self._quiet_seconds = 0, 0, 0.0
+        self._both_rest, self._rested_rounds, self._rested_seconds = 0, 0, 0.0
         self._retrieval.begin(state)
         self._model.begin(state)
 
     def end(self) -> None:
         """See `Drafter.end`."""
-        self._end_quiet()
+        self._record_rest()
         self._record_plain()
         self._retrieval.end()
         self._model.end()
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """See `Drafter.propose`. While neither copies nor the model are considered, a round costs next to nothing."""
-        if self._quiet:
-            self._quiet -= 1
-            return _QUIET
-        self._end_quiet()
+        if self._both_rest:
+            self._both_rest -= 1
+            return _RESTING
+        self._record_rest()
         chunk = self._propose(state, gamma)
         if not (len(chunk) or self.asked or state.explain):
             copies = self._retrieval.rest
-            self._quiet = min(self._rest, copies) if self._rounds.uses_model else copies
+            self._both_rest = min(self._rest, copies) if self._rounds.uses_model else copies
         return chunk
 
     def _propose(self, state: GenerationState, gamma: int) -> Chunk:
@@ -256,9 +256,9 @@ class HybridDrafter(Drafter):
     def observe(self, state: GenerationState, turn: Round) -> None:
         """See `Drafter.observe`."""
         verdict = turn.verdict
-        if turn.chunk is _QUIET and verdict is not None and len(verdict.tokens) == 1:
-            self._quiet_rounds += 1
-            self._quiet_seconds += turn.answered - turn.began
+        if turn.chunk is _RESTING and verdict is not None and len(verdict.tokens) == 1:
+            self._rested_rounds += 1
+            self._rested_seconds += turn.seconds
             return
         self._model.observe(state, turn)
         self._retrieval.observe(state, turn, shared=self.asked)
@@ -285,11 +285,11 @@ class HybridDrafter(Drafter):
             rounds.record_tokens(tokens, seconds)
         self._reads_prompt = False
 
-    def _end_quiet(self) -> None:
-        """Count the quiet rounds that have passed."""
-        rounds, seconds = self._quiet_rounds, self._quiet_seconds
+    def _record_rest(self) -> None:
+        """Record the rounds in which both rested."""
+        rounds, seconds = self._rested_rounds, self._rested_seconds
         if rounds:
-            self._quiet_rounds, self._quiet_seconds = 0, 0.0
+            self._rested_rounds, self._rested_seconds = 0, 0.0
             self._rest = max(0, self._rest - rounds)
             self._retrieval.rested(rounds, seconds)
             self._plain_rounds += rounds
