@@ -19,7 +19,7 @@ the same without the time to the first token, where it is known; the whole time 
 when everything has been measured; the worst of all stretches of 256 tokens; drafted tokens for each written one; and
 how many replies are equal: quantised weights round a pass over several rows differently, and random text has many ties.
 `by token`: as `whole`, of further replies that both write at the same time, a token each by turns, for half of
-`--seconds` at door `here`: what disturbs the machine for longer than a token disturbs both.
+`--seconds` at door `here`, and 24 at least: what disturbs the machine for longer than a token disturbs both.
 The aim is an interval above 0.985.
 """
 
@@ -56,6 +56,8 @@ from testkit.gguf import random_model
 AIM = 0.985
 LEAST = 12
 """Replies of each side, at least."""
+LEAST_TOGETHER = 24
+"""Replies of each side that are written a token each by turns, at least."""
 SHARPNESS = 3.0
 WINDOW = 256
 WORDS = 40
@@ -190,7 +192,7 @@ def measured(
                 written.add(*side(f"{word} {prompt}" if door == "link" else prompt, tokens))
                 pair.wait_until_measured()
                 alone.wait_until_measured()
-        while door == "here" and (len(together) < LEAST or sum(map(sum, together)) < 0.5 * enough):
+        while door == "here" and (len(together) < LEAST_TOGETHER or sum(map(sum, together)) < 0.5 * enough):
             together.append(by_token(pair, alone, next(prompts), tokens))
     found = row(ours, plain, compared=door != "link")
     return found | {"by_token": ratio([one[1] for one in together], [one[0] for one in together])}

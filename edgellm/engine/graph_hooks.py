@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +64,10 @@ class _Tensor(ctypes.Structure):
     )
 
 
+_ROWS = struct.Struct("i4x8x4q2Q")
+"""The fields of `_Tensor` up to `nb[1]`, read at once: a field of a structure takes as long."""
+_ALL = slice(None)
+
 SCORES = 256 * 2**20
 """Bytes of attention scores that a batch may take, where attention is captured."""
 _LEAST_ROWS = 32
@@ -85,6 +91,70 @@ def _heads(header: GgufHeader) -> int:
     return max(1, most if isinstance(most, int) else 1)
 
 
+class NodeCallback(dict[int, bool]):
+    """What llama.cpp asks about every node of every graph: whether it is wanted, and, once shown, whether to go on.
+
+    It holds the addresses of nodes that are not wanted, for which a lookup in a dictionary answers: that takes half as
+    long as a function in Python would, and there are hundreds of them in a pass. Graphs of one kind have the same
+    nodes at the same addresses.
+    """
+
+    def __init__(self, wants: Callable[[int], bool], show: Callable[[int], bool]) -> None:
+        """Ask `wants` about a node that is not known, and pass a wanted one to `show`, which returns whether to go
+        on."""
+        super().__init__()
+        self._wants, self._show = wants, show
+        self._wanted = 0  # the node that is shown next
+        self._error: BaseException | None = None
+        self._kind: Hashable = None
+        self._kinds: dict[Hashable, dict[int, bool]] = {}
+        # C's calling conventions let a function leave arguments unread: here, whether it is a question, and user data
+        self._function: Any = _Node(self.__getitem__)
+        self.callback: Any = ctypes.cast(self._function, lib.ggml_backend_sched_eval_callback)
+
+    def __missing__(self, node: int) -> bool:
+        try:
+            if node == self._wanted:
+                self._wanted = 0
+                return self._show(node)
+            if self._wants(node):
+                self._wanted = node
+                return True
+        except BaseException as error:  # noqa: BLE001  nothing may be raised through C: raised by `end`
+            self._error = error
+            return False
+        self[node] = False
+        return False
+
+    def begin(self, kind: Hashable) -> None:
+        """Begin a graph; `kind` tells those with other nodes or other wishes apart. None: it is like no other."""
+        self._wanted, self._error = 0, None
+        if kind is None or kind != self._kind:
+            if self._kind is not None:
+                self._kinds[self._kind] = dict(self)
+            self.clear()
+            self.update(self._kinds.get(kind, {}))
+            self._kind = kind
+
+    def end(self) -> None:
+        """Raise the error that occurred while looking at nodes, such as an interrupt."""
+        if self._error is not None:
+            raise self._error
+
+    def forget(self) -> None:
+        """Forget all nodes: others are at their addresses now."""
+        self._kinds.clear()
+        self.clear()
+
+    def close(self) -> None:
+        """Let go of the functions that were given."""
+        self._function = self.callback = None
+        self._wants = self._show = bool
+
+
+_Node = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
+
+
 class Recorder:
     """Keeps the rows that one decode call shows. Rows of several llama.cpp batches are joined in the tokens' order.
 
@@ -100,17 +170,20 @@ class Recorder:
         self._stops = capture.stop_after is not None
         self._rows = 0  # of the next batch
         self._copies = 0  # rows at its end that are not shown
-        self.error: BaseException | None = None
         self._to_come = 0
         self._parts: dict[bytes, list[Floats]] = {}
         self._buffers = _BufferPool()
         self._outputs = frozenset(b"l_out-%d" % i for i in capture.outputs)
         self._last = b"l_out-%d" % capture.stop_after if capture.stop_after is not None else b""
         self._library = native.ggml()
-        self._name = native.bind_nonblocking(self._library.ggml_get_name, ctypes.c_char_p, ctypes.c_void_p)
-        self._others: set[int] = set()  # nodes of this graph that are not wanted
-        self._graphs: dict[tuple[int, frozenset[bytes]], set[int]] = {}  # of small batches, equal for equal ones
-        self.callback = lib.ggml_backend_sched_eval_callback(self._see)
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        self._name = native.bind_nonblocking(self._library.ggml_get_name, ctypes.c_char_p, pointer)
+        self._get = native.bind(self._library.ggml_backend_tensor_get, None, pointer, pointer, size, size)
+        self._get_rows = native.bind(
+            self._library.ggml_backend_tensor_get_2d, None, pointer, pointer, size, size, size, size, size
+        )
+        self._nodes = NodeCallback(self._wants, self._see)
+        self.callback = self._nodes.callback
         self.attend(slice(None))
         self.clear()
 
@@ -136,7 +209,6 @@ class Recorder:
         """Forget the kept rows; called before every decode."""
         self._parts.clear()
         self._buffers.clear()
-        self.error = None
         self._wanted = self._outputs | self._attention
         self._asked = self._wanted | {self._last} if self.stops else self._wanted
 
@@ -144,15 +216,14 @@ class Recorder:
         """Begin a llama.cpp batch: each node that is asked for will be shown once."""
         self._to_come = len(self._asked) if self._one_graph or not self._asked else -1
         small = self._one_graph and self._rows <= _SMALL
-        self._others = self._graphs.setdefault((self._rows, self._asked), set()) if small else set()
+        self._nodes.begin((self._rows, self._asked) if small else None)
         return self
 
     def __exit__(self, *_raised: object) -> None:
         """End the batch; raise any error that occurred while looking at it."""
         if self._to_come > 0:  # the graph was a different one, or did not run to its end
-            self._graphs.clear()
-        if self.error is not None:
-            raise self.error
+            self._nodes.forget()
+        self._nodes.end()
 
     def attention(self, layer: int) -> Floats:
         """Return the attention of the last decode, shape (heads, tokens, keys), where `keys` are those of `attend`.
@@ -193,47 +264,32 @@ class Recorder:
             )
         return self._parts[name]
 
-    def _see(self, tensor: int, asking: bool, _user: int | None) -> bool:
-        # Asked about a node: is it wanted? Shown a node: go on? Nothing may be raised through C. Every node is asked
-        # about, and looking up its name costs three times as much as the call: no name is looked up twice, except for
-        # wanted nodes, and none once all wanted nodes have been shown.
-        try:
-            if not self._to_come:
-                return not asking
-            if tensor in self._others:
-                return False
-            name: bytes = self._name(tensor)
-            if asking:
-                if name in self._asked:
-                    return True
-                self._others.add(tensor)
-                return False
-            self._to_come -= 1
-            if name in self._wanted:
-                self._parts.setdefault(name, []).append(self._read(tensor, name))
-            return not (self.stops and name == self._last)
-        except BaseException as error:  # noqa: BLE001  raised again once C has returned
-            self.error = error
-            return False
+    def _wants(self, tensor: int) -> bool:
+        # a name takes longer to look up than the question: none is once all wanted nodes have been shown
+        return bool(self._to_come) and self._name(tensor) in self._asked
+
+    def _see(self, tensor: int) -> bool:
+        name: bytes = self._name(tensor)
+        self._to_come -= 1
+        if name in self._wanted:
+            self._parts.setdefault(name, []).append(self._read(tensor, name))
+        return not (self.stops and name == self._last)
 
     def _read(self, address: int, name: bytes) -> Floats:
-        tensor = _Tensor.from_address(address)
-        cols, rows, heads, streams = tensor.ne
-        if tensor.type != lib.GGML_TYPE_F32 or tensor.nb[0] != 4 or tensor.nb[1] != 4 * cols:
+        kind, cols, rows, heads, streams, element, stride = _ROWS.unpack(ctypes.string_at(address, _ROWS.size))
+        if kind != lib.GGML_TYPE_F32 or element != 4 or stride != 4 * cols:
             raise EngineFailed(f"{name.decode()} is not laid out in float32 rows.", "Capture on another device.")
         if name in self._outputs:
-            data = self._buffers.take((rows, cols))
-            self._library.ggml_backend_tensor_get(address, data.ctypes.data, 0, data.nbytes)
+            data, there = self._buffers.take((rows, cols))
+            self._get(address, there, 0, data.nbytes)
             return data
         if self.shared:
-            self._visible = self._mask(tensor.src[1], cols, rows - 1 - self._copies)
-        first, end, _ = (self._keys or slice(None)).indices(cols)
+            self._visible = self._mask(_Tensor.from_address(address).src[1], cols, rows - 1 - self._copies)
+        first, end, _ = (self._keys or _ALL).indices(cols)
         width = max(0, end - first)
-        data = self._buffers.take((streams * heads, rows, width))
+        data, there = self._buffers.take((streams * heads, rows, width))
         if width:
-            self._library.ggml_backend_tensor_get_2d(
-                address, data.ctypes.data, 4 * first, 4 * width, streams * heads * rows, 4 * cols, 4 * width
-            )
+            self._get_rows(address, there, 4 * first, 4 * width, streams * heads * rows, 4 * cols, 4 * width)
         if self._copies:
             return data[:, : rows - self._copies]
         # several streams hold one sequence each: their rows follow each other
@@ -245,7 +301,7 @@ class Recorder:
         if mask.type != lib.GGML_TYPE_F32 or mask.ne[0] != cols or row >= mask.ne[1]:
             raise EngineFailed("The attention mask is not laid out in float32 rows.", "Open the context with n_seq=1.")
         data = np.empty(cols, dtype=np.float32)
-        self._library.ggml_backend_tensor_get(address, data.ctypes.data, row * mask.nb[1], data.nbytes)
+        self._get(address, data.ctypes.data, row * mask.nb[1], data.nbytes)
         visible: Flags = data == 0.0
         return visible
 
@@ -254,16 +310,18 @@ class _BufferPool:
     """Memory for the rows that a decode shows, used again by the next one."""
 
     def __init__(self) -> None:
-        self._floats = np.empty(0, dtype=np.float32)
-        self._used = 0
+        self._use(np.empty(0, dtype=np.float32))
 
-    def take(self, shape: tuple[int, ...]) -> Floats:
+    def _use(self, floats: Floats) -> None:
+        self._floats, self._address, self._used = floats, floats.ctypes.data, 0
+
+    def take(self, shape: tuple[int, ...]) -> tuple[Floats, int]:
+        """Return an array of this shape, and its address."""
         size = math.prod(shape)
         if self._used + size > len(self._floats):  # arrays over the old memory keep it alive
-            self._floats = np.empty(self._used + size, dtype=np.float32)
-            self._used = 0
+            self._use(np.empty(self._used + size, dtype=np.float32))
         start, self._used = self._used, self._used + size
-        return self._floats[start : self._used].reshape(shape)
+        return self._floats[start : self._used].reshape(shape), self._address + 4 * start
 
     def clear(self) -> None:
         self._used = 0

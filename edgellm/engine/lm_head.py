@@ -22,8 +22,8 @@ import numpy as np
 
 from edgellm.engine import cores, native
 from edgellm.engine.gguf.reader import TensorInfo
+from edgellm.engine.graph_hooks import NodeCallback
 from edgellm.engine.model import Model
-from edgellm.engine.native import lib
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EngineFailed
 
@@ -339,15 +339,14 @@ class LazyHead:
         """Seconds of heads of `HEADS` rows together, or numbers in proportion to them."""
         self.kept = 0
         """Rows kept of the last pass; 0 where it had another number of rows than expected."""
-        self.error: BaseException | None = None
         self._expected = 0  # 0: it does not watch
         self._stops = True
-        self._names: dict[int, bool] = {}  # whether the tensor at an address is the head's input
         library = native.ggml()
         self._name = native.bind_nonblocking(library.ggml_get_name, ctypes.c_char_p, ctypes.c_void_p)
         self._bytes = native.bind_nonblocking(library.ggml_nbytes, ctypes.c_size_t, ctypes.c_void_p)
         self._get = library.ggml_backend_tensor_get
-        self.callback: Any = lib.ggml_backend_sched_eval_callback(self._see)
+        self._nodes = NodeCallback(self._wants, self._see)
+        self.callback = self._nodes.callback
 
     @property
     def seconds(self) -> Sequence[float]:
@@ -360,6 +359,7 @@ class LazyHead:
 
     def close(self) -> None:
         """Let go of the model's file; called when the context is closed."""
+        self._nodes.close()
         self.callback = None
 
     @contextmanager
@@ -371,38 +371,27 @@ class LazyHead:
         finally:
             self._expected = 0
         if not self.kept:  # addresses are used again: this graph had another tensor there
-            self._names.clear()
+            self._nodes.forget()
 
     def __enter__(self) -> Self:
         """Begin a llama.cpp batch."""
-        self.error = None
+        self._nodes.begin(self._expected > 0)
         return self
 
     def __exit__(self, *_raised: object) -> None:
         """End the batch; raise any error that occurred while looking at it, such as an interrupt."""
-        if self.error is not None:
-            raise self.error
+        self._nodes.end()
 
-    def _see(self, tensor: int, asking: bool, _user: int | None) -> bool:
-        # Asked about a node: is it wanted? Shown it: go on? Every node of every pass is asked about, and nothing may be
-        # raised through C.
-        try:
-            if not self._expected:
-                return not asking
-            wanted = self._names.get(tensor)
-            if wanted is None or not asking:
-                wanted = self._names[tensor] = self._name(tensor) == _NORM
-            if asking or not wanted:
-                return wanted or not asking
-            size, states = self._bytes(tensor), self.head.states
-            if size != self._expected * states.strides[0]:
-                return True
-            self._get(tensor, states.ctypes.data, 0, size)
-            self.kept = self._expected
-            return not self._stops
-        except BaseException as error:  # noqa: BLE001  raised again once C has returned
-            self.error = error
-            return False
+    def _wants(self, tensor: int) -> bool:
+        return self._expected > 0 and self._name(tensor) == _NORM
+
+    def _see(self, tensor: int) -> bool:
+        size, states = self._bytes(tensor), self.head.states
+        if size != self._expected * states.strides[0]:
+            return True
+        self._get(tensor, states.ctypes.data, 0, size)
+        self.kept = self._expected
+        return not self._stops
 
     def agrees(self, logits: Floats) -> bool:
         """Return whether the heads of the kept rows give llama.cpp's own `logits`, (n, n_vocab)."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Floats, Model, SeqRows, graph_hooks
+from edgellm.engine import Capture, Context, Floats, Model, SeqRows, graph_hooks, native
 from edgellm.engine.gguf.reader import GgufHeader
-from edgellm.engine.graph_hooks import SCORES, Recorder, attention_rows
+from edgellm.engine.graph_hooks import SCORES, NodeCallback, Recorder, attention_rows
 from edgellm.errors import EngineFailed, InvalidOption
 
 IDS = np.arange(100, 140, dtype=np.int32)
@@ -113,13 +113,13 @@ def test_the_graph_stops_after_a_layer(exact_model: Model, stop: int) -> None:
 
 def test_nothing_is_computed_behind_the_stop(exact_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
-    see = Recorder._see
+    missing = NodeCallback.__missing__
 
-    def noted(self: Recorder, tensor: int, asking: bool, user: int | None) -> bool:
-        names.append(self._library.ggml_get_name(tensor).decode())
-        return see(self, tensor, asking, user)
+    def noted(self: NodeCallback, node: int) -> bool:
+        names.append(native.ggml().ggml_get_name(node).decode())
+        return missing(self, node)
 
-    monkeypatch.setattr(Recorder, "_see", noted)
+    monkeypatch.setattr(NodeCallback, "__missing__", noted)
     with Context(exact_model, n_ctx=64, threads=1, capture=Capture(stop_after=3)) as context:
         context.decode(IDS)
     assert names[-1] == "l_out-3"
@@ -167,7 +167,7 @@ def test_without_a_capture_there_is_no_callback(draft_model: Model, monkeypatch:
     def never(*_: object) -> bool:
         raise AssertionError("asked")
 
-    monkeypatch.setattr(Recorder, "_see", never)
+    monkeypatch.setattr(NodeCallback, "__missing__", never)
     with Context(draft_model, n_ctx=64, threads=1) as context:
         assert context.captured is None
         context.decode(IDS)
@@ -298,11 +298,30 @@ def test_no_name_is_looked_up_twice_in_graphs_of_one_shape(draft_model: Model) -
         assert [rows for _, rows in found] == pytest.approx([found[0][1]] * 12, abs=1e-4)
 
 
+def test_nodes_of_one_shape_are_asked_about_in_python_once(draft_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary answers for the others: hundreds of calls of Python would take longer than a tiny model's layers."""
+    asked, missing = list[int](), NodeCallback.__missing__
+
+    def noted(self: NodeCallback, node: int) -> bool:
+        asked.append(node)
+        return missing(self, node)
+
+    monkeypatch.setattr(NodeCallback, "__missing__", noted)
+    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=(6,))) as context:
+        counts = []
+        for ids in (IDS[:1], IDS[1:4], IDS[4:5], IDS[5:8]):
+            asked.clear()
+            context.decode(ids)
+            counts.append(len(asked))
+    assert min(counts[:2]) > 50
+    assert counts[2:] == [2, 2]  # the wanted node, when asked about and when shown
+
+
 def test_a_graph_that_was_remembered_wrongly_is_learned_anew(draft_model: Model) -> None:
     with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=(6,))) as context:
         seen, one = recorder(context), np.array([100])
         context.decode(one)
-        (others,) = seen._graphs.values()
+        others = seen._nodes
         shown: list[int] = []
         name = seen._name
 
@@ -312,7 +331,7 @@ def test_a_graph_that_was_remembered_wrongly_is_learned_anew(draft_model: Model)
 
         seen._name = noted
         context.decode(one)
-        others.update(shown)  # as if another node had been at its address
+        others.update(dict.fromkeys(shown, False))  # as if another node had been at its address
         context.decode(one)
         with pytest.raises(EngineFailed, match="kq_soft_max-6"):
             seen.attention(6)

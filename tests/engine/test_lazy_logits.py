@@ -151,13 +151,24 @@ def test_it_finds_its_place_in_every_graph(pair: tuple[Context, Context]) -> Non
         same(1, n)
 
 
-def test_an_address_that_has_another_tensor_now_does_no_harm(pair: tuple[Context, Context]) -> None:
+def test_an_address_that_has_another_tensor_now_does_no_harm(
+    pair: tuple[Context, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
     late, plain = pair
     assert late.lazy_head is not None
     assert isinstance(late.decode_lazy(IDS[:4], outputs=4), LazyLogits)
     wanted = plain.decode(IDS[:4], outputs=4).copy()
-    names = late.lazy_head._names
-    names.update({address: not wanted for address, wanted in names.items()})  # all of them mistaken
+    nodes, see, looked = late.lazy_head._nodes, late.lazy_head._nodes._show, list[int]()
+
+    def noted(node: int) -> bool:
+        looked.append(node)
+        return see(node)
+
+    monkeypatch.setattr(nodes, "_show", noted)
+    late.rollback(0)
+    late.decode_lazy(IDS[:4], outputs=4)
+    assert looked  # the head's input
+    nodes.update(dict.fromkeys(looked, False))  # as if another tensor had been there
     late.rollback(0)
     assert np.allclose(known(late.decode_lazy(IDS[:4], outputs=4), 4), wanted, atol=1e-4)
     late.rollback(0)
@@ -174,19 +185,13 @@ def test_an_interrupt_while_it_looks_is_not_lost(
     context.decode(IDS[:3])
     assert context.lazy_head is not None
 
-    def interrupted(_tensor: int) -> bytes:
+    def interrupted(_tensor: int) -> bool:
         raise KeyboardInterrupt
 
-    class Interrupting:
-        def __bool__(self) -> bool:
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        if late:
-            context.lazy_head._names.clear()
-            patched.setattr(context.lazy_head, "_name", interrupted)
-        else:
-            patched.setattr(context.lazy_head, "_expected", Interrupting())
+        nodes = context.lazy_head._nodes
+        nodes.forget()
+        patched.setattr(nodes, "_wants", interrupted)
         with pytest.raises(KeyboardInterrupt):
             (context.decode_lazy if late else context.decode)(IDS[3:6], outputs=2)
     assert context.length() == 3
