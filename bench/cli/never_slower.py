@@ -7,8 +7,8 @@ The verifier has random weights whose greedy text repeats nothing, so there is n
 other random weights, and knows nothing. The pair is opened with edgellm's own settings. Beside it the verifier alone,
 without retrieval, is plain decoding. Both write the same replies to prompts of random words in one process, by turns,
 and the order alternates, for `--seconds`, and for twelve replies of each at least. The first replies of the pair, which
-measure it, count. Halfway both are opened again in the other order: of two verifiers alike, the one opened first was
-one percent slower.
+measure it, count. Halfway both are opened again in the other order, as even of two equal verifiers the one opened first
+may be slower.
 
 Doors: `here` is `LLM.reply`, as the command line calls it; `http` is the HTTP server on loopback, asked for the whole
 reply; `link` is a verifier that another process serves on loopback, whose cache would answer the same prompt sooner the

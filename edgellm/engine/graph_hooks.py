@@ -65,7 +65,7 @@ class _Tensor(ctypes.Structure):
 
 
 _ROWS = struct.Struct("i4x8x4q2Q")
-"""The fields of `_Tensor` up to `nb[1]`, read at once: a field of a structure takes as long."""
+"""The fields of `_Tensor` up to `nb[1]`: one call reads them all."""
 _ALL = slice(None)
 
 SCORES = 256 * 2**20
@@ -94,9 +94,8 @@ def _heads(header: GgufHeader) -> int:
 class NodeCallback(dict[int, bool]):
     """What llama.cpp asks about every node of every graph: whether it is wanted, and, once shown, whether to go on.
 
-    It holds the addresses of nodes that are not wanted, for which a lookup in a dictionary answers: that takes half as
-    long as a function in Python would, and there are hundreds of them in a pass. Graphs of one kind have the same
-    nodes at the same addresses.
+    It holds the addresses of nodes that are not wanted. For these, hundreds in a pass, the lookup in the dictionary
+    itself answers, without a Python function. Graphs of one kind have the same nodes at the same addresses.
     """
 
     def __init__(self, wants: Callable[[int], bool], show: Callable[[int], bool]) -> None:
@@ -127,7 +126,7 @@ class NodeCallback(dict[int, bool]):
         return False
 
     def begin(self, kind: Hashable) -> None:
-        """Begin a graph; `kind` tells those with other nodes or other wishes apart. None: it is like no other."""
+        """Begin a graph. Graphs of one `kind` have the same nodes, of which the same are wanted; None: not known."""
         self._wanted, self._error = 0, None
         if kind is None or kind != self._kind:
             if self._kind is not None:
