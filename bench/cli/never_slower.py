@@ -20,7 +20,8 @@ the same without the time to the first token, where it is known; the worst of al
 tokens for each written one; and how many replies are equal: quantised weights round a pass over several rows
 differently, and random text has many ties.
 `by token`: as `whole`, of further replies that both write at the same time, a token each by turns, for half of
-`--seconds` at door `here`, and 24 at least: what disturbs the machine for longer than a token disturbs both.
+`--seconds` at door `here`, and 24 at least: what disturbs the machine for longer than a token disturbs both. They too
+are opened for it in both orders, and their first replies count.
 The aim is an interval above 0.985.
 """
 
@@ -204,10 +205,10 @@ def measured(
                         written.add(*side(f"{word} {prompt}" if door == "link" else prompt, tokens))
                         pair.wait_until_measured()
                         alone.wait_until_measured()
-                while door == "here" and (
-                    len(together) < part * LEAST_TOGETHER or sum(map(sum, together)) < part * 0.5 * enough
-                ):
-                    together.append(by_token(pair, alone, next(prompts), tokens))
+            if door == "here":  # opened once more, as the first reply counts
+                with both(draft, at, threads, pair_first=part < 1.0) as (pair, alone):
+                    while len(together) < part * LEAST_TOGETHER or sum(map(sum, together)) < part * 0.5 * enough:
+                        together.append(by_token(pair, alone, next(prompts), tokens))
     found = row(ours, plain, compared=door != "link")
     return found | {"by_token": ratio([one[1] for one in together], [one[0] for one in together])}
 

@@ -127,9 +127,12 @@ class DrafterSelector:
 
     def record_length(self, drafted: int, sent: int, accepted: int) -> None:
         """Record that of `drafted` tokens of the model `sent` were verified, and `accepted` accepted. Where half of
-        them are right, or so few do not pay, the next draft may be twice as long."""
+        them are right, or so few do not pay, the next draft may be twice as long; behind a first draft without a right
+        token it has one."""
         if drafted >= self.longest and (not sent or 2 * accepted >= drafted):
             self.longest = 2 * drafted
+        elif sent and not accepted and self.longest <= FIRST_DRAFT:
+            self.longest = 1
 
     def record_reply(self, written: int) -> None:
         """Record the length of a complete reply."""

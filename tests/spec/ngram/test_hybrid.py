@@ -98,6 +98,18 @@ def test_drafts_become_longer_while_they_are_right_or_too_short_to_pay() -> None
     assert rounds.longest == FIRST_DRAFT
 
 
+def test_behind_a_first_draft_without_a_right_token_one_is_drafted() -> None:
+    rounds = DrafterSelector()
+    rounds.record_length(FIRST_DRAFT, 2, 0)
+    assert rounds.longest == 1
+    rounds.record_length(1, 1, 1)
+    assert rounds.longest == 2
+    rounds = DrafterSelector()
+    rounds.record_length(FIRST_DRAFT, 4, 4)
+    rounds.record_length(2 * FIRST_DRAFT, 8, 0)  # it has been right before
+    assert rounds.longest == 2 * FIRST_DRAFT
+
+
 def test_a_useless_model_is_tried_with_short_drafts() -> None:
     known = memory()
     mixed = HybridDrafter(taken(known, PROMPT), Sure(markov(1, 10)), 16, known.rounds)
@@ -106,7 +118,7 @@ def test_a_useless_model_is_tried_with_short_drafts() -> None:
         chunk = mixed.propose(GenerationState(PROMPT), 63)
         drafted += len(chunk)
         told(mixed, chunk, verdict(0), 1.0 + 3.0 * len(chunk))
-    assert 0 < drafted <= (MIN_ROUNDS + 1) * FIRST_DRAFT
+    assert 0 < drafted <= FIRST_DRAFT + 2 * MIN_ROUNDS  # later one of its own, and a copied one behind it
     known.give()
 
 
