@@ -127,8 +127,8 @@ class DrafterSelector:
 
     def record_length(self, drafted: int, sent: int, accepted: int) -> None:
         """Record that of `drafted` tokens of the model `sent` were verified, and `accepted` accepted. Where half of
-        them are right, or so few do not pay, the next draft may be twice as long; behind a first draft without a right
-        token it has one."""
+        them are right, or so few do not pay, the next draft may be twice as long. After a draft that is all wrong it
+        has one token, unless longer drafts than the first have been right."""
         if drafted >= self.longest and (not sent or 2 * accepted >= drafted):
             self.longest = 2 * drafted
         elif sent and not accepted and self.longest <= FIRST_DRAFT:

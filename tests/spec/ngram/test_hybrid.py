@@ -98,7 +98,7 @@ def test_drafts_become_longer_while_they_are_right_or_too_short_to_pay() -> None
     assert rounds.longest == FIRST_DRAFT
 
 
-def test_behind_a_first_draft_without_a_right_token_one_is_drafted() -> None:
+def test_after_a_first_draft_that_is_all_wrong_one_token_is_drafted() -> None:
     rounds = DrafterSelector()
     rounds.record_length(FIRST_DRAFT, 2, 0)
     assert rounds.longest == 1
