@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import monotonic, sleep
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from edgellm.errors import (
 )
 from edgellm.spec.protocols import Drafter, Pending, Verifier
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Decision, Notice, Verdict
+from edgellm.spec.types import NO_IDS, Chunk, Decision, Notice, Verdict
 
 T = TypeVar("T")
 _RESULT_POLL = 0.05  # seconds between two polls of `should_stop`
@@ -50,6 +51,39 @@ _BUSY_POLL = 0.02  # seconds between two polls of a busy verifier
 _MAX_SLOW = 3  # of a verifier that is too slow, where nothing else can write,
 _GIVE_UP_SECONDS = 60.0  # and no new try after this many seconds without a verdict
 _BUSY_MARGIN = 1.5  # a busy verifier counts as lost after this factor times its announced seconds, plus one
+
+
+class _AfterPrefill:
+    """A verdict that is asked for once the verifier has read the prompt."""
+
+    def __init__(self, prefill: Pending, submit: Callable[[], Pending]) -> None:
+        self._prefill, self._submit = prefill, submit
+        self._prefilled = Verdict(0, NO_IDS)
+        self._pending: Pending | None = None
+        self._error: VerifierUnavailable | None = None
+
+    def done(self) -> bool:
+        """See `Pending.done`. Raise nothing where the prompt could not be read: `result` does."""
+        if self._pending is None and self._error is None and self._prefill.done():
+            try:
+                self._pending = self._next()
+            except VerifierUnavailable as error:
+                self._error = error
+        return self._error is not None or (self._pending is not None and self._pending.done())
+
+    def result(self) -> Verdict:
+        """See `Pending.result`; the bytes of the prompt count."""
+        if self._error is not None:
+            raise self._error
+        if self._pending is None:
+            self._pending = self._next()
+        verdict, before = self._pending.result(), self._prefilled
+        bytes_up, bytes_down = verdict.bytes_up + before.bytes_up, verdict.bytes_down + before.bytes_down
+        return replace(verdict, bytes_up=bytes_up, bytes_down=bytes_down)
+
+    def _next(self) -> Pending:
+        self._prefilled = self._prefill.result()
+        return self._submit()
 
 
 class GuardedSession:
@@ -97,21 +131,15 @@ class GuardedSession:
         if self._session is None:
             return None
         try:
-            sent = 0, 0
-            if self._prefill is not None:
-                prefill, self._prefill = self._prefill, None
-                prefilled = prefill.result()
-                sent = prefilled.bytes_up, prefilled.bytes_down
             tail = not len(chunk) if state.tail is None else state.tail.second()
             wanted = state.limits.extra if tail else 0
             extra = max(0, min(wanted, state.tokens_left - len(chunk) - 1))
-            pending = self._session.submit(state.ids, chunk, extra)
+            submit = partial(self._session.submit, state.ids, chunk, extra)
+            prefill, self._prefill = self._prefill, None
+            pending = submit() if prefill is None else _AfterPrefill(prefill, submit)
             if len(chunk):
                 drafter.look_ahead(state, chunk, state.limits.gamma, pending.done)
             verdict = pending.result()
-            if any(sent):
-                bytes_up, bytes_down = verdict.bytes_up + sent[0], verdict.bytes_down + sent[1]
-                verdict = replace(verdict, bytes_up=bytes_up, bytes_down=bytes_down)
             began, self._last_verdict = self._last_verdict, monotonic()
             if state.tail is not None and self._verified:
                 tokens = verdict.accepted + len(verdict.tokens)

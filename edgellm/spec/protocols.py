@@ -40,8 +40,10 @@ class Drafter(ABC):
         """
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
-        """Draft up to `gamma` tokens after each predicted verdict on `chunk`, which is being verified, until `until`
-        returns True."""
+        """Draft up to `gamma` tokens after each predicted verdict on `chunk`, until `until` returns True.
+
+        `chunk` is being verified, or will be once the verifier has read the prompt.
+        """
         return
 
     def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:

@@ -158,6 +158,7 @@ class HybridDrafter(Drafter):
         self._reads_prompt = self._knows_prompt = (
             False  # whether the draft model reads the prompt this time, or has read it already
         )
+        self._asks_next = False  # whether the model would have drafted in the first round but for a copy
         self.asked = False
         """True if the draft model drafted in the last round, even if none of its tokens paid."""
         self._drafted = 0  # tokens that it drafted
@@ -174,6 +175,7 @@ class HybridDrafter(Drafter):
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
         self._number, self._reads_prompt, self._knows_prompt, self._rest = 0, False, False, 0
+        self._asks_next = False
         self._both_rest, self._rested_rounds, self._rested_seconds = 0, 0, 0.0
         self._retrieval.begin(state)
         self._model.begin(state)
@@ -219,6 +221,7 @@ class HybridDrafter(Drafter):
             self.asked = False
             return _explained(chunk, _BACKS_OFF)
         if not self.asked:
+            self._asks_next = asks and pays and not self._number
             self._rest = 0 if (asks and pays) or not self._number else _REST
             return chunk
         self._reads_prompt, self._knows_prompt = not self._knows_prompt, True
@@ -243,9 +246,15 @@ class HybridDrafter(Drafter):
         return truncated(drafted, n) if n < len(drafted) else self._retrieval.extended(drafted, gamma, survives[-1])
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
-        """See `Drafter.look_ahead`. Behind a retrieved chunk there is nothing to guess with."""
+        """See `Drafter.look_ahead`. Behind a retrieved chunk there is nothing to guess with; but behind the first one
+        the draft model reads the prompt, as the verifier does, if it would have drafted otherwise."""
         if not chunk.retrieved:
             self._model.look_ahead(state, chunk, min(gamma, self._gamma), until)
+        elif self._asks_next and not until():
+            self._asks_next, self._knows_prompt = False, True
+            began = perf_counter()
+            self._model.propose(state, 1)
+            self._rounds.record_draft(perf_counter() - began, state.prompt_tokens)
 
     def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
         """See `Drafter.unverified`: what the small model drafted, or drafts now."""

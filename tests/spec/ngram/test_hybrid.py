@@ -76,6 +76,42 @@ def test_a_prompt_is_read_where_that_pays() -> None:
     assert not rounds.prompt_pays(20, 38)  # nearly over
 
 
+def first_copy(known: DraftIndex, model: Sure) -> tuple[HybridDrafter, GenerationState, Chunk]:
+    """A drafter with `model`, a reply whose prompt offers something to copy, and its first chunk."""
+    prompt = np.array([*range(1, 9), *range(1, 6)], dtype=np.int32)
+    mixed, state = HybridDrafter(taken(known, prompt), model, 3, known.rounds), GenerationState(prompt)
+    mixed.begin(state)
+    chunk = mixed.propose(state, 8)
+    assert chunk.retrieved
+    return mixed, state, chunk
+
+
+def test_behind_a_first_copy_the_model_reads_the_prompt_while_the_verifier_does() -> None:
+    known, model = memory(), Sure(markov(1, 10))
+    mixed, state, chunk = first_copy(known, model)
+    mixed.look_ahead(state, chunk, 8, lambda: True)
+    assert not model.prefixes, "the verdict was there already"
+    for _ in range(2):
+        mixed.look_ahead(state, chunk, 8, lambda: False)
+        assert [len(prefix) for prefix in model.prefixes] == [state.prompt_tokens], "read once"
+    told(mixed, chunk, verdict(0), 9.0)
+    assert len(mixed.propose(GenerationState(np.append(state.ids, 9)), 8))
+    told(mixed, Chunk(), verdict(0), 5.0)
+    assert known.rounds.model_round == (1.0, 5.0), "as the prompt is read, this round's time tells what a draft costs"
+    known.give()
+
+
+def test_the_prompt_is_not_read_ahead_where_the_model_would_not_draft() -> None:
+    known, model = memory(), Sure(markov(1, 10))
+    for _ in range(MIN_ROUNDS):
+        known.rounds.record_model_round(1, 90.0)
+        known.rounds.record_other_round(1, 1.0)
+    mixed, state, chunk = first_copy(known, model)
+    mixed.look_ahead(state, chunk, 8, lambda: False)
+    assert not model.prefixes
+    known.give()
+
+
 def test_what_a_model_takes_to_read_the_first_prompt_is_known_with_its_second_draft() -> None:
     rounds = DrafterSelector()
     rounds.record_draft(20.2, 100)
