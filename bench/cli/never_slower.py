@@ -1,7 +1,7 @@
 """Measure what drafting costs where no draft is ever right: replies beside plain decoding, by turns.
 
     python -m bench.cli.never_slower [--shapes tiny 0.5b 1.5b] [--doors here http link] [--threads 1 2] [--busy 0 2]
-        [--seconds 60] [--tokens 128]
+        [--seconds 60] [--tokens 128] [--name NAME] [--resume]
 
 The verifier has random weights whose greedy text repeats nothing, so there is nothing to copy; the draft model has
 other random weights, and knows nothing. The pair is opened with edgellm's own settings. Beside it the verifier alone,
@@ -16,9 +16,9 @@ second time: there each side has a word of its own before it. `--busy` is the nu
 What is measured in the background between two replies may take its time: nobody waits for it, and nothing beside it.
 
 Columns: `whole`, plain decoding's time as a share of ours, the geometric mean over replies with its 95 % interval;
-the same without the time to the first token, where it is known; the worst of all stretches of 256 tokens; drafted
-tokens for each written one; and how many replies are equal: quantised weights round a pass over several rows
-differently, and random text has many ties.
+the same without the time to the first token, where it is known (not across a link, where plain decoding's first tokens
+come eight at a time); the worst of all stretches of 256 tokens; drafted tokens for each written one; and how many
+replies are equal: quantised weights round a pass over several rows differently, and random text has many ties.
 `by token`: as `whole`, of further replies that both write at the same time, a token each by turns, for half of
 `--seconds` at door `here`, and 24 at least: what disturbs the machine for longer than a token disturbs both. They too
 are opened for it in both orders, and their first replies count.
@@ -36,15 +36,17 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import groupby, product
 from math import exp, log, sqrt
 from multiprocessing.connection import Connection
+from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from bench.harness.report import write
+from bench.harness.report import place, read, write
 from bench.robustness.busy import busy
 from edgellm.engine import Model
 from edgellm.http.model_host import ServedModel
@@ -74,6 +76,7 @@ SHAPES = {
 }
 """The verifier's shape, the draft model's, and the type of the weights."""
 DOORS = ("here", "http", "link")
+CELL = ("shape", "door", "threads", "busy")
 
 
 @dataclass(slots=True)
@@ -128,21 +131,20 @@ def by_token(pair: LLM, alone: LLM, prompt: str, tokens: int) -> tuple[float, fl
     return seconds[0], seconds[1]
 
 
-def asked_over_http(llm: LLM, closing: ExitStack, *, plain: bool) -> Side:
-    """Return a side that is asked over HTTP, by one connection that stays open."""
+def asked_over_http(llm: LLM, stack: ExitStack, *, plain: bool) -> Side:
+    """Return a side that is asked over HTTP. The server would close a connection that waits for the other side."""
     server = HttpServer(Address("127.0.0.1", 0))
     server.start()
-    closing.callback(server.stop)
+    stack.callback(server.stop)
     server.open(ServedModel(llm, "pair"))
-    connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=600)
-    closing.callback(connection.close)
 
     def ask(prompt: str, tokens: int) -> tuple[str, float, int, Summary | None]:
         fields = {"model": "pair", "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
         body = json.dumps(fields | ({"retrieval": "off"} if plain else {}))
         began = perf_counter()
-        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
-        answer = json.loads(connection.getresponse().read())
+        with closing(http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=600)) as connection:
+            connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+            answer = json.loads(connection.getresponse().read())
         took = perf_counter() - began
         return answer["choices"][0]["message"]["content"], took, answer["usage"]["completion_tokens"], None
 
@@ -176,13 +178,13 @@ def served(path: Path, threads: int) -> Iterator[str]:
 def both(draft: Path, verifier: Path | str, threads: int, *, pair_first: bool) -> Iterator[tuple[LLM, LLM]]:
     """Yield the pair and the verifier alone, opened in this order or the other."""
     common: dict[str, Any] = {"n_ctx": 1024, "threads": threads, "history": False}
-    with ExitStack() as closing:
+    with ExitStack() as stack:
         opened = {}
         for pair in (pair_first, not pair_first):
             llm = (
                 LLM.open(draft, verifier, **common) if pair else LLM.open(None, verifier, tokenizer=draft, **common)
             )  # fmt: skip
-            opened[pair] = closing.enter_context(llm)
+            opened[pair] = stack.enter_context(llm)
         yield opened[True], opened[False]
 
 
@@ -193,15 +195,14 @@ def measured(
     ours, plain, together = Written(), Written(), list[tuple[float, float]]()
     with served(verifier, threads) if door == "link" else nullcontext(verifier) as at:
         for part in (0.5, 1.0):
-            with both(draft, at, threads, pair_first=part < 1.0) as (pair, alone), ExitStack() as closing:
+            with both(draft, at, threads, pair_first=part < 1.0) as (pair, alone), ExitStack() as stack:
                 if door == "http":
-                    one = asked_over_http(pair, closing, plain=False)
-                    other = asked_over_http(alone, closing, plain=True)
+                    sides = asked_over_http(pair, stack, plain=False), asked_over_http(alone, stack, plain=True)
                 else:
-                    one, other = asked_here(pair, plain=False), asked_here(alone, plain=True)
+                    sides = asked_here(pair, plain=False), asked_here(alone, plain=True)
                 while len(ours.texts) < part * LEAST or sum(ours.seconds) + sum(plain.seconds) < part * enough:
                     prompt, order = next(prompts), 1 if len(ours.texts) % 2 else -1
-                    for side, written, word in ((one, ours, "One"), (other, plain, "Two"))[::order]:
+                    for side, written, word in ((sides[0], ours, "One"), (sides[1], plain, "Two"))[::order]:
                         written.add(*side(f"{word} {prompt}" if door == "link" else prompt, tokens))
                         pair.wait_until_measured()
                         alone.wait_until_measured()
@@ -251,6 +252,15 @@ def worst(ours: Written, plain: Written) -> float:
     return min(found, default=sum(plain.seconds) / sum(ours.seconds))
 
 
+def random_pair(shape: str, folder: Path) -> tuple[Path, Path]:
+    """Write a draft model and a verifier of a shape, with random weights, and return their files."""
+    verifier, draft = folder / f"{shape}.gguf", folder / f"{shape}-draft.gguf"
+    of_verifier, of_draft, kind = SHAPES[shape]
+    random_model.write(verifier, of_verifier, kind, 0, sharpness=SHARPNESS)
+    random_model.write(draft, of_draft, kind, 1, sharpness=SHARPNESS)
+    return draft, verifier
+
+
 def random_words(path: Path, seed: int = 0) -> Iterator[str]:
     """Yield prompts of random tokens of a model's vocabulary, without end."""
     rng = random.Random(seed)
@@ -270,7 +280,7 @@ def table(found: Mapping[str, Any]) -> str:
     lines += [
         _line((
             one["shape"], one["door"], one["threads"], one["busy"], _interval(one["whole"]),
-            _interval(one.get("by_token")), _interval(one["decoding"]),
+            _interval(one.get("by_token")), _interval(None if one["door"] == "link" else one["decoding"]),
             f"{one['worst']:.3f}", f"{one['drafted']:.2f}", _equal(one),
         ))
         for one in found["rows"]
@@ -303,31 +313,31 @@ def main() -> None:
     parser.add_argument("--busy", nargs="+", type=int, default=[0, 2])
     parser.add_argument("--seconds", type=float, default=60.0, help="of a cell's replies")
     parser.add_argument("--tokens", type=int, default=128, help="of a reply; a quarter at the 1.5B shape")
-    parser.add_argument("--name", default="never_slower", help="of the result file")
+    parser.add_argument("--name", default="never_slower", help="of the result file, which is written after each cell")
+    parser.add_argument("--resume", action="store_true", help="keep the cells in the result file, and add the others")
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    module, name = "bench.cli.never_slower", arguments.name
+    results = read(module, name) if arguments.resume and place(module, name).exists() else {"rows": []}
+    rows = results["rows"]
+    known = [{key: row[key] for key in CELL} for row in rows]
+    cells = product(arguments.shapes, arguments.doors, arguments.threads, arguments.busy)
+    missing = [cell for values in cells if (cell := dict(zip(CELL, values, strict=True))) not in known]
     with tempfile.TemporaryDirectory() as folder:
-        for shape in arguments.shapes:
-            verifier, draft = Path(folder) / f"{shape}.gguf", Path(folder) / f"{shape}-draft.gguf"
-            of_verifier, of_draft, kind = SHAPES[shape]
-            random_model.write(verifier, of_verifier, kind, 0, sharpness=SHARPNESS)
-            random_model.write(draft, of_draft, kind, 1, sharpness=SHARPNESS)
-            for door in arguments.doors:
-                for threads in arguments.threads:
-                    for beside in arguments.busy:
-                        with busy(beside):
-                            tokens = arguments.tokens // (4 if shape == "1.5b" else 1)
-                            prompts = random_words(verifier)
-                            found = measured(draft, verifier, prompts, door, threads, tokens, arguments.seconds)
-                        cell = {"shape": shape, "door": door, "threads": threads, "busy": beside}
-                        rows.append(cell | found)
-                        sys.stdout.write(table({"rows": rows[-1:]}).splitlines()[2] + "\n")
-                        sys.stdout.flush()
-            verifier.unlink()
+        for shape, of_shape in groupby(missing, itemgetter("shape")):
+            draft, verifier = random_pair(shape, Path(folder))
+            for cell in of_shape:
+                with busy(cell["busy"]):
+                    tokens = arguments.tokens // (4 if shape == "1.5b" else 1)
+                    words, door, threads = random_words(verifier), cell["door"], cell["threads"]
+                    found = measured(draft, verifier, words, door, threads, tokens, arguments.seconds)
+                rows.append(cell | found)
+                sys.stdout.write(table({"rows": rows[-1:]}).splitlines()[2] + "\n")
+                sys.stdout.flush()
+                write(name, module, results, seed=0)
             draft.unlink()
-    results = {"rows": rows}
+            verifier.unlink()
     sys.stdout.write(table(results))
-    sys.stdout.write(f"written: {write(arguments.name, 'bench.cli.never_slower', results, seed=0)}\n")
+    sys.stdout.write(f"written: {place(module, name)}\n")
 
 
 if __name__ == "__main__":
