@@ -195,6 +195,7 @@ class ChatSession:
         if self._context.pop(name, None) is None:
             return False
         if (place := self._sent.pop(name, None)) is not None:
+            self._pair.forget_prompts()
             texts = [text for other, text in self._context.items() if self._sent.get(other) == place]
             (self._history[place],) = _compose(self._questions[place], context=texts)
             self._save()
@@ -282,6 +283,7 @@ class ChatSession:
         """Take back the last question and its reply, and return them; None if there are none."""
         if len(self._history) < 2:
             return None
+        self._pair.forget_prompts()
         *self._history, asked, reply = self._history
         place = len(self._history)
         self._left_out = min(self._left_out, place)

@@ -28,7 +28,7 @@ _ALL = "edgellm.help_all"  # in a context's meta: that all options are asked for
 _NAMES_WIDTH = 34  # columns of the names of options; longer names have a line of their own
 
 PANELS: dict[str, tuple[str, ...]] = {
-    "Conversation": ("conversation", "history"),
+    "Conversation": ("conversation", "history", "prompt_cache"),
     "Several devices": ("mesh", "interface", "announce", "paired_only", "sessions", "f32"),
     "Drafts and verification": (
         "gate", "profile", "learn_profile", "retrieval", "context_lookup", "parallel", "early_exit", "exit_threshold",

@@ -30,13 +30,15 @@ TOY = (
 @dataclass(frozen=True, slots=True)
 class ChatPairOpener:
     """Opens pairs that can make replies with these options. Without `history` nothing of past conversations is used;
-    `introduce` prints `TOY` where the bundled models answer. A stock server is used as `upstream` says."""
+    `introduce` prints `TOY` where the bundled models answer. A stock server is used as `upstream` says. Prompts that
+    were read are kept in `prompt_cache` bytes on disk."""
 
     options: ReplyOptions
     hardware: HardwareOptions
     history: bool
     introduce: bool = False
     upstream: UpstreamOptions | None = None
+    prompt_cache: int = 0
 
     def open(self, draft: str, verifier: str, peers: Sequence[str] = (), profile: Path | None = None) -> LLM:
         """Open a pair; one of the `peers` verifies if there are any. Raise what `LLM.open` and `prepare` raise."""
@@ -47,7 +49,7 @@ class ChatPairOpener:
             pair = LLM.open(
                 draft, AUTO if peers else verifier, profile=profile, progress=loading, peers=peers,
                 history=self.history, hardware=self.hardware.of(VERIFIER), draft_hardware=self.hardware.of(DRAFT),
-                upstream=self.upstream,
+                upstream=self.upstream, prompt_cache=self.prompt_cache,
             )  # fmt: skip
         if self.introduce and not peers and {draft, verifier} <= {*ALIASES, "none"}:
             say(TOY, style="dim")

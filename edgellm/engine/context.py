@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from edgellm.engine.graph_hooks import Capture, Recorder, attention_rows
 from edgellm.engine.hardware import DEFAULT_CACHE, N_BATCH, QUANTISED
 from edgellm.engine.kv.kv_cache import KVCache, checkpoint_bytes, snapshots_that_fit
 from edgellm.engine.kv.layer_rows import LayerRows
+from edgellm.engine.kv.prompt_cache import CachedSequence, PromptCache
 from edgellm.engine.kv.sequences import NO_ID, SeqRows, Sequences, split
 from edgellm.engine.llama_api import LlamaBatch, LogitsView
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
@@ -68,6 +70,7 @@ class Context:
         rolls_back: bool = False,
         speculates: bool = False,
         whole_window: bool = False,
+        prompt_cache: PromptCache | None = None,
     ) -> None:
         """Reserve the cache. What is not given is as the model's `hardware` says, or else by default: batches of
         `N_BATCH` rows, and `flash` attention where it pays and is possible.
@@ -79,6 +82,9 @@ class Context:
 
         `whole_window`: keep all positions of a sliding window, so that rows can be rolled back, which cannot be read
         again.
+
+        What a `prompt_cache` has of the ids with which the first sequence is synced need not be read again; what the
+        sequence holds when the context is closed is kept there.
 
         Where attention is captured, batches have as many rows as keep its scores within `SCORES` bytes, at least 32:
         without flash attention each row has one for every head and position.
@@ -119,6 +125,12 @@ class Context:
         head = LMHead.open(model, self.threads) if lazy and capture is None else None
         self._lazy_head = None if head is None else LazyHead(head)
         observer = self.captured or self._lazy_head
+        cache_type = _cache_type(hardware.cache_type, self.exact, self.flash)
+        self._saved: CachedSequence | None = None
+        if prompt_cache is not None:
+            by_length = any("rope_factors_long" in tensor.name for tensor in model.header.tensors)
+            kind = f"{native.VERSION} {cache_type} {self.flash} {n_ctx if by_length else ''}"
+            self._saved = CachedSequence(prompt_cache, kind)
         self._owned = llama_api.open_context(
             model.owned,
             positions=cells,
@@ -126,7 +138,7 @@ class Context:
             rows=self.n_batch,
             threads=self.threads,
             unified=unified,
-            cache_type=_cache_type(hardware.cache_type, self.exact, self.flash),
+            cache_type=cache_type,
             callback=observer and observer.callback,
             flash_attention=self.flash,
             snapshots=snapshots_that_fit(model.header, model.size_bytes, n_seq) if rolls_back else 0,
@@ -230,6 +242,9 @@ class Context:
 
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
+        sound = self._owned is not None and self._faults is self.model.faults and not self._owned.guard.busy
+        if sound and self._saved is not None:
+            self._saved.keep(self.cached(), self._cache.size(0), self.save, whole=not self._cache.plain)
         if self._speculator is not None:
             self._speculator.close()
             self._speculator = None
@@ -362,6 +377,21 @@ class Context:
         self._lengths[seq] = positions
         return True
 
+    def save(self, path: Path, seq: int = 0) -> bool:
+        """Write a sequence to a file, with its ids; return whether that was possible."""
+        return seq not in self._lost and self._cache.save_file(seq, self.cached(seq), path)
+
+    def load(self, path: Path, seq: int = 0) -> int:
+        """Make a sequence that of a file from `save`, which must be known to be whole; return its length: 0, with the
+        sequence empty, if the file is of another kind of context."""
+        self.clear(seq)
+        ids = self._cache.load_file(seq, path, self.n_ctx)
+        if ids is None:
+            return 0
+        self._sequences.note(seq, ids)
+        self._lengths[seq] = len(ids)
+        return len(ids)
+
     def clear(self, seq: int = 0) -> None:
         """Empty a sequence."""
         self._lengths[self._sequences.known(seq)] = 0
@@ -387,6 +417,9 @@ class Context:
             for every in range(self.n_seq):
                 self.clear(every)
         common = self._sequences.common(seq, ids[:-1])
+        saved = self._saved if seq == 0 else None
+        if saved is not None and saved.restore(ids[:-1], common, self.load, whole=not self._cache.plain):
+            common = self._sequences.common(seq, ids[:-1])
         self.rollback(common, seq)
         if seq in self._lost:
             self._lengths[seq] = common = self._lost.pop(seq)

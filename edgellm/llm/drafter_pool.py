@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from edgellm.engine import Capture, Context, GgufHeader, Model, cut, head_pays
 from edgellm.engine.gguf.cuttable import check_cuttable, exit_cuts
+from edgellm.engine.kv.prompt_cache import PromptCache
 from edgellm.errors import InvalidOption, ModelUnsupported
 from edgellm.layer_range import ranges
 from edgellm.llm.cost_curves import ModelCurve
@@ -51,9 +52,12 @@ class Drafters:
         *,
         shared: int | None = None,
         translation: TokenTranslation | None = None,
+        prompt_cache: PromptCache | None = None,
     ) -> None:
         """`fingerprint` returns that of the model's file; it is called where shards of the file are cut. `curve` is the
-        model's. `shared` as for `ModelDrafter`; with a `translation`, the verifier has another tokenizer."""
+        model's. `shared` as for `ModelDrafter`; with a `translation`, the verifier has another tokenizer.
+        `prompt_cache` as for `Context`; it is not used with an early exit."""
+        self._prompt_cache = prompt_cache
         self._shared, self.translation, self._curve = shared, translation, curve
         self._model, self._n_ctx, self._threads, self._fingerprint = model, n_ctx, threads, fingerprint
         self._idle: list[tuple[DrafterKind, PooledDrafter]] = []
@@ -121,7 +125,7 @@ class Drafters:
 
     def _open(self, kind: DrafterKind) -> PooledDrafter:
         if self.translation is not None:
-            context = Context(self._model, n_ctx=self._n_ctx, threads=self._threads)
+            context = Context(self._model, n_ctx=self._n_ctx, threads=self._threads, prompt_cache=self._prompt_cache)
             return TranslatedDrafter(self._model, context, self.translation)
         if kind.exit_layer is not None:
             lower, upper = self._cut(kind.exit_layer)
@@ -143,6 +147,7 @@ class Drafters:
             threads=self._threads,
             capture=Capture(attention=kind.layers) if kind.layers else None,
             lazy=head_pays(self._model),
+            prompt_cache=self._prompt_cache,
         )
         return ModelDrafter(
             self._model, context, kind.layers, keeps_logits=kind.branches > 0, curve=self._curve.current,

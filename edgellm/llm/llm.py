@@ -69,7 +69,8 @@ from edgellm.spec.params import BUDGET_CHUNK, RENAMED, ReplyOptions
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Constraint, Ids, Notice, Token
-from edgellm.storage import name_of
+from edgellm.storage import History, name_of
+from edgellm.storage.caches.saved_prompts import SavedPrompts
 
 if TYPE_CHECKING:
     from edgellm.upstream.opening import UpstreamOptions
@@ -113,6 +114,7 @@ class LLM:
         fewer: str = "",
         each: Counter[str] | None = None,
         opened: Callable[[], int] | None = None,
+        prompts: SavedPrompts | None = None,
     ) -> None:
         """Build a pair from loaded parts; `open` is the usual way.
 
@@ -122,7 +124,8 @@ class LLM:
         by default; `closing` owns the parts and is closed with the pair, and so is `idle`, which works in the
         background; `placements` say where each model is, and why; `taken` are the bytes of its models by device, with
         contexts for as many `replies` at once, and `fewer` says why they are fewer than were asked for; of these
-        contexts `each` takes its bytes, and `opened` returns how many there are already.
+        contexts `each` takes its bytes, and `opened` returns how many there are already; `prompts` are those that the
+        models have read before.
 
         Raises:
             InvalidOption: both models are missing, or `n_ctx` is more than the draft model was trained for.
@@ -135,6 +138,7 @@ class LLM:
         self._closed = False
         lengths = [] if verifier is None else [min(verifier.context_length, n_ctx or verifier.context_length)]
         self._idle = idle = idle or IdleWork()
+        self._prompts = prompts or SavedPrompts(0)
         drafters = knowledge = None
 
         def curve(model: Model) -> ModelCurve:
@@ -147,14 +151,16 @@ class LLM:
                 knowledge = PairStats(draft_hash, model_hash or idle.file_hash(text.path), profile, history=history)
             drafters = Drafters(
                 draft, lengths[-1], threads, draft_hash.compute, curve(draft), shared=self._fit.shared_tokens,
-                translation=self._fit.translation,
+                translation=self._fit.translation, prompt_cache=self._prompts.of(draft.path),
             )  # fmt: skip
             self._closing.callback(drafters.close)
         if not lengths:
             raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")
         self.context_length = min(lengths)
         linked = model_hash is not None
-        retrieval = NgramRuntime(text, self.context_length, threads, None if linked else curve(text))
+        retrieval = NgramRuntime(
+            text, self.context_length, threads, None if linked else curve(text), self._prompts.of(text.path)
+        )
         self._closing.callback(retrieval.close)
         self._closing.callback(idle.close)  # before the models that it uses
         self._retrieval = retrieval
@@ -202,6 +208,7 @@ class LLM:
         upstream: UpstreamOptions | None = None,
         replies: int = 1,
         fewer_replies: bool = False,
+        prompt_cache: int = 0,
     ) -> Self:
         """Load the models and compare their vocabularies.
 
@@ -223,7 +230,9 @@ class LLM:
         `threads` holds for both. `progress` is called with a model's name and its loaded share. Without `history`, and
         while `edgellm history` is off, nothing derived from prompts is written to disk. `beside` are bytes by device
         that other models take though the system counts them as free. There is to be memory for as many `replies` at
-        once; with `fewer_replies` as many as fit, which `replies` tells then, and `notices` why.
+        once; with `fewer_replies` as many as fit, which `replies` tells then, and `notices` why. What the models in
+        this process have read is kept on disk when the pair is closed, in at most `prompt_cache` bytes for all models,
+        so that a later process need not read the same beginning of a prompt again; but not without `history`.
 
         Raises:
             InvalidOption: both models are left out, `n_ctx` is more than a model was trained for, or there is no such
@@ -251,6 +260,7 @@ class LLM:
         hardware, draft_hardware = (
             one if n_ctx is None else replace(one, n_ctx=n_ctx) for one in (hardware, draft_hardware or hardware)
         )
+        prompts = SavedPrompts(prompt_cache if history else 0, lambda: History().on)
         before = Counter(beside or {})
         closing, idle = ExitStack(), IdleWork()
         closing.callback(idle.close)
@@ -285,7 +295,7 @@ class LLM:
                     pair = fit(small, text, draft, verifier)
                     text = small if pair.left_out == "verifier" else text
                 if text is not small:
-                    local = local_verifier(text, positions(text, n_ctx), threads, closing)
+                    local = local_verifier(text, positions(text, n_ctx), threads, closing, prompts.of(text.path))
                     checker, opened = local, local.opened
             if pair.left_out == "draft":
                 small = None
@@ -298,7 +308,7 @@ class LLM:
                     *(one.reason for one in (placed, big) if one is not None), *((remote.finding,) if remote else ()),
                 ),
                 taken=taken - before, replies=placed_pair.replies, fewer=placed_pair.reason, each=placed_pair.each,
-                opened=opened,
+                opened=opened, prompts=prompts,
             )  # fmt: skip
         except BaseException:
             closing.close()
@@ -435,6 +445,11 @@ class LLM:
         """Add past questions and replies, the oldest first, to retrieve drafts from. They stay in this process. The
         pair's own replies are added anyway."""
         self._retrieval.remember(conversations)
+
+    def forget_prompts(self) -> None:
+        """Do not keep on disk what the models have read so far, because the user took some of it back. What they hold
+        once they have read another prompt is kept again."""
+        self._prompts.forget()
 
     def curve(self) -> CostCurve:
         """Return the cost curve of the verifier (of the draft model without one): seconds of a decode by its number of

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 from edgellm.engine import Context, Model, ModelFile, head_pays
 from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
 from edgellm.engine.hardware import ALL_LAYERS, Hardware, offload_devices
+from edgellm.engine.kv.prompt_cache import PromptCache
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, check_context, most_that_fit, place
 from edgellm.engine.model import probe_of
 from edgellm.engine.native import Stop
@@ -332,9 +333,11 @@ def load(
     return model
 
 
-def local_verifier(model: Model, n_ctx: int, threads: int | None, closing: ExitStack) -> LocalVerifier:
+def local_verifier(
+    model: Model, n_ctx: int, threads: int | None, closing: ExitStack, prompt_cache: PromptCache | None = None
+) -> LocalVerifier:
     """Return a verifier over `model`; `closing` closes it."""
-    verifier = verifier_of(model, n_ctx, threads)
+    verifier = verifier_of(model, n_ctx, threads, prompt_cache)
     closing.callback(verifier.close)
     return verifier
 
@@ -345,11 +348,16 @@ def test_later(model: Model, idle: IdleWork) -> None:
     idle.add(lambda stop: model.record_faults(test.run(stop)))
 
 
-def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
+def verifier_of(
+    model: Model, n_ctx: int, threads: int | None, prompt_cache: PromptCache | None = None
+) -> LocalVerifier:
     """Return a verifier over `model`."""
 
     def context() -> Context:
-        return Context(model, n_ctx=n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True, speculates=True)
+        return Context(
+            model, n_ctx=n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True, speculates=True,
+            prompt_cache=prompt_cache,
+        )  # fmt: skip
 
     return LocalVerifier(model, ContextPool(context), n_ctx)
 

@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 
 from edgellm.engine import Message, Model, ShouldStop, never, why_lazy
+from edgellm.engine.kv.prompt_cache import PromptCache
 from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.errors import EdgeError
 from edgellm.llm.cost_curves import LINK_CURVE, SHARED, ModelCurve
@@ -35,9 +36,13 @@ MAX_INDEXES = 4
 class NgramRuntime:
     """Retrieval for one verifier. It is opened with the pair; nothing is measured before it is used."""
 
-    def __init__(self, model: Model, n_ctx: int, threads: int | None, curve: ModelCurve | None) -> None:
+    def __init__(
+        self, model: Model, n_ctx: int, threads: int | None, curve: ModelCurve | None,
+        prompt_cache: PromptCache | None = None,
+    ) -> None:  # fmt: skip
         """Use `model`, which verifies in this process and has this `curve`, or provides the vocabulary of a verifier
-        across a link; then there is none."""
+        across a link; then there is none. `prompt_cache` as for `Context`."""
+        self._prompt_cache = prompt_cache
         self.model, self._n_ctx, self._threads, self._curve = model, n_ctx, threads, curve
         self._self_verifier: LocalVerifier | None = None
         self._indexes: dict[tuple[str, ...], DraftIndex] = {}
@@ -137,7 +142,7 @@ class NgramRuntime:
     def self_verifier(self) -> LocalVerifier:
         """Return the model as the verifier of drafts copied for it."""
         if self._self_verifier is None:
-            self._self_verifier = verifier_of(self.model, self._n_ctx, self._threads)
+            self._self_verifier = verifier_of(self.model, self._n_ctx, self._threads, self._prompt_cache)
         return self._self_verifier
 
     def close(self) -> None:

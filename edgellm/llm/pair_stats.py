@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
@@ -23,6 +23,7 @@ from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice
 from edgellm.storage import ALIASES, History, bundled
+from edgellm.storage.caches.saved_prompts import prompts_folder
 from edgellm.storage.chat_log import Conversations, typed_lines
 from edgellm.storage.chat_takeover import old_prompt_file
 from edgellm.storage.fingerprint import FileHash
@@ -43,16 +44,18 @@ class KeptData:
     profiles: int = 0
     curves: int = 0
     logs: int = 0
+    prompts: int = 0
 
     @property
     def total(self) -> int:
-        return self.replies + self.conversations + self.typed + self.profiles + self.curves + self.logs
+        return sum(astuple(self))
 
     def __str__(self) -> str:
         counted = (
             (self.replies, "reply", "replies"), (self.conversations, "conversation", "conversations"),
             (self.typed, "typed line", "typed lines"), (self.profiles, "profile", "profiles"),
             (self.curves, "cost curve", "cost curves"), (self.logs, "crash log", "crash logs"),
+            (self.prompts, "saved prompt", "saved prompts"),
         )  # fmt: skip
         return (
             ", ".join(f"{count:,} {one if count == 1 else many}" for count, one, many in counted if count) or "nothing"
@@ -71,7 +74,7 @@ def kept() -> KeptData:
     return KeptData(
         History().facts().conversations, len(Conversations().all()), typed,
         sum(1 for path in _profiles() if _is_personal(path)), len(list(_files(_curves(), "*"))),
-        len(list(_files(_logs(), "*"))),
+        len(list(_files(_logs(), "*"))), len(list(_files(prompts_folder(), "*"))),
     )  # fmt: skip
 
 
@@ -88,13 +91,14 @@ def forget() -> KeptData:
     except HistoryUnusable as error:  # remove what can be removed first
         failed = error
     profiles = sum(1 for path in list(_profiles()) if _forget_profile(path))
-    old, curves, logs = (
-        sum(1 for _ in _removed(paths)) for paths in ([old_prompt_file()], _files(_curves(), "*"), _files(_logs(), "*"))
+    old, curves, logs, prompts = (
+        sum(1 for _ in _removed(paths))
+        for paths in ([old_prompt_file()], *(_files(folder, "*") for folder in (_curves(), _logs(), prompts_folder())))
     )
     if failed is not None:
         raise failed
     replies, conversations, typed = counts
-    return KeptData(replies, conversations, typed + old, profiles, curves, logs)
+    return KeptData(replies, conversations, typed + old, profiles, curves, logs, prompts)
 
 
 def _forget_chats() -> tuple[int, int, int]:
@@ -124,7 +128,8 @@ def expire() -> None:
     for path in list(_profiles()):
         if expired(path, before):
             _forget_profile(path)
-    old = (path for path in (old_prompt_file(), *_files(_curves(), "*")) if expired(path, before))
+    kept_files = (old_prompt_file(), *_files(_curves(), "*"), *_files(prompts_folder(), "*"))
+    old = (path for path in kept_files if expired(path, before))
     list(_removed(old))
     expire_logs(before)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from edgellm.errors import ConversationChanged, ConversationTooLong, InvalidOption
 from edgellm.places import data_dir
+from edgellm.storage.caches.saved_prompts import remove_prompts
 from edgellm.storage.chat_takeover import (
     OldFile,
     Turns,
@@ -385,7 +386,8 @@ class Conversations(ChatLog):
             db.remove(f"conversation WHERE id NOT IN ({newest})", MAX_CONVERSATIONS)
 
     def remove(self, conversation: Conversation) -> None:
-        """Remove a conversation, if it is there."""
+        """Remove a conversation, if it is there, and what models keep of prompts, in which its words may be."""
+        remove_prompts()
         with self._writing() as db:
             db.remove("conversation WHERE id = ?", conversation.id)
 

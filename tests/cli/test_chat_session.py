@@ -22,6 +22,7 @@ class Listener:
     def __init__(self) -> None:
         self.asked: list[list[tuple[str, str]]] = []
         self.context_length = 1_000
+        self.forgotten = 0
 
     def reply(self, messages: Sequence[Message], options: ReplyOptions) -> Any:
         length = sum(len(message.content) for message in messages)
@@ -34,6 +35,9 @@ class Listener:
         if len(text) > most:
             raise PromptTooLong("It is too long.", "Shorten it.")
         return len(text)
+
+    def forget_prompts(self) -> None:
+        self.forgotten += 1
 
     def longer_context(self, tokens: int) -> str:
         return f"Give {tokens}."
@@ -162,6 +166,7 @@ def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(
     turn = stored.undo()
     assert turn is not None
     assert (turn.question, turn.reply.content) == ("Sure?", "Yes.")
+    assert listener.forgotten == 1, "nor is what was read kept on disk"
     assert [text for _, text in kept.saved[-1][1]] == ["Be kind.", FIRST[1][1], "Red."]
     stored.put_back(turn)
     assert stored.turns == [("user", "Which colour?"), ("assistant", "Red."), ("user", "Sure?"), ("assistant", "Yes.")]

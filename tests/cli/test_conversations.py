@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.storage.caches.saved_prompts import prompts_folder
 from edgellm.storage.chat_log import Conversations
 from tests.cli.conftest import Done
 
@@ -68,6 +69,21 @@ def test_they_are_shown_and_removed(edge: Edge) -> None:
     assert len(edge("conversations", "--json").answer) == 2
     assert "2 conversations" in edge("conversations", "rm", "--all", "-y").err
     assert "There are no conversations" in edge("conversations").err
+
+
+def test_what_was_read_is_kept_for_the_next_process_until_a_conversation_is_removed(edge: Edge, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text(" ".join(f"The box {number} is in the room {number % 7}." for number in range(40)))
+    asked = ("chat", "Where is the box 12?", "--context", str(notes), *SHORT)
+    for words in (("--no-history",), ("--prompt-cache", "0")):
+        assert edge(*asked, *words).code == 0
+    assert not prompts_folder().exists()
+    edge(*asked)
+    (kept,) = prompts_folder().iterdir()
+    edge("chat", "-c", "And the box 13?", *SHORT)
+    assert kept.exists()  # little was added
+    edge("conversations", "rm", Conversations().latest().id, "--yes")
+    assert not list(prompts_folder().iterdir())
 
 
 def test_clearing_the_history_clears_them_too(edge: Edge) -> None:

@@ -63,7 +63,7 @@ def test_show_as_json(edge: Edge, kept: History) -> None:
         "path": str(kept.path), "on": True, "conversations": 2, "size": facts.size,
         "first": facts.first.isoformat(), "last": facts.last.isoformat(),
         "keep": "365d",
-        "all": {"replies": 2, "conversations": 0, "typed": 0, "profiles": 0, "curves": 0, "logs": 0},
+        "all": {"replies": 2, "conversations": 0, "typed": 0, "profiles": 0, "curves": 0, "logs": 0, "prompts": 0},
     }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, forget, keep_pro
 from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.gates.profile import Profile
 from edgellm.storage import History, fingerprint
+from edgellm.storage.caches.saved_prompts import prompts_folder
 from edgellm.storage.chat_log import Conversation, Conversations, typed_lines
 from edgellm.storage.chat_takeover import old_prompt_file
 from edgellm.storage.retention import set_max_age
@@ -28,7 +29,7 @@ from tests.storage.chats import change
 
 MODELS = Path(__file__).parents[2] / "models"
 SECRET = "my PIN is 4711"
-ALL = KeptData(replies=1, conversations=1, typed=2, profiles=3, curves=1, logs=1)
+ALL = KeptData(replies=1, conversations=1, typed=2, profiles=3, curves=1, logs=1, prompts=1)
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,7 @@ def _everything(profile: Profile) -> None:
     write_state(folder / "pair.first.jsonl", SECRET)
     write_state(cache_dir() / "curves" / "curve.json", SECRET)
     write_state(state_dir() / "logs" / "crash-1.log", SECRET)
+    write_state(prompts_folder() / "model-hash.kv", SECRET)
 
 
 def found(text: str) -> list[str]:
@@ -71,7 +73,7 @@ def test_forgetting_counts_what_it_removes_and_leaves_nothing(profile: Profile) 
     assert forget() == ALL
     assert found(SECRET) == []
     assert kept() == forget() == KeptData()
-    assert str(ALL) == "1 reply, 1 conversation, 2 typed lines, 3 profiles, 1 cost curve, 1 crash log"
+    assert str(ALL) == "1 reply, 1 conversation, 2 typed lines, 3 profiles, 1 cost curve, 1 crash log, 1 saved prompt"
     left = {path.name: Profile.load(path) for path in (data_dir() / "profiles").iterdir()}
     assert set(left) == {"words.json", "none.json"}
     assert list(left.values()) == [profile.without_words()] * 2

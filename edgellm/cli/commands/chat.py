@@ -131,6 +131,11 @@ def chat(
         typer.Option("--history/--no-history", help="Draft from past conversations; keep this one and what is derived "
                      "from it.")
     ] = True,
+    prompt_cache: Annotated[
+        float,
+        typer.Option(metavar="GB", min=0.0, help="Disk space for what the models have read, so that a "
+                     "conversation goes on at once in another process.")
+    ] = 1.0,
     again: Annotated[bool, typer.Option("-c", "--continue", help="Continue the last conversation.")] = False,
     conversation: Annotated[
         str | None,
@@ -218,7 +223,8 @@ def chat(
     watched = is_terminal(sys.stdout) and is_terminal(sys.stderr)
     introduce = watched and not (as_json or quiet or stored.conversation.turns)
     upstream = upstream_options(verifier_tier, verifier_key_file)
-    opener, reports = ChatPairOpener(options, hardware, history, introduce, upstream), None
+    opener = ChatPairOpener(options, hardware, history, introduce, upstream, prompt_cache=int(1e9 * prompt_cache))
+    reports = None
     if mesh is None:
         pair = opener.open(draft, verifier, peer or (), profile)
     else:

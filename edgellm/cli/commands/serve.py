@@ -237,6 +237,11 @@ def serve(
     think: Think = "auto",
     reasoning_effort: ReasoningEffort = None,
     template_arg: TemplateArgs = None,
+    prompt_cache: Annotated[
+        float,
+        typer.Option(metavar="GB", min=0.0, help="Pair: disk space for what models have read when they are closed, so "
+                     "that conversations go on at once; 0: nothing of a request is written to disk.")
+    ] = 0.0,
     sessions: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Role verifier: replies of devices whose text it keeps in memory at "
@@ -288,7 +293,7 @@ def serve(
             how = upstream_options(verifier_tier, verifier_key_file)
             _serve_pair(
                 server, draft, verifier, peer, plan, mesh, engine, at_once, defaults, hardware, how,
-                fewer=replies is None,
+                prompt_cache=int(1e9 * prompt_cache), fewer=replies is None,
             )  # fmt: skip
         elif upstream:
             how = upstream_options(upstream_tier, upstream_key_file, "--upstream-tier")
@@ -317,7 +322,8 @@ def serve(
 
 _LINK = {"model", "host", "port", "paired_only", "announce", "interface"}
 _TEMPLATE = {"think", "reasoning_effort", "template_arg", "ctx_size", "batch_size"}  # of whoever asks for replies
-_PAIR = {"draft", "verifier", "verifier_tier", "verifier_key_file", "peer", "mesh", "engine", "plan", "keep_alive"}
+_PAIR = {"draft", "verifier", "verifier_tier", "verifier_key_file", "peer", "mesh", "engine", "plan", "keep_alive",
+         "prompt_cache"}  # fmt: skip
 _USES = {
     Role.PAIR: _PAIR | _TEMPLATE,
     Role.VERIFIER: _LINK | _TEMPLATE | {"draft", "sessions", "upstream", "upstream_tier", "upstream_key_file"},
@@ -367,7 +373,7 @@ def _serve_worker(
 def _serve_pair(
     http: HttpServer | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None, mesh: str | None,
     engine: Engine, sessions: int, replies: ReplyOptions, hardware: HardwareOptions, upstream: UpstreamOptions | None,
-    *, fewer: bool,
+    *, prompt_cache: int, fewer: bool,
 ) -> None:  # fmt: skip
     from edgellm.http.catalogs.local_models import LocalModels, ModelDefaults, PairOpener
     from edgellm.http.catalogs.paired_models import PairedModels
@@ -378,7 +384,7 @@ def _serve_pair(
 
     plan_shown = None if plan is None else read_plan(plan.expanduser())
     opener = None
-    defaults = ModelDefaults(hardware.of(VERIFIER), hardware.of(DRAFT), replies, print_event, sessions)
+    defaults = ModelDefaults(hardware.of(VERIFIER), hardware.of(DRAFT), replies, print_event, sessions, prompt_cache)
     if mesh is not None:
         from edgellm.http.mesh_status import MeshRecorder
 
@@ -393,6 +399,7 @@ def _serve_pair(
             pair = LLM.open(
                 draft, AUTO if peer else verifier, progress=loading, peers=peer or (), hardware=defaults.hardware,
                 draft_hardware=defaults.draft_hardware, upstream=upstream, replies=sessions, fewer_replies=fewer,
+                prompt_cache=prompt_cache,
             )  # fmt: skip
         announce(pair.verifier_reason, pair.notices)
         served = ServedModel(pair, pair.name, in_turns=pair.verifier_up is None, options=replies, replies=pair.replies)

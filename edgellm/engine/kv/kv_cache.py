@@ -11,8 +11,10 @@ to make room is moved without its snapshots.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token, recurrent_sta
 from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader
 from edgellm.engine.kv.layer_rows import LayerRows, put_together, take_apart
 from edgellm.engine.native import lib
+from edgellm.engine.vocabulary import Ids
 
 MAX_SNAPSHOTS = 8
 """Tokens of a batch that can be rolled back at once, at most: as many as a draft model's chunk has."""
@@ -37,6 +40,9 @@ _COPIED_LATE = frozenset({"deepseek4"})
 _STATE = (ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_uint32)
 _get_state = native.bind(lib.llama_state_seq_get_data_ext, *_STATE)
 _set_state = native.bind(lib.llama_state_seq_set_data_ext, *_STATE)
+_FILE = (ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t)
+_save_file = native.bind(lib.llama_state_seq_save_file, *_FILE)
+_load_file = native.bind(lib.llama_state_seq_load_file, *_FILE, ctypes.POINTER(ctypes.c_size_t))
 
 
 def snapshots_that_fit(header: GgufHeader, weights: int, n_seq: int) -> int:
@@ -224,6 +230,34 @@ class KVCache:
         if not taken:
             self.clear(seq)
         return taken
+
+    def size(self, seq: int) -> int:
+        """Return the bytes of a sequence's whole state."""
+        context = self._context
+        return 0 if context is None else int(lib.llama_state_seq_get_size_ext(context.pointer, seq, 0))
+
+    def save_file(self, seq: int, ids: Ids, path: Path) -> bool:
+        """Write a sequence and its `ids` (n,) to a file; return whether that was possible."""
+        context = self._context
+        if context is None or self._sequences[seq].pending:  # it would be the state before the rollback
+            return False
+        with context.guard:
+            return bool(_save_file(context.pointer, os.fsencode(path), seq, ids.ctypes.data, len(ids)))
+
+    def load_file(self, seq: int, path: Path, most: int) -> Ids | None:
+        """Put the sequence of a file, of at most `most` ids, in the place of one; return its ids, or None, with the
+        sequence empty, if the file is of another kind of context."""
+        self.clear(seq)
+        context, ids, count = self._context, np.empty(most, dtype=np.int32), ctypes.c_size_t()
+        if context is None:
+            return None
+        with context.guard:
+            taken = _load_file(context.pointer, os.fsencode(path), seq, ids.ctypes.data, most, ctypes.byref(count))
+        if not taken:
+            self.clear(seq)
+            return None
+        self._sequences[seq].batch = count.value
+        return ids[: count.value]
 
     def copy(self, src: int, dst: int) -> bool:
         """Make `dst` a copy of `src`; return False where that is impossible, with `dst` empty."""

@@ -33,6 +33,8 @@ class ModelDefaults:
     options: ReplyOptions
     on_event: Callable[[str], None]
     replies: int = 1
+    prompt_cache: int = 0
+    """Bytes on disk for what models have read; 0: nothing is kept."""
 
 
 class PairOpener:
@@ -63,7 +65,7 @@ class PairOpener:
         pair = LLM.open(
             self._draft, self._verifier, hardware=self._defaults.hardware,
             draft_hardware=self._defaults.draft_hardware, beside=beside, progress=progress,
-            replies=self._defaults.replies, fewer_replies=True,
+            replies=self._defaults.replies, fewer_replies=True, prompt_cache=self._defaults.prompt_cache,
         )  # fmt: skip
         for notice in pair.notices:
             self._defaults.on_event(f"{self.name}: {notice}")

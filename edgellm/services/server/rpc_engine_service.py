@@ -24,7 +24,7 @@ from edgellm.rpc.versions import check_version, parse_message
 from edgellm.services.rpc_tunnel import RPC_ENGINE, RPC_SERVICE, SESSION_BYTES, Socket, carry, ended
 from edgellm.services.server.streams import first_of
 from edgellm.services.server.verification_service import EventKind, ServerEvent
-from edgellm.storage.tensor_cache import TensorCache
+from edgellm.storage.caches.tensor_cache import TensorCache
 
 MAX_SESSIONS = 4  # each has a process
 _THIS_MACHINE = "own"

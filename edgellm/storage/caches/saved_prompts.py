@@ -1,0 +1,217 @@
+"""Prompts that models have read, with their keys and values, so that a later process need not read them again.
+
+A file is one sequence as llama.cpp saves it: a heading, the token ids, and the state. Its name says of which model's
+files and which kind of context it is, and the hash of its bytes, without which it is not used: llama.cpp reads sizes
+and positions from it. So a file whose writing was cut off, or that the disk has damaged, is found out and removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from time import time
+
+import numpy as np
+
+from edgellm import places
+from edgellm.engine import Ids, common_prefix
+from edgellm.engine.kv.prompt_cache import LEAST
+from edgellm.storage.fingerprint import stamp
+from edgellm.storage.state import private_folder
+from edgellm.system import NO_LINKS
+
+_HEADING = struct.Struct("<III")  # magic, version, number of tokens
+_MOST_TOKENS = 2**24
+_SUFFIX, _NEW = ".kv", ".new"
+_ABANDONED = 3600.0  # seconds after which a file that is still being written was left by a crash
+_SHARE = 0.5  # of the free disk space that one file may take
+_log = logging.getLogger(__name__)
+
+
+class SavedPrompts:
+    """The prompts that the models of one pair keep: at most `limit` bytes on this machine, those of all models."""
+
+    def __init__(self, limit: int, allowed: Callable[[], bool] = lambda: True) -> None:
+        """Where `allowed` returns False, nothing is kept and nothing is used."""
+        self._limit, self._allowed = limit, allowed
+        self._epoch = 0
+        self._used: set[Path] = set()
+
+    @property
+    def epoch(self) -> int:
+        """Return how often `forget` was called."""
+        return self._epoch
+
+    def of(self, model: Path) -> ModelPrompts | None:
+        """Return those of a model, whose file this is, or the first of several; None where nothing is to be kept."""
+        if not self._limit:
+            return None
+        try:
+            return ModelPrompts(self, stamp(model))
+        except OSError:
+            return None
+
+    def forget(self) -> None:
+        """Do not keep what models hold now, and remove the files that were used: the user took something back. What
+        they hold once they have read the next prompt is kept again."""
+        self._epoch += 1
+        for path in self._used:
+            with suppress(OSError):
+                path.unlink()
+        self._used.clear()
+
+    def find(self, key: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
+        """See `PromptCache.find`."""
+        if not self._allowed():
+            return None
+        found = []
+        for path, tokens in _sequences(key):
+            common = common_prefix(tokens, ids)
+            if common > known and not (whole and common < len(tokens)):
+                found.append((common, path))
+        for common, path in sorted(found, reverse=True):
+            if _intact(path):
+                with suppress(OSError):
+                    os.utime(path)  # the files that were not used for longest are removed first
+                self._used.add(path)
+                _log.info("%d of %d tokens were read before, and are restored from disk", common, len(ids))
+                return path
+            _log.warning("%s is damaged, and removed", path)
+            _removed(path)
+        return None
+
+    def keep(self, key: str, ids: Ids, size: int, write: Callable[[Path], bool], *, whole: bool) -> None:
+        """See `PromptCache.keep`."""
+        if not self._allowed():
+            return
+        known = [(path, len(tokens), common_prefix(tokens, ids)) for path, tokens in _sequences(key)]
+        most = 0 if whole else LEAST - 1  # tokens of another sequence that may be lost
+        if any(len(ids) - common < LEAST and (not whole or common == length) for _, length, common in known):
+            return
+        try:
+            path = self._write(key, size, write)
+        except OSError as error:
+            _log.info("what was read is not kept: %s", error)
+            return
+        if path is None:
+            return
+        for other, length, common in known:
+            if length - common <= most:  # this one stands for it
+                _removed(other)
+        self._used.add(path)
+        _make_room(self._limit)
+
+    def _write(self, key: str, size: int, write: Callable[[Path], bool]) -> Path | None:
+        folder = private_folder(prompts_folder())
+        if size > min(self._limit, _SHARE * shutil.disk_usage(folder).free):
+            return None
+        new = folder / f"{key}-{secrets.token_hex(8)}{_NEW}"
+        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS, 0o600))
+        try:
+            if not write(new):
+                return None
+            path = new.with_name(f"{key}-{_digest(new)}{_SUFFIX}")
+            new.replace(path)
+            return path
+        finally:
+            _removed(new)
+
+
+class ModelPrompts:
+    """The prompts of one model; a `PromptCache`."""
+
+    def __init__(self, prompts: SavedPrompts, model: str) -> None:
+        self._prompts, self._model = prompts, model
+
+    @property
+    def epoch(self) -> int:
+        """See `PromptCache.epoch`."""
+        return self._prompts.epoch
+
+    def find(self, kind: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
+        """See `PromptCache.find`."""
+        return self._prompts.find(self._key(kind), ids, known, whole=whole)
+
+    def keep(self, kind: str, ids: Ids, size: int, write: Callable[[Path], bool], *, whole: bool) -> None:
+        """See `PromptCache.keep`."""
+        self._prompts.keep(self._key(kind), ids, size, write, whole=whole)
+
+    def _key(self, kind: str) -> str:
+        return hashlib.sha256(f"{self._model}\n{kind}".encode()).hexdigest()[:32]
+
+
+def prompts_folder() -> Path:
+    """Return the folder of all kept prompts; it need not exist."""
+    return places.cache_dir() / "prompts"
+
+
+def remove_prompts() -> int:
+    """Remove all kept prompts, and return their number."""
+    return sum(map(_removed, _files("*")))
+
+
+def _files(pattern: str) -> list[Path]:
+    try:
+        return [path for path in prompts_folder().glob(pattern) if path.suffix in (_SUFFIX, _NEW)]
+    except OSError:
+        return []
+
+
+def _sequences(key: str) -> Iterator[tuple[Path, Ids]]:
+    """Yield the files of this key and their token ids, which are not checked yet."""
+    for path in _files(f"{key}-*{_SUFFIX}"):
+        try:
+            with path.open("rb") as file:
+                _magic, _version, count = _HEADING.unpack(file.read(_HEADING.size))
+                tokens = np.frombuffer(file.read(4 * min(count, _MOST_TOKENS)), np.int32)
+        except OSError:
+            continue
+        except (struct.error, ValueError):  # it ends before the state
+            _removed(path)
+            continue
+        yield path, tokens
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
+
+
+def _intact(path: Path) -> bool:
+    try:
+        return _digest(path) == path.stem.rpartition("-")[2]
+    except OSError:
+        return False
+
+
+def _removed(path: Path) -> bool:
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _make_room(limit: int) -> None:
+    """Remove what a crash has left, and the files that were not used for longest, until all take `limit` bytes."""
+    sizes: list[tuple[float, int, Path]] = []
+    for path in _files("*"):
+        with suppress(OSError):
+            found = path.stat()
+            if path.suffix == _SUFFIX:
+                sizes.append((found.st_mtime, found.st_size, path))
+            elif found.st_mtime < time() - _ABANDONED:
+                _removed(path)
+    taken = sum(size for _, size, _ in sizes)
+    for _, size, path in sorted(sizes):
+        if taken <= limit:
+            return
+        if _removed(path):
+            taken -= size

@@ -1,0 +1,116 @@
+"""A sequence that was saved goes on in another context as if that had read it, whatever keeps the past."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Context, Ids, Model
+from edgellm.engine.kv import prompt_cache
+from tests.conftest import Architectures
+from tests.engine.kv.test_kv_cache import KINDS, N_CTX, NEAR, ROWS, ids, off
+
+
+def opened(model: Model, cache: prompt_cache.PromptCache | None = None) -> Context:
+    return Context(model, n_ctx=N_CTX, n_batch=ROWS, threads=1, rolls_back=True, prompt_cache=cache)
+
+
+class OneFile:
+    """A prompt cache of one sequence, which counts what it is asked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.epoch, self.kept, self.kinds = path, 0, list[Ids](), list[str]()
+        self.asked: list[tuple[int, bool]] = []
+
+    def find(self, kind: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
+        self.asked.append((known, whole))
+        self.kinds.append(kind)
+        return self.path if self.path.exists() else None
+
+    def keep(self, kind: str, ids: Ids, size: int, write: Callable[[Path], bool], *, whole: bool) -> None:
+        self.asked.append((len(ids), whole))
+        self.kinds.append(kind)
+        if write(self.path):
+            self.kept.append(ids.copy())
+            assert abs(self.path.stat().st_size - size) <= 64 + 4 * len(ids)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_goes_on_in_another_context(architectures: Architectures, name: str, tmp_path: Path) -> None:
+    rng = random.Random(name)
+    path = tmp_path / "sequence"
+    text = ids(rng, 150)
+    with Model.load(architectures(name), probe=False) as model:
+        with opened(model) as context:
+            context.decode(text)
+            assert context.save(path)
+        with opened(model) as context:
+            context.decode(ids(rng, 20))
+            assert context.load(path) == len(text)
+            assert np.array_equal(context.cached(), text)
+            assert off(model, context, context.decode(ids(rng, 3))) < NEAR
+            context.rollback(len(text) - 2)
+            assert off(model, context, context.decode(ids(rng, 5))) < NEAR
+            longer = np.concatenate((text[:100], ids(rng, 9)))
+            assert off(model, context, context.decode(longer[context.sync(longer) :])) < NEAR
+
+
+def test_one_of_another_kind_of_context_is_refused(architectures: Architectures, tmp_path: Path) -> None:
+    path, text = tmp_path / "sequence", ids(random.Random(0), 40)
+    with Model.load(architectures("qwen3"), probe=False) as model, opened(model) as context:
+        context.decode(text)
+        context.save(path)
+        with Context(model, n_ctx=20, threads=1) as short:
+            assert short.load(path) == 0
+            assert not short.length()
+        with Model.load(architectures("gemma3"), probe=False) as other, opened(other) as another:
+            another.decode(text)
+            assert another.load(path) == 0
+            assert off(other, another, another.decode(text)) < NEAR
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "lfm2"])
+def test_a_context_restores_the_beginning_of_what_it_is_asked_for(
+    architectures: Architectures, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_cache, "LEAST", 64)
+    rng = random.Random(name)
+    cache, text = OneFile(tmp_path / "sequence"), ids(rng, 100)
+    with Model.load(architectures(name), probe=False) as model:
+        with opened(model, cache) as context:
+            context.decode(text[context.sync(text) :])
+        assert [one.tolist() for one in cache.kept] == [text.tolist()]
+        longer = np.concatenate((text, ids(rng, 30)))
+        with opened(model, cache) as context:
+            assert context.sync(longer) == len(text)
+            assert off(model, context, context.decode(longer[len(text) :])) < NEAR
+            assert context.sync(np.append(longer, np.int32(5))) == len(longer)  # little is new: nothing is looked for
+        assert len(cache.asked) == 4  # twice what to restore, and twice what to keep
+        assert {whole for _, whole in cache.asked} == {name != "qwen3"}
+        assert len(set(cache.kinds)) == 1
+        with opened(model, cache) as context:
+            context.decode(text[context.sync(text[:63]) : 63])
+        assert len(cache.kept) == 2  # a short one is not kept
+
+
+def test_what_was_taken_back_is_not_kept(
+    architectures: Architectures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_cache, "LEAST", 64)
+    rng = random.Random(0)
+    cache, text = OneFile(tmp_path / "sequence"), ids(rng, 100)
+    with Model.load(architectures("qwen3"), probe=False) as model:
+        with opened(model, cache) as context:
+            context.decode(text[context.sync(text) :])
+            cache.epoch = 1
+        assert not cache.kept
+        with opened(model, cache) as context:
+            context.decode(text[context.sync(text) :])
+            cache.epoch = 2
+            text = np.concatenate((text[:80], ids(rng, 5)))
+            context.decode(text[context.sync(text) :])
+        assert [one.tolist() for one in cache.kept] == [text.tolist()]

@@ -1,0 +1,214 @@
+"""Which prompts are kept on disk, found again, and removed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.engine import Ids
+from edgellm.engine.kv.prompt_cache import LEAST
+from edgellm.storage.caches.saved_prompts import (
+    ModelPrompts,
+    SavedPrompts,
+    prompts_folder,
+    remove_prompts,
+)
+from edgellm.system import HAS_MODES
+
+SIZE = 5_000
+"""Bytes of a state, without its ids."""
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    return path
+
+
+def of(prompts: SavedPrompts, model: Path) -> ModelPrompts:
+    found = prompts.of(model)
+    assert found is not None
+    return found
+
+
+def text(n: int, last: int = 7) -> Ids:
+    return np.append(np.arange(n - 1, dtype=np.int32), np.int32(last))
+
+
+def writing(ids: Ids, state: bytes = b"s") -> Callable[[Path], bool]:
+    """Write as llama.cpp does."""
+
+    def write(path: Path) -> bool:
+        assert path.exists()
+        path.write_bytes(np.array([0x67677371, 2, len(ids)], np.uint32).tobytes() + ids.tobytes() + SIZE * state)
+        return True
+
+    return write
+
+
+def keep(prompts: ModelPrompts, ids: Ids, kind: str = "k", *, whole: bool = False) -> None:
+    prompts.keep(kind, ids, SIZE, writing(ids), whole=whole)
+
+
+def files() -> list[Path]:
+    return sorted(prompts_folder().iterdir()) if prompts_folder().exists() else []
+
+
+def test_the_longest_beginning_is_found(model: Path) -> None:
+    prompts = of(SavedPrompts(10**6), model)
+    short, long = np.append(text(300), text(300)), text(1_200, 2)
+    keep(prompts, short)
+    keep(prompts, long)
+    asked = np.arange(2_000, dtype=np.int32)
+    path = prompts.find("k", asked, 0, whole=False)
+    assert path is not None
+    assert path.read_bytes()[12 : 12 + 4 * len(long)] == long.tobytes()
+    assert prompts.find("k", asked, 1_199, whole=False) is None
+    assert prompts.find("k", asked, 0, whole=True) is None
+    assert prompts.find("another kind", asked, 0, whole=False) is None
+    exact = np.append(short, asked)
+    assert prompts.find("k", exact, 0, whole=True) is not None
+    if HAS_MODES:
+        assert {one.stat().st_mode & 0o777 for one in files()} == {0o600}
+        assert prompts_folder().stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:9], lambda data: data[:700] + b"x"])
+def test_a_damaged_file_is_not_used_and_removed(model: Path, change: Callable[[bytes], bytes]) -> None:
+    prompts = of(SavedPrompts(10**6), model)
+    keep(prompts, text(300))
+    (path,) = files()
+    path.write_bytes(change(path.read_bytes()))
+    assert prompts.find("k", text(300), 0, whole=False) is None
+    assert files() == []
+
+
+@given(st.data())
+def test_no_changed_byte_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("damaged")
+        patch.setenv("EDGELLM_HOME", str(folder))
+        (folder / "model.gguf").write_bytes(b"weights")
+        prompts = of(SavedPrompts(10**6), folder / "model.gguf")
+        keep(prompts, text(300))
+        (path,) = files()
+        whole = bytearray(path.read_bytes())
+        whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(whole)
+        assert prompts.find("k", text(300), 0, whole=False) is None
+
+
+def test_one_stands_for_another_that_is_nearly_the_same(model: Path) -> None:
+    prompts = of(SavedPrompts(10**6), model)
+    keep(prompts, text(600))
+    keep(prompts, text(598 + LEAST, 1))
+    assert len(files()) == 1  # too little is new
+    keep(prompts, text(600 + LEAST, 1))
+    assert len(files()) == 1  # in its place
+    keep(prompts, text(600 - LEAST, 1))
+    keep(prompts, text(600, 1))
+    assert len(files()) == 1  # this is known
+    keep(prompts, np.append(text(600), text(600)))
+    assert len(files()) == 2
+    assert prompts.find("k", text(600 + LEAST, 1), 599 + LEAST, whole=True) is not None
+
+
+def test_of_those_that_cannot_be_cut_only_a_beginning_does(model: Path) -> None:
+    prompts = of(SavedPrompts(10**6), model)
+    keep(prompts, text(600, 1), whole=True)
+    keep(prompts, np.append(text(600, 1), text(LEAST - 1)), whole=True)
+    assert len(files()) == 1  # too little is new
+    keep(prompts, text(600, 2), whole=True)
+    keep(prompts, text(500, 499), whole=True)
+    assert len(files()) == 3
+    keep(prompts, np.append(text(600, 1), text(LEAST)), whole=True)
+    assert len(files()) == 2  # in the place of both beginnings
+
+
+def test_the_limit_holds_and_what_was_not_used_goes_first(model: Path) -> None:
+    saved = SavedPrompts(3 * (SIZE + 12 + 4 * 400))
+    prompts = of(saved, model)
+    for number in range(3):
+        keep(prompts, np.full(400, number, dtype=np.int32))
+        for path in files():
+            os.utime(path, (path.stat().st_mtime - 100,) * 2)
+    assert prompts.find("k", np.zeros(400, dtype=np.int32), 0, whole=False) is not None  # the oldest is used now
+    keep(prompts, np.full(400, 3, dtype=np.int32))
+    assert len(files()) == 3
+    there = [number for number in range(4) if prompts.find("k", np.full(400, number, np.int32), 0, whole=False)]
+    assert there == [0, 2, 3]
+    prompts.keep("k", text(400), 10**6, writing(text(400)), whole=False)
+    assert len(files()) == 3  # larger than all together may be: nothing is written
+
+
+def test_of_what_a_crash_left_nothing_stays(model: Path) -> None:
+    prompts = of(SavedPrompts(10**6), model)
+    keep(prompts, text(300))
+    left, written = prompts_folder() / "a-1.new", prompts_folder() / "a-2.new"
+    for path in (left, written):
+        path.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    keep(prompts, text(900))
+    assert not left.exists()
+    assert written.exists()  # another process may be writing it
+
+
+def test_a_failure_leaves_nothing_and_raises_nothing(model: Path) -> None:
+    def full(path: Path) -> bool:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    prompts = of(SavedPrompts(10**6), model)
+    prompts.keep("k", text(300), SIZE, full, whole=False)
+    prompts.keep("k", text(300), SIZE, lambda _: False, whole=False)
+    assert files() == []
+    prompts_folder().rmdir()
+    prompts_folder().write_bytes(b"a file in its place")
+    keep(prompts, text(300))
+    assert prompts.find("k", text(300), 0, whole=False) is None
+
+
+def test_a_changed_model_has_none(model: Path) -> None:
+    saved = SavedPrompts(10**6)
+    keep(of(saved, model), text(300))
+    model.write_bytes(b"other weights")
+    assert of(saved, model).find("k", text(300), 0, whole=False) is None
+
+
+def test_where_it_is_not_wanted_nothing_is_kept_or_used(model: Path) -> None:
+    assert SavedPrompts(0).of(model) is None
+    on = of(SavedPrompts(10**6), model)
+    off = of(SavedPrompts(10**6, lambda: False), model)
+    keep(off, text(300))
+    assert files() == []
+    keep(on, text(300))
+    assert off.find("k", text(300), 0, whole=False) is None
+    assert on.find("k", text(300), 0, whole=False) is not None
+
+
+def test_what_the_user_took_back_is_removed(model: Path) -> None:
+    before = of(SavedPrompts(10**6), model)
+    keep(before, text(300))
+    keep(before, np.zeros(300, dtype=np.int32))
+    saved = SavedPrompts(10**6)
+    prompts = of(saved, model)
+    assert prompts.find("k", text(300), 0, whole=False) is not None
+    epoch = prompts.epoch
+    saved.forget()
+    assert prompts.epoch != epoch
+    assert prompts.find("k", text(300), 1, whole=False) is None
+    assert len(files()) == 1  # of another conversation
+    assert remove_prompts() == 1
+    assert files() == []
