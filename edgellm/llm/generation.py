@@ -206,7 +206,7 @@ def _generate(
     if ngram is not None:
         verifier = ngram.verifier(verifier)
         drafter = SpeculatorDrafter(verifier, text.is_eog) if speculates else drafter
-        drafter = ngram.hybrid_drafter(drafter, plan.gamma, speculates=speculates)
+        drafter = ngram.hybrid_drafter(drafter, plan.gamma, speculates=speculates, linked=parts.linked)
         gate = AlwaysGate() if parts.verifier is None else gate
     if ngram is None:
         stats.count_with(choice.controller, guessed)

@@ -169,13 +169,16 @@ class NgramSession:
         """Return the padding of the verifier's decodes, and the times of its heads."""
         return self._retrieval.curve().filling()
 
-    def hybrid_drafter(self, model: Drafter | None, gamma: int, *, speculates: bool = False) -> Drafter:
+    def hybrid_drafter(
+        self, model: Drafter | None, gamma: int, *, speculates: bool = False, linked: bool = False
+    ) -> Drafter:
         """Return a drafter that copies, and uses `model`, if given, for up to `gamma` tokens where that is better.
-        `speculates`: it is no draft model but a speculator, and rounds with it are compared apart."""
+        `speculates`: it is no draft model but a speculator, and rounds with it are compared apart. `linked` as for
+        `HybridDrafter`."""
         if model is None:
             return self._drafter
         rounds = self._index.speculator_rounds if speculates else self._index.rounds
-        return HybridDrafter(self._drafter, model, gamma, rounds)
+        return HybridDrafter(self._drafter, model, gamma, rounds, linked=linked)
 
     def verifier(self, given: Verifier | None) -> Verifier:
         """Return the verifier of the reply: the given one, or the model itself."""

@@ -98,6 +98,11 @@ class DrafterSelector:
         left = max(self._length - written, 0.0)
         return left * (self._other_rounds.pace - self._model_rounds.pace) > prompt * self._prefill.pace
 
+    def delays_first_token(self, prompt: int) -> bool:
+        """Return whether reading the `prompt` tokens before the verifier does would delay a reply's first token by more
+        than a round with the draft model takes, which is what that would save; True where it is not known."""
+        return not self._model_rounds.rounds or prompt * self._prefill.pace > self._model_rounds.seconds
+
     def record_draft(self, seconds: float, prompt: int) -> None:
         """Record that the draft model took `seconds` for a draft, for which it first read `prompt` tokens."""
         if not prompt:
@@ -149,10 +154,12 @@ class HybridDrafter(Drafter):
     """A drafter that copies if copying recently gave more tokens for its time than the draft model."""
 
     def __init__(
-        self, retrieval: RetrievalDrafter, model: Drafter, gamma: int, rounds: DrafterSelector | None = None
-    ) -> None:
-        """Let the model draft at most `gamma` tokens; retrieval may draft more. `rounds` come from earlier replies."""
-        self._retrieval, self._model, self._gamma = retrieval, model, gamma
+        self, retrieval: RetrievalDrafter, model: Drafter, gamma: int, rounds: DrafterSelector | None = None,
+        *, linked: bool = False,
+    ) -> None:  # fmt: skip
+        """Let the model draft at most `gamma` tokens; retrieval may draft more. `rounds` come from earlier replies.
+        `linked`: the verifier is on another device, which reads the prompt while the model does."""
+        self._retrieval, self._model, self._gamma, self._linked = retrieval, model, gamma, linked
         self._rounds = rounds or DrafterSelector()
         self._number = 0  # of the round
         self._reads_prompt = self._knows_prompt = (
@@ -216,7 +223,8 @@ class HybridDrafter(Drafter):
         chunk = self._retrieval.propose(state, gamma, alternative=None if due else rounds.model_round)
         pays = due or self._retrieval.pays(rounds.model_round)
         now = due and self._number > 0  # the first round's time includes the verifier's prompt
-        self.asked = asks and (now or (pays and not len(chunk)))
+        later = not (self._number or self._linked) and rounds.delays_first_token(prompt)
+        self.asked = asks and not later and (now or (pays and not len(chunk)))
         if self.asked and not due and rounds.back_off.pauses:
             self.asked = False
             return _explained(chunk, _BACKS_OFF)

@@ -166,7 +166,7 @@ def test_beside_a_small_model_the_better_of_the_two_drafts() -> None:
     known = memory("context")
     prompt = np.array([1, 2, 3, 4, 9], dtype=np.int32)
     own = taken(known, prompt)
-    mixed = HybridDrafter(own, Slow(markov(1, 10)), 3)
+    mixed = HybridDrafter(own, Slow(markov(1, 10)), 3, linked=True)
     first = mixed.propose(GenerationState(prompt), 63)
     assert asked == [3]  # nothing to copy, and no more than the model's own length
     assert not first.retrieved
@@ -213,7 +213,8 @@ def test_what_is_copied_never_stands_unchecked(model: bool) -> None:
 def follows(prompt: list[int]) -> HybridDrafter:
     """A small model that says 1 + (last mod 9), beside a context that goes on otherwise behind 4."""
     own = taken(memory("context"), prompt)
-    return HybridDrafter(own, FakeDrafter(lambda prefix: 9 * np.eye(20, dtype=np.float32)[1 + int(prefix[-1]) % 9]), 3)
+    model = FakeDrafter(lambda prefix: 9 * np.eye(20, dtype=np.float32)[1 + int(prefix[-1]) % 9])
+    return HybridDrafter(own, model, 3, linked=True)
 
 
 def test_what_the_small_model_drafts_is_continued_by_a_copy() -> None:

@@ -56,9 +56,11 @@ def test_as_much_of_a_draft_as_pays_is_sent() -> None:
     own = taken(dear, PROMPT)
     doubting = Sure(markov(1, 10))
     doubting.sure = 0.1
-    assert len(HybridDrafter(own, doubting, 6, dear.rounds).propose(GenerationState(PROMPT), 8)) < 3
+    drafter = HybridDrafter(own, doubting, 6, dear.rounds, linked=True)
+    assert len(drafter.propose(GenerationState(PROMPT), 8)) < 3
     dear.rounds.record_length(4, 4, 4)
-    assert len(HybridDrafter(own, Sure(markov(1, 10)), 6, dear.rounds).propose(GenerationState(PROMPT), 8)) == 6
+    drafter = HybridDrafter(own, Sure(markov(1, 10)), 6, dear.rounds, linked=True)
+    assert len(drafter.propose(GenerationState(PROMPT), 8)) == 6
     dear.give()
 
 
@@ -74,6 +76,31 @@ def test_a_prompt_is_read_where_that_pays() -> None:
     assert rounds.prompt_pays(20, 0)
     assert not rounds.prompt_pays(200, 0)
     assert not rounds.prompt_pays(20, 38)  # nearly over
+
+
+@pytest.mark.parametrize(
+    ("linked", "prefill", "drafts"),
+    [(False, None, False), (True, None, True), (False, 4.0, False), (False, 0.1, True)],
+)
+def test_the_first_token_does_not_wait_for_a_model_here_that_takes_long_to_read(
+    linked: bool, prefill: float | None, drafts: bool
+) -> None:
+    known, model = memory(), Sure(markov(1, 10))
+    if prefill is not None:
+        for _ in range(MIN_ROUNDS):
+            known.rounds.record_other_round(1, 1.0)
+            known.rounds.record_draft(0.2, 0)
+            known.rounds.record_model_round(4, 1.2)
+        known.rounds.record_draft(prefill + 0.2, len(PROMPT))
+    mixed = HybridDrafter(taken(known, PROMPT), model, 3, known.rounds, linked=linked)
+    state = GenerationState(PROMPT)
+    mixed.begin(state)
+    chunk = mixed.propose(state, 8)
+    assert bool(len(chunk)) == bool(model.prefixes) == drafts
+    told(mixed, chunk, verdict(0), 9.0)
+    state.append(1)
+    assert len(mixed.propose(state, 8)), "it is asked behind the first token"
+    known.give()
 
 
 def first_copy(known: DraftIndex, model: Sure) -> tuple[HybridDrafter, GenerationState, Chunk]:
