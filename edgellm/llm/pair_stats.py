@@ -23,7 +23,7 @@ from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice
 from edgellm.storage import ALIASES, History, bundled
-from edgellm.storage.caches.saved_prompts import prompts_folder
+from edgellm.storage.caches.prompt_files import prompt_files
 from edgellm.storage.chat_log import Conversations, typed_lines
 from edgellm.storage.chat_takeover import old_prompt_file
 from edgellm.storage.fingerprint import FileHash
@@ -74,7 +74,7 @@ def kept() -> KeptData:
     return KeptData(
         History().facts().conversations, len(Conversations().all()), typed,
         sum(1 for path in _profiles() if _is_personal(path)), len(list(_files(_curves(), "*"))),
-        len(list(_files(_logs(), "*"))), len(list(_files(prompts_folder(), "*"))),
+        len(list(_files(_logs(), "*"))), len(prompt_files()),
     )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def forget() -> KeptData:
     profiles = sum(1 for path in list(_profiles()) if _forget_profile(path))
     old, curves, logs, prompts = (
         sum(1 for _ in _removed(paths))
-        for paths in ([old_prompt_file()], *(_files(folder, "*") for folder in (_curves(), _logs(), prompts_folder())))
+        for paths in ([old_prompt_file()], _files(_curves(), "*"), _files(_logs(), "*"), prompt_files())
     )
     if failed is not None:
         raise failed
@@ -128,7 +128,7 @@ def expire() -> None:
     for path in list(_profiles()):
         if expired(path, before):
             _forget_profile(path)
-    kept_files = (old_prompt_file(), *_files(_curves(), "*"), *_files(prompts_folder(), "*"))
+    kept_files = (old_prompt_file(), *_files(_curves(), "*"), *prompt_files())
     old = (path for path in kept_files if expired(path, before))
     list(_removed(old))
     expire_logs(before)

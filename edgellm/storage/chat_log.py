@@ -18,7 +18,7 @@ from pathlib import Path
 
 from edgellm.errors import ConversationChanged, ConversationTooLong, InvalidOption
 from edgellm.places import data_dir
-from edgellm.storage.caches.saved_prompts import remove_prompts
+from edgellm.storage.caches.prompt_files import remove_prompts
 from edgellm.storage.chat_takeover import (
     OldFile,
     Turns,

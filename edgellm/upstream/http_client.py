@@ -235,7 +235,9 @@ class HttpClient:
             async with asyncio.timeout(seconds):
                 try:
                     answer = await self._exchange(method, path, body)
-                except aiohttp.ServerDisconnectedError:  # it has closed a connection that was kept
+                except aiohttp.ClientConnectorError:
+                    raise
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):  # it has ended a kept connection
                     answer = await self._exchange(method, path, body)
         except aiohttp.ServerTimeoutError:
             raise self._lost(f"does not answer within {CONNECT_SECONDS:g} seconds") from None

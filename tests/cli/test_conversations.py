@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.storage.caches.saved_prompts import prompts_folder
+from edgellm.storage.caches.prompt_files import prompts_folder
 from edgellm.storage.chat_log import Conversations
 from tests.cli.conftest import Done
 

@@ -450,6 +450,9 @@ def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: 
         # rename, search, delete, undo
         page.locator("#conversations li").nth(1).hover()
         page.get_by_role("button", name="Rename").nth(1).click()
+        with page.expect_response("**/conversations"):  # the list is drawn again, as when a reply is stored
+            page.evaluate("document.getElementById('search').dispatchEvent(new Event('input'))")
+        page.evaluate("new Promise((drawn) => setTimeout(drawn, 100))")
         page.fill(".rename", "My talk")
         page.press(".rename", "Enter")
         expect(page.locator("#conversations")).to_contain_text("My talk")

@@ -13,12 +13,8 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Ids
 from edgellm.engine.kv.prompt_cache import LEAST
-from edgellm.storage.caches.saved_prompts import (
-    ModelPrompts,
-    SavedPrompts,
-    prompts_folder,
-    remove_prompts,
-)
+from edgellm.storage.caches.prompt_files import prompts_folder, remove_prompts
+from edgellm.storage.caches.saved_prompts import ModelPrompts, SavedPrompts
 from edgellm.system import HAS_MODES
 
 SIZE = 5_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,11 +20,13 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
 class Scripted:
-    """A server that answers the requests of each connection with what it was told, ends it, and is gone behind the
-    last one."""
+    """A server that answers the requests of each connection with what it was told, ends it, or `resets` it, and is gone
+    behind the last one."""
 
-    def __init__(self, *connections: tuple[bytes, ...], tls: ssl.SSLContext | None = None) -> None:
-        self._connections, self._tls = connections, tls
+    def __init__(
+        self, *connections: tuple[bytes, ...], tls: ssl.SSLContext | None = None, resets: bool = False
+    ) -> None:
+        self._connections, self._tls, self._resets = connections, tls, resets
         self.heads: list[bytes] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
@@ -37,6 +40,9 @@ class Scripted:
                 for answer in answers:
                     self.heads.append(line.recv(65536))
                     line.sendall(answer)
+                if self._resets:
+                    line.recv(1)  # the next request, which is not answered
+                    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._listening.close()
 
     def close(self) -> None:
@@ -49,8 +55,9 @@ def client_of(port: int, scheme: str = "http") -> Iterator[HttpClient]:
     client.close()
 
 
-def test_a_connection_is_kept_and_replaced_when_the_server_has_ended_it() -> None:
-    server = Scripted((OK, OK), (OK,))
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_connection_is_kept_and_replaced_when_the_server_has_ended_it(resets: bool) -> None:
+    server = Scripted((OK, OK), (OK,), resets=resets)
     for client in client_of(server.port):
         for _ in range(3):
             assert client.wait(client.post("/completion", {"n": 1})).json == {}

@@ -29,6 +29,7 @@ export class Library {
   #saving = Promise.resolve();
   #list = oncePerFrame(() => this.#draw());
   #search = "";
+  #renaming = false; // the list stays as it is meanwhile
 
   // `open` is called with a conversation to show, or null for a new one.
   constructor(open) {
@@ -123,6 +124,7 @@ export class Library {
     const forgets = this.#inTab === "key" && this.#store.forgets;
     byId("kept").textContent = (IN_TAB[this.#inTab] ?? "") + (forgets ? FORGETS : "");
     byId("kept").hidden = !this.#inTab;
+    if (this.#renaming) return;
     const rows = found.data.map((one) => this.#row(one));
     const none = this.#search ? "Nothing found." : "No conversations yet.";
     byId("conversations").replaceChildren(...(rows.length ? rows : [element("li", "none", none)]));
@@ -149,6 +151,7 @@ export class Library {
     field.setAttribute("aria-label", "New title");
     const end = async (keep) => {
       field.onblur = field.onkeydown = null;
+      this.#renaming = false;
       const name = field.value.trim();
       if (keep && name !== one.title) {
         try {
@@ -165,6 +168,7 @@ export class Library {
       if (event.key === "Enter") end(true);
       if (event.key === "Escape") end(false);
     };
+    this.#renaming = true;
     row.replaceChildren(field);
     field.select();
   }

@@ -20,16 +20,16 @@ from time import time
 
 import numpy as np
 
-from edgellm import places
 from edgellm.engine import Ids, common_prefix
 from edgellm.engine.kv.prompt_cache import LEAST
+from edgellm.errors import EdgeError
+from edgellm.storage.caches.prompt_files import SAVED, UNFINISHED, prompt_files, prompts_folder, removed
 from edgellm.storage.fingerprint import stamp
 from edgellm.storage.state import private_folder
 from edgellm.system import NO_LINKS
 
 _HEADING = struct.Struct("<III")  # magic, version, number of tokens
 _MOST_TOKENS = 2**24
-_SUFFIX, _NEW = ".kv", ".new"
 _ABANDONED = 3600.0  # seconds after which a file that is still being written was left by a crash
 _SHARE = 0.5  # of the free disk space that one file may take
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class SavedPrompts:
             return None
         try:
             return ModelPrompts(self, stamp(model))
-        except OSError:
+        except (OSError, EdgeError):
             return None
 
     def forget(self) -> None:
@@ -63,8 +63,7 @@ class SavedPrompts:
         they hold once they have read the next prompt is kept again."""
         self._epoch += 1
         for path in self._used:
-            with suppress(OSError):
-                path.unlink()
+            removed(path)
         self._used.clear()
 
     def find(self, key: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
@@ -84,7 +83,7 @@ class SavedPrompts:
                 _log.info("%d of %d tokens were read before, and are restored from disk", common, len(ids))
                 return path
             _log.warning("%s is damaged, and removed", path)
-            _removed(path)
+            removed(path)
         return None
 
     def keep(self, key: str, ids: Ids, size: int, write: Callable[[Path], bool], *, whole: bool) -> None:
@@ -104,7 +103,7 @@ class SavedPrompts:
             return
         for other, length, common in known:
             if length - common <= most:  # this one stands for it
-                _removed(other)
+                removed(other)
         self._used.add(path)
         _make_room(self._limit)
 
@@ -112,16 +111,16 @@ class SavedPrompts:
         folder = private_folder(prompts_folder())
         if size > min(self._limit, _SHARE * shutil.disk_usage(folder).free):
             return None
-        new = folder / f"{key}-{secrets.token_hex(8)}{_NEW}"
+        new = folder / f"{key}-{secrets.token_hex(8)}{UNFINISHED}"
         os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS, 0o600))
         try:
             if not write(new):
                 return None
-            path = new.with_name(f"{key}-{_digest(new)}{_SUFFIX}")
+            path = new.with_name(f"{key}-{_digest(new)}{SAVED}")
             new.replace(path)
             return path
         finally:
-            _removed(new)
+            removed(new)
 
 
 class ModelPrompts:
@@ -147,26 +146,9 @@ class ModelPrompts:
         return hashlib.sha256(f"{self._model}\n{kind}".encode()).hexdigest()[:32]
 
 
-def prompts_folder() -> Path:
-    """Return the folder of all kept prompts; it need not exist."""
-    return places.cache_dir() / "prompts"
-
-
-def remove_prompts() -> int:
-    """Remove all kept prompts, and return their number."""
-    return sum(map(_removed, _files("*")))
-
-
-def _files(pattern: str) -> list[Path]:
-    try:
-        return [path for path in prompts_folder().glob(pattern) if path.suffix in (_SUFFIX, _NEW)]
-    except OSError:
-        return []
-
-
 def _sequences(key: str) -> Iterator[tuple[Path, Ids]]:
     """Yield the files of this key and their token ids, which are not checked yet."""
-    for path in _files(f"{key}-*{_SUFFIX}"):
+    for path in prompt_files(f"{key}-*{SAVED}"):
         try:
             with path.open("rb") as file:
                 _magic, _version, count = _HEADING.unpack(file.read(_HEADING.size))
@@ -174,7 +156,7 @@ def _sequences(key: str) -> Iterator[tuple[Path, Ids]]:
         except OSError:
             continue
         except (struct.error, ValueError):  # it ends before the state
-            _removed(path)
+            removed(path)
             continue
         yield path, tokens
 
@@ -191,27 +173,19 @@ def _intact(path: Path) -> bool:
         return False
 
 
-def _removed(path: Path) -> bool:
-    try:
-        path.unlink()
-    except OSError:
-        return False
-    return True
-
-
 def _make_room(limit: int) -> None:
     """Remove what a crash has left, and the files that were not used for longest, until all take `limit` bytes."""
     sizes: list[tuple[float, int, Path]] = []
-    for path in _files("*"):
+    for path in prompt_files():
         with suppress(OSError):
             found = path.stat()
-            if path.suffix == _SUFFIX:
+            if path.suffix == SAVED:
                 sizes.append((found.st_mtime, found.st_size, path))
             elif found.st_mtime < time() - _ABANDONED:
-                _removed(path)
+                removed(path)
     taken = sum(size for _, size, _ in sizes)
     for _, size, path in sorted(sizes):
         if taken <= limit:
             return
-        if _removed(path):
+        if removed(path):
             taken -= size
