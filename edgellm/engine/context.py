@@ -244,6 +244,7 @@ class Context:
         """Close the context; its memory is freed once no view of the logits is left."""
         sound = self._owned is not None and self._faults is self.model.faults and not self._owned.guard.busy
         if sound and self._saved is not None:
+            self._lengths[0] = self._cache.settle(0, self._lost.pop(0, self._lengths[0]))
             self._saved.keep(self.cached(), self._cache.size(0), self.save, whole=not self._cache.plain)
         if self._speculator is not None:
             self._speculator.close()

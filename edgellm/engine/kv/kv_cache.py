@@ -231,6 +231,12 @@ class KVCache:
             self.clear(seq)
         return taken
 
+    def settle(self, seq: int, length: int) -> int:
+        """Return to a checkpoint where a rollback to `length` positions would be done by the next batch only; return
+        how many positions there are now."""
+        one = self._sequences[seq]
+        return self._restored(seq, one, length) if one.pending else length
+
     def size(self, seq: int) -> int:
         """Return the bytes of a sequence's whole state."""
         context = self._context
@@ -239,7 +245,7 @@ class KVCache:
     def save_file(self, seq: int, ids: Ids, path: Path) -> bool:
         """Write a sequence and its `ids` (n,) to a file; return whether that was possible."""
         context = self._context
-        if context is None or self._sequences[seq].pending:  # it would be the state before the rollback
+        if context is None or self._sequences[seq].pending:  # it would be the state before the rollback: see `settle`
             return False
         with context.guard:
             return bool(_save_file(context.pointer, os.fsencode(path), seq, ids.ctypes.data, len(ids)))

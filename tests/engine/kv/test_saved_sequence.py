@@ -97,6 +97,22 @@ def test_a_context_restores_the_beginning_of_what_it_is_asked_for(
         assert len(cache.kept) == 2  # a short one is not kept
 
 
+@pytest.mark.parametrize("name", ["lfm2", "mamba2"])
+def test_of_a_state_that_cannot_be_rolled_back_at_once_the_last_checkpoint_is_kept(
+    architectures: Architectures, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_cache, "LEAST", 64)
+    cache, text = OneFile(tmp_path / "sequence"), ids(random.Random(name), 100)
+    with Model.load(architectures(name), probe=False) as model:
+        with opened(model, cache) as context:
+            context.decode(text[context.sync(text) :])
+            context.rollback(len(text) - 2)
+        assert [one.tolist() for one in cache.kept] == [text[:ROWS].tolist()]
+        with opened(model, cache) as context:
+            assert context.sync(np.concatenate((text[:80], text))) == ROWS
+            assert off(model, context, context.decode(text[:9])) < NEAR
+
+
 def test_what_was_taken_back_is_not_kept(
     architectures: Architectures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
