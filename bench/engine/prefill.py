@@ -1,6 +1,7 @@
 """Compare prefill and decoding behind a long prompt with plain llama.cpp, in one run.
 
-    python -m bench.engine.prefill [--lengths 8192 32768] [--repeats 3] [--threads 1] [--ours off auto pair]
+    python -m bench.engine.prefill [--lengths 8192 32768] [--repeats 3] [--threads 1] [--retrieval off auto]
+        [--no-draft]
 
 A file with random weights in the shape of Qwen2.5-0.5B, Q4_0. *Plain* is `llama_decode` in batches of 512 rows with
 llama.cpp's default attention, then one token at a time; *ours* is a reply of `LLM`, with retrieval off, as by default,
@@ -147,10 +148,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="decoded behind it")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--ours", nargs="+", choices=OURS, default=list(OURS), help="our ways")
+    parser.add_argument("--retrieval", nargs="+", choices=("off", "auto"), default=["off", "auto"], help="of ours")
+    parser.add_argument("--draft", action=argparse.BooleanOptionalAction, default=True, help="also with a draft model")
     parser.add_argument("--name", default="prefill", help="of the result file")
     arguments = parser.parse_args()
-    rows = []
+    rows, ours = [], [*arguments.retrieval, *(["pair"] if arguments.draft else [])]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "half.gguf"
         draft = Path(folder) / "draft.gguf"
@@ -158,9 +160,7 @@ def main() -> None:
         random_model.write(path, shape, TYPE)
         random_model.write(draft, replace(shape, n_layer=4), TYPE, seed=1)
         for length in arguments.lengths:
-            rows.append(
-                measured(path, draft, length, arguments.tokens, arguments.repeats, arguments.threads, arguments.ours)
-            )
+            rows.append(measured(path, draft, length, arguments.tokens, arguments.repeats, arguments.threads, ours))
             write(arguments.name, "bench.engine.prefill", {"shape": SHAPE, "type": TYPE, "rows": rows}, 0)
             sys.stdout.write(table({"rows": rows[-1:]}))
             sys.stdout.flush()

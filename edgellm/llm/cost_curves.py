@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import inf
@@ -17,14 +17,16 @@ import numpy as np
 
 from edgellm import __version__
 from edgellm.engine import HEADS, Context, LMHead, Model, ModelFile, ShouldStop, head_pays, never
+from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
 from edgellm.engine.hardware import Hardware, placement
+from edgellm.engine.kv.layer_rows import Bytes
 from edgellm.engine.lm_head import head_of
 from edgellm.engine.native import default_threads
 from edgellm.engine.timing import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
 from edgellm.errors import StateDamaged, Stopped
 from edgellm.llm.idle_work import IdleWork
 from edgellm.places import cache_dir
-from edgellm.spec.draft_length import KNOTS, CostCurve
+from edgellm.spec.draft_length import DEPTH_STEP, KNOTS, CostCurve
 from edgellm.storage import History
 from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
 from edgellm.storage.fingerprint import FileHash
@@ -40,6 +42,9 @@ _MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device 
 _MAX_SECONDS = 3.0  # time limit: longer decodes are extrapolated
 _ORDER = (1, 4, 2, 8, 16, 3, 6, 12, 32, 5, 10, 24, 64, 48)
 _QUICK_SECONDS = 0.01  # seconds
+_DEPTH = 1024  # positions behind which decodes are measured once more
+_DEEP_ROWS, _DEEP_ROUNDS = 16, 4  # of these decodes
+_DEEP_MEMORY = 0.05  # that the positions may take, as a share of the weights'
 SHARED = 0.5
 """Share of waiting that is assumed for decodes that shared the cores."""
 BANDWIDTH = 10e9
@@ -70,7 +75,7 @@ class StoredCurve:
     """A cost curve as it is stored: `seconds[i]` for a decode of `rows[i]` rows, the cost of a `change`, and the
     seconds of `heads`. It was measured at `taken` (seconds since 1970, UTC) on `device`; meanwhile, the process waited
     for a processor for the share `waited` of its time. `estimated`: it is a guess, corrected by the decodes of
-    replies."""
+    replies. `attention` as for `CostCurve`."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -79,6 +84,7 @@ class StoredCurve:
     taken: float
     waited: float
     device: str
+    attention: tuple[float, float]
     estimated: bool = False
 
     @property
@@ -92,7 +98,9 @@ class StoredCurve:
         rows, seconds, heads = self.rows, self.seconds, self.heads
         if not (len(rows) == len(seconds) > 0 and rows[0] == 1 and list(rows) == sorted(set(rows))):
             return False
-        if not (all(0.0 < taken < inf for taken in (*seconds, *heads)) and self.change >= 0.0):
+        if not all(0.0 < taken < inf for taken in (*seconds, *heads)):
+            return False
+        if not all(0.0 <= taken < inf for taken in (self.change, *self.attention)):
             return False
         one = seconds[0] + heads[0] if heads else seconds[0]  # a row alone is measured with its head
         return self.change <= MAX_CHANGE * one and is_plausible(rows, (one, *seconds[1:]))
@@ -221,22 +229,27 @@ class ModelCurve:
             return False
         self._measured = not known.estimated
         self._curve = CostCurve(
-            known.rows, known.seconds, known.change, self._measured, known.heads, known.doubtful or known.estimated
-        )
+            known.rows, known.seconds, known.change, self._measured, known.heads, known.doubtful or known.estimated,
+            known.attention,
+        )  # fmt: skip
         return self._measured
 
     def _measure(self, should_stop: ShouldStop, progress: Callable[[float], None] | None) -> tuple[CostCurve, float]:
+        depth = deepest(self._model)
         with Context(
-            self._model, n_ctx=_PREFIX + KNOTS[-1], threads=self._threads, lazy=head_pays(self._model), rolls_back=True
-        ) as context:
+            self._model, n_ctx=depth + _PREFIX + KNOTS[-1], threads=self._threads, lazy=head_pays(self._model),
+            rolls_back=True,
+        ) as context:  # fmt: skip
             context.set_cancel(should_stop)
             waiting = CpuWait()
-            curve = self._measurement.run(context, should_stop, progress)
+            curve = self._measurement.run(context, should_stop, progress, depth)
             return curve, max(waiting.share(), SHARED if context.shared else 0.0)
 
 
 def _stored(curve: CostCurve, wait_share: float, *, estimated: bool = False) -> StoredCurve:
-    return StoredCurve(curve.rows, curve.seconds, curve.change, curve.heads, time(), wait_share, _device(), estimated)
+    return StoredCurve(
+        curve.rows, curve.seconds, curve.change, curve.heads, time(), wait_share, _device(), curve.attention, estimated
+    )
 
 
 def _device() -> str:
@@ -252,12 +265,17 @@ class CurveMeasurement:
         self._head_samples: dict[int, list[float]] = {}
         self._changes: list[float] = []
         self._singles: list[float] = []
+        self._deep_samples: dict[int, list[float]] = {}
 
     def run(
-        self, context: Context, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None
-    ) -> CostCurve:
+        self, context: Context, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None,
+        depth: int = 0,
+    ) -> CostCurve:  # fmt: skip
         """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits, and the additional time after
         a decode of another size. With a lazy head, the heads' times are separate.
+
+        What attention adds is measured behind `depth` further positions, for which there is room; with 0, or where the
+        cache cannot be filled without reading, it is left out.
 
         A slow device measures fewer lengths, the most informative ones first, once each. Raises Stopped.
         """
@@ -268,7 +286,7 @@ class CurveMeasurement:
         if context.lazy_head is not None:
             context.decode_lazy(ids[:2], outputs=2)  # checks whether the context can compute heads lazily
             context.rollback(_PREFIX)
-        late = context.lazy_head
+        late, length = context.lazy_head, _PREFIX
 
         def timed(rows: int) -> float:
             began = perf_counter()
@@ -277,7 +295,7 @@ class CurveMeasurement:
             else:
                 context.decode_lazy(ids[:rows], outputs=rows)
             taken = perf_counter() - began
-            context.rollback(_PREFIX)
+            context.rollback(length)
             context.reread()
             return taken
 
@@ -306,11 +324,55 @@ class CurveMeasurement:
         known = sorted(found)
         seconds = plausible_times(known, [found[rows] for rows in known])
         change = min(max(0.0, float(median(self._changes or [0.0]))), MAX_CHANGE * seconds[0])
+        attention = 0.0, 0.0
+        if depth and _fill(context, depth + _PREFIX):
+            length += depth
+            attention = self._attention(timed, dict(zip(known, seconds, strict=True)), depth)
         if late is None:
-            return CostCurve(tuple(known), seconds, change, filled=True)
+            return CostCurve(tuple(known), seconds, change, filled=True, attention=attention)
         heads = measure_heads(late.head, should_stop, self._head_samples)
         alone = max(seconds[0] - heads[0], 0.1 * seconds[0])
-        return CostCurve(tuple(known), (alone, *seconds[1:]), change, filled=True, heads=heads)
+        return CostCurve(tuple(known), (alone, *seconds[1:]), change, filled=True, heads=heads, attention=attention)
+
+    def _attention(self, timed: Callable[[int], float], found: Mapping[int, float], depth: int) -> tuple[float, float]:
+        """Return `CostCurve.attention`, by how much longer decodes take behind `depth` positions than they were
+        `found` to take."""
+        many = max(rows for rows in found if rows <= _DEEP_ROWS)
+        if many == 1:
+            return 0.0, 0.0
+
+        def settled(rows: int) -> float:
+            fresh = timed(rows)
+            return timed(rows) if rows == 1 or fresh < _QUICK_SECONDS else fresh  # a single row is slower behind many
+
+        deep = minimum_times(
+            settled, (1, many), rounds=_DEEP_ROUNDS, seconds=_MAX_SECONDS / 3.0, at_least=2, clock=perf_counter,
+            samples=self._deep_samples,
+        )  # fmt: skip
+        one, all_rows = deep[1] - found[1], deep[many] - found[many]
+        row = max(0.0, (all_rows - one) / (many - 1))
+        return max(0.0, one - row) / depth, row / depth
+
+
+def deepest(model: Model) -> int:
+    """Return behind how many positions decodes are measured: as many as take little memory beside the weights; 0 where
+    those are too few to tell anything."""
+    room = int(_DEEP_MEMORY * model.size_bytes / max(1, cache_bytes_per_token(model.header)))
+    depth = min(_DEPTH, room, model.n_ctx_train - _PREFIX - KNOTS[-1])
+    return depth if depth >= DEPTH_STEP else 0
+
+
+def _fill(context: Context, positions: int) -> bool:
+    """Fill a context with zeros, without reading anything; return False where that is impossible. What attention
+    computes takes as long with them."""
+    layers = context.layer_rows(_PREFIX)
+    if layers is None:
+        return False
+
+    def zeros(like: Bytes) -> Bytes:
+        return np.zeros((positions, like.shape[1]), dtype=np.uint8)
+
+    return context.adopt([replace(one, keys=zeros(one.keys), values=zeros(one.values)) for one in layers])
 
 
 def measure_heads(

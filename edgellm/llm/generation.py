@@ -121,7 +121,7 @@ def _write(
     plan = plan_reply(parts, options, sampling.seed)
     yield from plan.notices
     speculates, speculator_why = _choose_speculator(parts, options, plan)
-    ngram, why = _open_retrieval(parts, options, plan, speculates)
+    ngram, why = _open_retrieval(parts, options, plan, len(prompt), speculates)
     speculates = speculates and ngram is not None
     _log.debug("reply to a prompt of %d tokens: %s", len(prompt), "; ".join((*plan.reasons, why, speculator_why)))
     try:
@@ -279,7 +279,7 @@ def _checked(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> 
 
 
 def _open_retrieval(
-    parts: Components, options: ReplyOptions, plan: GenerationPlan, speculates: bool
+    parts: Components, options: ReplyOptions, plan: GenerationPlan, prompt_tokens: int, speculates: bool
 ) -> tuple[NgramSession | None, str]:
     """Return the retrieval session of the reply, None if it cannot be used; and why. With `speculates` it also chooses
     when the speculator drafts, then without sources if need be."""
@@ -294,7 +294,7 @@ def _open_retrieval(
         return None, "no retrieval: the verifier is on another device, or missing"
     if not _checked(parts, options, plan):
         return None, "no retrieval: not everything is verified"
-    ngram = parts.retrieval.begin(sources)
+    ngram = parts.retrieval.begin(sources, prompt_tokens)
     if ngram is None:
         return None, "no retrieval: another reply is using it"
     if not sources:

@@ -133,11 +133,12 @@ class NgramRuntime:
         """Return for which rows the verifier's head is computed, and why; "" across a link."""
         return "" if self._curve is None else f"; {why_lazy(self.model)[1]}"
 
-    def begin(self, sources: tuple[str, ...]) -> NgramSession | None:
-        """Return a retrieval session for one reply; None while another reply uses the index."""
+    def begin(self, sources: tuple[str, ...], prompt_tokens: int) -> NgramSession | None:
+        """Return a retrieval session for one reply to a prompt of so many tokens; None while another reply uses the
+        index."""
         index = self.index(sources)
-        drafter = index.take()
-        return None if drafter is None else NgramSession(self, index, drafter)
+        drafter = index.take(prompt_tokens)
+        return None if drafter is None else NgramSession(self, index, drafter, prompt_tokens)
 
     def self_verifier(self) -> LocalVerifier:
         """Return the model as the verifier of drafts copied for it."""
@@ -156,8 +157,11 @@ class NgramRuntime:
 class NgramSession:
     """Retrieval for one reply, to be closed after it."""
 
-    def __init__(self, retrieval: NgramRuntime, index: DraftIndex, drafter: RetrievalDrafter) -> None:
+    def __init__(
+        self, retrieval: NgramRuntime, index: DraftIndex, drafter: RetrievalDrafter, prompt_tokens: int
+    ) -> None:
         self._retrieval, self._index, self._drafter = retrieval, index, drafter
+        self._prompt_tokens = prompt_tokens
 
     @property
     def suggestions(self) -> Suggestions:
@@ -167,7 +171,7 @@ class NgramSession:
     @property
     def filling(self) -> Filling:
         """Return the padding of the verifier's decodes, and the times of its heads."""
-        return self._retrieval.curve().filling()
+        return self._retrieval.curve().behind(self._prompt_tokens).filling()
 
     def hybrid_drafter(
         self, model: Drafter | None, gamma: int, *, speculates: bool = False, linked: bool = False

@@ -25,6 +25,8 @@ MAX_DRAFT = KNOTS[-1] - 1
 """Drafted tokens in a chunk, at most: with the token before them they are one decode."""
 MIN_GAIN = 0.02
 """Tokens that a draft has to bring beyond its cost: a curve is not measured more exactly than that."""
+DEPTH_STEP = 256
+"""Positions of a context by which curves are told apart."""
 EXPLORATION = 0.004
 """Share of the time that may go into drafts which are not expected to pay, to notice when they begin to; and into tries
 of the small model."""
@@ -54,6 +56,9 @@ class CostCurve:
     of `HEADS[i]` head rows, which are computed lazily. With `filled`, decodes are padded to a multiple of four, or a
     measured number of rows: a number in between can be slower than both (a quantised 0.5B model takes 34 ms for 4 rows,
     66 ms for 7 and 44 ms for 8). `doubtful`: the machine was busy during the measurement.
+
+    The times are those at the beginning of a context. Behind each position a decode takes `attention[0]` longer, and
+    each of its rows `attention[1]`: see `behind`.
     """
 
     rows: tuple[int, ...]
@@ -62,6 +67,16 @@ class CostCurve:
     filled: bool = False
     heads: tuple[float, ...] = ()
     doubtful: bool = False
+    attention: tuple[float, float] = (0.0, 0.0)
+
+    def behind(self, positions: int) -> CostCurve:
+        """Return the curve of decodes behind so many positions, in steps of `DEPTH_STEP`."""
+        positions -= positions % DEPTH_STEP
+        decode, row = (positions * taken for taken in self.attention)
+        if not decode + row:
+            return self
+        seconds = tuple(taken + decode + row * rows for rows, taken in zip(self.rows, self.seconds, strict=True))
+        return replace(self, seconds=seconds)
 
     def scaled(self, factor: float) -> CostCurve:
         """Return the curve of a device on which everything takes `factor` times as long."""
@@ -70,6 +85,7 @@ class CostCurve:
             seconds=tuple(factor * taken for taken in self.seconds),
             change=factor * self.change,
             heads=tuple(factor * taken for taken in self.heads),
+            attention=(factor * self.attention[0], factor * self.attention[1]),
         )
 
     def head_seconds(self) -> list[float]:
@@ -131,11 +147,7 @@ class DraftLengthController:
 
     def __init__(self, curve: CostCurve) -> None:
         self._rows = np.log(curve.rows)
-        self._widths = curve.widths()
-        nearest = np.abs(np.log(self._widths[1:])[:, None] - self._rows).argmin(axis=1)
-        self._nearest: list[int] = (
-            nearest.tolist()
-        )  # index of the nearest measured width, for drafts of 0, 1, 2 ... tokens
+        self._positions = 0  # before the reply
         self._log_errors = [0.0] * len(curve.rows)  # log of measured over predicted seconds
         self._tries = [0.0] * len(curve.rows)
         self._recent: list[deque[float]] = [
@@ -154,9 +166,21 @@ class DraftLengthController:
         self._refit_at = _REFIT
         self._fitted = list(self._log_errors)  # that are in the table
 
-    def _use_curve(self, curve: CostCurve) -> None:
-        """Use another curve with the same rows and widths."""
-        self._curve = curve
+    def begin(self, positions: int) -> None:
+        """Begin a reply behind a prompt of so many tokens, which makes decodes longer."""
+        if (positions := positions - positions % DEPTH_STEP) != self._positions:
+            self._positions = positions
+            self._use_curve(self._given)
+            self._refit()
+
+    def _use_curve(self, given: CostCurve) -> None:
+        """Use another curve with the same rows."""
+        self._given, self._curve = given, given.behind(self._positions)
+        curve = self._curve
+        self._widths = curve.widths()
+        nearest = np.abs(np.log(self._widths[1:])[:, None] - self._rows).argmin(axis=1)
+        # index of the nearest measured width, for drafts of 0, 1, 2 ... tokens
+        self._nearest: list[int] = nearest.tolist()
         self._plain = self._table = curve.table(self._widths)
         self._heads = curve.head_seconds()
         self._slopes = _least_slopes(self._table)
@@ -208,12 +232,15 @@ class DraftLengthController:
     def corrected(self) -> CostCurve:
         """Return the curve that decodes really follow; lengths that were not tried are interpolated from their
         neighbours."""
+        return self._corrected(self._given)
+
+    def _corrected(self, curve: CostCurve) -> CostCurve:
         tried = np.array(self._tries) > 0
         if not tried.any():
-            return self._curve
+            return curve
         log_error = np.interp(self._rows, self._rows[tried], np.array(self._log_errors)[tried])
-        seconds = np.array(self._curve.seconds) * np.exp(log_error)
-        return replace(self._curve, seconds=tuple(seconds.tolist()))
+        seconds = np.array(curve.seconds) * np.exp(log_error)
+        return replace(curve, seconds=tuple(seconds.tolist()))
 
     def choose(
         self, survives: Sequence[float], alternative: tuple[float, float] | None = None, allowed: float = inf
@@ -387,7 +414,7 @@ class DraftLengthController:
         self._log_errors[at] = 0.0
         self._log_scale += log_error
         self._explored *= exp(log_error)
-        self._use_curve(self._curve.scaled(exp(log_error)))
+        self._use_curve(self._given.scaled(exp(log_error)))
         self._refit()
 
     def _doubt(self) -> None:
@@ -399,7 +426,7 @@ class DraftLengthController:
     def _refit(self) -> None:
         """Update the table to decodes as they are now."""
         self._fitted = list(self._log_errors)
-        self._table = self.corrected().table(self._widths)
+        self._table = self._corrected(self._curve).table(self._widths)
         self._slopes = _least_slopes(self._table)
 
 

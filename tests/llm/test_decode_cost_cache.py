@@ -13,7 +13,7 @@ import pytest
 from edgellm.llm.cost_curves import MAX_AGE, StoredCurve, read_curve, write_curve
 from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
 
-KEPT = StoredCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, (0.25, 0.5), time.time(), 0.0, "a chip")
+KEPT = StoredCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, (0.25, 0.5), time.time(), 0.0, "a chip", (0.0, 1e-6))
 
 
 def test_what_was_kept_is_read(tmp_path: Path) -> None:

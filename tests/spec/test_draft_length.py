@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgellm.engine import HEADS
 from edgellm.spec.draft_length import (
+    DEPTH_STEP,
     DRIFT,
     EXPLORATION,
     KNOTS,
@@ -298,3 +299,37 @@ def test_a_curve_that_makes_drafts_look_dear_is_tried_within_200_tokens() -> Non
         drafted.append(n)
     assert drafted[-1] >= 4
     assert sum(drafted) > 500
+
+
+DEEP = CostCurve((1, 2, 4, 8, 16), (1.0, 1.1, 1.3, 1.7, 2.5), attention=(1e-4, 1e-3))
+
+
+def test_behind_a_long_prompt_every_row_takes_longer() -> None:
+    assert DEEP.behind(DEPTH_STEP - 1) == DEEP
+    expected = [taken + 0.1024 + 1.024 * rows for rows, taken in zip(DEEP.rows, DEEP.seconds, strict=True)]
+    assert DEEP.behind(1024).seconds == pytest.approx(expected)
+    assert DEEP.behind(1024) == DEEP.behind(1024 + DEPTH_STEP - 1)
+    assert DEEP.scaled(2.0).behind(1024).seconds == pytest.approx(DEEP.behind(1024).scaled(2.0).seconds)
+
+
+def test_drafts_are_shorter_behind_a_long_prompt() -> None:
+    rule, survives = DraftLengthController(DEEP), [0.8**n for n in range(1, 16)]
+    short = rule.choose(survives)
+    rule.begin(8192)
+    assert rule.single == pytest.approx(DEEP.behind(8192).seconds[0])
+    assert rule.choose(survives) < short
+    rule.begin(0)
+    assert rule.single == pytest.approx(1.0)
+    assert rule.choose(survives) == short
+
+
+def test_what_is_learned_behind_a_long_prompt_holds_in_front_of_it() -> None:
+    """A device that is half as fast as the curve says, and not more so behind a prompt."""
+    rule = DraftLengthController(DEEP)
+    rule.begin(4096)
+    for _ in range(20):
+        rule.learn(0, 1, 1.5 * DEEP.behind(4096).seconds[0])
+    assert rule.corrected().seconds[0] == pytest.approx(1.5, rel=0.05)
+    assert rule.corrected().attention == DEEP.attention
+    rule.begin(0)
+    assert rule.single == pytest.approx(1.5, rel=0.05)

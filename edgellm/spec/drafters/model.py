@@ -247,7 +247,7 @@ class ModelDrafter(Drafter):
         self._context.set_cancel(state.should_stop, state.prompt_progress(self._model.name))
         self._floors, filling = (), NOT_FILLED
         if state.suggestions is not None and self._curve is not None:
-            curve = self._curve()
+            curve = self._curve().behind(state.prompt_tokens)
             self._floors, filling = acceptance_floors(curve), curve.filling()
         self._context.fill(*filling)
 

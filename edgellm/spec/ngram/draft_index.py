@@ -76,13 +76,15 @@ class DraftIndex:
         self._pending: list[PastConversation] = []
         self._busy = threading.Lock()
 
-    def take(self) -> RetrievalDrafter | None:
-        """Return a drafter for one reply, to be given back; None while another reply uses the index."""
+    def take(self, positions: int = 0) -> RetrievalDrafter | None:
+        """Return a drafter for one reply to a prompt of so many tokens, to be given back; None while another reply uses
+        the index."""
         if not self._busy.acquire(blocking=False):
             return None
         self._index()
         if self._new_curve is not None:
             self.length, self._new_curve = DraftLengthController(self._new_curve), None
+        self.length.begin(positions)
         by_name: dict[str, DraftSource | None] = {
             "context": self._context,
             "history": self._history,

@@ -1,0 +1,69 @@
+"""What attention adds to decodes behind many positions is measured without reading as many."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from edgellm.engine import Context, Floats, Ids, Model, ModelFile
+from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
+from edgellm.llm import cost_curves
+from edgellm.llm.cost_curves import CurveMeasurement, deepest
+from edgellm.spec.draft_length import DEPTH_STEP
+from tests.conftest import Architectures
+
+DEPTH, PREFIX = 512, 16
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Decodes take a millisecond, another for each row, and a microsecond for each row and position before it; return
+    (rows, positions) of each."""
+    clock, decodes, decode = [0.0], list[tuple[int, int]](), Context.decode
+
+    def timed(self: Context, ids: Ids, **options: Any) -> Floats:
+        decodes.append((len(ids), self.length()))
+        clock[0] += 1e-3 + len(ids) * (1e-3 + 1e-6 * self.length())
+        return decode(self, ids, **options)
+
+    monkeypatch.setattr(Context, "decode", timed)
+    monkeypatch.setattr(cost_curves, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(cost_curves, "_MAX_SECONDS", 100.0)
+    return decodes
+
+
+def test_a_row_takes_longer_for_each_position(architectures: Architectures, read: list[tuple[int, int]]) -> None:
+    with (
+        Model.load(architectures("qwen3"), probe=False) as model,
+        Context(model, n_ctx=DEPTH + PREFIX + 64, threads=1) as context,
+    ):
+        curve = CurveMeasurement().run(context, depth=DEPTH)
+    assert curve.attention == pytest.approx((0.0, 1e-6), abs=1e-8)
+    assert {rows for rows, length in read if length == DEPTH + PREFIX} == {1, 16}
+    assert max(rows for rows, _ in read) == 64, "no more is read at once than the curve needs"
+
+
+def test_where_a_cache_cannot_be_filled_it_is_left_out(
+    architectures: Architectures, read: list[tuple[int, int]]
+) -> None:
+    with (
+        Model.load(architectures("mamba2"), probe=False) as model,
+        Context(model, n_ctx=DEPTH + PREFIX + 64, threads=1) as context,
+    ):
+        assert CurveMeasurement().run(context, depth=DEPTH).attention == (0.0, 0.0)
+    assert max(length for _, length in read) < DEPTH
+
+
+@pytest.mark.parametrize(
+    ("share", "trained", "expected"),
+    [(0.9, 4096, 0), (1.1, 4096, 281), (100.0, 4096, 1024), (100.0, 600, 520), (100.0, 300, 0)],
+)
+def test_positions_take_little_memory_beside_the_weights(
+    architectures: Architectures, share: float, trained: int, expected: int
+) -> None:
+    header = ModelFile.open(architectures("qwen3")).header
+    least = DEPTH_STEP * cache_bytes_per_token(header) / 0.05
+    model = SimpleNamespace(header=header, size_bytes=int(share * least), n_ctx_train=trained)
+    assert deepest(cast(Model, model)) == expected
