@@ -447,8 +447,8 @@ class LLM:
         self._retrieval.remember(conversations)
 
     def forget_prompts(self) -> None:
-        """Do not keep on disk what the models have read so far, because the user took some of it back. What they hold
-        once they have read another prompt is kept again."""
+        """Remove from the disk what models have read, and do not keep what these have read so far: the user took some
+        of it back. What they hold once they have read another prompt is kept again."""
         self._prompts.forget()
 
     def curve(self) -> CostCurve:

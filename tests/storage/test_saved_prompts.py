@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Ids
 from edgellm.engine.kv.prompt_cache import LEAST
-from edgellm.storage.caches.prompt_files import prompts_folder, remove_prompts
+from edgellm.storage.caches.prompt_files import prompts_folder
 from edgellm.storage.caches.saved_prompts import ModelPrompts, SavedPrompts
 from edgellm.system import HAS_MODES
 
@@ -204,7 +204,4 @@ def test_what_the_user_took_back_is_removed(model: Path) -> None:
     epoch = prompts.epoch
     saved.forget()
     assert prompts.epoch != epoch
-    assert prompts.find("k", text(300), 1, whole=False) is None
-    assert len(files()) == 1  # of another conversation
-    assert remove_prompts() == 1
-    assert files() == []
+    assert files() == []  # nothing tells which of them has the words in it

@@ -23,7 +23,7 @@ import numpy as np
 from edgellm.engine import Ids, common_prefix
 from edgellm.engine.kv.prompt_cache import LEAST
 from edgellm.errors import EdgeError
-from edgellm.storage.caches.prompt_files import SAVED, UNFINISHED, prompt_files, prompts_folder, removed
+from edgellm.storage.caches.prompt_files import SAVED, UNFINISHED, prompt_files, prompts_folder, remove_prompts, removed
 from edgellm.storage.fingerprint import stamp
 from edgellm.storage.state import private_folder
 from edgellm.system import NO_LINKS
@@ -42,7 +42,6 @@ class SavedPrompts:
         """Where `allowed` returns False, nothing is kept and nothing is used."""
         self._limit, self._allowed = limit, allowed
         self._epoch = 0
-        self._used: set[Path] = set()
 
     @property
     def epoch(self) -> int:
@@ -59,12 +58,10 @@ class SavedPrompts:
             return None
 
     def forget(self) -> None:
-        """Do not keep what models hold now, and remove the files that were used: the user took something back. What
-        they hold once they have read the next prompt is kept again."""
+        """Remove all kept prompts, and do not keep what models hold now: the user took something back. What they hold
+        once they have read the next prompt is kept again."""
         self._epoch += 1
-        for path in self._used:
-            removed(path)
-        self._used.clear()
+        remove_prompts()
 
     def find(self, key: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
         """See `PromptCache.find`."""
@@ -79,7 +76,6 @@ class SavedPrompts:
             if _intact(path):
                 with suppress(OSError):
                     os.utime(path)  # the files that were not used for longest are removed first
-                self._used.add(path)
                 _log.info("%d of %d tokens were read before, and are restored from disk", common, len(ids))
                 return path
             _log.warning("%s is damaged, and removed", path)
@@ -104,7 +100,6 @@ class SavedPrompts:
         for other, length, common in known:
             if length - common <= most:  # this one stands for it
                 removed(other)
-        self._used.add(path)
         _make_room(self._limit)
 
     def _write(self, key: str, size: int, write: Callable[[Path], bool]) -> Path | None:
