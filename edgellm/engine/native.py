@@ -28,10 +28,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from edgellm import system
+from edgellm.engine import library
 from edgellm.errors import LlamaCppMissing
 
 WAITING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
@@ -75,10 +75,14 @@ def _required() -> str:
     return "llama-cpp-python"
 
 
+LIBRARY = library.choose()
+"""The llama.cpp of this process."""
+
 with _waiting():
     try:
-        import llama_cpp
-        from llama_cpp import llama_cpp as binding
+        with library.offered(LIBRARY):
+            import llama_cpp
+            from llama_cpp import llama_cpp as binding
     except (ImportError, OSError, RuntimeError, AttributeError) as error:  # or it is made for another system
         raise _missing(error) from error
 
@@ -224,12 +228,21 @@ log = NativeLog()
 def start() -> None:
     """Initialise llama.cpp once per process, and take over its log."""
     lib.llama_log_set(log.callback, ctypes.c_void_p(0))  # first: backends log which cards they find
+    _load_backends()
     lib.llama_backend_init()
     atexit.register(_detach_log)
     weakref.finalize(
         process_exit, process_exit.begin
     ).detach()  # the first finalizer registers the one that frees all at exit,
     atexit.register(process_exit.begin)  # and this function runs before it: the last registered runs first
+
+
+def _load_backends() -> None:
+    """Load the backends, where the library has each in a file of its own."""
+    if LIBRARY is not None and LIBRARY.backends is not None:
+        load = registry().ggml_backend_load_all_from_path
+        load.argtypes, load.restype = [ctypes.c_char_p], None
+        load(os.fsencode(LIBRARY.backends))
 
 
 def _detach_log() -> None:
@@ -342,16 +355,13 @@ def ggml(name: str = "ggml-base") -> ctypes.CDLL:
 
     Raises OSError where there is no library of that name.
     """
-    from llama_cpp._ctypes_extensions import load_shared_library
-
-    base = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(binding.__file__).parent / "lib"))
-    try:
-        library: ctypes.CDLL = load_shared_library(name, base)
-    except (FileNotFoundError, RuntimeError) as error:
-        raise OSError(f"llama.cpp has no {name} here") from error
+    path = None if LIBRARY is None else LIBRARY.find(name)
+    if path is None:
+        raise OSError(f"llama.cpp has no {name} here")
+    found = ctypes.CDLL(str(path))
     if name == "ggml-base":
-        _declare(library)
-    return library
+        _declare(found)
+    return found
 
 
 def llama() -> ctypes.CDLL:
