@@ -38,6 +38,8 @@ _THREADS = Path("/proc/self/task")
 _PROCESSORS = Path("/sys/devices/system/cpu")
 _HYBRID = Path("/sys/devices/cpu_core/cpus")  # of Intel's hybrid processors: those of the performance cores
 _CGROUPS = Path("/sys/fs/cgroup")
+_WINDOWS_AVX2, _WINDOWS_AVX512 = 40, 41  # PF_AVX2_INSTRUCTIONS_AVAILABLE, PF_AVX512F_INSTRUCTIONS_AVAILABLE
+_CARDS = ("/dev/dri", "/dev/nvidiactl", "/dev/dxg")
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -224,6 +226,20 @@ def processor() -> str:
     return (platform.processor() or platform.machine() or "unknown")[:100]
 
 
+def processor_flags() -> frozenset[str]:
+    """Return what the processor can do, in Linux's words, such as avx2; of Windows some of them; empty if unknown."""
+    if sys.platform == "win32":
+        present = ctypes.CDLL("kernel32").IsProcessorFeaturePresent
+        # every processor with AVX2 has the other three
+        flags = {_WINDOWS_AVX2: ("avx2", "fma", "f16c", "bmi2"), _WINDOWS_AVX512: ("avx512f",)}
+        return frozenset(flag for feature, names in flags.items() if present(feature) for flag in names)
+    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith(("flags", "Features")):
+                return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
 def allowed_processors() -> frozenset[int]:
     """Return the processors that this process may use; all of them where there is no affinity."""
     if sys.platform == "linux":
@@ -300,6 +316,11 @@ def _processor_information() -> bytes:
     if not query(0, buffer, ctypes.byref(size)):
         raise OSError("GetLogicalProcessorInformationEx failed")
     return buffer.raw[: size.value]
+
+
+def may_have_card() -> bool:
+    """Return whether there may be a graphics card: on Linux, whether a driver has made a device for one."""
+    return sys.platform != "linux" or any(Path(device).exists() for device in _CARDS)
 
 
 def processor_quota() -> int | None:

@@ -16,7 +16,9 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 from edgellm.engine import LMHead, Model, to_f32
+from edgellm.engine.ggml_rpc.backend import is_compiled_in
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, Hardware
+from edgellm.engine.native import LIBRARY
 from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
 from testkit.gguf.architectures import Mtp, write
@@ -57,7 +59,13 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes longest comes first, so that all processes end at about the same time."""
+    """What takes longest comes first, so that all processes end at about the same time. What needs llama.cpp's RPC is
+    skipped where it has none."""
+    if not is_compiled_in():
+        without = pytest.mark.skip(reason=f"this llama.cpp ({LIBRARY.kind}) has no RPC backend")
+        for item in items:
+            if item.get_closest_marker("rpc"):
+                item.add_marker(without)
     if config.getoption("--device") != "host":
         items[:] = [item for item in items if item.get_closest_marker("processor") is None]
     items.sort(key=lambda item: next((at for at, path in enumerate(FIRST) if item.nodeid.startswith(path)), len(FIRST)))

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.engine.ggml_rpc.backend import is_compiled_in
-
 TESTS = Path(__file__).parent
 
 
@@ -100,7 +98,7 @@ GROUPS = {
 
 
 @pytest.mark.timeout(1800)  # a group is many tests, each with a limit of its own
-@pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+@pytest.mark.rpc
 @pytest.mark.parametrize("name", GROUPS)
 def test_nothing_assumes_the_memory_of_the_host(name: str) -> None:
     group = GROUPS[name]

@@ -37,6 +37,9 @@ app = command_group(
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"edgellm {__version__}")
+        from edgellm.engine.native import description
+
+        typer.echo(f"llama.cpp: {description()}")
         raise typer.Exit
 
 

@@ -129,7 +129,7 @@ class Context:
         self._saved: CachedSequence | None = None
         if prompt_cache is not None:
             by_length = any("rope_factors_long" in tensor.name for tensor in model.header.tensors)
-            kind = f"{native.VERSION} {cache_type} {self.flash} {n_ctx if by_length else ''}"
+            kind = f"{native.commit()} {cache_type} {self.flash} {n_ctx if by_length else ''}"
             self._saved = CachedSequence(prompt_cache, kind)
         self._owned = llama_api.open_context(
             model.owned,

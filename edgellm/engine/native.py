@@ -24,15 +24,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires
-from importlib.util import find_spec
+from importlib.metadata import version
 from typing import Any, TypeAlias
 
 from edgellm import system
 from edgellm.engine import library
-from edgellm.errors import LlamaCppMissing
 
 WAITING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
 
@@ -49,46 +47,11 @@ def _waiting() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _missing(error: Exception) -> LlamaCppMissing:
-    """Return the error that says how to get llama-cpp-python into this environment."""
-    requirement = _required()
-    if not isinstance(error, ModuleNotFoundError) or error.name != "llama_cpp":
-        what = f"llama-cpp-python is installed, but cannot be loaded: {' '.join(str(error).split()).rstrip('.')}."
-        options = f"--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python {requirement}"
-        which = "This compiles it for this machine"
-    else:
-        what = f"llama-cpp-python, which edgellm computes with, is not installed: {error}."
-        options, which = requirement, "It is compiled if your package index has no wheel for this system"
-    pip = find_spec("pip") is not None  # an environment that uv made has none
-    command = f"{sys.executable} -m pip install" if pip else f"uv pip install --python {sys.executable}"
-    return LlamaCppMissing(
-        what, f"Run: {command} {options}\n{which}, which takes a C++ compiler and some minutes on all cores."
-    )
-
-
-def _required() -> str:
-    """Return the requirement with the version that edgellm was made for, as its metadata has it."""
-    with suppress(PackageNotFoundError):
-        for requirement in requires("edgellm") or ():
-            if requirement.startswith("llama-cpp-python"):
-                return requirement
-    return "llama-cpp-python"
-
-
-LIBRARY = library.choose()
-"""The llama.cpp of this process."""
-
-with _waiting():
-    try:
-        with library.offered(LIBRARY):
-            import llama_cpp
-            from llama_cpp import llama_cpp as binding
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # or it is made for another system
-        raise _missing(error) from error
-
+LIBRARY, binding = library.load(_waiting)
+"""The llama.cpp of this process, and the binding's module that declares its functions."""
 # Any, because its declarations are functions without bodies, from which a type checker infers wrong types
 lib: Any = binding
-VERSION: str = llama_cpp.__version__
+VERSION = version(library.BINDING)
 """The version of llama-cpp-python."""
 
 
@@ -135,39 +98,65 @@ no_abort: Any = lib.ggml_abort_callback()
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """A library's features: `instructions` are names such as AVX2 or NEON; `gpu`: layers can be put on a graphics card;
+    """A library's features: `instructions` are names such as AVX2 or NEON, `backends` those such as CPU and CUDA;
     `mmap`: a model's file need not be read whole before it starts."""
 
-    version: str
     instructions: tuple[str, ...]
-    gpu: bool
+    backends: tuple[str, ...]
     mmap: bool
+
+    @property
+    def gpu(self) -> bool:
+        """Return whether layers can be put on a graphics card."""
+        return any(not name.startswith(_NO_CARDS) for name in self.backends)
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """Return the backends that somebody may look for in vain."""
+        return tuple(name for name in _SOUGHT if name not in self.backends)
+
+    @property
+    def strongest(self) -> str:
+        """Return the instructions that decide how fast it computes, such as AVX2."""
+        return next((name for name in _STRONGEST if name in self.instructions), "plain instructions")
 
 
 _NO_CARDS = ("CPU", "BLAS", "RPC", "ZenDNN")  # an RPC server's backend has its address in its name
+_SOUGHT = ("RPC",) if sys.platform == "darwin" else ("RPC", "CUDA")
+_STRONGEST = ("AMX_INT8", "AVX512_VNNI", "AVX512", "AVX_VNNI", "AVX2", "AVX", "MATMUL_INT8", "DOTPROD", "NEON")
 
 
-def backends() -> list[str]:
-    """Return the names of llama.cpp's backends that are compiled in, such as CPU and CUDA."""
-    library = registry()
-    library.ggml_backend_reg_count.restype = ctypes.c_size_t
-    get = library.ggml_backend_reg_get
+def backends() -> tuple[str, ...]:
+    """Return the names of llama.cpp's backends that it was compiled with or has loaded, such as CPU and CUDA."""
+    known = registry()
+    known.ggml_backend_reg_count.restype = ctypes.c_size_t
+    get = known.ggml_backend_reg_get
     get.argtypes, get.restype = [ctypes.c_size_t], ctypes.c_void_p
-    name = getattr(library, "ggml_backend_reg_name", None) or ggml().ggml_backend_reg_name
+    name = getattr(known, "ggml_backend_reg_name", None) or ggml().ggml_backend_reg_name
     name.argtypes, name.restype = [ctypes.c_void_p], ctypes.c_char_p
-    return [name(get(at)).decode("utf-8", "replace") for at in range(library.ggml_backend_reg_count())]
+    return tuple(name(get(at)).decode("utf-8", "replace") for at in range(known.ggml_backend_reg_count()))
+
+
+@functools.cache
+def commit() -> str:
+    """Return the abbreviated commit of llama.cpp that the library was built from: what one has found out or written
+    may not hold for another."""
+    return str(bind(ggml().ggml_commit, ctypes.c_char_p)().decode("utf-8", "replace").partition("-")[0])
 
 
 def features() -> Features:
     """Return the features of the library that this process has loaded."""
     start()
     system_info = lib.llama_print_system_info().decode("utf-8", "replace")
-    return Features(
-        version=VERSION,
-        instructions=tuple(re.findall(r"(\w+) = 1", system_info)),
-        gpu=any(not name.startswith(_NO_CARDS) for name in backends()),
-        mmap=bool(lib.llama_supports_mmap()),
-    )
+    return Features(tuple(re.findall(r"(\w+) = 1", system_info)), backends(), bool(lib.llama_supports_mmap()))
+
+
+def description() -> str:
+    """Return which llama.cpp this process computes with, what it can do, and why it was chosen."""
+    found = features()
+    parts = f"{LIBRARY.source}, commit {commit()}, {found.strongest}, backends: {', '.join(found.backends)}"
+    lacking = "".join(f", no {name}" for name in found.lacking)
+    return f"{LIBRARY.kind} ({parts}{lacking}) because {LIBRARY.reason}"
 
 
 _TINY = 4_000_000  # parameters
@@ -238,11 +227,21 @@ def start() -> None:
 
 
 def _load_backends() -> None:
-    """Load the backends, where the library has each in a file of its own."""
-    if LIBRARY is not None and LIBRARY.backends is not None:
-        load = registry().ggml_backend_load_all_from_path
-        load.argtypes, load.restype = [ctypes.c_char_p], None
-        load(os.fsencode(LIBRARY.backends))
+    """Load the backends where the library has each in a file of its own; those for cards only where one may be, as they
+    start drivers that compute on the processor, too."""
+    ggml_registry = registry()
+    ggml_registry.ggml_backend_reg_count.restype = ctypes.c_size_t
+    if ggml_registry.ggml_backend_reg_count():
+        return
+    all_of, one = ggml_registry.ggml_backend_load_all_from_path, ggml_registry.ggml_backend_load
+    for function, result in ((all_of, None), (one, ctypes.c_void_p)):
+        function.argtypes, function.restype = [ctypes.c_char_p], result
+    cpu = LIBRARY.find("ggml-cpu")
+    if cpu is not None and not (system.may_have_card() or os.environ.get("GGML_VK_VISIBLE_DEVICES")):
+        one(os.fsencode(cpu))
+        return
+    for folder in LIBRARY.folders:
+        all_of(os.fsencode(folder))
 
 
 def _detach_log() -> None:
@@ -355,7 +354,7 @@ def ggml(name: str = "ggml-base") -> ctypes.CDLL:
 
     Raises OSError where there is no library of that name.
     """
-    path = None if LIBRARY is None else LIBRARY.find(name)
+    path = LIBRARY.find(name)
     if path is None:
         raise OSError(f"llama.cpp has no {name} here")
     found = ctypes.CDLL(str(path))
@@ -366,8 +365,8 @@ def ggml(name: str = "ggml-base") -> ctypes.CDLL:
 
 def llama() -> ctypes.CDLL:
     """Return llama.cpp's own library, for functions that the binding does not declare."""
-    library: ctypes.CDLL = binding._lib  # noqa: SLF001  there is no other way to the loaded library
-    return library
+    loaded: ctypes.CDLL = lib._lib  # noqa: SLF001  there is no other way to the loaded library
+    return loaded
 
 
 @functools.cache
@@ -385,14 +384,14 @@ def registry() -> ctypes.CDLL:
     return own
 
 
-def _declare(library: ctypes.CDLL) -> None:
-    library.ggml_get_name.argtypes, library.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
-    library.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
-    library.ggml_backend_tensor_get.restype = None
-    library.ggml_backend_tensor_get_2d.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 5
-    library.ggml_backend_tensor_get_2d.restype = None
-    library.ggml_type_size.argtypes, library.ggml_type_size.restype = [ctypes.c_int], ctypes.c_size_t
-    library.ggml_blck_size.argtypes, library.ggml_blck_size.restype = [ctypes.c_int], ctypes.c_int64
+def _declare(base: ctypes.CDLL) -> None:
+    base.ggml_get_name.argtypes, base.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
+    base.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+    base.ggml_backend_tensor_get.restype = None
+    base.ggml_backend_tensor_get_2d.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 5
+    base.ggml_backend_tensor_get_2d.restype = None
+    base.ggml_type_size.argtypes, base.ggml_type_size.restype = [ctypes.c_int], ctypes.c_size_t
+    base.ggml_blck_size.argtypes, base.ggml_blck_size.restype = [ctypes.c_int], ctypes.c_int64
 
 
 def default_threads(n_params: int) -> int:

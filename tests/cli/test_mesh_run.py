@@ -19,7 +19,6 @@ import edgellm.llm
 from edgellm.cli.commands.mesh.run import AUTO, over_devices
 from edgellm.cli.model_options import HardwareOptions
 from edgellm.engine import Context, Message, Model, ModelFile
-from edgellm.engine.ggml_rpc.backend import is_compiled_in
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import DeviceLost, PlanImpossible
 from edgellm.layer_range import HERE, LayerRange
@@ -195,7 +194,7 @@ main()
 """
 
 
-@pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+@pytest.mark.rpc
 def test_a_workers_card_is_measured_planned_for_and_computes(edge: Edge, quick_figures: None, tmp_path: Path) -> None:
     words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "12", "--retrieval", "off", "--f32")
     alone = edge(*words, "--split", "here:1-12")
@@ -409,7 +408,7 @@ def test_two_workers_of_one_name_are_refused(edge: Edge, measurable: WorkerServe
     assert "Two devices are called 'desk'" in done.err
 
 
-@pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+@pytest.mark.rpc
 def test_a_model_that_cannot_be_cut_runs_over_rpc(
     edge: Edge, quick_figures: None, architectures: Architectures, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -488,7 +487,7 @@ def slow_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Survey, "fleet", slower)
 
 
-@pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+@pytest.mark.rpc
 @pytest.mark.parametrize("engine", ["stages", "rpc"])
 def test_the_planner_says_which_engine_is_better_and_that_one_runs(
     edge: Edge, serving: WorkerServer, asked: list[str], monkeypatch: pytest.MonkeyPatch, engine: str
@@ -523,7 +522,7 @@ def test_the_planner_says_which_engine_is_better_and_that_one_runs(
     assert f"engine: {engine}. the last of 6 tokens comes after" in over.err
 
 
-@pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+@pytest.mark.rpc
 def test_devices_without_rpc_are_asked_once_and_run_stages(
     edge: Edge, measurable: WorkerServer, asked: list[str]
 ) -> None:
@@ -537,7 +536,7 @@ def test_devices_without_rpc_are_asked_once_and_run_stages(
     assert sorted(asked) == ["layers", "layers", "rpc", "rpc"]
 
 
-@pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+@pytest.mark.rpc
 def test_what_only_stages_do_is_not_planned_for_rpc(
     edge: Edge, serving: WorkerServer, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,7 +550,7 @@ def test_what_only_stages_do_is_not_planned_for_rpc(
     assert "rpc" not in asked
 
 
-@pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+@pytest.mark.rpc
 def test_rpc_helps_where_the_layers_are_not_where_they_fit(
     edge: Edge, serving: WorkerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -572,7 +571,7 @@ def test_rpc_helps_where_the_layers_are_not_where_they_fit(
     assert "The layers are not stored where they fit" in full.err
 
 
-@pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+@pytest.mark.rpc
 def test_stages_are_run_where_rpc_was_better_and_fails(
     edge: Edge, serving: WorkerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

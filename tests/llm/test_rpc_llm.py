@@ -24,8 +24,6 @@ from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.types import Source
 from tests.conftest import Architectures
 
-compiled = pytest.mark.skipif(not backend.is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
-
 QUESTION = "Where is my mug?"
 TOKENS = 40
 
@@ -57,7 +55,7 @@ def opened(peers: tuple[str, ...], hybrid: Path, architectures: Architectures) -
         yield found
 
 
-@compiled
+@pytest.mark.rpc
 def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_lost(
     opened: OpenedRpc, hybrid: Path
 ) -> None:
@@ -103,7 +101,7 @@ def test_stages_for_what_they_can_cut_and_rpc_for_the_rest(
     assert not choose_engine(uncut, "stages").over_rpc
     monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
     assert (choose_engine(plain).engine, choose_engine(plain).undecided) == ("stages", False)
-    with pytest.raises(ModelUnsupported, match="--with rpc"):
+    with pytest.raises(ModelUnsupported, match="RPC"):
         choose_engine(uncut)
-    with pytest.raises(EngineFailed, match="--with rpc"):
+    with pytest.raises(EngineFailed, match="RPC"):
         choose_engine(plain, "rpc")

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Model
-from edgellm.engine.ggml_rpc.backend import is_compiled_in
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import DeviceLost, EdgeError, NotPaired
 from edgellm.mesh.compute_unit import ComputeUnit
@@ -35,7 +34,7 @@ from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
 from tests.services.rpc_servers import rpc_servers
 
-pytestmark = pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+pytestmark = pytest.mark.rpc
 
 MEMORY = 256 * 2**20
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Ids, Model, ModelFile
-from edgellm.engine.ggml_rpc.backend import is_compiled_in
 from edgellm.engine.ggml_rpc.model_process import ContextSizes
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.trial.probe import Probe, known_faults
@@ -39,7 +38,7 @@ from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
 from tests.services.rpc_servers import model_processes, rpc_servers
 
-pytestmark = pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
+pytestmark = pytest.mark.rpc
 
 PROMPT = some_ids(40, 2000, 5)
 TOKENS = 24

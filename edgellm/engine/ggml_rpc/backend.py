@@ -12,15 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgellm.engine import native
+from edgellm.engine import library, native
 from edgellm.engine.hardware import compute_devices
 from edgellm.errors import EngineFailed
 
 HOST = "127.0.0.1"
 PROGRAMS = ("rpc-server", "ggml-rpc-server")
 """Names of llama.cpp's own server, which does for a library without the backend."""
-BUILD = "./start --with rpc in a checkout, or CMAKE_ARGS=-DGGML_RPC=on when llama-cpp-python is installed"
-"""How to compile the backend, in words."""
+
+
+def how_to_compile() -> str:
+    """Return the line that compiles llama.cpp with the backend."""
+    return library.how_to_compile("-DGGML_RPC=on", "--with rpc")
 
 
 def is_compiled_in() -> bool:
@@ -76,7 +79,7 @@ def serve(port: int, threads: int, devices: Sequence[str], cache: Path | None = 
 def require() -> None:
     """Raise EngineFailed where llama.cpp is compiled without the backend."""
     if not is_compiled_in():
-        raise EngineFailed("llama.cpp is compiled without its RPC backend.", f"Compile it with: {BUILD}.")
+        raise EngineFailed("llama.cpp is compiled without its RPC backend.", f"Compile it with: {how_to_compile()}")
 
 
 def function(name: str, result: Any, *arguments: Any) -> Any:

@@ -49,7 +49,7 @@ def require_server() -> tuple[str, Path | None]:
     """Return `server_kind`'s answer. Raise EngineFailed where nothing here can serve."""
     what, program = server_kind()
     if not what:
-        raise EngineFailed("This device has no RPC server of llama.cpp.", f"Compile one: {backend.BUILD}.")
+        raise EngineFailed("This device has no RPC server of llama.cpp.", f"Compile one: {backend.how_to_compile()}")
     return what, program
 
 

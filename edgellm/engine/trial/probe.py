@@ -33,7 +33,7 @@ from typing import Any
 from edgellm import errors, places
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf, is_index
 from edgellm.engine.hardware import DEFAULT_CACHE, ON_PROCESSOR, Hardware, offload_devices
-from edgellm.engine.native import VERSION, backends, features
+from edgellm.engine.native import LIBRARY, backends, commit, features
 from edgellm.engine.trial.proven import is_proven
 from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
 from edgellm.isolation.child_process import cause_of, last_lines, start_child
@@ -74,11 +74,9 @@ def _amx_trial() -> LoadTrial | None:
 
 
 def _build() -> str:
-    """Return a hash of the compiled library and of the kernel that grants the tiles, 16 hex digits."""
-    import llama_cpp
-
-    digest = hashlib.sha256(f"{features().version} {platform.release()}".encode())
-    for path in sorted(Path(llama_cpp.__file__).with_name("lib").glob("*ggml-cpu*")):
+    """Return a hash of the library for the processor and of the kernel that grants the tiles, 16 hex digits."""
+    digest = hashlib.sha256(f"{commit()} {platform.release()}".encode())
+    for path in (path for folder in LIBRARY.folders for path in sorted(folder.glob("*ggml-cpu*"))):
         found = path.stat()
         digest.update(f" {path} {found.st_size} {found.st_mtime_ns}".encode())
     return digest.hexdigest()[:16]
@@ -133,7 +131,7 @@ class Probe:
             InvalidOption: there is no such device.
         """
         hardware = self.hardware
-        digest = hashlib.sha256(f"{_FORMAT} {VERSION} {_backends()} {self._devices()} {self.text_only}".encode())
+        digest = hashlib.sha256(f"{_FORMAT} {commit()} {_backends()} {self._devices()} {self.text_only}".encode())
         digest.update(f" {hardware.cache_type or DEFAULT_CACHE} {hardware.flash_attn}".encode())
         digest.update(b" mtp" if self.mtp else b"")
         digest.update(b" embeds" if self.embeds else b"")

@@ -70,7 +70,8 @@ def choose_engine(file: ModelFile, asked: EngineName = "auto") -> EngineChoice:
     except ModelUnsupported as error:
         if not backend.is_compiled_in():
             raise ModelUnsupported(
-                error.what, f"Run it over llama.cpp's RPC instead, which this llama.cpp lacks: {backend.BUILD}."
+                error.what,
+                f"Run it over llama.cpp's RPC instead, which it has to be compiled with: {backend.how_to_compile()}",
             ) from None
         return EngineChoice("rpc", error.what)
     reason = "its layers can be cut: each device loads its own, and all do so at once"

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import psutil
 
-from edgellm.engine.ggml_rpc.backend import BUILD, HOST
+from edgellm.engine.ggml_rpc.backend import HOST
 from edgellm.engine.native import VERSION
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, run_in_network_loop
@@ -81,7 +81,9 @@ async def _offer(endpoint: Endpoint) -> RpcOffer:
             await channel.close(None)
     check_version(reply.protocol, RPC_ENGINE, endpoint.name)
     if not reply.server:
-        raise DeviceLost(f"{endpoint.name} has no RPC server of llama.cpp.", f"Compile one there: {BUILD}.")
+        raise DeviceLost(
+            f"{endpoint.name} has no RPC server of llama.cpp.", "Run edgellm doctor there; it says how to compile one."
+        )
     if reply.version not in ("", VERSION):
         raise ProtocolError(
             f"{endpoint.name} has llama-cpp-python {reply.version[:40]}, but this device has {VERSION}.",

@@ -11,12 +11,10 @@ import psutil
 import pytest
 
 from edgellm.engine.ggml_rpc import backend, server
-from edgellm.engine.ggml_rpc.backend import is_compiled_in
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import EngineFailed
 
 ROOT = Path(__file__).parents[3]
-compiled = pytest.mark.skipif(not is_compiled_in(), reason="llama.cpp is compiled without its RPC backend")
 _START = """
 from edgellm.engine.ggml_rpc.server import RpcServer
 from edgellm.engine.hardware import Hardware
@@ -26,7 +24,7 @@ input()
 """
 
 
-@compiled
+@pytest.mark.rpc
 def test_it_listens_on_loopback_alone() -> None:
     running = server.RpcServer(Hardware(threads=1))
     connections = psutil.Process(running.pid).net_connections(kind="inet")
@@ -36,7 +34,7 @@ def test_it_listens_on_loopback_alone() -> None:
     assert not running.alive
 
 
-@compiled
+@pytest.mark.rpc
 def test_it_ends_with_a_process_that_is_killed() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _START], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -50,7 +48,7 @@ def test_it_ends_with_a_process_that_is_killed() -> None:
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-@compiled
+@pytest.mark.rpc
 def test_a_server_without_its_device_does_not_start() -> None:
     with pytest.raises(EngineFailed, match="did not start"):
         server.RpcServer(Hardware(threads=1), ("VOODOO0",))
@@ -60,9 +58,9 @@ def test_without_any_server_it_is_said_how_to_get_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
     monkeypatch.setattr(backend, "find_program", lambda: None)
     assert server.server_kind() == ("", None)
-    with pytest.raises(EngineFailed, match="--with rpc"):
+    with pytest.raises(EngineFailed, match="RPC"):
         server.RpcServer(Hardware(threads=1))
-    with pytest.raises(EngineFailed, match="--with rpc"):
+    with pytest.raises(EngineFailed, match="RPC"):
         backend.add_server(1)
 
 
