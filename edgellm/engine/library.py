@@ -59,6 +59,7 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "ggml_backend_load_all_from_path", "ggml_backend_reg_by_name", "ggml_backend_reg_count",
         "ggml_backend_reg_get", "ggml_backend_register",
     ),
+    "llama": ("llama_version",),
 }  # fmt: skip
 """The functions that are called and that the binding does not declare."""
 DEFAULTS: Mapping[str, Mapping[str, object]] = {

@@ -137,6 +137,12 @@ def backends() -> tuple[str, ...]:
     return tuple(name(get(at)).decode("utf-8", "replace") for at in range(known.ggml_backend_reg_count()))
 
 
+def llama_version() -> tuple[int, ...]:
+    """Return the version of llama.cpp itself, such as (0, 6)."""
+    text = bind(llama().llama_version, ctypes.c_char_p)().decode("ascii", "replace")
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+
+
 @functools.cache
 def commit() -> str:
     """Return the abbreviated commit of llama.cpp that the library was built from: what one has found out or written

@@ -37,6 +37,10 @@ _NEVER = 2**31  # a position that no rollback is above
 _COPIED_LATE = frozenset({"deepseek4"})
 """Architectures whose compressed states llama.cpp copies with the next batch, from what may be cleared until then."""
 
+_SAYS_TURNED = native.llama_version() >= (0, 6)
+_TURNED = (0, 64, 128, 256, 512)
+"""In blocks of how many numbers rows of a cache may be turned; llama.cpp takes a state that says the right one."""
+
 _STATE = (ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_uint32)
 _get_state = native.bind(lib.llama_state_seq_get_data_ext, *_STATE)
 _set_state = native.bind(lib.llama_state_seq_set_data_ext, *_STATE)
@@ -215,21 +219,24 @@ class KVCache:
             state = (ctypes.c_uint8 * size)()
             if not size or _get_state(context.pointer, state, size, seq, 0) != size:
                 return None
-        return take_apart(np.frombuffer(state, dtype=np.uint8), positions)
+        return take_apart(np.frombuffer(state, dtype=np.uint8), positions, says_turned=_SAYS_TURNED)
 
     def adopt(self, seq: int, layers: Sequence[LayerRows], *, streams: int, transposed: bool) -> bool:
         """Put these keys and values, of all layers, in the place of a sequence, as `put_together` makes a state of
         them; return False, with the sequence empty, if they are those of another kind of context."""
         self.clear(seq)
-        context, state = self._context, put_together(layers, streams=streams, transposed=transposed)
-        if context is None or state is None or not self.plain:
+        context = self._context
+        if context is None or not self.plain:
             return False
-        size = len(state)
-        with context.guard:
-            taken = bool(_set_state(context.pointer, np.ctypeslib.as_ctypes(state), size, seq, 0) == size)
-        if not taken:
+        for turned in _TURNED if _SAYS_TURNED else (None,):
+            state = put_together(layers, streams=streams, transposed=transposed, turned=turned)
+            if state is None:
+                return False
+            with context.guard:
+                if _set_state(context.pointer, np.ctypeslib.as_ctypes(state), len(state), seq, 0) == len(state):
+                    return True
             self.clear(seq)
-        return taken
+        return False
 
     def settle(self, seq: int, length: int) -> int:
         """Return to a checkpoint where a rollback to `length` positions would be done by the next batch only; return

@@ -4,6 +4,9 @@ llama.cpp saves a sequence as one state for all layers of a context. A context o
 and its values transposed or not. So a state is taken apart into layers, each with a row of keys and one of values for
 every position; and a new state is put together of them, in which llama.cpp finds no number that came from elsewhere
 except the keys and values themselves.
+
+llama.cpp turns rows of a quantised cache, in blocks of so many numbers, before it rounds them. Since 0.6 a state says
+of how many, for keys and for values; 0 if they are as computed.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ Bytes = npt.NDArray[np.uint8]
 _CELL = np.dtype([("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")])
 _ELEMENT = {0: 4, 1: 2, 30: 2}  # bytes of ggml's types F32, F16 and BF16, the only ones of which values are transposed
 _KEYS, _VALUES, _TRANSPOSED = struct.Struct("<iQ"), struct.Struct("<iQ"), struct.Struct("<iII")
-_WORD, _HEAD = struct.Struct("<I"), struct.Struct("<Ii")
+_WORD, _HEAD, _LAYERS, _TURNED = struct.Struct("<I"), struct.Struct("<Ii"), struct.Struct("<II"), struct.Struct("<II")
 _MAGIC = 0xAF143CD8  # with which llama.cpp begins such a state, before the number of its sequence
 
 
@@ -64,17 +67,18 @@ class _Reader:
         return self._at == len(self._state)
 
 
-def take_apart(state: Bytes, positions: int) -> list[LayerRows] | None:
+def take_apart(state: Bytes, positions: int, *, says_turned: bool) -> list[LayerRows] | None:
     """Return the layers of a sequence's state, each for the positions from 0 to before `positions`; None if it lacks
     one of them, or is not that of a plain cache: with a window or a recurrent state, or with other marks of its cells.
+    `says_turned`: the state has the blocks in which rows are turned.
     """
     try:
-        return _taken_apart(_Reader(state), positions)
+        return _taken_apart(_Reader(state), positions, says_turned)
     except ValueError:
         return None
 
 
-def _taken_apart(reader: _Reader, positions: int) -> list[LayerRows]:
+def _taken_apart(reader: _Reader, positions: int, says_turned: bool) -> list[LayerRows]:
     if reader.unpack(_HEAD)[0] != _MAGIC:
         raise ValueError
     (streams,) = reader.unpack(_WORD)
@@ -91,7 +95,9 @@ def _taken_apart(reader: _Reader, positions: int) -> list[LayerRows]:
         order = np.argsort(marks["position"], kind="stable")[:positions]
         if not np.array_equal(marks["position"][order], np.arange(positions)):
             raise ValueError
-        transposed, layers = reader.unpack(struct.Struct("<II"))
+        transposed, layers = reader.unpack(_LAYERS)
+        if says_turned:
+            reader.unpack(_TURNED)
         keys = [_rows(reader, cells, order) for _ in range(layers)]
         values = [_columns(reader, cells, order) if transposed else _rows(reader, cells, order) for _ in range(layers)]
         found = [LayerRows(k, v, some, others) for (k, some), (v, others) in zip(keys, values, strict=True)]
@@ -111,14 +117,18 @@ def _columns(reader: _Reader, cells: int, order: npt.NDArray[np.int64]) -> tuple
     return kind, columns.transpose(1, 0, 2).reshape(len(order), width * element)
 
 
-def put_together(layers: Sequence[LayerRows], *, streams: int, transposed: bool) -> Bytes | None:
+def put_together(
+    layers: Sequence[LayerRows], *, streams: int, transposed: bool, turned: int | None = None
+) -> Bytes | None:
     """Return the state of a sequence with these layers, which have equally many positions, for a context with so many
-    `streams`; None if their values cannot be `transposed`."""
+    `streams`; None if their values cannot be `transposed`. `turned`: in blocks of how many numbers the context turns
+    rows; None if its states do not say."""
     positions = layers[0].positions
     marks = np.zeros(positions, dtype=_CELL)
     marks["position"], marks["sequences"] = np.arange(positions), 1
     parts: list[bytes] = [_HEAD.pack(_MAGIC, 0), _WORD.pack(streams), _WORD.pack(positions), marks.tobytes()]
-    parts.append(struct.pack("<II", int(transposed), len(layers)))
+    parts.append(_LAYERS.pack(int(transposed), len(layers)))
+    parts += [_TURNED.pack(turned, turned)] if turned is not None else []
     for layer in layers:
         parts += [_KEYS.pack(layer.key_type, layer.keys.shape[1]), layer.keys.tobytes()]
     for layer in layers:
