@@ -211,9 +211,9 @@ def _declared(library: Library, opened: Mapping[str, ctypes.CDLL]) -> ModuleType
     try:
         with _offered(library):
             binding = import_module(f"{_IMPORTED[BINDING]}.llama_cpp")
-    except ModuleNotFoundError as error:
-        raise _without_binding() from error
     except (ImportError, OSError, RuntimeError, AttributeError) as error:  # or it lacks a function
+        if isinstance(error, ModuleNotFoundError) and error.name == _IMPORTED[BINDING]:
+            raise _without_binding() from error
         fault = _in_one_line(error)
     else:
         fault = missing_symbol(opened) or fit_layouts(binding)

@@ -377,7 +377,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             attention__q_lora_rank=32, attention__output_group_count=2, attention__output_lora_rank=16,
             attention__compress_ratios=[0, 0, 4, 128], attention__compress_rope_freq_base=160000.0,
             attention__indexer__head_count=16, attention__indexer__top_k=4,
-            # as in the real model not `key_length`, by which llama.cpp 0.6 takes a cache without layers for the indexer's
+            # as in the real model not `key_length`: llama.cpp 0.6 takes a cache without layers for that of its indexer
             attention__indexer__key_length=128,
             hyper_connection__count=4, hyper_connection__sinkhorn_iterations=20, hyper_connection__epsilon=1e-6,
             hash_layer_count=0, swiglu_clamp_exp=10.0,

@@ -16,6 +16,7 @@ from edgellm.engine import Model, ModelFile, check_gguf, cut
 from edgellm.engine.gguf import reader
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, ComputeDevice, Hardware
 from edgellm.engine.model import probe_of
+from edgellm.engine.native import commit
 from edgellm.engine.trial import probe, proven
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit.gguf.random_model import Shape, write
@@ -137,6 +138,13 @@ def test_a_head_is_tried_with_its_verifier(
     assert children.started == 1
 
 
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record was made with this library."""
+    monkeypatch.setattr(proven, "PROVEN_COMMITS", (commit(),))
+
+
+@pytest.mark.usefixtures("recorded")
 def test_a_trial_leaves_the_self_test_for_later_where_the_architecture_is_on_record(
     guarded: Path, children: Children, architectures: Architectures
 ) -> None:
@@ -242,6 +250,7 @@ def has_the_self_test(file: ModelFile, hardware: Hardware) -> bool:
     return probe_of(file, hardware, test_later=True).tests
 
 
+@pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize(
     "other", [{"cache_type": "q8_0"}, {"cache_type": "f32"}, {"flash_attn": False}, {"gpu_layers": 1}]
 )
@@ -257,6 +266,17 @@ def test_the_record_does_not_hold_beside_a_card(architectures: Architectures) ->
     assert has_the_self_test(ModelFile.open(architectures("qwen3")), ON_PROCESSOR)
 
 
+@pytest.mark.usefixtures("recorded")
+def test_the_record_does_not_hold_for_another_library(
+    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ModelFile.open(architectures("qwen3"))
+    assert not has_the_self_test(file, ON_PROCESSOR)
+    monkeypatch.setattr(proven, "PROVEN_COMMITS", ("another",))
+    assert has_the_self_test(file, ON_PROCESSOR)
+
+
+@pytest.mark.usefixtures("recorded")
 def test_the_outcome_of_a_later_self_test_is_kept(guarded: Path, architectures: Architectures) -> None:
     with Model.load(architectures("qwen3"), test_later=True) as model:
         model.record_faults(["rows"])

@@ -94,7 +94,6 @@ RULES: Mapping[str, CutRule] = MappingProxyType({
     "hunyuan-moe": _PLAIN,
     "internlm2": CutRule(head=True),
     "llama": _PLAIN,
-    "mimo2": CutRule(window=1, head=True),
     "minicpm": CutRule(scaled="embedding_scale", needs=("residual_scale", "embedding_scale")),
     "minimax-m2": CutRule(head=True),
     "mistral3": _PLAIN,
@@ -132,6 +131,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "baichuan": "llama.cpp tells its 7B from its 13B by the number of layers",
         "glm4": "llama.cpp ends the process where rows take the place of its tokens",
         "gemma3n": "its layers share keys, values and embeddings per layer",
+        "mimo2": "llama.cpp 0.6 gives the output of its last layer another name",
         "step35": "llama.cpp gives the output of its last layer another name",
         "llama4": "its attention, experts and positions depend on a layer's number in three ways",
     }

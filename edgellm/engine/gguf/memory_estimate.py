@@ -9,7 +9,7 @@ from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, dimensions
 from edgellm.engine.hardware import CACHE_TYPES
 
 _PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of this
-_OUTPUT, _FLASH, _PLAIN = 2, 4, 6  # rows of the embedding's width that live beside the largest tensors of a pass
+_OUTPUT, _FLASH, _PLAIN = 2, 5, 9  # rows of the embedding's width that live beside the largest tensors of a pass
 
 
 @dataclass(frozen=True, slots=True)

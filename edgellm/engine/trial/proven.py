@@ -6,8 +6,8 @@ from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.hardware import DEFAULT_CACHE, Hardware, offload_devices
 from edgellm.engine.native import commit
 
-PROVEN_COMMIT = "0c1e570"
-"""The llama.cpp of the record; another one is tested before the first reply."""
+PROVEN_COMMITS = ("0c1e570",)
+"""The llama.cpp of the record, by its commits; another one is tested before the first reply."""
 PROVEN = frozenset({
     "afmoe", "bloom", "cohere2", "command-r", "deepseek2", "deepseek32", "deepseek4", "ernie4_5-moe", "exaone4",
     "falcon", "falcon-h1", "gemma2", "gemma3", "gemma3n", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox",
@@ -22,6 +22,6 @@ has recorded it."""
 def is_proven(header: GgufHeader, hardware: Hardware) -> bool:
     """Return whether models of this architecture are on record as they are computed here: with this llama.cpp, on a
     processor, beside which there is no graphics card for long batches, and with a cache as by default."""
-    known = commit() == PROVEN_COMMIT and header.architecture in PROVEN
+    known = commit() in PROVEN_COMMITS and header.architecture in PROVEN
     default = hardware.cache_type in (None, DEFAULT_CACHE) and hardware.flash_attn is None
     return known and default and not hardware.gpu_layers and not offload_devices()
