@@ -119,6 +119,7 @@ def _environment(home: str) -> dict[str, str]:
     return environment | {
         "PATH": f"{home}{os.pathsep}{environment['PATH']}",
         "EDGELLM_HOME": home,
+        "EDGELLM_PAIR": "home",
         "HF_HOME": home,
         "NO_COLOR": "1",
         "LC_ALL": "C.UTF-8",

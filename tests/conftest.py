@@ -37,6 +37,7 @@ APART = "tests/test_other_device.py"
 Architectures: TypeAlias = Callable[..., Path]
 Heads: TypeAlias = Callable[..., Path]
 
+os.environ["EDGELLM_PAIR"] = "home"  # also of the processes that tests start: nothing is downloaded
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the hundreds of processes of tests compiles everything
 sys.dont_write_bytecode = False
 settings.register_profile("edgellm", deadline=None)  # the suite also passes on a machine that is busy otherwise

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from edgellm.upstream.opening import UpstreamOptions
 
 DRAFT, VERIFIER = "draft", "verifier"
+DEFAULT = "default"  # as in `edgellm.storage.default_pair`, which is slow to import
+DEFAULT_DRAFT, DEFAULT_VERIFIER = "smollm2:draft", "smollm2:135m"  # what the help pages call them
 _PANEL = "Hardware"
 _AUTO = "auto"
 T = TypeVar("T")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgellm.cli.model_options import DRAFT, VERIFIER, HardwareOptions
-from edgellm.cli.views.console import Loading, announce, say
-from edgellm.errors import HistoryUnusable
+from edgellm.cli.model_options import DEFAULT, DRAFT, VERIFIER, HardwareOptions
+from edgellm.cli.views.console import Loading, announce, say, size
+from edgellm.cli.views.download_bar import download
+from edgellm.errors import EdgeError, HistoryUnusable
 
 if TYPE_CHECKING:
     from edgellm.llm import LLM
@@ -24,14 +26,46 @@ TOY = (
     "This toy pair knows a small made-up home. For real models: edgellm setup\n"
     'Try: "The film night is on Friday at 20:00.", then: "When is the film night?"'
 )
-"""What to know about the bundled models."""
+"""What to know about the bundled home pair."""
+SMALL = "SmolLM2 135M is small: it chats, and gets many facts and sums wrong. For a better pair: edgellm setup"
+"""What to know about the default pair."""
+_PAUSE = 600  # seconds after a download that failed, in which the next command does not try again
+
+
+def with_default_pair(draft: str, verifier: str) -> tuple[str, str]:
+    """Return the names of a pair. The default verifier is downloaded if it is wanted and not here; where that fails,
+    the names of the bundled home pair stand for the defaults, and one line says why."""
+    from edgellm import storage
+    from edgellm.storage.default_pair import SMOLLM2, resolve_pair
+
+    home = resolve_pair(draft, verifier)
+    if home.missing != SMOLLM2.verifier or not {draft, verifier} <= {DEFAULT, "none", *SMOLLM2}:
+        return draft, verifier
+    failed = storage.cache_dir() / "models" / f"{SMOLLM2.verifier.replace(':', '-')}.failed"
+    reason = f"{home.missing} is not here, and could not be fetched a short while ago."
+    if not (failed.exists() and time.time() - failed.stat().st_mtime < _PAUSE):
+        plan = storage.plan(home.missing)
+        say(f"downloading {home.missing} ({size(plan.size)}; {plan.reason}), once", style="dim")
+        try:
+            download([plan])
+        except EdgeError as error:
+            reason = error.what
+            with suppress(OSError):
+                failed.touch()
+        else:
+            return draft, verifier
+    say(
+        f"{reason} The bundled toy pair answers, which knows a made-up home; try again: edgellm pull {home.missing}",
+        style="yellow",
+    )
+    return str(home.draft), str(home.verifier)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPairOpener:
     """Opens pairs that can make replies with these options. Without `history` nothing of past conversations is used;
-    `introduce` prints `TOY` where the bundled models answer. A stock server is used as `upstream` says. Prompts that
-    were read are kept in `prompt_cache` bytes on disk."""
+    `introduce` prints what to know about the home pair or SmolLM2 where they answer. A stock server is used as
+    `upstream` says. Prompts that were read are kept in `prompt_cache` bytes on disk."""
 
     options: ReplyOptions
     hardware: HardwareOptions
@@ -43,7 +77,7 @@ class ChatPairOpener:
     def open(self, draft: str, verifier: str, peers: Sequence[str] = (), profile: Path | None = None) -> LLM:
         """Open a pair; one of the `peers` verifies if there are any. Raise what `LLM.open` and `prepare` raise."""
         from edgellm.llm import AUTO, LLM
-        from edgellm.storage import ALIASES
+        from edgellm.storage.default_pair import HOME, SMOLLM2, resolve_pair
 
         with Loading() as loading:
             pair = LLM.open(
@@ -51,8 +85,10 @@ class ChatPairOpener:
                 history=self.history, hardware=self.hardware.of(VERIFIER), draft_hardware=self.hardware.of(DRAFT),
                 upstream=self.upstream, prompt_cache=self.prompt_cache,
             )  # fmt: skip
-        if self.introduce and not peers and {draft, verifier} <= {*ALIASES, "none"}:
-            say(TOY, style="dim")
+        names = set(resolve_pair(draft, verifier)[:2])
+        for known, about in ((HOME, TOY), (SMOLLM2, SMALL)):
+            if self.introduce and not peers and names <= {*known, "none"}:
+                say(about, style="dim")
         return self.prepare(pair)
 
     def prepare(self, pair: LLM) -> LLM:

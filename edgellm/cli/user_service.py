@@ -23,7 +23,7 @@ from edgellm.places import state_dir
 UNIT = "edgellm.service"
 LABEL = "local.edgellm.serve"
 _SECONDS = 30.0  # for a call of systemctl or launchctl
-_KEPT = ("EDGELLM_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE")
+_KEPT = ("EDGELLM_HOME", "EDGELLM_PAIR", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE")
 """The variables that a service needs to find the same files; no token is written into a unit."""
 _SHOWN = ("ActiveState", "UnitFileState", "MainPID", "ExecMainStartTimestamp")
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from edgellm.diagnostics.local import Finding, examine_machine, problem
 from edgellm.diagnostics.stock_server import examine_server
 from edgellm.errors import EdgeError
-from edgellm.llm.model_loading import DRAFT, is_url
+from edgellm.llm.model_loading import is_url
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.trust.trust import Trust
+from edgellm.storage.default_pair import DEFAULT, resolve_pair
 
 
-def examine(*, draft: str = DRAFT, peers: Sequence[str] = (), interfaces: Sequence[str] = ()) -> Iterator[Finding]:
+def examine(*, draft: str = DEFAULT, peers: Sequence[str] = (), interfaces: Sequence[str] = ()) -> Iterator[Finding]:
     """Yield the findings of all checks; this takes some seconds, as it listens to the network.
 
     Args:
@@ -29,6 +30,7 @@ def examine(*, draft: str = DRAFT, peers: Sequence[str] = (), interfaces: Sequen
 
     addresses = [ModelAddress.parse(text).address for text in peers if not is_url(text)]
     hosts = chosen_hosts(interfaces)
+    draft = str(resolve_pair(draft, None).draft)
     yield from examine_machine()
     vocabulary = ""
     try:

@@ -2,14 +2,14 @@
 
 from edgellm.llm.llm import LLM, generate
 from edgellm.llm.messages import compose
-from edgellm.llm.model_loading import AUTO, DRAFT, VERIFIER, Named, Progress, is_address
+from edgellm.llm.model_loading import AUTO, Progress, is_address
 from edgellm.llm.pair_stats import find_profile, profile_path, read_profile
+from edgellm.storage.default_pair import DEFAULT, Named
 
 __all__ = [
     "AUTO",
-    "DRAFT",
+    "DEFAULT",
     "LLM",
-    "VERIFIER",
     "Named",
     "Progress",
     "compose",

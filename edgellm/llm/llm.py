@@ -37,9 +37,6 @@ from edgellm.llm.messages import (
     without_turns,
 )
 from edgellm.llm.model_loading import (
-    DRAFT,
-    VERIFIER,
-    Named,
     OpenedVerifier,
     PairFit,
     PairMemory,
@@ -71,6 +68,7 @@ from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Constraint, Ids, Notice, Token
 from edgellm.storage import History, name_of
 from edgellm.storage.caches.saved_prompts import SavedPrompts
+from edgellm.storage.default_pair import DEFAULT, Named, resolve_pair
 
 if TYPE_CHECKING:
     from edgellm.upstream.opening import UpstreamOptions
@@ -191,10 +189,10 @@ class LLM:
     @classmethod
     def open(
         cls,
-        draft: Named | None = DRAFT,
-        verifier: Named | None = VERIFIER,
+        draft: Named | None = DEFAULT,
+        verifier: Named | None = DEFAULT,
         *,
-        tokenizer: Named = DRAFT,
+        tokenizer: Named = DEFAULT,
         profile: Path | None = None,
         n_ctx: int | None = None,
         threads: int | None = None,
@@ -211,6 +209,9 @@ class LLM:
         prompt_cache: int = 0,
     ) -> Self:
         """Load the models and compare their vocabularies.
+
+        The default pair is SmolLM2 and its draft model where they are on this machine; nothing is downloaded. Else,
+        and with EDGELLM_PAIR=home, it is the bundled home pair; `notices` and a warning of the log say so.
 
         Where the tokenizers differ, drafts are translated, and all of them are verified; a verifier on another device
         sends its tokenizer once, which is kept. If one of the two models is the default and has another tokenizer than
@@ -247,7 +248,7 @@ class LLM:
             PairingRequired, NotPaired, NotPermitted, IdentityClash: the devices do not trust each other.
             ProfileUnusable: the profile is of other models or of another version.
         """
-        draft, verifier = named(draft), named(verifier)
+        asked_draft, asked_verifier = draft, verifier = named(draft), named(verifier)
         if draft is None and verifier is None:
             raise InvalidOption("Both the draft model and the verifier are 'none'.", "Give at least one of the two.")
         if n_ctx is not None and n_ctx < 1:
@@ -260,6 +261,7 @@ class LLM:
         hardware, draft_hardware = (
             one if n_ctx is None else replace(one, n_ctx=n_ctx) for one in (hardware, draft_hardware or hardware)
         )
+        draft, verifier, _ = resolved = resolve_pair(draft, verifier)
         prompts = SavedPrompts(prompt_cache if history else 0, lambda: History().on)
         before = Counter(beside or {})
         closing, idle = ExitStack(), IdleWork()
@@ -283,22 +285,24 @@ class LLM:
             if big is None:
                 text = small
                 if text is None:
+                    tokenizer = resolve_pair(tokenizer, None).draft or tokenizer
                     text = loaded(place_named(tokenizer, hardware, taken, verifies=False), chat=True)
                 if verifier is not None:
                     remote = remote_verifier(str(verifier), peers, text, closing, upstream, progress)
                     checker = remote.verifier
-                    pair = fit_remote(small, text, remote, draft, verifier)
+                    pair = fit_remote(small, text, remote, asked_draft, verifier)
                     text = remote.text or text
             else:
                 text = loaded(big, chat=True, speculates=True, trial=ahead)
-                if small is not None and draft is not None and verifier is not None:
-                    pair = fit(small, text, draft, verifier)
+                if small is not None and asked_draft is not None and asked_verifier is not None:
+                    pair = fit(small, text, asked_draft, asked_verifier)
                     text = small if pair.left_out == "verifier" else text
                 if text is not small:
                     local = local_verifier(text, positions(text, n_ctx), threads, closing, prompts.of(text.path))
                     checker, opened = local, local.opened
             if pair.left_out == "draft":
                 small = None
+            pair = replace(pair, notice=pair.notice or resolved.notice)
             measure_elsewhere(placement if small is not None else None, threads, idle)
             return cls(
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, profile=profile, history=history,
@@ -670,12 +674,12 @@ def generate(
     context: Sequence[str] = (),
     history: Sequence[Message] = (),
     system: str | None = None,
-    draft: Named | None = DRAFT,
-    verifier: Named | None = VERIFIER,
+    draft: Named | None = DEFAULT,
+    verifier: Named | None = DEFAULT,
     threads: int | None = None,
     **options: Any,
 ) -> Reply:
-    """Return one reply, by default from the bundled pair:
+    """Return one reply, by default from the pair that `LLM.open` opens:
     `for token in generate("Where is my mug?", context=["My mug is on the shelf."])`.
 
     `options` are fields of `ReplyOptions`. The models are loaded for this reply and closed after it: open an `LLM` for

@@ -26,6 +26,7 @@ from edgellm.llm.cost_curves import ModelCurve, token_seconds
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafters.translation import TokenTranslation
 from edgellm.spec.protocols import Verifier
+from edgellm.storage.default_pair import DEFAULT, Named
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 
 if TYPE_CHECKING:
@@ -35,11 +36,8 @@ if TYPE_CHECKING:
     from edgellm.services.client.verifier_client import RemoteVerifier
     from edgellm.upstream.opening import UpstreamOptions
 
-DRAFT = "edgellm-draft"
-VERIFIER = "edgellm-verifier"
 AUTO = "auto"
 
-Named: TypeAlias = str | Path
 Progress: TypeAlias = Callable[[str, float], None]
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}(#.+)?")
@@ -76,19 +74,19 @@ class PairFit:
 
 
 def fit(draft: Model, verifier: Model, draft_name: Named, verifier_name: Named) -> PairFit:
-    """Compare the vocabularies of two models that were asked for by these names."""
+    """Compare the vocabularies of two models that were asked for by these names, or by `DEFAULT`."""
     draft.share_vocabulary(verifier)
     match = draft.vocabulary.match(verifier.vocabulary)
     if match.different is None:
         return PairFit(match.shared if draft.n_vocab != verifier.n_vocab else None)
-    if draft_name == DRAFT:
+    if draft_name == DEFAULT:
         return PairFit(left_out="draft", notice=_LEFT_OUT.format("draft model", verifier.name, "-m (draft=)"))
-    if verifier_name == VERIFIER:
+    if verifier_name == DEFAULT:
         return PairFit(left_out="verifier", notice=_LEFT_OUT.format("verifier", draft.name, "--verifier (verifier=)"))
     return PairFit(translation=TokenTranslation(draft, verifier))
 
 
-_LEFT_OUT = "The bundled {0} has another tokenizer than {1}, which writes alone. Name a {0} for it with {2}."
+_LEFT_OUT = "The default {0} has another tokenizer than {1}, which writes alone. Name a {0} for it with {2}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ def place_named(
 def eagle3_named(draft: Named | None) -> ModelFile | None:
     """Return the EAGLE-3 head that is named in place of a draft model; None for a draft model, or none. Raises what
     `resolve` and `ModelFile.open` raise."""
-    if draft is None or draft == DRAFT:
+    if draft is None:
         return None
     file = _file(draft)
     return file if is_eagle3(file.header) else None

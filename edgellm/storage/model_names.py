@@ -1,6 +1,6 @@
 """The names that a model may have, and what they mean on the hub: here alone are names taken apart.
 
-A name is a path, an alias of the bundled pair, a short name from the catalogue (`qwen3:0.6b`, `qwen3:8b-q8_0`), or
+A name is a path, an alias of a bundled model, a short name from the catalogue (`qwen3:0.6b`, `qwen3:8b-q8_0`), or
 `user/repo[@revision][:quant]` on the Hugging Face hub.
 """
 
@@ -16,8 +16,10 @@ from edgellm.errors import InvalidOption, ModelNotFound
 from edgellm.storage.catalog import catalog
 from edgellm.storage.quants import quant_of
 
-ALIASES = MappingProxyType({"edgellm-draft": "draft.gguf", "edgellm-verifier": "verifier.gguf"})
-"""The bundled pair: alias and file name."""
+ALIASES = MappingProxyType(
+    {"edgellm-draft": "draft.gguf", "edgellm-verifier": "verifier.gguf", "smollm2:draft": "smollm2/draft.gguf"}
+)
+"""The bundled models: alias and file. The first two are a pair; the last drafts for smollm2:135m."""
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 _WORD = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}"
@@ -78,19 +80,21 @@ def hub_name(text: str) -> HubName:
 
     Raises:
         InvalidOption: `text` has a slash, and is no name of the hub.
-        ModelNotFound: `text` has none, and the catalogue has no such model; the message names the nearest.
+        ModelNotFound: `text` has none, and the catalogue has no such model on the hub; the message names the nearest.
     """
     if "/" in text:
         return parse_hub_name(text)
     if found := catalog().find(text):
         model, quant = found
+        if not model.repo_id:
+            raise ModelNotFound(f"There is no {text} on the hub.", f"It comes as {model.name} in {model.quant}.")
         return parse_hub_name(f"{model.repo_id}:{quant}")
     raise unknown(text)
 
 
 def unknown(name: str, here: Iterable[str] = ()) -> ModelNotFound:
     """Return the error for a name that means nothing, with the nearest of those of the
-    catalogue, of the bundled pair, and of the models that are `here`."""
+    catalogue, of the bundled models, and of the models that are `here`."""
     what, listed = f"There is no model {name!r}.", "`edgellm ls` lists the models here, `edgellm catalog` others."
     if sizes := catalog().sizes(name.partition(":")[0]):
         near = difflib.get_close_matches(name.lower(), sizes, n=1, cutoff=_NEAR) if ":" in name else []

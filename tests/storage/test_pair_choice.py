@@ -52,7 +52,7 @@ def test_slow_memory_prefers_experts_to_a_dense_model() -> None:
 
 def test_where_nothing_is_fast_the_fastest_is_proposed() -> None:
     proposal = propose(catalog(), with_memory(64, speed=1e9))
-    assert proposal.verifier.name == "qwen3.5:2b"
+    assert proposal.verifier.name == "smollm2:135m"
 
 
 def test_a_draft_model_that_does_not_fit_or_reads_too_much_is_left_out_with_the_reason() -> None:
@@ -123,8 +123,8 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
         propose(catalog(), with_memory(6), "llama3.3:70b")
     assert "edgellm mesh plan" in raised.value.next_step
     assert "--verifier" in raised.value.next_step
-    with pytest.raises(MemoryShort, match=r"No pair of the catalogue fits: qwen3.5:2b has 1.3 GB"):
-        propose(catalog(), with_memory(1))
+    with pytest.raises(MemoryShort, match=r"No pair of the catalogue fits: smollm2:135m has 0.1 GB"):
+        propose(catalog(), with_memory(0.1))
     with pytest.raises(InvalidOption, match="The catalogue has no 'nothing:1b'"):
         propose(catalog(), FAST, "nothing:1b")
 

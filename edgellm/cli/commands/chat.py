@@ -16,6 +16,9 @@ from edgellm.cli.commands.mesh.run import INTERRUPTED, Engine, EngineName, OverD
 from edgellm.cli.commands.peers import peer_names
 from edgellm.cli.help_examples import GATES, SOURCES, gate_names, model_names, source_names
 from edgellm.cli.model_options import (
+    DEFAULT,
+    DEFAULT_DRAFT,
+    DEFAULT_VERIFIER,
     HardwareOptions,
     ReasoningEffort,
     TemplateArgs,
@@ -26,7 +29,7 @@ from edgellm.cli.model_options import (
     upstream_options,
     with_hardware,
 )
-from edgellm.cli.pair_opener import ChatPairOpener
+from edgellm.cli.pair_opener import ChatPairOpener, with_default_pair
 from edgellm.cli.settings import renamed
 from edgellm.cli.views.console import decode, is_terminal, say
 from edgellm.cli.views.reply_printer import Display, print_reply
@@ -65,17 +68,19 @@ def chat(
         str,
         typer.Option(
             "-m", "--draft", metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names,
+            show_default=DEFAULT_DRAFT,
             help="Small model that drafts, or an EAGLE-3 head of the verifier; 'none': the verifier writes alone.",
         ),
-    ] = "edgellm-draft",
+    ] = DEFAULT,
     verifier: Annotated[
         str,
         typer.Option(
             metavar="MODEL|HOST:PORT|URL|auto", envvar="EDGELLM_VERIFIER", autocompletion=model_names,
+            show_default=DEFAULT_VERIFIER,
             help="Bigger model that verifies, or the address of a served one (http://... for vLLM, llama-server and "
             "others); 'auto': the best paired device; 'none': the draft model writes alone.",
         ),
-    ] = "edgellm-verifier",
+    ] = DEFAULT,
     peer: Annotated[
         list[str] | None,
         typer.Option(
@@ -189,6 +194,7 @@ def chat(
 ) -> int:  # fmt: skip
     from edgellm.llm.pair_stats import tidy
     from edgellm.spec.params import FORMER_GATES, REMOVED, ReplyOptions
+    from edgellm.storage.default_pair import resolve_pair
 
     for name, value in (("tree", tree), ("economy", economy)):
         if value is not None:
@@ -225,12 +231,14 @@ def chat(
     upstream = upstream_options(verifier_tier, verifier_key_file)
     opener = ChatPairOpener(options, hardware, history, introduce, upstream, prompt_cache=int(1e9 * prompt_cache))
     reports = None
+    draft, verifier = with_default_pair(draft, verifier if not peer else "auto")
+    named_draft, named_verifier, _ = resolve_pair(draft, verifier)
     if mesh is None:
         pair = opener.open(draft, verifier, peer or (), profile)
     else:
         over = over_devices(
-            mesh, verifier, peer or (), draft, max_tokens, as_json=as_json, explain=explain, history=history,
-            hardware=hardware, engine=engine,
+            mesh, str(named_verifier), peer or (), str(named_draft), max_tokens, as_json=as_json, explain=explain,
+            history=history, hardware=hardware, engine=engine,
         )  # fmt: skip
         pair, reports = opener.prepare(over.pair), over.reports
     session = ChatSession(
@@ -241,7 +249,7 @@ def chat(
         if question is None:
             from edgellm.cli.interactive import converse
 
-            names = None if mesh is not None or peer else (draft, verifier)
+            names = None if mesh is not None or peer else (str(named_draft), str(named_verifier))
             return converse(session, display, opener, names, history=history)
         summary = print_reply(session.ask(question), display)
         session.add_reply(summary)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import model_names
+from edgellm.cli.model_options import DEFAULT, DEFAULT_DRAFT
 from edgellm.cli.views.console import emit, one_line, out, say
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ def doctor(
         str,
         typer.Option(
             "-m", "--draft", metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names,
+            show_default=DEFAULT_DRAFT,
             help="Draft model whose vocabulary verifiers should have.",
         ),
-    ] = "edgellm-draft",
+    ] = DEFAULT,
     peer: Annotated[
         list[str] | None,
         typer.Option(metavar="HOST:PORT|URL", help="Address to check too; can be given several times."),

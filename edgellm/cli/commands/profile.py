@@ -13,6 +13,9 @@ from rich.table import Table
 
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.model_options import (
+    DEFAULT,
+    DEFAULT_DRAFT,
+    DEFAULT_VERIFIER,
     DRAFT,
     VERIFIER,
     HardwareOptions,
@@ -21,6 +24,7 @@ from edgellm.cli.model_options import (
     upstream_options,
     with_hardware,
 )
+from edgellm.cli.pair_opener import with_default_pair
 from edgellm.cli.settings import renamed
 from edgellm.cli.views.console import Loading, decode, emit, err, is_terminal, out, say
 from edgellm.errors import InvalidOption, ProfileStopped
@@ -42,13 +46,13 @@ def profile(
     draft: Annotated[
         str,
         typer.Option("-m", "--draft", metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names,
-                     help="Small model that drafts."),
-    ] = "edgellm-draft",
+                     show_default=DEFAULT_DRAFT, help="Small model that drafts."),
+    ] = DEFAULT,
     verifier: Annotated[
         str,
         typer.Option(metavar="MODEL|HOST:PORT|URL", envvar="EDGELLM_VERIFIER", autocompletion=model_names,
-                     help="Bigger model that verifies, or the address of a served one."),
-    ] = "edgellm-verifier",
+                     show_default=DEFAULT_VERIFIER, help="Bigger model that verifies, or the address of a served one."),
+    ] = DEFAULT,
     verifier_tier: VerifierTier = None,
     verifier_key_file: VerifierKeyFile = None,
     gamma: Annotated[int | None, typer.Option(metavar="N", help="Drafted tokens per chunk.", show_default="2")] = None,
@@ -91,6 +95,7 @@ def profile(
         raise InvalidOption(
             "--gamma and --max-tokens must be at least 1.", f"Leave them out to use {BUDGET_CHUNK} and 96."
         )
+    draft, verifier = with_default_pair(draft, verifier)
     with Loading() as loading:
         pair = LLM.open(
             draft, verifier, progress=loading, hardware=hardware.of(VERIFIER), draft_hardware=hardware.of(DRAFT),

@@ -44,6 +44,9 @@ from edgellm.cli.http_options import (
     until_stopped,
 )
 from edgellm.cli.model_options import (
+    DEFAULT,
+    DEFAULT_DRAFT,
+    DEFAULT_VERIFIER,
     DRAFT,
     VERIFIER,
     HardwareOptions,
@@ -60,6 +63,7 @@ from edgellm.cli.model_options import (
     upstream_options,
     with_hardware,
 )
+from edgellm.cli.pair_opener import with_default_pair
 from edgellm.cli.views.console import Loading, announce, say, size
 from edgellm.errors import InvalidOption
 
@@ -180,19 +184,20 @@ def serve(
         typer.Option(
             "-m", "--model", metavar="MODEL", help="Verifier model; for a worker, a model that it has whole; with "
             "--upstream one with the server's tokenizer, several times for several tokenizers.",
-            autocompletion=model_names, show_default="edgellm-verifier",
+            autocompletion=model_names, show_default=DEFAULT_VERIFIER,
         ),
     ] = None,
     draft: Annotated[
         str,
         typer.Option(metavar="MODEL", help="Role pair: small model that drafts, or 'none'. Roles pair and verifier: an "
-                     "EAGLE-3 head of the verifier.", autocompletion=model_names),
-    ] = "edgellm-draft",
+                     "EAGLE-3 head of the verifier.", autocompletion=model_names,
+                     show_default=DEFAULT_DRAFT),
+    ] = DEFAULT,
     verifier: Annotated[
         str,
         typer.Option(metavar="MODEL|HOST:PORT|URL|auto", help="Role pair: bigger model that verifies, or its address.",
-                     autocompletion=model_names),
-    ] = "edgellm-verifier",
+                     autocompletion=model_names, show_default=DEFAULT_VERIFIER),
+    ] = DEFAULT,
     peer: Annotated[
         list[str] | None,
         typer.Option(metavar="DEVICE|HOST:PORT", help="Role pair: paired device to use as verifier; with --mesh "
@@ -302,7 +307,7 @@ def serve(
         elif role is Role.VERIFIER:
             _serve_verifier(
                 server,
-                _only(model) or "edgellm-verifier",
+                _only(model) or DEFAULT,
                 host,
                 port,
                 paired_only,
@@ -381,23 +386,26 @@ def _serve_pair(
     from edgellm.http.model_host import ServedModel
     from edgellm.llm import AUTO, LLM
     from edgellm.llm.model_loading import named
+    from edgellm.storage.default_pair import resolve_pair
 
     plan_shown = None if plan is None else read_plan(plan.expanduser())
     opener = None
+    draft, verifier = with_default_pair(draft, AUTO if peer else verifier)
+    here = resolve_pair(draft, verifier)
     defaults = ModelDefaults(hardware.of(VERIFIER), hardware.of(DRAFT), replies, print_event, sessions, prompt_cache)
     if mesh is not None:
         from edgellm.http.mesh_status import MeshRecorder
 
         opened = over_devices(
-            mesh, verifier, peer or (), draft, PLANNED, as_json=False, explain=False, sessions=sessions,
-            hardware=hardware, engine=engine,
+            mesh, str(here.verifier), peer or (), str(here.draft), PLANNED, as_json=False, explain=False,
+            sessions=sessions, hardware=hardware, engine=engine,
         )  # fmt: skip
         pair, recorder = opened.pair, None if opened.mesh is None else MeshRecorder(opened.mesh)
         served = ServedModel(pair, pair.name, in_turns=False, options=replies, recorder=recorder)
     else:
         with Loading() as loading:
             pair = LLM.open(
-                draft, AUTO if peer else verifier, progress=loading, peers=peer or (), hardware=defaults.hardware,
+                draft, verifier, progress=loading, peers=peer or (), hardware=defaults.hardware,
                 draft_hardware=defaults.draft_hardware, upstream=upstream, replies=sessions, fewer_replies=fewer,
                 prompt_cache=prompt_cache,
             )  # fmt: skip
@@ -432,9 +440,10 @@ def _serve_verifier(
     from edgellm.llm.cost_curves import ModelCurve
     from edgellm.services.server.servers import serve_verifier
     from edgellm.storage import resolve
+    from edgellm.storage.default_pair import resolve_pair
     from edgellm.storage.fingerprint import FileHash
 
-    path = resolve(model)
+    path = resolve(str(resolve_pair(*with_default_pair("none", model)).verifier))
     with Loading() as loading, Loading("hashing") as hashing, Loading("measuring") as measuring:
 
         def measured(loaded: Model) -> CostCurve:
@@ -463,7 +472,7 @@ def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
     InvalidOption where the command line names one."""
     from edgellm.llm.model_loading import eagle3_named, named
 
-    eagle3 = eagle3_named(named(draft))
+    eagle3 = None if draft == DEFAULT else eagle3_named(named(draft))
     if eagle3 is None and draft != "none" and on_command_line(ctx, "draft"):
         raise InvalidOption(
             f"{draft} is no EAGLE-3 head, and nothing else drafts for a served verifier.",

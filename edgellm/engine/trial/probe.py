@@ -91,7 +91,7 @@ TRIED = ("gpu_layers", "devices", "tensor_split", "cache_type", "flash_attn")
 """What the child is told of the hardware: all that decides what is computed how."""
 _MOST_KEPT = 1_000  # verdicts
 _PORTION = 2**20
-_BUNDLED = ("draft.gguf", "verifier.gguf")
+_BUNDLED = ("draft.gguf", "verifier.gguf", "smollm2/draft.gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ def _portions(file: FileIO, offset: int, n: int) -> Iterator[bytes]:
 
 def _is_bundled(path: Path) -> bool:
     real = path.resolve()
-    return real.name in _BUNDLED and real.parent in [folder.resolve() for folder in places.bundled_dirs()]
+    return real in [folder.resolve() / name for folder in places.bundled_dirs() for name in _BUNDLED]
 
 
 def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> LoadTrial:

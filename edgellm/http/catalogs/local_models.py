@@ -19,6 +19,7 @@ from edgellm.llm.abilities import draft_for, heads_for
 from edgellm.llm.model_loading import eagle3_named, place_draft, place_named
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import StoredModel, list_models, name_of, resolve
+from edgellm.storage.default_pair import resolve_pair
 from edgellm.storage.model_names import looks_like_path, unknown
 
 
@@ -41,7 +42,8 @@ class PairOpener:
     """Opens a pair of models on this machine."""
 
     def __init__(self, name: str, draft: Named | None, verifier: Named | None, defaults: ModelDefaults) -> None:
-        self.name, self._draft, self._verifier, self._defaults = name, draft, verifier, defaults
+        self.name, self._asked, self._defaults = name, (draft, verifier), defaults
+        self._draft, self._verifier, _ = resolve_pair(draft, verifier)
 
     def file(self) -> ModelFile:
         """See `Opener`."""
@@ -63,7 +65,7 @@ class PairOpener:
                 raise Stopped
 
         pair = LLM.open(
-            self._draft, self._verifier, hardware=self._defaults.hardware,
+            *self._asked, hardware=self._defaults.hardware,
             draft_hardware=self._defaults.draft_hardware, beside=beside, progress=progress,
             replies=self._defaults.replies, fewer_replies=True, prompt_cache=self._defaults.prompt_cache,
         )  # fmt: skip

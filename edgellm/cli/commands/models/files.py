@@ -43,7 +43,7 @@ def pull(
 
     plan = storage.plan(name)
     if plan.renamed:
-        say(f"{plan.name.repo_id} is called {plan.renamed} now.")
+        say(f"{storage.hub_name(name).repo_id} is called {plan.renamed} now.")
     if plan.warning:
         say(f"{plan.warning}.")
     parts = f" in {len(plan.files)} files" if len(plan.files) > 1 else ""
@@ -78,8 +78,8 @@ def ls(as_json: AsJson = False) -> None:
     for model in models:
         table.add_row(one_line(model.name), size(model.size), one_line(model.repo_id or model.origin))
     out().print(table)
-    if not any(model.origin == "hub" for model in models):
-        say("These two know a small made-up home only. For a real pair: edgellm setup", style="dim")
+    if all(model.origin == "bundled" for model in models):
+        say("These know little more than a made-up home. For a real pair: edgellm setup", style="dim")
 
 
 def show(name: Name, as_json: AsJson = False) -> None:

