@@ -5,7 +5,8 @@
 The questions are the first turns of a file of JSON lines with `turns`, such as Spec-Bench's, evenly chosen of those
 that have at most `--prompt` tokens in the model's chat template; the model as it is writes a greedy reply to each.
 Perplexity is taken over the tokens of the prompts, and over those of the replies; `lost` is how much more it is than
-that of the file as it is. A pass over 1, 2, 4 or 8 rows is the fastest of `--repeats` turns, in which the files alternate.
+that of the file as it is. A pass over 1, 2, 4 or 8 rows is the fastest of `--repeats` turns, in which the files
+alternate.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ _RUN = (
     "A draft model is one that is here, has the same tokenizer and at most half the size; which one, and why, is said. "
     "All options of `edgellm chat` may follow MODEL."
 )
-_CHAT = "With the bundled pair of models nothing leaves this machine."
+_CHAT = "With the default pair nothing of what you type leaves this machine. Its verifier, SmolLM2, is fetched once (93 MB)."
 
 for _name, _command, _summary, _more in (
     ("chat", chat, "Chat with a pair of models: a small one drafts the reply, a bigger one verifies it.", _CHAT),
@@ -106,7 +106,7 @@ for _name, _command, _summary, _more in (
     ("pull", pull, "Download a model from the Hugging Face hub.", "An interrupted download resumes where it stopped."),
     ("ls", ls, "List the models on this machine.", ""),
     ("show", show, "Show details of a model.", ""),
-    ("rm", rm, "Remove a downloaded model.", "Your own files and the bundled pair are never removed."),
+    ("rm", rm, "Remove a downloaded model.", "Your own files and the bundled models are never removed."),
     ("conversations", conversations, "List, show and remove past conversations.", _CONVERSATIONS),
     ("history", history, "Show, clear or switch off the history that replies are drafted from.", _HISTORY),
     ("bench", bench, "Run the papers' measurements on this machine.", _BENCH),
