@@ -89,7 +89,7 @@ _RUN = (
     "A draft model is one that is here, has the same tokenizer and at most half the size; which one, and why, is said. "
     "All options of `edgellm chat` may follow MODEL."
 )
-_CHAT = "With the default pair nothing of what you type leaves this machine. Its verifier, SmolLM2, is fetched once (93 MB)."
+_CHAT = "With the default pair nothing that you type leaves this machine; SmolLM2 is fetched once (93 MB)."
 
 for _name, _command, _summary, _more in (
     ("chat", chat, "Chat with a pair of models: a small one drafts the reply, a bigger one verifies it.", _CHAT),

@@ -61,7 +61,7 @@ def test_pull_of_a_split_model(edge: Edge, hub: Hub, draft_path: Path, tmp_path:
     split_up, whole = ([line.get("id") for line in lines] for lines in replies)
     assert split_up == whole
     assert edge("rm", "ann/split-GGUF", "--yes").code == 0
-    assert [row["name"] for row in edge("ls", "--json").answer[2:]] == ["ann/former-GGUF:Q8_0"]
+    assert [row["name"] for row in edge("ls", "--json").answer][-1:] == ["ann/former-GGUF:Q8_0"]
 
 
 def test_pull_warns_of_a_model_that_is_too_large(edge: Edge, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
