@@ -146,10 +146,9 @@ class Context:
             outputs=output_rows(n_seq, self.n_batch) if model.few_outputs and not (capture and capture.outputs) else 0,
         )
         self._cache = KVCache(
-            model.owned, self._owned, n_seq, model.architecture, trusted=lambda: "rollback" not in model.faults,
+            model.owned, self._owned, n_seq, model.architecture, trusted="rollback" not in model.faults,
             whole_window=whole_window,
         )  # fmt: skip
-        self._faults = model.faults  # by which the caches were filled
         self._placed: list[tuple[int, int, int, int]] = []  # rows of the batch, for the speculator
         self._speculator = self._open_speculator() if speculates and capture is None else None
         self._lost: dict[int, int] = {}  # sequences whose last positions must be read again, and how many they have
@@ -242,7 +241,7 @@ class Context:
 
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
-        sound = self._owned is not None and self._faults is self.model.faults and not self._owned.guard.busy
+        sound = self._owned is not None and not self._owned.guard.busy
         if sound and self._saved is not None:
             self._lengths[0] = self._cache.settle(0, self._lost.pop(0, self._lengths[0]))
             self._saved.keep(self.cached(), self._cache.size(0), self.save, whole=not self._cache.plain)
@@ -413,10 +412,6 @@ class Context:
         """
         if len(ids) == 0:
             raise InvalidOption("There are no ids to sync the cache with.", "Give at least one.")
-        if self._faults is not self.model.faults:  # found since: what the caches hold may be wrong
-            self._faults = self.model.faults
-            for every in range(self.n_seq):
-                self.clear(every)
         common = self._sequences.common(seq, ids[:-1])
         saved = self._saved if seq == 0 else None
         if saved is not None and saved.restore(ids[:-1], common, self.load, whole=not self._cache.plain):

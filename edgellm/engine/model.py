@@ -31,7 +31,6 @@ from edgellm.engine.trial.probe import (
     MTP,
     Probe,
     TrialChild,
-    keep_faults,
     require_loadable,
 )
 from edgellm.engine.vocabulary import Ids, Vocabulary
@@ -70,11 +69,11 @@ class Model:
         faults: Sequence[str] = (),
         *,
         speculator: SpeculatorModel | None = None,
-        untested: Probe | None = None,
     ) -> None:
         """Set up a model that `load` has loaded; not for other callers."""
         self.hardware = hardware
-        self._faults, self._untested = frozenset(faults), untested
+        self.faults = frozenset(faults)
+        """Which trials of `engine.trial.self_test` fail: what llama.cpp computes wrongly is avoided."""
         self._speculator = speculator
         self.file, self.path, self.header = file, file.path, file.header
         self.text_only = self.few_outputs = False
@@ -116,24 +115,6 @@ class Model:
         self._template = template
 
     @property
-    def faults(self) -> frozenset[str]:
-        """Which trials of `engine.trial.self_test` fail: what llama.cpp computes wrongly is avoided."""
-        return self._faults
-
-    @property
-    def untested(self) -> bool:
-        """Whether the self-test is still to be run, and its outcome to be recorded."""
-        return self._untested is not None
-
-    def record_faults(self, faults: Sequence[str]) -> None:
-        """Avoid what fails from now on, and keep the outcome of the self-test for later processes."""
-        if self._untested is not None:
-            keep_faults(self._untested, faults)
-        self._untested = None
-        if faults:
-            self._faults = frozenset(faults)
-
-    @property
     def speculator(self) -> SpeculatorModel | None:
         """What is loaded to draft from the model's states, its MTP layer or an EAGLE-3 head; None without either."""
         return self._speculator
@@ -163,7 +144,6 @@ class Model:
         eagle3: ModelFile | None = None,
         embeds: bool = False,
         faults: Sequence[str] = (),
-        test_later: bool = False,
         trial: TrialChild | None = None,
     ) -> Model:
         """Load a model, whose header is checked first if only its path is given; of a split one, its first part's.
@@ -180,8 +160,7 @@ class Model:
         or else the layer that predicts further tokens (MTP), if it can be used; see `engine.speculators`. `embeds`: the
         trial embeds a text instead. `faults`: the trials that are known to fail, where `probe` is False.
 
-        With `test_later` the trial may do without the self-test, if the architecture is on record for passing it: the
-        model is `untested` then. `trial` is a child process that tries the model already, from `start_trial`.
+        `trial` is a child process that tries the model already, from `start_trial`.
 
         Raises:
             ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`.
@@ -200,7 +179,7 @@ class Model:
             )
         if eagle3 is not None:
             check_eagle3(eagle3, file)
-        asked = probe_of(file, hardware, text_only=text_only, eagle3=eagle3, embeds=embeds, test_later=test_later)
+        asked = probe_of(file, hardware, text_only=text_only, eagle3=eagle3, embeds=embeds)
         mtp = asked.mtp
         verdict = require_loadable(asked, _first_half(progress), trial) if probe else None
         if verdict is not None and verdict.new:
@@ -217,8 +196,7 @@ class Model:
             speculator: SpeculatorModel | None = MtpModel(owned, file.header.architecture) if mtp else None
             if speculates and eagle3 is not None and EAGLE3 not in faults:
                 speculator = Eagle3Model.load(eagle3, file, hardware, dry=dry)
-            untested = asked if verdict is not None and not verdict.tested else None
-            model = cls(file, owned, template, hardware, faults, speculator=speculator, untested=untested)
+            model = cls(file, owned, template, hardware, faults, speculator=speculator)
         except BaseException:
             if template is not None:
                 template.close()
@@ -471,11 +449,11 @@ def _template(file: ModelFile) -> Template | None:
 
 def probe_of(
     file: ModelFile, hardware: Hardware, *, text_only: bool = False, eagle3: ModelFile | None = None,
-    embeds: bool = False, test_later: bool = False,
+    embeds: bool = False,
 ) -> Probe:  # fmt: skip
     """Return what a trial of a model in a child process has to try; the arguments are as for `Model.load`."""
     mtp = not text_only and eagle3 is None and mtp_support(file.header).usable
-    return Probe(file.paths, file.parts, hardware, text_only, mtp, embeds, eagle3, test_later)
+    return Probe(file.paths, file.parts, hardware, text_only, mtp, embeds, eagle3)
 
 
 def _first_half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:

@@ -52,7 +52,6 @@ from edgellm.llm.model_loading import (
     place_pair,
     positions,
     remote_verifier,
-    test_later,
     try_ahead,
 )
 from edgellm.llm.ngram_runtime import NgramRuntime
@@ -176,9 +175,6 @@ class LLM:
             idle,
             placements,
         )
-        for model in self._models():
-            if model.untested:
-                test_later(model, idle)
         self.replies, self._fewer = replies, fewer
         self._memory = PairMemory.of(self._models(), taken, self.context_length)
         self._each, self._opened = (

@@ -20,7 +20,6 @@ from edgellm.engine.model import probe_of
 from edgellm.engine.native import Stop
 from edgellm.engine.speculators.eagle3 import is_eagle3
 from edgellm.engine.trial.probe import TrialChild, start_trial
-from edgellm.engine.trial.self_test import SelfTest
 from edgellm.errors import EdgeError, MemoryShort, ModelUnsupported, VocabularyMismatch
 from edgellm.llm.cost_curves import ModelCurve, token_seconds
 from edgellm.llm.idle_work import IdleWork
@@ -303,7 +302,7 @@ def try_ahead(placed: Placed | None, closing: ExitStack) -> TrialChild | None:
     nothing to try. Raises what `start_trial` raises."""
     if placed is None:
         return None
-    trial = start_trial(probe_of(placed.file, placed.hardware, eagle3=placed.eagle3, test_later=True))
+    trial = start_trial(probe_of(placed.file, placed.hardware, eagle3=placed.eagle3))
     if trial is not None:
         closing.callback(trial.close)
     return trial
@@ -324,7 +323,6 @@ def load(
         chat=chat,
         speculates=speculates,
         eagle3=placed.eagle3,
-        test_later=True,
         trial=trial,
     )
     closing.callback(model.close)
@@ -338,12 +336,6 @@ def local_verifier(
     verifier = verifier_of(model, n_ctx, threads, prompt_cache)
     closing.callback(verifier.close)
     return verifier
-
-
-def test_later(model: Model, idle: IdleWork) -> None:
-    """Run the self-test that loading the model left out, while nothing else is done; what fails is avoided then."""
-    test = SelfTest(model)
-    idle.add(lambda stop: model.record_faults(test.run(stop)))
 
 
 def verifier_of(

@@ -145,22 +145,18 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("recorded")
-def test_a_trial_leaves_the_self_test_for_later_where_the_architecture_is_on_record(
-    guarded: Path, children: Children, architectures: Architectures
+def test_a_model_is_not_tested_whose_architecture_is_on_record(
+    guarded: Path, children: Children, architectures: Architectures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(2):
-        with Model.load(architectures("qwen3"), test_later=True) as model:
-            assert model.untested
-    assert children.started == 1
-    with Model.load(architectures("qwen3")) as model:  # whoever wants it now
-        assert not model.untested
-    assert children.started == 2
-    with Model.load(architectures("qwen3"), test_later=True) as model:
-        assert not model.untested
-    with Model.load(architectures("plamo2"), test_later=True) as model:  # not on record
-        assert not model.untested
+    children.program = UNTESTED
+    Model.load(architectures("qwen3")).close()
+    for unknown in ("plamo2", "qwen3"):  # an architecture, and then a library
+        with pytest.raises(EngineFailed, match="The trial of"):
+            Model.load(architectures(unknown))
+        monkeypatch.setattr(proven, "PROVEN_COMMITS", ())
+    children.program = None
+    with Model.load(architectures("plamo2")) as model:
         assert model.faults
-    assert children.started == 3
 
 
 RECORDING = """
@@ -247,7 +243,7 @@ def test_a_verdict_ends_with_the_build(tiny_path: Path, monkeypatch: pytest.Monk
 
 
 def has_the_self_test(file: ModelFile, hardware: Hardware) -> bool:
-    return probe_of(file, hardware, test_later=True).tests
+    return probe_of(file, hardware).tests
 
 
 @pytest.mark.usefixtures("recorded")
@@ -264,25 +260,6 @@ def test_the_record_holds_for_what_it_was_made_with(architectures: Architectures
 def test_the_record_does_not_hold_beside_a_card(architectures: Architectures) -> None:
     """Which computes long batches of a model on the processor, too."""
     assert has_the_self_test(ModelFile.open(architectures("qwen3")), ON_PROCESSOR)
-
-
-@pytest.mark.usefixtures("recorded")
-def test_the_record_does_not_hold_for_another_library(
-    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = ModelFile.open(architectures("qwen3"))
-    assert not has_the_self_test(file, ON_PROCESSOR)
-    monkeypatch.setattr(proven, "PROVEN_COMMITS", ("another",))
-    assert has_the_self_test(file, ON_PROCESSOR)
-
-
-@pytest.mark.usefixtures("recorded")
-def test_the_outcome_of_a_later_self_test_is_kept(guarded: Path, architectures: Architectures) -> None:
-    with Model.load(architectures("qwen3"), test_later=True) as model:
-        model.record_faults(["rows"])
-        assert not model.untested
-    with Model.load(architectures("qwen3")) as model:
-        assert model.faults == {"rows"}
 
 
 def test_a_trial_that_runs_ahead_is_used_and_ended(
@@ -314,7 +291,7 @@ def test_a_sound_file_is_tried_once_wherever_it_lies(
     assert children.started == 1
     assert shares[-1] == 1
     kept = json.loads(next(guarded.iterdir()).read_text(encoding="utf-8"))
-    assert kept == {"fatal": "", "faults": [], "tested": True}
+    assert kept == {"fatal": "", "faults": []}
 
 
 def test_equal_blocks_of_layers_share_a_verdict(
@@ -374,10 +351,11 @@ import sys
 from edgellm.engine.trial import child
 def fail(*_):
     raise ModuleNotFoundError("No module named 'numpy'")
-child.self_test = fail
+child.Context = fail
 child.main(sys.argv[1:])
 """
 OUT_OF_MEMORY = RAISES.replace("ModuleNotFoundError", "MemoryError")
+UNTESTED = RAISES.replace("child.Context", "child.self_test")
 
 
 @pytest.mark.parametrize(

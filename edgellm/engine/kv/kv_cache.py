@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,9 +128,9 @@ class KVCache:
 
     def __init__(
         self, model: native.Owned, context: native.Owned, n_seq: int, architecture: str, *,
-        trusted: Callable[[], bool] = lambda: True, whole_window: bool = False,
+        trusted: bool = True, whole_window: bool = False,
     ) -> None:  # fmt: skip
-        """Look after the cache of `context`. Where `trusted` says no, nothing is rolled back, and all is read again.
+        """Look after the cache of `context`. Unless it is `trusted`, nothing is rolled back, and all is read again.
         With a `whole_window` the context keeps all positions, whatever a layer attends to."""
         self._trusted, self._copies = trusted, architecture not in _COPIED_LATE
         self._context: native.Owned | None = context
@@ -153,7 +153,7 @@ class KVCache:
     @property
     def plain(self) -> bool:
         """Return whether every rollback is exact, and takes no time."""
-        return self._by_position and self._trusted()
+        return self._by_position and self._trusted
 
     def clear(self, seq: int) -> None:
         """Empty a sequence."""
@@ -166,7 +166,7 @@ class KVCache:
         if self.plain:
             return length if _seq_rm(self._memory, seq, length, -1) else self._cleared(seq)
         one = self._sequences[seq]
-        if length == 0 or not self._trusted():
+        if length == 0 or not self._trusted:
             return self._cleared(seq)
         one.forget_after(length)
         if self._cut(seq, one, length, now):

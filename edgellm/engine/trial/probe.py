@@ -107,15 +107,12 @@ class Probe:
     mtp: bool = False
     embeds: bool = False
     eagle3: ModelFile | None = None
-    test_later: bool = False
-    """Whether the caller runs the self-test after the first reply, where the model's architecture is on record."""
     over_rpc: bool = False
 
     @property
     def tests(self) -> bool:
-        """Whether the self-test belongs to the trial."""
-        beside = self.speculator or self.text_only or self.embeds or self.over_rpc
-        return not (self.test_later and not beside and is_proven(self.headers[0], self.hardware))
+        """Whether the self-test belongs to the trial: not where the record already tells what it would find."""
+        return bool(self.speculator) or self.over_rpc or not is_proven(self.headers[0], self.hardware)
 
     @property
     def speculator(self) -> str:
@@ -131,7 +128,8 @@ class Probe:
             InvalidOption: there is no such device.
         """
         hardware = self.hardware
-        digest = hashlib.sha256(f"{_FORMAT} {commit()} {_backends()} {self._devices()} {self.text_only}".encode())
+        built = f"{commit()} {_backends()}"
+        digest = hashlib.sha256(f"{_FORMAT} {built} {self._devices()} {self.text_only} {self.tests}".encode())
         digest.update(f" {hardware.cache_type or DEFAULT_CACHE} {hardware.flash_attn}".encode())
         digest.update(b" mtp" if self.mtp else b"")
         digest.update(b" embeds" if self.embeds else b"")
@@ -164,13 +162,12 @@ def _backends() -> list[str]:
 class LoadTrial:
     """The outcome of a trial: the cause of the child's end, "" if it survived; and which of `self_test.TRIALS` fail.
 
-    `new`: the trial was made just now. `tested`: with the self-test.
+    `new`: the trial was made just now.
     """
 
     fatal: str = ""
     faults: tuple[str, ...] = ()
     new: bool = False
-    tested: bool = True
 
 
 def require_loadable(
@@ -188,7 +185,7 @@ def require_loadable(
     if not _is_tried(probe):
         return LoadTrial()
     kept = _kept(probe)
-    known = _enough(probe, read_verdict(kept))
+    known = read_verdict(kept)
     verdict = known or (try_in_child(probe, progress) if child is None else child.outcome(progress))
     if verdict.fatal and (speculator := probe.speculator) and known is None:
         without = try_in_child(replace(probe, mtp=False, eagle3=None), progress)
@@ -203,18 +200,13 @@ def require_loadable(
 def start_trial(probe: Probe) -> TrialChild | None:
     """Return a child that tries the model from now on, for `require_loadable`; None where its verdict is known. Raises
     what `require_loadable` raises."""
-    if not _is_tried(probe) or _enough(probe, read_verdict(_kept(probe))) is not None:
+    if not _is_tried(probe) or read_verdict(_kept(probe)) is not None:
         return None
     return TrialChild(probe)
 
 
 def _is_tried(probe: Probe) -> bool:
     return os.environ.get("EDGELLM_PROBE") != "off" and bool(sys.executable) and not _is_bundled(probe.paths[0])
-
-
-def _enough(probe: Probe, verdict: LoadTrial | None) -> LoadTrial | None:
-    """Return a verdict that answers what `probe` asks, None if there is none."""
-    return verdict if verdict is not None and (verdict.fatal or verdict.tested or not probe.tests) else None
 
 
 def known_faults(probe: Probe) -> tuple[str, ...] | None:
@@ -225,7 +217,7 @@ def known_faults(probe: Probe) -> tuple[str, ...] | None:
     """
     if not _is_tried(probe):
         return ()
-    verdict = _enough(probe, read_verdict(_kept(probe)))
+    verdict = read_verdict(_kept(probe))
     if verdict is not None and verdict.fatal:
         raise _fatal(probe.paths[0], verdict)
     return None if verdict is None else verdict.faults
@@ -288,7 +280,6 @@ class TrialChild:
         hardware = json.dumps({name: getattr(probe.hardware, name) for name in TRIED})
         arguments = (str(probe.paths[0]), eagle3, str(size), hardware, *(str(int(flag)) for flag in flags))
         variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **environment}
-        self._tests = probe.tests
         with ExitStack() as closing:
             self._output = closing.enter_context(tempfile.TemporaryFile())
             self._child = start_child(
@@ -309,7 +300,7 @@ class TrialChild:
             began, outcome = _read_outcome(self._child, progress)
             if outcome is not None:
                 _raise_error(outcome)
-                return LoadTrial("", _texts(outcome.get("faults")), new=True, tested=self._tests)
+                return LoadTrial("", _texts(outcome.get("faults")), new=True)
             cause, words = cause_of(self._child.returncode), last_lines(self._output)
             if not began:
                 raise EngineFailed(f"The child process that tries a model did not start: {words or cause}.", AGAIN)
@@ -360,12 +351,12 @@ def read_verdict(kept: Path) -> LoadTrial | None:
     fatal = found.get("fatal") if isinstance(found, dict) else None
     if not isinstance(fatal, str):
         return None
-    return LoadTrial(fatal, _texts(found.get("faults")), tested=found.get("tested") is not False)
+    return LoadTrial(fatal, _texts(found.get("faults")))
 
 
 def write_verdict(kept: Path, verdict: LoadTrial) -> None:
     """Save a verdict. If it cannot be written, the next load tries again."""
-    found = {"fatal": verdict.fatal, "faults": verdict.faults, "tested": verdict.tested}
+    found = {"fatal": verdict.fatal, "faults": verdict.faults}
     partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

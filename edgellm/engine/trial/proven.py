@@ -1,4 +1,4 @@
-"""Architectures that pass the self-test by what is on record, so that it may follow the first reply."""
+"""Architectures that pass the self-test by what is on record, so that a model of theirs need not run it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.hardware import DEFAULT_CACHE, Hardware, offload_devices
 from edgellm.engine.native import commit
 
-PROVEN_COMMITS = ("0c1e570",)
-"""The llama.cpp of the record, by its commits; another one is tested before the first reply."""
+PROVEN_COMMITS = ("0c1e570", "86a2835")
+"""The llama.cpp of the record, by its commits: of the compiled and of the prebuilt library. A model is tested with
+another one before its first reply."""
 PROVEN = frozenset({
     "afmoe", "bloom", "cohere2", "command-r", "deepseek2", "deepseek32", "deepseek4", "ernie4_5-moe", "exaone4",
     "falcon", "falcon-h1", "gemma2", "gemma3", "gemma3n", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox",

@@ -6,17 +6,14 @@ llama.cpp keeps of one. So a rollback behind it is tried with small models alone
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from edgellm.engine.context import Context
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.model import Model
-from edgellm.engine.native import Stop
 from edgellm.engine.trial.probe import EAGLE3, MTP
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EngineFailed
@@ -39,132 +36,102 @@ def self_test(model: Model, seed: int = 0) -> list[str]:
 
     `seed` chooses the tokens.
     """
-    return SelfTest(model, seed).run()
+    ids = np.random.default_rng(seed).integers(0, model.n_vocab, 3 * _TEXT).astype(np.int32)
+    trials: dict[str, tuple[_Part, ...]] = {
+        ROLLBACK: (_after_a_batch, _after_single_tokens, _behind_the_window, _beside_others),
+        SEQUENCES: (_in_branches,),
+        ROWS: (_in_one_batch,),
+        **({} if model.speculator is None else {model.speculator.kind: (_speculated,)}),
+    }
+    failed = {name for name, parts in trials.items() if not all(_passes(part, model, ids) for part in parts)}
+    return [name for name in TRIALS if name in failed]
 
 
-class SelfTest:
-    """The parts of a self-test, run one after the other: it can be stopped, and goes on with the part it was in."""
-
-    def __init__(self, model: Model, seed: int = 0) -> None:
-        ids = np.random.default_rng(seed).integers(0, model.n_vocab, 3 * _TEXT).astype(np.int32)
-        trials: dict[str, tuple[_Part, ...]] = {
-            ROLLBACK: (_after_a_batch, _after_single_tokens, _behind_the_window, _beside_others),
-            SEQUENCES: (_in_branches,),
-            ROWS: (_in_one_batch,),
-            **({} if model.speculator is None else {model.speculator.kind: (_speculated,)}),
-        }
-        self._model, self._ids = model, ids
-        self._left = deque((name, part) for name, parts in trials.items() for part in parts)
-        self._failed: set[str] = set()
-
-    def run(self, stop: Stop | None = None) -> list[str]:
-        """Run what is left, and return which of `TRIALS` fail, in order. Raises Stopped once `stop` is set."""
-        while self._left:
-            name, part = self._left[0]
-            if name not in self._failed and not _passes(part, _Tested(self._model, stop), self._ids):
-                self._failed.add(name)
-            self._left.popleft()
-        return [name for name in TRIALS if name in self._failed]
+_Part: TypeAlias = Callable[[Model, Ids], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class _Tested:
-    """The tested model, whose decodes `stop` cancels."""
-
-    model: Model
-    stop: Stop | None
-
-    def context(self, **options: Any) -> Context:
-        context = Context(self.model, **options)
-        context.set_cancel(self.stop)
-        return context
-
-
-_Part: TypeAlias = Callable[[_Tested, Ids], bool]
-
-
-def _passes(part: _Part, tested: _Tested, ids: Ids) -> bool:
+def _passes(part: _Part, model: Model, ids: Ids) -> bool:
     try:
-        return part(tested, ids)
+        return part(model, ids)
     except EngineFailed:  # llama.cpp refuses a batch that does not follow what it has
         return False
 
 
-def _after_a_batch(tested: _Tested, ids: Ids) -> bool:
+def _after_a_batch(model: Model, ids: Ids) -> bool:
     """Roll back a part of a batch, all of one, and more."""
-    with tested.context(n_ctx=_POSITIONS, n_batch=_ROWS, rolls_back=True) as context:
+    with Context(model, n_ctx=_POSITIONS, n_batch=_ROWS, rolls_back=True) as context:
         context.decode(ids[:_TEXT])
         for dropped, again in ((3, 2), (5, 3), (9, 2)):
             context.decode(ids[_TEXT : _TEXT + 5], outputs=5)
             context.rollback(context.length() - dropped)
-            if not _near(tested, context, context.decode(ids[-again:])):
+            if not _near(model, context, context.decode(ids[-again:])):
                 return False
     return True
 
 
-def _after_single_tokens(tested: _Tested, ids: Ids) -> bool:
+def _after_single_tokens(model: Model, ids: Ids) -> bool:
     """Reject a draft that was decoded token by token, twice."""
-    with tested.context(n_ctx=_POSITIONS, n_batch=_ROWS) as context:
+    with Context(model, n_ctx=_POSITIONS, n_batch=_ROWS) as context:
         text = ids[:_TEXT]
         for at in (0, 4):
             context.decode(text[context.sync(text) :])
             for token in range(4):
                 context.decode(ids[_TEXT + at + token : _TEXT + at + token + 1])
             text = np.concatenate((text, ids[_TEXT + at : _TEXT + at + 2], ids[-1:]))
-            if not _near(tested, context, context.decode(text[context.sync(text) :])):
+            if not _near(model, context, context.decode(text[context.sync(text) :])):
                 return False
     return True
 
 
-def _behind_the_window(tested: _Tested, ids: Ids) -> bool:
+def _behind_the_window(model: Model, ids: Ids) -> bool:
     """Roll back to where a sliding window has nothing any more."""
-    if not (window := tested.model.window):
+    if not (window := model.window):
         return True
     n = -(-(window + _WINDOW_ROWS) // _CELLS) * _CELLS + window
-    if n * tested.model.n_params > _MOST_WORK:
+    if n * model.n_params > _MOST_WORK:
         return True
-    with tested.context(n_ctx=n, n_batch=_WINDOW_ROWS) as context:
+    with Context(model, n_ctx=n, n_batch=_WINDOW_ROWS) as context:
         context.decode(np.resize(ids, n))
         context.rollback(window)
-        return _near(tested, context, context.decode(ids[-2:]))
+        return _near(model, context, context.decode(ids[-2:]))
 
 
-def _beside_others(tested: _Tested, ids: Ids) -> bool:
+def _beside_others(model: Model, ids: Ids) -> bool:
     """Roll back a sequence after a batch of two others, whose recurrent states its own has to make room for."""
-    with tested.context(n_ctx=_POSITIONS, n_seq=3, n_batch=_ROWS, unified=False, rolls_back=True) as context:
+    with Context(model, n_ctx=_POSITIONS, n_seq=3, n_batch=_ROWS, unified=False, rolls_back=True) as context:
         if not context.snapshots:
             return True
         for seq in (0, 2, 1):
             context.decode(ids[_TEXT * seq : _TEXT * seq + 4], seq=seq)
         context.decode_rows((SeqRows(0, ids[:1]), SeqRows(1, ids[1:2])))
         context.rollback(3, seq=2)
-        return _near(tested, context, context.decode(ids[-1:], seq=2), seq=2)
+        return _near(model, context, context.decode(ids[-1:], seq=2), seq=2)
 
 
-def _in_one_batch(tested: _Tested, ids: Ids) -> bool:
+def _in_one_batch(model: Model, ids: Ids) -> bool:
     """Verify a draft: each row of a batch behind a text has logits of its own."""
-    with tested.context(n_ctx=_POSITIONS, n_batch=_ROWS) as context:
+    with Context(model, n_ctx=_POSITIONS, n_batch=_ROWS) as context:
         context.decode(ids[:_TEXT])
-        return _near(tested, context, context.decode(ids[_TEXT : _TEXT + 5], outputs=5))
+        return _near(model, context, context.decode(ids[_TEXT : _TEXT + 5], outputs=5))
 
 
-def _in_branches(tested: _Tested, ids: Ids) -> bool:
+def _in_branches(model: Model, ids: Ids) -> bool:
     """Continue a text in two ways in one batch, then the second one after a rollback, and the first one."""
-    with tested.context(n_ctx=_POSITIONS, n_seq=2, n_batch=_ROWS) as context:
+    with Context(model, n_ctx=_POSITIONS, n_seq=2, n_batch=_ROWS) as context:
         context.decode(ids[:_TEXT])
         context.branch(0, 1)
         tails = (SeqRows(0, ids[_TEXT : _TEXT + 2]), SeqRows(1, ids[_TEXT + 2 : _TEXT + 4]))
         found = [view.copy() for view in context.decode_rows(tails)]
-        if not all(_near(tested, context, found[seq], seq) for seq in (0, 1)):
+        if not all(_near(model, context, found[seq], seq) for seq in (0, 1)):
             return False
         context.rollback(_TEXT + 1, 1)
-        return all(_near(tested, context, context.decode(ids[-2:], seq=seq), seq) for seq in (1, 0))
+        return all(_near(model, context, context.decode(ids[-2:], seq=seq), seq) for seq in (1, 0))
 
 
-def _speculated(tested: _Tested, ids: Ids) -> bool:
+def _speculated(model: Model, ids: Ids) -> bool:
     """Draft from the model's states, reject the draft, and predict again."""
     text = np.concatenate((ids[: _TEXT + 2], ids[-2:]))
-    with tested.context(n_ctx=_POSITIONS, n_batch=_ROWS, rolls_back=True, speculates=True) as context:
+    with Context(model, n_ctx=_POSITIONS, n_batch=_ROWS, rolls_back=True, speculates=True) as context:
         if context.speculator is None:
             return True
         context.decode(ids[:_TEXT])
@@ -175,37 +142,37 @@ def _speculated(tested: _Tested, ids: Ids) -> bool:
         context.rollback(_TEXT + 2)
         context.decode(text[_TEXT + 2 : -1])
         found = context.speculator.predict(text)
-        with tested.context(n_ctx=_POSITIONS, speculates=True) as fresh:
+        with Context(model, n_ctx=_POSITIONS, speculates=True) as fresh:
             fresh.decode(text[:-1])
             expected = fresh.speculator.predict(text) if fresh.speculator is not None else None
         if found is None or expected is None:
             return False
-        return _within_rounding(tested, context, found, expected, text)
+        return _within_rounding(model, context, found, expected, text)
 
 
-def _near(tested: _Tested, context: Context, logits: Floats, seq: int = 0) -> bool:
+def _near(model: Model, context: Context, logits: Floats, seq: int = 0) -> bool:
     """Return whether a fresh context, decoding one by one what `context` holds, has `logits` for the last ids."""
     ids, n = context.cached(seq), len(logits)
     found = logits.copy()
-    with tested.context(n_ctx=max(_POSITIONS, len(ids))) as fresh:
+    with Context(model, n_ctx=max(_POSITIONS, len(ids))) as fresh:
         expected = fresh.decode(ids[: len(ids) - n + 1])
         for row in range(n):
             end = len(ids) - n + row + 1
             if row:
                 expected = fresh.decode(ids[end - 1 : end])
-            if not _within_rounding(tested, context, found[row], expected[0], ids[:end]):
+            if not _within_rounding(model, context, found[row], expected[0], ids[:end]):
                 return False
     return True
 
 
-def _within_rounding(tested: _Tested, context: Context, found: Floats, expected: Floats, text: Ids) -> bool:
+def _within_rounding(model: Model, context: Context, found: Floats, expected: Floats, text: Ids) -> bool:
     """Return whether two rows of logits behind `text` are as near to each other as rounding leaves them."""
     if context.exact:
         return _close(found, expected, _EXACT)
-    return _close(found, expected, _NEAR) or _close(found, expected, _SPREAD * _noise(tested, text))
+    return _close(found, expected, _NEAR) or _close(found, expected, _SPREAD * _noise(model, text))
 
 
-def _noise(tested: _Tested, text: Ids) -> float:
+def _noise(model: Model, text: Ids) -> float:
     """Return by how much of the largest logit rounding moves the logits behind `text`.
 
     Token by token in fresh contexts, where nothing is rolled back and no rows share a batch: once with keys and values
@@ -214,7 +181,7 @@ def _noise(tested: _Tested, text: Ids) -> float:
     """
     text, rows = text[-_POSITIONS:], []
     for exact in (False, True):
-        with tested.context(n_ctx=_POSITIONS, exact=exact) as fresh:
+        with Context(model, n_ctx=_POSITIONS, exact=exact) as fresh:
             for at in range(len(text)):
                 row = fresh.decode(text[at : at + 1])[0]
             rows.append(row.copy())
