@@ -92,10 +92,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile | No
 
 @pytest.fixture(scope="session", autouse=True)
 def _brief_curves() -> Iterator[None]:
-    """What decodes cost is measured briefly, also in the background: few tests look at the figures."""
+    """What decodes cost is measured briefly, also in the background, and kept on a busy machine, too: few tests look at
+    the figures."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edgellm.llm.cost_curves._ROUNDS", 2)
         patch.setattr("edgellm.llm.cost_curves._MAX_SECONDS", 0.1)
+        patch.setattr("edgellm.llm.cost_curves.BUSY", 1.0)
         yield
 
 

@@ -1,4 +1,9 @@
-"""The cost curve of a model on this device: an estimate at first, then measured while nothing waits for it."""
+"""The cost curve of a model on this device: an estimate at first, then measured while nothing waits for it.
+
+A measurement during which other programs took the processor is not kept: what is measured counts for 30 days, and a
+decode of two rows that once took three times as long as one of a single row would end all drafting. The next reply
+has it measured again.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from statistics import median
-from time import perf_counter, time
+from time import monotonic, perf_counter, time
+from typing import Protocol
 
 import numpy as np
 
@@ -28,18 +34,20 @@ from edgellm.llm.idle_work import IdleWork
 from edgellm.places import cache_dir
 from edgellm.spec.draft_length import DEPTH_STEP, KNOTS, CostCurve
 from edgellm.storage import History
-from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
 from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.state import from_json, read_json, write_state
 from edgellm.system import processor
 
 MAX_AGE = 30 * 86_400.0  # seconds
+AGAIN = 60.0
+"""Seconds after a measurement on a busy machine before the next one."""
 MAX_CHANGE = 4.0
 """The most that a change of the number of rows may cost, in decodes of one row: llama.cpp builds its graph again."""
 _PREFIX = 16  # positions in the context before a measured decode
 _ROUNDS = 12  # fewer if all lengths took the same time twice
 _MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device is
-_MAX_SECONDS = 3.0  # time limit: longer decodes are extrapolated
+_MIN_SECONDS, _MAX_SECONDS = 0.2, 3.0  # limits of the time, after which longer decodes are extrapolated
+_WORTH = 40  # decodes of one row: the time that a measurement may take, within these limits
 _ORDER = (1, 4, 2, 8, 16, 3, 6, 12, 32, 5, 10, 24, 64, 48)
 _QUICK_SECONDS = 0.01  # seconds
 _DEPTH = 1024  # positions behind which decodes are measured once more
@@ -73,24 +81,17 @@ def estimated_curve(model: Model) -> CostCurve:
 @dataclass(frozen=True, slots=True)
 class StoredCurve:
     """A cost curve as it is stored: `seconds[i]` for a decode of `rows[i]` rows, the cost of a `change`, and the
-    seconds of `heads`. It was measured at `taken` (seconds since 1970, UTC) on `device`; meanwhile, the process waited
-    for a processor for the share `waited` of its time. `estimated`: it is a guess, corrected by the decodes of
-    replies. `attention` as for `CostCurve`."""
+    seconds of `heads`. It was measured at `taken` (seconds since 1970, UTC) on `device`. `estimated`: it is a guess,
+    corrected by the decodes of replies. `attention` as for `CostCurve`."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     change: float
     heads: tuple[float, ...]
     taken: float
-    waited: float
     device: str
     attention: tuple[float, float]
     estimated: bool = False
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether the machine was busy during the measurement."""
-        return self.waited > BUSY
 
     @property
     def plausible(self) -> bool:
@@ -121,20 +122,20 @@ def read_curve(path: Path, device: str) -> StoredCurve | None:
         return None
     if curve is None:
         return None
-    recent = 0.0 <= time() - curve.taken <= (MAX_DOUBTFUL_AGE if curve.doubtful else MAX_AGE)
+    recent = 0.0 <= time() - curve.taken <= MAX_AGE
     return curve if recent and curve.plausible and curve.device == device else None
 
 
 def token_seconds(file: ModelFile, hardware: Hardware, threads: int | None) -> float | None:
     """Return the measured seconds of a token of a model that is loaded as `hardware` says, on this device; None if they
-    were not measured, or the machine was busy."""
+    were not measured."""
     known = FileHash(file.path).known
     if known is None:
         return None
     n_params = sum(tensor.n_elements for tensor in file.header.tensors)
     used = threads or hardware.threads or default_threads(n_params)
     curve = read_curve(curve_path(known, used, placement(hardware)), _device())
-    if curve is None or curve.estimated or curve.doubtful:
+    if curve is None or curve.estimated:
         return None
     return curve.seconds[0] + sum(curve.heads[:1])
 
@@ -145,18 +146,29 @@ def write_curve(path: Path, curve: StoredCurve) -> None:
         write_state(path, json.dumps(asdict(curve)))
 
 
+class Waiting(Protocol):
+    """Counts from its creation on how long this process waits for a processor, as `CpuWait` does."""
+
+    def share(self) -> float:
+        """Return the share of the time in which threads wanted to run that they spent waiting."""
+        ...
+
+
 class ModelCurve:
     """The cost curve of one model. It may be used by several threads."""
 
     def __init__(
         self, model: Model, threads: int | None, file_hash: FileHash, idle: IdleWork | None = None, *,
-        history: bool = True,
+        history: bool = True, waiting: Callable[[], Waiting] = CpuWait,
     ) -> None:  # fmt: skip
         """`idle` measures the curve once it was asked for; without it, that is left to the caller. Without `history`,
-        and while the history is off, what replies taught is not saved."""
+        and while the history is off, what replies taught is not saved. `waiting` begins to count how long this process
+        waits for a processor."""
         self._model, self._threads, self._hash, self._idle, self._history = model, threads, file_hash, idle, history
+        self._waiting = waiting
         self._curve: CostCurve | None = None
         self._measured = False
+        self._measure_at = 0.0  # by the monotonic clock, before which it is not measured in the background
         self._measurement = CurveMeasurement()
         self._lock, self._measuring = threading.Lock(), threading.Lock()
 
@@ -168,17 +180,17 @@ class ModelCurve:
     def current(self) -> CostCurve:
         """Return the curve as far as it is known, without waiting."""
         with self._lock:
-            if self._curve is not None:
-                return self._curve
-            path = self._path()
-            if path is None or not self._use_stored(path):
-                self._curve = self._curve or estimated_curve(self._model)
-                if self._idle is not None:
-                    self._idle.add(self.measure)
-            return self._curve or estimated_curve(self._model)
+            if self._curve is None and (path := self._path()) is not None:
+                self._use_stored(path)
+            if not self._measured and self._idle is not None and monotonic() >= self._measure_at:
+                self._measure_at = inf
+                self._idle.add(self.measure)
+            self._curve = self._curve or estimated_curve(self._model)
+            return self._curve
 
     def measure(self, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None) -> CostCurve:
-        """Return the measured curve. It is measured if that was not done before, and kept for later processes.
+        """Return the measured curve. It is measured if that was not done before, and kept, also for later processes,
+        unless other programs took the processor meanwhile: then it is doubtful, and used by the caller at most.
         `progress` is called with shares of the time that this takes at most.
 
         Raises:
@@ -192,23 +204,29 @@ class ModelCurve:
         try:
             with self._lock:
                 path = self._file(self._hash.compute())
-                if self._measured or (self._use_stored(path) and self._measured):
-                    return self._curve or estimated_curve(self._model)
-            curve, wait_share = self._measure(should_stop, progress)
-            write_curve(path, _stored(curve, wait_share))
+                if not self._measured:
+                    self._use_stored(path)
+                if self._measured and self._curve is not None:
+                    return self._curve
+            curve, busy = self._measure(should_stop, progress)
             with self._lock:
-                self._curve, self._measured = replace(curve, doubtful=wait_share > BUSY), True
-                return self._curve
+                if busy:
+                    self._measure_at = monotonic() + AGAIN
+                    return replace(curve, doubtful=True)
+                write_curve(path, _stored(curve))
+                self._curve, self._measured = curve, True
+                return curve
         finally:
             self._measuring.release()
 
     def learn(self, curve: CostCurve, wait_share: float) -> None:
-        """Use a curve that replies have corrected, and keep it for later processes."""
+        """Use a curve that replies have corrected, and keep it for later processes if the process hardly waited for a
+        processor meanwhile."""
         with self._lock:
             self._curve = curve
             known = self._hash.quick()
-            if known is not None and self._history and History().on:
-                write_curve(self._file(known), _stored(curve, wait_share, estimated=not self._measured))
+            if known is not None and wait_share <= BUSY and self._history and History().on:
+                write_curve(self._file(known), _stored(curve, estimated=not self._measured))
 
     @property
     def _n_threads(self) -> int:
@@ -222,33 +240,36 @@ class ModelCurve:
     def _file(self, model_hash: str) -> Path:
         return curve_path(model_hash, self._n_threads, self._model.placement)
 
-    def _use_stored(self, path: Path) -> bool:
-        """Use the stored curve, if there is one and it fits; return whether it was measured."""
+    def _use_stored(self, path: Path) -> None:
+        """Use the stored curve, if there is one and it fits."""
         known = read_curve(path, _device())
         if known is None or bool(known.heads) != head_pays(self._model):
-            return False
+            return
         self._measured = not known.estimated
         self._curve = CostCurve(
-            known.rows, known.seconds, known.change, self._measured, known.heads, known.doubtful or known.estimated,
-            known.attention,
-        )  # fmt: skip
-        return self._measured
+            known.rows, known.seconds, known.change, self._measured, known.heads, known.estimated, known.attention
+        )
 
-    def _measure(self, should_stop: ShouldStop, progress: Callable[[float], None] | None) -> tuple[CostCurve, float]:
+    def _measure(self, should_stop: ShouldStop, progress: Callable[[float], None] | None) -> tuple[CostCurve, bool]:
+        """Return a curve, and whether other programs took the processor while it was measured."""
         depth = deepest(self._model)
         with Context(
             self._model, n_ctx=depth + _PREFIX + KNOTS[-1], threads=self._threads, lazy=head_pays(self._model),
             rolls_back=True,
         ) as context:  # fmt: skip
             context.set_cancel(should_stop)
-            waiting = CpuWait()
-            curve = self._measurement.run(context, should_stop, progress, depth)
-            return curve, max(waiting.share(), SHARED if context.shared else 0.0)
+            waiting = self._waiting()
+            try:
+                curve = self._measurement.run(context, should_stop, progress, depth)
+            finally:
+                if busy := max(waiting.share(), SHARED if context.shared else 0.0) > BUSY:
+                    self._measurement = CurveMeasurement()
+            return curve, busy
 
 
-def _stored(curve: CostCurve, wait_share: float, *, estimated: bool = False) -> StoredCurve:
+def _stored(curve: CostCurve, *, estimated: bool = False) -> StoredCurve:
     return StoredCurve(
-        curve.rows, curve.seconds, curve.change, curve.heads, time(), wait_share, _device(), curve.attention, estimated
+        curve.rows, curve.seconds, curve.change, curve.heads, time(), _device(), curve.attention, estimated
     )
 
 
@@ -299,10 +320,12 @@ class CurveMeasurement:
             context.reread()
             return taken
 
+        limit = min(max(_MIN_SECONDS, _WORTH * min(timed(1), timed(1))), _MAX_SECONDS)
+
         def timed_twice(rows: int) -> float:
             """Return the seconds of a decode; of a quick one, those after another of the same size."""
             if progress is not None:
-                progress(min(1.0, (perf_counter() - start) / _MAX_SECONDS))
+                progress(min(1.0, (perf_counter() - start) / limit))
             fresh = timed(rows)
             if fresh < _QUICK_SECONDS:
                 again = timed(rows)
@@ -315,9 +338,9 @@ class CurveMeasurement:
             return fresh
 
         # a small model is slower after a much larger decode, which has evicted it from the processor's cache
-        order = KNOTS if min(timed(1), timed(1)) < _QUICK_SECONDS else _ORDER
+        order = KNOTS if limit < _WORTH * _QUICK_SECONDS else _ORDER
         found = minimum_times(
-            timed_twice, order, rounds=_ROUNDS, seconds=_MAX_SECONDS, at_least=_MIN_LENGTHS, clock=perf_counter,
+            timed_twice, order, rounds=_ROUNDS, seconds=limit, at_least=_MIN_LENGTHS, clock=perf_counter,
             samples=self._samples,
         )  # fmt: skip
         found[1] = min(found[1], *self._singles) if self._singles else found[1]
@@ -327,14 +350,16 @@ class CurveMeasurement:
         attention = 0.0, 0.0
         if depth and _fill(context, depth + _PREFIX):
             length += depth
-            attention = self._attention(timed, dict(zip(known, seconds, strict=True)), depth)
+            attention = self._attention(timed, dict(zip(known, seconds, strict=True)), depth, limit / 3.0)
         if late is None:
             return CostCurve(tuple(known), seconds, change, filled=True, attention=attention)
-        heads = measure_heads(late.head, should_stop, self._head_samples)
+        heads = measure_heads(late.head, limit / 3.0, should_stop, self._head_samples)
         alone = max(seconds[0] - heads[0], 0.1 * seconds[0])
         return CostCurve(tuple(known), (alone, *seconds[1:]), change, filled=True, heads=heads, attention=attention)
 
-    def _attention(self, timed: Callable[[int], float], found: Mapping[int, float], depth: int) -> tuple[float, float]:
+    def _attention(
+        self, timed: Callable[[int], float], found: Mapping[int, float], depth: int, limit: float
+    ) -> tuple[float, float]:
         """Return `CostCurve.attention`, by how much longer decodes take behind `depth` positions than they were
         `found` to take."""
         many = max(rows for rows in found if rows <= _DEEP_ROWS)
@@ -346,7 +371,7 @@ class CurveMeasurement:
             return timed(rows) if rows == 1 or fresh < _QUICK_SECONDS else fresh  # a single row is slower behind many
 
         deep = minimum_times(
-            settled, (1, many), rounds=_DEEP_ROUNDS, seconds=_MAX_SECONDS / 3.0, at_least=2, clock=perf_counter,
+            settled, (1, many), rounds=_DEEP_ROUNDS, seconds=limit, at_least=2, clock=perf_counter,
             samples=self._deep_samples,
         )  # fmt: skip
         one, all_rows = deep[1] - found[1], deep[many] - found[many]
@@ -376,10 +401,11 @@ def _fill(context: Context, positions: int) -> bool:
 
 
 def measure_heads(
-    head: LMHead, should_stop: ShouldStop = never, samples: dict[int, list[float]] | None = None
-) -> tuple[float, ...]:
-    """Return the minimum time of 1, 2, 3 … 64 head rows; unmeasured ones are extrapolated. `samples` as
-    for `minimum_times`. Raise Stopped."""
+    head: LMHead, seconds: float = _MAX_SECONDS / 3.0, should_stop: ShouldStop = never,
+    samples: dict[int, list[float]] | None = None,
+) -> tuple[float, ...]:  # fmt: skip
+    """Return the minimum time of 1, 2, 3 … 64 head rows, measured for so many `seconds`; the others are extrapolated.
+    `samples` as for `minimum_times`. Raise Stopped."""
 
     def timed(rows: int) -> float:
         if should_stop():
@@ -390,7 +416,7 @@ def measure_heads(
         return perf_counter() - began
 
     timed(HEADS[0])  # builds the graph
-    found = minimum_times(timed, HEADS, rounds=_ROUNDS, seconds=_MAX_SECONDS / 3.0, clock=perf_counter, samples=samples)
+    found = minimum_times(timed, HEADS, rounds=_ROUNDS, seconds=seconds, clock=perf_counter, samples=samples)
     last = max(found)
     taken = [found.get(rows, found[last] * rows / last) for rows in HEADS]
     return tuple(np.minimum.accumulate(taken[::-1])[::-1].tolist())

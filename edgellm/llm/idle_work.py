@@ -19,6 +19,8 @@ Task: TypeAlias = Callable[[Stop], object]
 """Does its work, or raises Stopped soon after its argument is set; called again, it continues."""
 
 PAUSE = 0.5  # seconds after a reply before work goes on: another reply may follow at once
+STOPPING = 0.2
+"""Seconds that a reply waits at most until the work has stopped: both would share the cores, which takes longer."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,6 +35,7 @@ class IdleWork:
         self._resume_at = 0.0
         self._stop = Stop()
         self._thread: threading.Thread | None = None
+        self._working = False
         self._closed = False
 
     def add(self, task: Task) -> None:
@@ -59,10 +62,12 @@ class IdleWork:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Stop the work at once, and go on with it some time after the `with` block."""
+        """Stop the work before the `with` block, and go on with it some time after it."""
         with self._changed:
             self._replies += 1
             self._stop.set()
+            if threading.current_thread() is not self._thread:
+                self._changed.wait_for(lambda: not self._working, STOPPING)
         try:
             yield
         finally:
@@ -98,6 +103,10 @@ class IdleWork:
                         self._tasks.appendleft(task)
             except Exception as error:  # noqa: BLE001  # replies do without it
                 _log.warning("work in the background failed: %s: %s", type(error).__name__, error)
+            finally:
+                with self._changed:
+                    self._working = False
+                    self._changed.notify_all()
 
     def _next(self) -> Task | None:
         """Return the next task as soon as no reply is being written; None if there is none left."""
@@ -105,7 +114,7 @@ class IdleWork:
             while self._tasks and not self._closed:
                 wait = None if self._replies else self._resume_at - monotonic()
                 if wait is not None and wait <= 0.0:
-                    self._stop = Stop()
+                    self._stop, self._working = Stop(), True
                     return self._tasks.popleft()
                 self._changed.wait(wait)
             self._thread = None

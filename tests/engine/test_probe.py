@@ -349,7 +349,7 @@ from edgellm.engine.trial import child
 RAISES = """
 import sys
 from edgellm.engine.trial import child
-def fail(*_):
+def fail(*_, **__):
     raise ModuleNotFoundError("No module named 'numpy'")
 child.Context = fail
 child.main(sys.argv[1:])

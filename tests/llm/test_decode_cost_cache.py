@@ -1,19 +1,23 @@
-"""Cost curves on disk: kept and read; a damaged, impossible or old one is none."""
+"""Cost curves on disk: kept and read; a damaged, impossible or old one is none, one of a busy machine is not kept."""
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgellm.llm.cost_curves import MAX_AGE, StoredCurve, read_curve, write_curve
-from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
+from edgellm.engine import Model
+from edgellm.engine.timing import BUSY
+from edgellm.llm import cost_curves
+from edgellm.llm.cost_curves import MAX_AGE, ModelCurve, StoredCurve, estimated_curve, read_curve, write_curve
+from edgellm.llm.idle_work import IdleWork
+from edgellm.storage.fingerprint import FileHash
 
-KEPT = StoredCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, (0.25, 0.5), time.time(), 0.0, "a chip", (0.0, 1e-6))
+KEPT = StoredCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, (0.25, 0.5), time.time(), "a chip", (0.0, 1e-6))
 
 
 def test_what_was_kept_is_read(tmp_path: Path) -> None:
@@ -35,21 +39,12 @@ def test_what_was_kept_is_read(tmp_path: Path) -> None:
         {"change": 300 * 0.125},
         {"taken": time.time() + 3600.0},
         {"taken": time.time() - MAX_AGE - 1.0},
-        {"taken": time.time() - MAX_DOUBTFUL_AGE - 1.0, "waited": 0.5},
     ],
 )
 def test_a_curve_that_no_device_can_have_or_that_is_too_old_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
     path = tmp_path / "curve.json"
     path.write_text(json.dumps(asdict(KEPT) | change))
     assert read_curve(path, "a chip") is None
-
-
-def test_a_doubtful_curve_is_used_for_a_while(tmp_path: Path) -> None:
-    path = tmp_path / "curve.json"
-    write_curve(path, replace(KEPT, taken=time.time(), waited=0.5))
-    kept = read_curve(path, "a chip")
-    assert kept is not None
-    assert kept.doubtful
 
 
 @pytest.mark.parametrize(
@@ -77,10 +72,62 @@ def test_a_doubtful_curve_is_used_for_a_while(tmp_path: Path) -> None:
 )
 def test_a_damaged_curve_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "curve.json"
-    path.write_text(text.replace("REST", f'"taken": {time.time()}, "waited": 0, "device": "a chip"'))
+    path.write_text(text.replace("REST", f'"taken": {time.time()}, "device": "a chip"'))
     assert read_curve(path, "a chip") is None
 
 
 def test_where_it_cannot_be_kept_nothing_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     write_curve(tmp_path / "file" / "curve.json", KEPT)
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curves of a busy machine are told apart, as outside the tests."""
+    monkeypatch.setattr(cost_curves, "BUSY", BUSY)
+
+
+class Waited:
+    """A process that waited for a processor for this share of its time."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def share(self) -> float:
+        return self._share
+
+
+@pytest.mark.usefixtures("strict")
+def test_what_is_measured_while_others_compute_is_not_kept(draft_path: Path, home: Path) -> None:
+    with Model.load(draft_path, probe=False) as model:
+        shares = [0.5, 0.0]
+        curve = ModelCurve(model, 1, FileHash(draft_path), waiting=lambda: Waited(shares.pop(0)))
+        assert curve.measure().doubtful
+        assert not curve.measured
+        assert not list((home / "cache" / "curves").glob("*"))
+        assert curve.current() == estimated_curve(model), "nor used by replies"
+        found = curve.measure()
+        assert curve.measured
+        assert curve.current() == found
+        assert not found.doubtful
+        assert ModelCurve(model, 1, FileHash(draft_path)).measure() == found, "but read from the disk"
+
+
+@pytest.mark.usefixtures("strict")
+def test_what_is_not_kept_is_measured_again_later(
+    draft_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares, idle = [0.5, 0.0], IdleWork()
+    with Model.load(draft_path, probe=False) as model:
+        curve = ModelCurve(model, 1, FileHash(draft_path), idle, waiting=lambda: Waited(shares.pop(0)))
+        for _ in range(2):  # the second time at once
+            curve.current()
+            idle.wait()
+        assert not curve.measured
+        monkeypatch.setattr(cost_curves, "AGAIN", 0.0)
+        shares.insert(0, 0.5)
+        curve.measure()
+        curve.current()
+        idle.wait()
+        assert curve.measured
+    assert shares == []

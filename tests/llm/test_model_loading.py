@@ -41,7 +41,7 @@ def cards(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(path: Path, hardware: Hardware, seconds: float) -> None:
-    curve = StoredCurve((1, 2), (seconds, 1.5 * seconds), 0.0, (), time(), 0.0, _device(), (0.0, 0.0))
+    curve = StoredCurve((1, 2), (seconds, 1.5 * seconds), 0.0, (), time(), _device(), (0.0, 0.0))
     write_curve(curve_path(fingerprint(path), 1, placement(hardware)), curve)
 
 
