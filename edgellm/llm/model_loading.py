@@ -426,9 +426,13 @@ def _connected(
     from edgellm.services.client.verifier_client import RemoteVerifier
     from edgellm.services.client.verifier_tokenizer import forget_tokenizer, open_tokenizer, unusable
 
+    def on_wait(doing: str) -> None:
+        if progress is not None:
+            progress(f"the verifier at {address}, which is {doing}", 0.0)
+
     its_own: Model | None = None
     try:
-        verifier = RemoteVerifier(address, text.vocabulary, trust=trust, device=device)
+        verifier = RemoteVerifier(address, text.vocabulary, trust=trust, device=device, on_wait=on_wait)
     except VocabularyMismatch as mismatch:
         if not (sha256 := mismatch.tokenizer):
             raise

@@ -19,6 +19,8 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
 from edgellm.spec.sampling import WHOLE_ROWS, Choice
 
+PREPARING = grpc.StatusCode.ABORTED
+"""The status with which a verifier says what it does before it can verify, such as "measuring a.gguf"."""
 _BLOCK = 256  # tokens behind one hash
 _ROUNDS = 100  # blocks that are asked for: Gemma's 6,242 unused tokens are in 25
 _SHOWN = 40  # bytes of a token that a message shows
@@ -117,10 +119,16 @@ def hello(vocabulary: Vocabulary, model: str = "") -> pb.HelloRequest:
     )  # fmt: skip
 
 
+def printable(said: str) -> str:
+    """Return a verifier's own words, as much of them as can be shown in a line."""
+    return "".join(filter(str.isprintable, said))[:_SAID]
+
+
 def model_missing(where: str, said: str) -> ModelNotFound:
     """Return the error for a verifier that has no such model, as it has `said` itself."""
-    words = "".join(filter(str.isprintable, said))[:_SAID]
-    return ModelNotFound(f"The verifier at {where}: {words}", f"Name a model behind the address: {where}#MODEL")
+    return ModelNotFound(
+        f"The verifier at {where}: {printable(said)}", f"Name a model behind the address: {where}#MODEL"
+    )
 
 
 def first_different_block(ours: Vocabulary, theirs: pb.VocabularyHashes) -> pb.VocabularyBlock:

@@ -28,8 +28,10 @@ from edgellm.errors import (
     ModelUnsupported,
     PairingRequired,
     PortTaken,
+    Stopped,
     VerifierBusy,
     VerifierLost,
+    VerifierUnreachable,
 )
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
@@ -62,6 +64,62 @@ def wait_for(what: EventKind, events: list[ServerEvent]) -> None:
     while what not in [event.what for event in events]:
         assert time.monotonic() < end, events
         time.sleep(0.005)
+
+
+SERVES = """
+import sys
+from pathlib import Path
+from edgellm.llm.cost_curves import estimated_curve
+from edgellm.services.server.servers import serve_verifier
+
+def measure(model):
+    sys.stdin.readline()
+    return estimated_curve(model)
+
+options = {"sessions": 1, "context": 64, "threads": 1}
+server = serve_verifier(Path(sys.argv[1]), port=int(sys.argv[2]), measure=measure, **options)
+sys.stdin.read()
+server.stop(0.0)
+"""
+
+
+def test_a_device_waits_for_a_verifier_that_is_measured_yet(exact: Model) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = Address(*free.getsockname())
+    command = [sys.executable, "-c", SERVES, str(exact.path), str(address.port)]
+    said: list[str] = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+
+        def on_wait(doing: str) -> None:
+            said.append(doing)
+            if doing.startswith("measuring") and process.stdin is not None:
+                process.stdin.write("\n")
+                process.stdin.flush()
+
+        end = time.monotonic() + 120
+        while True:
+            try:
+                remote = RemoteVerifier(address, exact.vocabulary, timing=NEVER, on_wait=on_wait)
+                break
+            except VerifierUnreachable:  # it does not listen yet
+                assert time.monotonic() < end
+                assert process.poll() is None
+        assert said[-1] == f"measuring {remote.name}"
+        remote.close()
+        process.stdin.close()
+        assert process.wait(120) == 0
+
+
+def test_who_waits_for_a_verifier_may_leave(exact: Model) -> None:
+    def leave(doing: str) -> None:
+        assert doing == "loading a model"
+        raise Stopped
+
+    server = VerifierServer(None, ANYWHERE)
+    server.preparing = "loading a model"
+    with server, pytest.raises(Stopped):
+        RemoteVerifier(server.address, exact.vocabulary, timing=NEVER, on_wait=leave)
 
 
 def test_stopping_finishes_what_is_in_flight(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -22,7 +23,7 @@ from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.handshake import VerifierInfo, greet, model_missing
+from edgellm.services.handshake import PREPARING, VerifierInfo, greet, model_missing, printable
 from edgellm.spec.patience import RetryDelay, VerdictDeadline
 
 
@@ -57,9 +58,11 @@ class Connection:
         trust: Trust | None = None,
         device: DeviceID | None = None,
         model: str = "",
+        on_wait: Callable[[str], None] | None = None,
     ) -> None:
         """Connect; with `trust`, by mutual TLS to a paired device, or to the given `device` only. `model` is the one
-        that is wanted there; "" is its only one.
+        that is wanted there; "" is its only one. A verifier that is not ready yet is waited for: `on_wait` is called,
+        from another thread, with what it does, such as "loading a.gguf".
 
         Raises:
             PairingRequired: the address leaves this machine, and there is no `trust`, or no device is paired.
@@ -72,6 +75,7 @@ class Connection:
         self._trust = trust
         self._device = device
         self.model = model
+        self._on_wait = on_wait
         self.timing = timing
         self.patience = VerdictDeadline(timing.least)
         self._vocabulary = vocabulary
@@ -88,6 +92,7 @@ class Connection:
         except BaseException:
             self.close()
             raise
+        self._on_wait = None
         if self.peer.behind:  # a gateway, which may get further models: this one is meant from now on
             self.model = self.peer.model
 
@@ -161,8 +166,21 @@ class Connection:
         def greeted(deadline: float) -> Coroutine[Any, Any, VerifierInfo]:
             return greet(channel, self._vocabulary, deadline, str(self.address), self.model)
 
+        async def prepared() -> VerifierInfo:
+            while not self._closing.is_set():
+                try:
+                    return await call_with_retry(greeted, self.address, self.timing.hello)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not PREPARING:
+                        raise
+                    if self._on_wait is not None:
+                        self._on_wait(printable(error.details() or ""))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), _PREPARING_SECONDS)
+            raise VerifierUnreachable(f"The verifier at {self.address} was not waited for.", "Connect again.")
+
         try:
-            peer = await call_with_retry(greeted, self.address, self.timing.hello)
+            peer = await prepared()
         except BaseException as error:
             await channel.close(None)
             if isinstance(error, grpc.aio.AioRpcError):
@@ -220,3 +238,4 @@ class Connection:
 
 _log = logging.getLogger(__name__)
 _CLOSE_GRACE_SECONDS = 10.0  # seconds
+_PREPARING_SECONDS = 0.2  # between two questions whether a verifier is ready

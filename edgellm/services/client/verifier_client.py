@@ -311,9 +311,11 @@ class RemoteVerifier(Verifier):
         timing: Timing | None = None,
         trust: Trust | None = None,
         device: DeviceID | None = None,
+        on_wait: Callable[[str], None] | None = None,
     ) -> None:
         """Connect to `HOST:PORT[#MODEL]`, for a draft model with this `vocabulary`; with `trust` by mutual TLS to a
-        paired device, or to the given `device` only. Without a model, the verifier must have a single one.
+        paired device, or to the given `device` only. Without a model, the verifier must have a single one. `on_wait` as
+        for `Connection`.
 
         Raises:
             InvalidOption: not an address.
@@ -325,7 +327,9 @@ class RemoteVerifier(Verifier):
             ModelNotFound: it has no such model, or several and none is named; names those that it has.
         """
         where = address if isinstance(address, ModelAddress) else ModelAddress.parse(str(address))
-        self._connection = Connection(where.address, vocabulary, timing or Timing(), trust, device, where.model)
+        self._connection = Connection(
+            where.address, vocabulary, timing or Timing(), trust, device, where.model, on_wait
+        )  # fmt: skip
         self._vocabulary = vocabulary
 
     @property

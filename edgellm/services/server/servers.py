@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import grpc.aio
 
@@ -149,6 +149,8 @@ class SessionServer(Listener):
         """
         super().__init__(address, trust)
         self._notify = on_event or (lambda _event: None)
+        self.preparing = ""
+        """What is done before the first model is served, such as "loading a.gguf", for devices that ask meanwhile."""
         self._serving: list[VerifyingModel] = []
         self._offers: list[OfferedModel] = []
         self._service: VerificationService | None = None
@@ -167,7 +169,9 @@ class SessionServer(Listener):
         watch = None if guard is None else asyncio.create_task(guard.watch())
         self._serving = list(self.verifying())
         self._offers = [*map(self._offer, self._serving)]
-        service = self._service = VerificationService(self._serving, notify=self._notify, guard=guard)
+        service = self._service = VerificationService(
+            self._serving, notify=self._notify, guard=guard, preparing=lambda: self.preparing
+        )
         server.add_generic_rpc_handlers((service.handlers(),))
         if self.trust is not None and guard is not None:
             server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, self._offers),))
@@ -214,66 +218,92 @@ class SessionServer(Listener):
 class VerifierServer(SessionServer):
     """Verifies for several devices at once. `start`, then `stop`; both may come from any thread."""
 
+    model: Model
+    placement = ""
+    """Where the model is, and why."""
+    pieces = ""
+    """By how many tokens prefills advance, and why; "" while nothing is measured."""
+
     def __init__(
         self,
-        model: Model,
+        model: Model | None,
         address: Address,
+        *,
+        on_event: Callable[[ServerEvent], None] | None = None,
+        trust: Trust | None = None,
+        **options: Any,
+    ) -> None:
+        """Serve `model` with these options of `use`; without it, listen, and have devices wait for `use`.
+
+        With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine.
+        `on_event` is called from the loop's thread, and must not block.
+
+        Raises:
+            PairingRequired: the address is not loopback, and there is no `trust`.
+            Also what `use` raises.
+        """
+        super().__init__(address, on_event, trust)
+        self._verifying: tuple[VerifyingModel, ...] = ()
+        if model is not None:
+            self.use(model, **options)
+
+    def use(
+        self,
+        model: Model,
         *,
         sessions: int = SESSIONS,
         context: int | None = None,
         threads: int | None = None,
         max_waiting: int = 128,
         limits: SchedulerLimits | None = None,
-        on_event: Callable[[ServerEvent], None] | None = None,
-        trust: Trust | None = None,
-        placement: str = "",
+        curve: CostCurve | None = None,
     ) -> None:
-        """Reserve memory for `sessions` replies of `context` tokens each. More replies may be open than that.
-
-        With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine.
-        `on_event` is called from the loop's thread, and must not block. `model` stays the caller's to close; the rows
-        of a batch are those of its hardware, unless there are `limits`. `placement` says where it is, and why.
+        """Serve `model` from now on. Memory is reserved for `sessions` replies of `context` tokens each; more may be
+        open than that. It stays the caller's to close; the rows of a batch are those of its hardware, unless there are
+        `limits`. By its cost `curve` it is chosen to how many rows the decodes of a device that is alone are filled up
+        (see `Context.fill`), and by how many tokens prefills advance.
 
         Raises:
-            PairingRequired: the address is not loopback, and there is no `trust`.
             InvalidOption: a size that cannot be meant.
             EngineFailed: no memory for that many sessions.
         """
-        if trust is None:
-            address.require_loopback()
-        self.model, self.placement = model, placement
+        self.model = model
         self.sessions = positive("sessions", sessions)
         self.context_length = _positions(model, context)
         positive("max_waiting", max_waiting)
         limits = limits or _limits(model.hardware.n_batch)
-        self._model_hash = ""
+        model_hash = ""
         with suppress(OSError):  # the file has been removed: it is not offered
-            self._model_hash = fingerprint(model.path)
+            model_hash = fingerprint(model.path)
         # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         engine = Context(
             model, n_ctx=self.context_length, n_seq=sessions, n_batch=rows, threads=threads, unified=False,
             lazy=head_pays(model), rolls_back=True, speculates=True,
         )  # fmt: skip
-        self._drafts_extra = engine.speculator is not None
         drafts = None if engine.speculator is None else ExtraDrafts(engine.speculator, model.is_eog)
         self._worker = VerifierWorker(engine, sessions, model.is_eog, limits, drafts)
-        super().__init__(address, on_event, trust)
-        self._name, self._max_waiting = name_of(model.path), max_waiting
-        self._tokenizer = tokenizer_to_send(model.file, self._name)
-        self.pieces = ""
-        """By how many tokens prefills advance, and why; "" while nothing is measured."""
+        if curve is not None:
+            self._worker.fill(*curve.filling())
+            self.pieces = self._worker.use_curve(curve.rows, curve.seconds)
+        name, vocabulary = name_of(model.path), model.vocabulary
+        info = VerifierInfo(
+            name, self.context_length, vocabulary.fingerprint, vocabulary.size, model_hash,
+            reports_logprobs=True, chat_template=model.chat_template_source, applies_penalties=True,
+            drafts_extra=engine.speculator is not None, applies_grammars=True,
+        )  # fmt: skip
+        verifying = VerifyingModel(
+            info, vocabulary, self._worker, max_waiting, model.grammar, model.size_bytes,
+            tokenizer_to_send(model.file, name),
+        )  # fmt: skip
+        self._verifying = (verifying,)
+        if self._task is not None:
+            run_in_network_loop(self._serve_another(verifying)).result()
 
     @property
     def counters(self) -> Counters:
         """Counters of the work done so far."""
         return self._worker.counters
-
-    def use_curve(self, curve: CostCurve) -> None:
-        """Choose by the model's cost curve to how many rows the decodes of a device that is alone are filled up (see
-        `Context.fill`), and by how many tokens prefills advance. To be called before `start`."""
-        self._worker.fill(*curve.filling())
-        self.pieces = self._worker.use_curve(curve.rows, curve.seconds)
 
     def close(self) -> None:
         """Close the model, after the server has ended."""
@@ -281,22 +311,11 @@ class VerifierServer(SessionServer):
 
     def inside(self) -> ColocatedVerifier:
         """See `VerifyingModel.inside`."""
-        return self.verifying()[0].inside()
+        return self._verifying[0].inside()
 
     def verifying(self) -> Sequence[VerifyingModel]:
-        """See `SessionServer.verifying`: it is one."""
-        vocabulary = self.model.vocabulary
-        info = VerifierInfo(
-            self._name, self.context_length, vocabulary.fingerprint, vocabulary.size, self._model_hash,
-            reports_logprobs=True, chat_template=self.model.chat_template_source, applies_penalties=True,
-            drafts_extra=self._drafts_extra, applies_grammars=True,
-        )  # fmt: skip
-        return (
-            VerifyingModel(
-                info, vocabulary, self._worker, self._max_waiting, self.model.grammar, self.model.size_bytes,
-                self._tokenizer,
-            ),
-        )  # fmt: skip
+        """See `SessionServer.verifying`: it is one, or none before `use`."""
+        return self._verifying
 
 
 def serve_verifier(
@@ -314,9 +333,10 @@ def serve_verifier(
     progress: Callable[[float], None] | None = None,
     measure: Callable[[Model], CostCurve] | None = None,
 ) -> VerifierServer:
-    """Load the model file and serve it; return the running server, which the caller stops. It reserves memory for that
+    """Listen, load the model file and serve it; return the running server, which the caller stops. Devices that connect
+    meanwhile wait, and are told what is done. It reserves memory for that
     many `sessions`, by default for `SESSIONS`, or as many as fit: `VerifierServer.placement` says why. `measure`
-    returns the cost curve of the loaded model, before any request; see `VerifierServer.use_curve`. `eagle3` is an
+    returns the cost curve of the loaded model, before any request; see `VerifierServer.use`. `eagle3` is an
     EAGLE-3 head that drafts the extra tokens of verdicts.
 
     Off loopback, and with `paired_only` everywhere, paired devices alone are answered, by mutual TLS.
@@ -340,21 +360,21 @@ def serve_verifier(
     placed = place_sessions(
         file, hardware, Counter(), sessions=wanted, fewer=sessions is None, eagle3=eagle3
     )  # fmt: skip
-    loaded = Model.load(placed.file, hardware=placed.hardware, progress=progress, speculates=True, eagle3=placed.eagle3)
-    curve = None if measure is None else measure(loaded)
-    server = VerifierServer(
-        loaded,
-        address,
-        sessions=placed.sessions,
-        context=context,
-        threads=threads,
-        on_event=on_event,
-        trust=trust,
-        placement=placed.reason,
-    )
-    if curve is not None:
-        server.use_curve(curve)
+    server = VerifierServer(None, address, on_event=on_event, trust=trust)
+    server.placement = placed.reason
+    name = name_of(model)
+    server.preparing = f"loading {name}"
     server.start()
+    try:
+        loaded = Model.load(
+            placed.file, hardware=placed.hardware, progress=progress, speculates=True, eagle3=placed.eagle3
+        )
+        server.preparing = f"measuring {name}"
+        curve = None if measure is None else measure(loaded)
+        server.use(loaded, sessions=placed.sessions, context=context, threads=threads, curve=curve)
+    except BaseException:
+        server.stop(0.0)
+        raise
     return server
 
 

@@ -33,7 +33,7 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method, caller_id
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, parse_message
-from edgellm.services.handshake import check_protocol, first_different_block
+from edgellm.services.handshake import PREPARING, check_protocol, first_different_block
 from edgellm.services.server.verifying_model import VerifyingModel, find_model
 from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, shortened, write_verdict
 from edgellm.spec.constraint import ReplyGrammar
@@ -131,13 +131,15 @@ class VerificationService:
         *,
         notify: Callable[[ServerEvent], None],
         guard: AuthInterceptor | None = None,
+        preparing: Callable[[], str] = lambda: "",
     ) -> None:
-        """Serve `models`. With a `guard`, only paired devices with the right to have drafts verified are answered."""
+        """Serve `models`. With a `guard`, only paired devices with the right to have drafts verified are answered.
+        `preparing` returns what is done before there is a model, of which devices are told; "" if nothing is."""
         self._models = tuple(models)
         self._by_name = {model.name: _Model(model) for model in models}
         self._pacing = Pacing()
         self._notify = notify
-        self._guard = guard
+        self._guard, self._preparing = guard, preparing
         self._numbers = count(1)
         self._draining = asyncio.get_running_loop().create_future()
 
@@ -176,6 +178,8 @@ class VerificationService:
             wanted = parse_message(pb.HelloRequest, request, MAX_GREETING).model
         except ProtocolError:
             wanted = ""  # of another version, which the reply tells it
+        if not self._models and (preparing := self._preparing()):
+            await context.abort(PREPARING, preparing)
         try:
             return self._find(wanted).described()
         except ModelNotFound as error:
