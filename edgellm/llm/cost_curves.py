@@ -48,7 +48,7 @@ _ROUNDS = 12  # fewer if all lengths took the same time twice
 _MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device is
 _MIN_SECONDS, _MAX_SECONDS = 0.2, 3.0  # limits of the time, after which longer decodes are extrapolated
 _WORTH = 40  # decodes of one row: the time that a measurement may take, within these limits
-_ORDER = (1, 4, 2, 8, 16, 3, 6, 12, 32, 5, 10, 24, 64, 48)
+_ORDER = (1, 4, 2, 8, 16, 32, 3, 6, 12, 5, 10, 24, 64, 48)  # of lengths: what they tell comes first
 _QUICK_SECONDS = 0.01  # seconds
 _DEPTH = 1024  # positions behind which decodes are measured once more
 _DEEP_ROWS, _DEEP_ROUNDS = 16, 4  # of these decodes
@@ -337,10 +337,8 @@ class CurveMeasurement:
                 self._singles.append(single)
             return fresh
 
-        # a small model is slower after a much larger decode, which has evicted it from the processor's cache
-        order = KNOTS if limit < _WORTH * _QUICK_SECONDS else _ORDER
         found = minimum_times(
-            timed_twice, order, rounds=_ROUNDS, seconds=limit, at_least=_MIN_LENGTHS, clock=perf_counter,
+            timed_twice, _ORDER, rounds=_ROUNDS, seconds=limit, at_least=_MIN_LENGTHS, clock=perf_counter,
             samples=self._samples,
         )  # fmt: skip
         found[1] = min(found[1], *self._singles) if self._singles else found[1]

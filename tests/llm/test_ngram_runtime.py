@@ -258,7 +258,7 @@ class Slow:
 
 @pytest.mark.parametrize(
     ("row", "rows", "longest"),
-    [(1e-6, KNOTS, 0.003), (1e-3, KNOTS, 2.3), (0.05, (1, 2, 3, 4, 6, 8, 12, 16), 4.3), (9.0, (1, 2, 4), 262)],
+    [(1e-6, KNOTS, 0.003), (1e-3, KNOTS, 2.3), (0.05, (1, 2, 4, 8, 16, 32), 5.0), (9.0, (1, 2, 4), 262)],
 )
 def test_measuring_a_slow_device_takes_little_time(
     row: float, rows: tuple[int, ...], longest: float, monkeypatch: pytest.MonkeyPatch
@@ -271,14 +271,14 @@ def test_measuring_a_slow_device_takes_little_time(
     assert slow.now <= longest
 
 
-@pytest.mark.parametrize(("row", "seconds"), [(1e-3, 0.25), (0.01, 0.65)])
+@pytest.mark.parametrize(("row", "seconds"), [(1e-3, 0.25), (0.01, 0.95)])
 def test_a_measurement_takes_no_longer_than_forty_tokens(
     row: float, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost_curves, "_MIN_SECONDS", 0.2)
     slow = Slow(row)
     monkeypatch.setattr(cost_curves, "perf_counter", lambda: slow.now)
-    assert CurveMeasurement().run(cast(Context, slow)).rows[-1] >= 8
+    assert CurveMeasurement().run(cast(Context, slow)).rows[-1] >= 8  # and more where a row costs less
     assert slow.now <= seconds
 
 
