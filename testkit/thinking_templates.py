@@ -5,11 +5,10 @@ The bundled pair's control tokens are used, so its models can write with all of 
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
-from edgellm.engine import check_gguf
 from edgellm.engine.gguf import writer
+from testkit.gguf.changed import with_entries
 
 _TEMPLATE = "tokenizer.chat_template"
 _BEGIN = "{{ '<|begin|>' }}"
@@ -70,12 +69,4 @@ FAMILIES = {"literal": LITERAL, "opened": OPENED, "always": ALWAYS, "channels": 
 
 def with_template(source: Path, target: Path, template: str) -> Path:
     """Write a copy of a model with another chat template, and return `target`."""
-    header = check_gguf(source)
-    with source.open("rb") as opened:
-        entries = writer.raw_entries(opened, header) | {_TEMPLATE: writer.text(_TEMPLATE, template)}
-        tensors = [
-            writer.NewTensor(t.name, t.shape, t.kind, t.nbytes, partial(writer.copied, opened, t))
-            for t in header.tensors
-        ]
-        writer.write(target, writer.portions(header, entries.values(), tensors))
-    return target
+    return with_entries(source, target, {_TEMPLATE: writer.text(_TEMPLATE, template)})

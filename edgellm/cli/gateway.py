@@ -48,12 +48,15 @@ def _pair_over(model: GatewayModel, verifier: ColocatedVerifier) -> LLM:
     devices, as `verifier`."""
     from edgellm.llm import LLM
     from edgellm.llm.llm import EXTRA_TOKENS
-    from edgellm.llm.model_loading import OpenedVerifier
+    from edgellm.llm.model_loading import OpenedVerifier, sampling_behind
 
     pool = model.pool
     where = ", ".join(str(one.url) for one in pool.servers)
     finding = "; ".join(one.opened.finding for one in pool.servers)
-    remote = OpenedVerifier(verifier, lambda: pool.identity, pool.ready, "", where, model.text.n_vocab, finding)
+    remote = OpenedVerifier(
+        verifier, lambda: pool.identity, pool.ready, "", where, model.text.n_vocab,
+        sampling_behind(verifier, model.text), finding,
+    )  # fmt: skip
     return LLM(
         model.text, draft=None, verifier=verifier, model_hash=remote.model_hash, remote=remote, extra=EXTRA_TOKENS
     )

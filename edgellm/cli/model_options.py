@@ -27,7 +27,15 @@ _AUTO = "auto"
 T = TypeVar("T")
 _MOST_DIGITS = 9
 _THINK = {"auto": None, "on": True, "off": False}
+AS_MODEL = "the model's"
+"""What is shown as the default of an option that the model decides."""
 
+Temperature = Annotated[
+    float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy.", show_default=AS_MODEL)
+]
+Seed = Annotated[
+    int | None, typer.Option(metavar="N", help="Seed; the same one repeats a sampled reply.", show_default="random")
+]
 Think = Annotated[
     str,
     typer.Option(
@@ -38,7 +46,7 @@ Think = Annotated[
 ReasoningEffort = Annotated[
     str | None,
     typer.Option(metavar="LEVEL", help="Level of thinking, for models that know levels: low, medium, high.",
-                 show_default="the model's"),
+                 show_default=AS_MODEL),
 ]  # fmt: skip
 TemplateArgs = Annotated[
     list[str] | None,

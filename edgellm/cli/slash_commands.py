@@ -356,7 +356,7 @@ COMMANDS = (
     SlashCommand("/model", "[NAME [DRAFT]]", "have another model answer, or list them", _model, _model_names),
     SlashCommand("/context", "[FILE | drop FILE]", "answer from a file, or list the files", _context, _context_names),
     SlashCommand("/system", "[TEXT | off]", "set or print the system prompt", _system),
-    SlashCommand("/retry", "[TEMPERATURE]", "ask the last question again", _retry),
+    SlashCommand("/retry", "[TEMPERATURE]", "ask the last question again, with another seed", _retry),
     SlashCommand("/undo", "", "take back the last question and its reply", _undo),
     SlashCommand("/clear", "", "start a new conversation; context files stay", _clear),
     SlashCommand("/save", "[FILE]", "write the conversation to a Markdown file", _save, _files),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from edgellm.errors import TrustUnusable
 from edgellm.http.handlers import RequestHandler
@@ -23,6 +23,19 @@ class LinkStatus(BaseModel):
     up: bool
     reason: str
     rtt_ms: float | None
+
+
+class SamplingStatus(BaseModel):
+    """The sampling of requests that ask for none, and who wants it so."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    origin: str
 
 
 class RequestCounts(BaseModel):
@@ -47,6 +60,7 @@ class ModelInMemory(BaseModel):
     draft: str | None
     verifier: str | None
     context_length: int
+    sampling: SamplingStatus
     link: LinkStatus | None
     memory: dict[str, int]
     users: int
@@ -61,6 +75,7 @@ class ServerStatus(BaseModel):
     draft: str | None = None
     verifier: str | None = None
     context_length: int | None = None
+    sampling: SamplingStatus | None = None
     link: LinkStatus | None = None
     requests: RequestCounts
     devices: list[PairedDevice]
@@ -111,7 +126,8 @@ def _pair_status(handler: RequestHandler, served: ServedModel) -> dict[str, Any]
     pair = served.pair
     return {
         "model": served.name, "draft": pair.draft_name, "verifier": pair.verifier_name, "link": _link(handler, pair),
-        "context_length": pair.context_length, "mesh": served.recorder and served.recorder.status(),
+        "context_length": pair.context_length, "sampling": _sampling(pair),
+        "mesh": served.recorder and served.recorder.status(),
     }  # fmt: skip
 
 
@@ -119,9 +135,13 @@ def _in_memory(handler: RequestHandler, model: LoadedModel) -> ModelInMemory:
     pair = model.served.pair
     return ModelInMemory(
         name=model.name, draft=model.draft, verifier=pair.verifier_name, context_length=model.context_length,
-        link=_link(handler, pair), memory=model.memory, users=model.users, idle_s=model.idle_s,
-        expires_s=model.expires_s,
+        sampling=_sampling(pair), link=_link(handler, pair), memory=model.memory, users=model.users,
+        idle_s=model.idle_s, expires_s=model.expires_s,
     )  # fmt: skip
+
+
+def _sampling(pair: LLM) -> SamplingStatus:
+    return SamplingStatus.model_validate(pair.sampling)
 
 
 def _link(handler: RequestHandler, pair: LLM) -> LinkStatus | None:

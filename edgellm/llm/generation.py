@@ -118,7 +118,7 @@ def _write(
     parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, channels: ChannelSplitter, stats: Stats,
     explain: bool, should_stop: ShouldStop, on_progress: OnProgress, *, draft_prompt: Ids | None,
 ) -> Generator[Event, None, None]:  # fmt: skip
-    plan = plan_reply(parts, options, sampling.seed)
+    plan = plan_reply(parts, options, sampling)
     yield from plan.notices
     speculates, speculator_why = _choose_speculator(parts, options, plan)
     ngram, why = _open_retrieval(parts, options, plan, len(prompt), speculates)
@@ -348,8 +348,8 @@ def check_sampling(parts: Components, sampling: Sampling) -> None:
         )
 
 
-def plan_reply(parts: Components, options: ReplyOptions, seed: int) -> GenerationPlan:
-    """Return how this pair writes a reply with `options`, and the reasons."""
+def plan_reply(parts: Components, options: ReplyOptions, sampling: Sampling) -> GenerationPlan:
+    """Return how this pair writes a reply with `options` by the rule `sampling`, and the reasons."""
     knowledge, draft = parts.knowledge, parts.draft
     if knowledge is None or draft is None:
         alone = AlwaysGate() if draft is None else NeverGate()
@@ -371,7 +371,7 @@ def plan_reply(parts: Components, options: ReplyOptions, seed: int) -> Generatio
         )
     wants_profile = needs_profile(options)
     profile = knowledge.profile(wants_profile)
-    learns = options.learn_profile and _verifies_all(options) and knowledge.learns()
+    learns = options.learn_profile and sampling.greedy and _verifies_all(options) and knowledge.learns()
     first: FirstReply | None = None
     notices: list[Notice] = []
     controller = knowledge.controller(options)
@@ -381,7 +381,7 @@ def plan_reply(parts: Components, options: ReplyOptions, seed: int) -> Generatio
         reason = "the reply improves the pair's profile" if learns else "the pair has no profile yet"
         choice = GateChoice(first, reason, options.gamma or BUDGET_CHUNK, layers)
     else:
-        choice = choose(options, seed, profile=profile, controller=controller, linked=parts.linked)
+        choice = choose(options, sampling.seed, profile=profile, controller=controller, linked=parts.linked)
     kind, early = _early_exit(parts, options, profile, DrafterKind(choice.layers))
     n_branches, parallel = _branches(parts, options, profile, kind, choice)
     if first is not None:  # importance is not measured for tokens drafted ahead
@@ -418,9 +418,9 @@ def _translated(
 
 
 def _verifies_all(options: ReplyOptions) -> bool:
-    """Return whether every chunk is verified, and drafted greedily by the draft model."""
+    """Return whether every chunk is verified, and drafted by the draft model."""
     checked = options.budget in (None, 1.0) and options.gate in ("auto", "always")
-    return checked and options.temperature == 0.0 and options.drafter is None and options.logprobs is None
+    return checked and options.drafter is None and options.logprobs is None
 
 
 def _draft_limit(parts: Components, options: ReplyOptions, choice: GateChoice) -> int:

@@ -61,6 +61,7 @@ from edgellm.llm.tools import Toolbox, split_calls
 from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.gates.profile import Profile
+from edgellm.spec.model_sampling import sampling_of
 from edgellm.spec.params import BUDGET_CHUNK, RENAMED, ReplyOptions
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
@@ -86,7 +87,7 @@ class LLM:
     """A draft model and a verifier: opened once, good for many replies, also for several at a time.
 
     `context_length` is the number of tokens that prompt and reply can have together, `replies` how many there is surely
-    memory for at once.
+    memory for at once. `sampling` is what the model that decides the text wants where a reply's options say nothing.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class LLM:
             ProfileUnusable: the profile is not of this pair.
         """
         self._remote, self._fit = remote, fit or PairFit()
+        self.sampling = sampling_of(text.file) if remote is None else remote.sampling
         self._text = text
         self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()
         self._closing = closing or ExitStack()
@@ -407,7 +409,7 @@ class LLM:
         self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, began: float, draft_prompt: Ids | None,
         notices: Sequence[Notice] = (),
     ) -> Reply:  # fmt: skip
-        sampling = options.sampling(len(ids))
+        sampling = options.sampling(self.sampling, len(ids))
         sampling = replace(sampling, constraint=self._constraint(ids, options, channels))
         check_sampling(self._parts, sampling)
         check_grammar(self._parts, sampling)

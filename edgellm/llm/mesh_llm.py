@@ -25,7 +25,7 @@ from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
 from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.llm import LLM
-from edgellm.llm.model_loading import Named, PairFit, fit, load, named, place_named
+from edgellm.llm.model_loading import PairFit, fit, load, named, place_named
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.fleet_file import Fleet
@@ -37,6 +37,7 @@ from edgellm.mesh.pipeline import LocalStageHost, StageHost
 from edgellm.mesh.placement import Placement, plan_shares
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
+from edgellm.storage.default_pair import Named
 from edgellm.storage.layers.manifest import check_stages, layers_per_piece
 
 if TYPE_CHECKING:

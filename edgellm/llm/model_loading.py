@@ -24,6 +24,7 @@ from edgellm.errors import EdgeError, MemoryShort, ModelUnsupported, VocabularyM
 from edgellm.llm.cost_curves import ModelCurve, token_seconds
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafters.translation import TokenTranslation
+from edgellm.spec.model_sampling import ModelSampling, sampling_elsewhere
 from edgellm.spec.protocols import Verifier
 from edgellm.storage.default_pair import DEFAULT, Named
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
@@ -354,9 +355,10 @@ def verifier_of(
 
 @dataclass(frozen=True, slots=True)
 class OpenedVerifier:
-    """A verifier across a link, functions that return its model's hash and whether it is reachable, and the reason why
-    "auto" chose it; "" if it was named. Of a stock server, or a gateway to one, also the `finding` how it verifies, and
-    `notices` for its user. `text` is its tokenizer where the draft model has another one, else None."""
+    """A verifier across a link, functions that return its model's hash and whether it is reachable, the reason why
+    "auto" chose it ("" if it was named), and the `sampling` that its model wants. Of a stock server, or a gateway to
+    one, also the `finding` how it verifies, and `notices` for its user. `text` is its tokenizer where the draft model
+    has another one, else None."""
 
     verifier: Verifier
     model_hash: Callable[[], str]
@@ -364,6 +366,7 @@ class OpenedVerifier:
     reason: str
     address: str
     shared_tokens: int
+    sampling: ModelSampling
     finding: str = ""
     notices: tuple[str, ...] = ()
     text: Model | None = None
@@ -412,8 +415,8 @@ def remote_verifier(
         (its_own or text).use_chat_template(verifier.chat_template, verifier.name)
     finding = f"{address} is a gateway to {verifier.name}, by {verifier.behind}" if verifier.behind else ""
     return OpenedVerifier(
-        verifier, lambda: verifier.model_hash, verifier.up, reason, str(address), verifier.shared_tokens, finding,
-        text=its_own,
+        verifier, lambda: verifier.model_hash, verifier.up, reason, str(address), verifier.shared_tokens,
+        verifier.sampling or sampling_behind(verifier, its_own or text), finding, text=its_own,
     )  # fmt: skip
 
 
@@ -467,6 +470,11 @@ def _stock_server(where: str, text: Model, options: UpstreamOptions | None, clos
     opened = open_upstream(where, text, options)
     closing.callback(opened.verifier.close)
     return OpenedVerifier(
-        opened.verifier, lambda: opened.identity, opened.verifier.up, "", str(opened.url), text.n_vocab, opened.finding,
-        opened.notices,
+        opened.verifier, lambda: opened.identity, opened.verifier.up, "", str(opened.url), text.n_vocab,
+        sampling_behind(opened.verifier, text), opened.finding, opened.notices,
     )  # fmt: skip
+
+
+def sampling_behind(verifier: Verifier, text: Model) -> ModelSampling:
+    """Return what the model of a verifier wants that does not say so, as far as it can be done there."""
+    return sampling_elsewhere(verifier.name, text.file).told_by(verifier.choice)

@@ -21,13 +21,14 @@ from edgellm.layer_range import HERE, StageShare, read_split
 from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.llm import LLM
 from edgellm.llm.mesh_llm import SESSIONS, positions_of
-from edgellm.llm.model_loading import Named, PairFit, Progress, fit, load, named, place_named
+from edgellm.llm.model_loading import PairFit, Progress, fit, load, named, place_named
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.ggml_rpc.costs import rpc_costs
 from edgellm.mesh.ggml_rpc.model import RpcDevice, RpcModel, RpcWork
 from edgellm.mesh.ggml_rpc.needs import MARGIN
 from edgellm.mesh.ggml_rpc.placement import RpcPlacement, by_memory
 from edgellm.mesh.ggml_rpc.verifier import RpcVerifier
+from edgellm.storage.default_pair import Named
 
 if TYPE_CHECKING:
     pass

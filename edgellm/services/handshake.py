@@ -17,6 +17,8 @@ from edgellm.errors import SAME_VERSION, ModelNotFound, ProtocolError, Vocabular
 from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
+from edgellm.services.verification_codec import read_wanted
+from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.sampling import WHOLE_ROWS, Choice
 
 PREPARING = grpc.StatusCode.ABORTED
@@ -35,7 +37,8 @@ class VerifierInfo:
     `shared_tokens` is `VocabularyMatch.shared`. `chat_template` is its model's, empty if it is not told.
     `reports_logprobs`: verdicts hold log-probabilities where one asks. `applies_penalties`: it knows penalties.
     `applies_grammars`: it knows constraints. `drafts_extra`: it drafts extra tokens. `behind`: what verifies
-    in its place, and how, in a few words for people; empty: it verifies itself. `choice`: from what it chooses."""
+    in its place, and how, in a few words for people; empty: it verifies itself. `choice`: from what it chooses.
+    `sampling`: what its model wants; None if it does not say."""
 
     model: str
     context_length: int
@@ -49,6 +52,7 @@ class VerifierInfo:
     applies_grammars: bool = False
     behind: str = ""
     choice: Choice = WHOLE_ROWS
+    sampling: ModelSampling | None = None
 
 
 async def greet(
@@ -80,6 +84,7 @@ async def greet(
         reply.model_hash.hex(), reply.logprobs, reply.chat_template, reply.penalties, reply.drafts_extra,
         reply.grammars, reply.behind[:_NAME],
         Choice(reply.likely_tokens if reply.HasField("likely_tokens") else None, reply.draws_itself),
+        read_wanted(reply.sampling, "the verifier's device") if reply.HasField("sampling") else None,
     )  # fmt: skip
 
 

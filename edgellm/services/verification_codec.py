@@ -14,7 +14,8 @@ from edgellm.engine.grammar import MAX_SCHEMA
 from edgellm.errors import SAME_VERSION, ContextFull, ProtocolError
 from edgellm.rpc.channel import MAX_CHUNK, MAX_EXTRA, PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.spec.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY, MIN_REPEAT
+from edgellm.spec.model_sampling import ModelSampling
+from edgellm.spec.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY, MIN_REPEAT, ReplyOptions
 from edgellm.spec.types import NO_IDS, Chunk, Constraint, Ids, Logprobs, Penalties, Sampling, Verdict
 from edgellm.verifier.requests import HERE, Tenant, VerifyRequest
 
@@ -68,6 +69,18 @@ def read_sampling(message: pb.Sampling) -> Sampling:
     return Sampling(
         message.temperature, message.top_k, message.top_p, message.seed, message.min_p, penalties, constraint
     )
+
+
+def write_wanted(sampling: ModelSampling) -> pb.Sampling:
+    """Convert what a model wants to its message; its origin is for the other side to name."""
+    return write_sampling(ReplyOptions(seed=0).sampling(sampling))
+
+
+def read_wanted(message: pb.Sampling, origin: str) -> ModelSampling:
+    """Return what a model wants, checked, as said by `origin`. Raises what `read_sampling` raises."""
+    said = read_sampling(message)
+    repeat = 1.0 if said.penalties is None else said.penalties.repeat
+    return ModelSampling(said.temperature, said.top_k, said.top_p, said.min_p, repeat, origin)
 
 
 def _read_constraint(message: pb.Constraint) -> Constraint:

@@ -7,11 +7,14 @@ import secrets
 import warnings
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.types import Penalties, Sampling
+
+if TYPE_CHECKING:
+    from edgellm.spec.model_sampling import ModelSampling
 
 GATES = ("auto", "synera", "confidence", "importance", "random", "always", "never")
 """Gates choose the chunks to verify. `synera` is the paper's gate."""
@@ -49,7 +52,8 @@ BUDGET_CHUNK = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyOptions:
-    """Options for one reply. The defaults are greedy and lossless: everything is verified.
+    """Options for one reply. By default everything is verified, and sampled as the model wants: `temperature`,
+    `top_k`, `top_p`, `min_p` and `repeat_penalty` None mean that. Temperature 0 is greedy.
 
     `budget` in [0, 1] is the share of chunks to verify, kept over all replies of a pair. `gate` is one of `GATES` or a
     custom gate; `auto` is the gate with the best evidence in the pair's profile, and verifies everything without a
@@ -76,11 +80,11 @@ class ReplyOptions:
     range."""
 
     max_tokens: int = 512
-    temperature: float = 0.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.0
-    repeat_penalty: float = 1.0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -114,12 +118,11 @@ class ReplyOptions:
         if precedents is not None:
             object.__setattr__(self, "context_lookup", precedents and self.context_lookup)
         _at_least("max_tokens", self.max_tokens, 1)
-        _at_least("top_k", self.top_k, 0)
-        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
+        if self.temperature is not None and not (math.isfinite(self.temperature) and self.temperature >= 0.0):
             raise InvalidOption(f"temperature is {self.temperature}.", "Give 0 (greedy) or a positive number.")
-        if not 0.0 < self.top_p <= 1.0:
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise InvalidOption(f"top_p is {self.top_p}.", "Give a number above 0 and up to 1; 1 switches it off.")
-        if not 0.0 <= self.min_p <= 1.0:
+        if self.min_p is not None and not 0.0 <= self.min_p <= 1.0:
             raise InvalidOption(f"min_p is {self.min_p}.", "Give a number from 0 to 1, such as 0.05.")
         self._check_penalties()
         self._check_gate()
@@ -142,7 +145,7 @@ class ReplyOptions:
         self._check_budget()
 
     def _check_penalties(self) -> None:
-        if not MIN_REPEAT <= self.repeat_penalty <= MAX_PENALTY:
+        if self.repeat_penalty is not None and not MIN_REPEAT <= self.repeat_penalty <= MAX_PENALTY:
             raise InvalidOption(
                 f"repeat_penalty is {self.repeat_penalty}.",
                 f"Give a number from {MIN_REPEAT} to {MAX_PENALTY:g}, such as 1.1; 1 switches it off.",
@@ -162,7 +165,7 @@ class ReplyOptions:
                 )
 
     def _check_optional_numbers(self) -> None:
-        for name, least in (("gamma", 1), ("seed", 0), ("max_total", 1), ("think", 0)):
+        for name, least in (("gamma", 1), ("seed", 0), ("max_total", 1), ("think", 0), ("top_k", 0)):
             value = getattr(self, name)
             if value is not None and not (name == "think" and isinstance(value, bool)):
                 _at_least(name, value, least)
@@ -224,15 +227,23 @@ class ReplyOptions:
                 f"{name} does not keep a budget of {self.budget}.", "Leave one of them out, or choose the gate auto."
             )
 
-    def sampling(self, prompt_tokens: int = 0) -> Sampling:
-        """Return the rule for a reply to a prompt of `prompt_tokens`, with a fresh seed if none was given."""
+    def sampling(self, wanted: ModelSampling, prompt_tokens: int = 0) -> Sampling:
+        """Return the rule for a reply to a prompt of `prompt_tokens` by a model that has `wanted` what these options
+        leave open, with a fresh seed if none was given."""
+
+        def chosen(given: float | None, wanted: float) -> float:
+            return wanted if given is None else given
+
         seed = self.seed if self.seed is not None else secrets.randbelow(2**32)
         penalties = Penalties(
-            self.repeat_penalty, self.frequency_penalty, self.presence_penalty, tuple(sorted(self.logit_bias.items())),
-            prompt_tokens,
+            chosen(self.repeat_penalty, wanted.repeat_penalty), self.frequency_penalty, self.presence_penalty,
+            tuple(sorted(self.logit_bias.items())), prompt_tokens,
         )  # fmt: skip
-        unused = penalties == Penalties(start=prompt_tokens)
-        return Sampling(self.temperature, self.top_k, self.top_p, seed, self.min_p, None if unused else penalties)
+        return Sampling(
+            chosen(self.temperature, wanted.temperature), int(chosen(self.top_k, wanted.top_k)),
+            chosen(self.top_p, wanted.top_p), seed, chosen(self.min_p, wanted.min_p),
+            None if penalties == Penalties(start=prompt_tokens) else penalties,
+        )  # fmt: skip
 
 
 def _warn(**given: object) -> None:

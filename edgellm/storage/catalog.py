@@ -9,7 +9,7 @@ import functools
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -80,10 +80,12 @@ class CatalogModel:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The models by name, and the names of verifiers in the order in which `edgellm setup` prefers them."""
+    """The models by name, the names of verifiers in the order in which `edgellm setup` prefers them, and by the titles
+    of families the sampling that their cards recommend."""
 
     models: Mapping[str, CatalogModel]
     setup: Sequence[str]
+    sampling: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def find(self, name: str) -> tuple[CatalogModel, str] | None:
         """Return the model that a short name means, and the quantisation that it asks for; None if it means none.
@@ -116,6 +118,16 @@ class Catalog:
         alike = [stem for stem in stems if re.match(rf"{re.escape(stem)}[-.]", file)]
         return stems[max(alike, key=len)] if alike else None
 
+    def sampling_of(self, *names: str) -> Mapping[str, float]:
+        """Return the sampling that the card of a model recommends that has one of these names, by the options' names;
+        none if the catalogue does not know."""
+        for title, sampling in self.sampling.items():
+            words = "[ _-]?".join(map(re.escape, re.findall(r"\d[\d.]*|[^\d\s]+", title)))
+            family = re.compile(rf"(?<![a-z0-9]){words}(?![.]?\d)", re.IGNORECASE)
+            if any(map(family.search, names)):
+                return sampling
+        return {}
+
     def short_name(self, repo_id: str, quant: str | None) -> str | None:
         """Return the short name of a model on the hub; None if the catalogue lacks it."""
         for model in self.models.values():
@@ -138,7 +150,9 @@ def catalog() -> Catalog:
         if isinstance(table, dict)
         for entry in table["models"]
     ]
-    return Catalog({model.name: model for model in models}, tables["setup"])
+    families = [table for table in tables.values() if isinstance(table, dict)]
+    sampling = {table["title"]: table["sampling"] for table in families if "sampling" in table}
+    return Catalog({model.name: model for model in models}, tables["setup"], sampling)
 
 
 def _model(family: str, table: Mapping[str, Any], entry: Mapping[str, Any]) -> CatalogModel:

@@ -581,6 +581,7 @@ def _described(name: str, architecture: Architecture, path: Path) -> gguf.GGUFWr
     """Return a writer that has the metadata."""
     writer = gguf.GGUFWriter(path, name)
     writer.add_file_type(0)
+    writer.add_float32("general.sampling.temp", 0.0)  # the same text every time
     for key, value in architecture.metadata.items():
         _add(writer, f"{name}.{key}", value)
     for entry in architecture.tokenizer or _bundled_tokenizer():

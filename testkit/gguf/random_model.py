@@ -157,6 +157,7 @@ def write(
     writer = gguf.GGUFWriter(path, shape.arch)
     writer.add_name(f"random {path.stem}")
     writer.add_file_type(FILE_TYPES[kind])
+    writer.add_float32("general.sampling.temp", 0.0)  # the same text every time
     writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_layer)

@@ -70,8 +70,8 @@ def conversation(**more: object) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": QUESTION}], **more}
 
 
-def written(pair: LLM, **options: Any) -> str:
-    reply: Reply = pair.reply(QUESTION, **options)
+def written(pair: LLM, question: str = QUESTION, **options: Any) -> str:
+    reply: Reply = pair.reply(question, **options)
     list(reply)
     return reply.summary.text
 

@@ -28,6 +28,7 @@ from edgellm.llm.model_loading import place_pair
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Explanation, Notice, PromptProgress, Token
+from testkit.gguf.changed import with_sampling
 from tests.spec.real import case, ids
 
 # --- stopping, and starting again -----------------------------------------------------------------------------------
@@ -314,6 +315,47 @@ def test_a_seed_draws_the_same_across_a_link(address: str, f32_pair: tuple[Path,
     options = edgellm.ReplyOptions(temperature=0.7, top_k=20, seed=9, max_tokens=24)
     with LLM.open(f32_pair[0], address, threads=1) as linked, LLM.open(*f32_pair, threads=1) as local:
         assert ids(linked.reply(case(6), options)) == ids(local.reply(case(6), options))
+
+
+@pytest.fixture(scope="module")
+def sampled(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The bundled pair, whose verifier wants to be sampled."""
+    folder = tmp_path_factory.mktemp("sampled")
+    return f32_pair[0], with_sampling(f32_pair[1], folder / "verifier.gguf", temp=5.0, top_k=0, top_p=1.0)
+
+
+def test_replies_are_sampled_as_the_verifier_wants_and_a_seed_repeats_them(sampled: tuple[Path, Path]) -> None:
+    with LLM.open(*sampled, threads=1) as pair, LLM.open("none", sampled[1], threads=1) as alone:
+        assert pair.sampling == alone.sampling
+        assert (pair.sampling.temperature, pair.sampling.top_k) == (5.0, 0)
+        first, second = (pair.reply(case(6), max_tokens=24) for _ in range(2))
+        texts = [ids(first), ids(second)]
+        assert texts[0] != texts[1]
+        for reply, text in zip((first, second), texts, strict=True):
+            seed = reply.summary.seed
+            assert ids(pair.reply(case(6), max_tokens=24, seed=seed)) == text
+            assert ids(alone.reply(case(6), max_tokens=24, seed=seed)) == text, "drafts change nothing"
+            exact = edgellm.ReplyOptions(temperature=5.0, top_k=0, top_p=1.0, max_tokens=24, seed=seed)
+            assert ids(pair.reply(case(6), exact)) == text
+
+
+def test_temperature_0_is_greedy_whatever_the_model_wants(sampled: tuple[Path, Path], alone: LLM) -> None:
+    with LLM.open(*sampled, threads=1) as pair:
+        for number in range(3):
+            found = ids(pair.reply(case(number), max_tokens=24, temperature=0.0))
+            assert found == ids(alone.reply(case(number), max_tokens=24))
+
+
+def test_a_served_verifier_says_what_its_model_wants(sampled: tuple[Path, Path], f32_pair: tuple[Path, Path]) -> None:
+    with (
+        Model.load(sampled[1]) as model,
+        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, threads=1) as server,
+        LLM.open(f32_pair[0], str(server.address), threads=1) as linked,
+        LLM.open(*sampled, threads=1) as local,
+    ):
+        assert linked.sampling.figures() == local.sampling.figures()
+        assert linked.sampling.origin == "the verifier's device"
+        assert ids(linked.reply(case(6), seed=9, max_tokens=24)) == ids(local.reply(case(6), seed=9, max_tokens=24))
 
 
 def test_nobody_at_the_address(f32_pair: tuple[Path, Path]) -> None:

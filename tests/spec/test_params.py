@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates.rules import NeverGate
+from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.params import DEFAULT_SOURCES, FORMER_GATES, GATES, REMOVED, ReplyOptions
+from edgellm.spec.types import Penalties, Sampling
 
 
 @pytest.mark.parametrize(
@@ -48,9 +50,27 @@ def test_a_gate_that_keeps_no_budget_is_refused_with_one(gate: str, budget: floa
     ReplyOptions(gate="never", budget=0.0)
 
 
+WANTED = ModelSampling(temperature=0.6, top_k=20, top_p=0.9, min_p=0.02, repeat_penalty=1.1)
+
+
 def test_a_seed_is_picked_where_none_is_given() -> None:
-    assert ReplyOptions().sampling().seed != ReplyOptions().sampling().seed
-    assert ReplyOptions(seed=0).sampling().seed == 0
+    assert ReplyOptions().sampling(WANTED).seed != ReplyOptions().sampling(WANTED).seed
+    assert ReplyOptions(seed=0).sampling(WANTED).seed == 0
+
+
+def test_what_is_left_open_is_as_the_model_wants() -> None:
+    rule = Sampling(0.6, 20, 0.9, 5, 0.02, Penalties(repeat=1.1, start=7))
+    assert ReplyOptions(seed=5).sampling(WANTED, 7) == rule
+    assert ReplyOptions(seed=5, top_p=0.5).sampling(WANTED, 7) == replace(rule, top_p=0.5)
+
+
+@pytest.mark.parametrize(
+    ("option", "given"), [("temperature", 0.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0), ("repeat_penalty", 1.0)]
+)
+def test_what_is_given_is_exact_also_where_it_switches_something_off(option: str, given: float) -> None:
+    rule = ReplyOptions(**{option: given}).sampling(WANTED)  # type: ignore[arg-type]
+    found = {"repeat_penalty": 1.0 if rule.penalties is None else rule.penalties.repeat} | asdict(rule)
+    assert {name: found[name] for name in WANTED.figures()} == WANTED.figures() | {option: given}
 
 
 @pytest.mark.parametrize("option", REMOVED)

@@ -62,3 +62,17 @@ def test_a_mixture_of_experts_reads_few_of_its_weights() -> None:
     dense, mixture = (catalog().models[name] for name in ("qwen3:32b", "qwen3:30b-a3b"))
     assert dense.bytes_per_token == dense.size
     assert mixture.bytes_per_token < dense.bytes_per_token / 5
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("qwen3:8b", "Qwen3"), ("Qwen/Qwen3-30B-A3B", "Qwen3"), ("Qwen3.5-4B", None), ("qwen35", None),
+        ("gemma-3-1b-it-Q4_K_M", "Gemma 3"), ("gemma3:4b", "Gemma 3"), ("gemma-3.1-4b", None), ("codegemma-2", None),
+        ("Meta-Llama-3.1-8B-Instruct", "Llama 3.1"), ("llama3.2:1b", "Llama 3.2"), ("Llama-3-8B", None),
+        ("SmolLM2-135M-Instruct.Q4_1", "SmolLM2"), ("smollm2:135m", "SmolLM2"), ("ggml-org/gpt-oss-20b", "gpt-oss"),
+        ("edgellm verifier", "edgellm"), ("", None),
+    ],
+)  # fmt: skip
+def test_the_sampling_of_a_card_is_that_of_the_family_of_that_generation(name: str, title: str | None) -> None:
+    assert catalog().sampling_of("another", name) == ({} if title is None else catalog().sampling[title])

@@ -16,11 +16,14 @@ from edgellm.cli.commands.mesh.run import INTERRUPTED, Engine, EngineName, OverD
 from edgellm.cli.commands.peers import peer_names
 from edgellm.cli.help_examples import GATES, SOURCES, gate_names, model_names, source_names
 from edgellm.cli.model_options import (
+    AS_MODEL,
     DEFAULT,
     DEFAULT_DRAFT,
     DEFAULT_VERIFIER,
     HardwareOptions,
     ReasoningEffort,
+    Seed,
+    Temperature,
     TemplateArgs,
     Think,
     VerifierKeyFile,
@@ -159,27 +162,30 @@ def chat(
     think: Think = "auto",
     reasoning_effort: ReasoningEffort = None,
     template_arg: TemplateArgs = None,
-    temperature: Annotated[float, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(metavar="K", help="Sample from the K likeliest tokens; 0: from all.")] = 40,
+    temperature: Temperature = None,
+    top_k: Annotated[
+        int | None, typer.Option(metavar="K", help="Sample from the K likeliest tokens; 0: from all.",
+                                 show_default=AS_MODEL)
+    ] = None,
     top_p: Annotated[
-        float, typer.Option(metavar="P", help="Sample from the likeliest tokens that together have probability P.")
-    ] = 0.95,
+        float | None, typer.Option(metavar="P", help="Sample from the likeliest tokens that together have probability "
+                                   "P.", show_default=AS_MODEL)
+    ] = None,
     min_p: Annotated[
-        float, typer.Option(metavar="P", help="Sample from tokens with at least this share of the likeliest one's "
-                            "probability.")
-    ] = 0.0,
+        float | None, typer.Option(metavar="P", help="Sample from tokens with at least this share of the likeliest "
+                                   "one's probability.", show_default=AS_MODEL)
+    ] = None,
     repeat_penalty: Annotated[
-        float, typer.Option(metavar="X", help="Above 1: repeat the last 64 tokens less.")
-    ] = 1.0,
+        float | None, typer.Option(metavar="X", help="Above 1: repeat the last 64 tokens less.",
+                                   show_default=AS_MODEL)
+    ] = None,
     frequency_penalty: Annotated[
         float, typer.Option(metavar="X", help="Above 0: write a token less, the more often the reply has it.")
     ] = 0.0,
     presence_penalty: Annotated[
         float, typer.Option(metavar="X", help="Above 0: write tokens less that the reply has already.")
     ] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Seed; the same one repeats a sampled reply.", show_default="random")
-    ] = None,
+    seed: Seed = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per token, then a summary.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say why each chunk was verified or not.")] = False,
     colors: Annotated[

@@ -180,9 +180,9 @@ class AnthropicPrompt(DialectRequest):
 class AnthropicRequest(AnthropicPrompt):
     max_tokens: int = Field(ge=1, le=MAX_TOKENS, description="The longest reply, with its thought.")
     stream: bool = False
-    temperature: float = Field(0.0, ge=0.0, le=2.0, description="0 is greedy, and the default here.")
-    top_p: float = Field(0.95, gt=0.0, le=1.0)
-    top_k: int = Field(40, ge=0, le=MAX_TOKENS)
+    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 is greedy; null: as the model wants.")
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=0, le=MAX_TOKENS)
     stop_sequences: list[StopText] = Field([], max_length=MAX_STOPS)
     metadata: AnthropicMetadata | None = None
     output_config: AnthropicOutput | None = Field(None, description="format: the reply is JSON, valid by its schema.")

@@ -33,6 +33,7 @@ from edgellm.http.schemas.requests import (
     ToolSchema,
 )
 from edgellm.http.schemas.responses import ChunkExtension, ModelInfo, summary_extension
+from edgellm.spec.model_sampling import sampling_of
 from edgellm.spec.params import MAX_PENALTY, MAX_STOPS, MIN_REPEAT
 from edgellm.spec.types import Channel, Summary
 
@@ -45,7 +46,7 @@ _NEVER = "9999-12-31T00:00:00Z"
 class OllamaOptions(RequestModel):
     """The options that have an effect here."""
 
-    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 is greedy, and the default here.")
+    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 is greedy; null: as the model wants.")
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     top_k: int | None = Field(None, ge=0, le=MAX_TOKENS)
     min_p: float | None = Field(None, ge=0.0, le=1.0)
@@ -416,10 +417,12 @@ def _card(info: ModelInfo, file: ModelFile | None) -> OllamaModelCard:
     plain: dict[str, JsonValue] = {name: value for name, value in known.items() if isinstance(value, (str, int, float))}
     template = str(plain.pop("tokenizer.chat_template", ""))
     thinks = find_markup(template, lambda _: False) is not None
+    wanted = {} if file is None else sampling_of(file).figures()
+    parameters = "\n".join(f"{name} {value:g}" for name, value in wanted.items())
     if file is not None:
         plain["general.parameter_count"] = sum(tensor.n_elements for tensor in file.header.tensors)
     return OllamaModelCard(
-        modelfile=f"FROM {info.id}", parameters="", template=template, details=_details(file), model_info=plain,
+        modelfile=f"FROM {info.id}", parameters=parameters, template=template, details=_details(file), model_info=plain,
         capabilities=["completion", "tools", *(["thinking"] if thinks else [])], modified_at=_time(info.created),
     )  # fmt: skip
 

@@ -110,8 +110,8 @@ class ResponsesRequest(DialectRequest):
     store: bool = Field(True, description="Keep the conversation in this process, to be continued.")
     stream: bool = False
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The longest reply, with its thought.")
-    temperature: float = Field(0.0, ge=0.0, le=2.0, description="0 is greedy, and the default here.")
-    top_p: float = Field(0.95, gt=0.0, le=1.0)
+    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 is greedy; null: as the model wants.")
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
     tools: list[ResponsesTool] = Field([], max_length=128)
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -270,11 +270,11 @@ class ResponsesReply(BaseModel):
     previous_response_id: str | None
     reasoning: dict[str, JsonValue]
     store: bool
-    temperature: float
+    temperature: float | None
     text: dict[str, JsonValue]
     tool_choice: JsonValue
     tools: list[JsonValue]
-    top_p: float
+    top_p: float | None
     truncation: str
     usage: ResponsesUsage | None
     edgellm: ChunkExtension | None = None

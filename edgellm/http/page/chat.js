@@ -72,7 +72,7 @@ function retry(node) {
   const question = conversation.nodes.get(node.parent);
   if (!node.text && !conversation.children(node.id).length) conversation.nodes.delete(node.id); // nothing to come back to
   conversation.leaf = question.id;
-  write(question);
+  write(question, { seed: undefined }); // another one than that of the settings, and so another text
 }
 
 function select(node) {
@@ -95,12 +95,12 @@ function toggleColours() {
   for (const button of document.querySelectorAll("button.who")) button.setAttribute("aria-pressed", String(on));
 }
 
-// Has the reply to a question written.
-async function write(question) {
+// Has the reply to a question written, by the settings but for some `changes`.
+async function write(question, changes = {}) {
   const talk = conversation; // another one may be opened meanwhile
   talk.system = systemPrompt();
   const messages = talk.messages(question.id, { apart: true });
-  const body = { ...parameters(), messages, truncation: "auto", stream: true, return_progress: true };
+  const body = { ...parameters(), ...changes, messages, truncation: "auto", stream: true, return_progress: true };
   const wasCut = talk.isCut(question.id);
   const node = talk.add("assistant", "", {}, question.id);
   showAll();
@@ -164,6 +164,7 @@ function finish(view, timings, summary, share) {
   if (summary.verifier_passes_per_token) rows.push(`${summary.verifier_passes_per_token.toFixed(2)} verifier passes per token`);
   if (summary.share_offloaded !== null && summary.share_offloaded < 1) rows.push(`${percent(summary.share_offloaded)} offloaded so far`);
   if (summary.rtt_ms_p50 !== null) rows.push(`${summary.rtt_ms_p50.toFixed(1)} ms round trip to the verifier`);
+  rows.push(`seed ${summary.seed}`);
   if (summary.bytes_up) rows.push(`${summary.bytes_up} B up, ${summary.bytes_down} B down`);
   node.figures = rows.join(" · ");
   addCost({

@@ -3,7 +3,8 @@
 import { call } from "./api.js";
 import { byId, element, storage } from "./dom.js";
 
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "max_tokens", "seed"];
+const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repeat_penalty"]; // where left empty, as the model wants
+const NUMBERS = [...SAMPLING, "max_tokens", "seed"];
 
 const percent = (share) => `${Math.round(100 * share)} %`;
 const budget = () => Number(byId("budget").value) / 100;
@@ -102,6 +103,10 @@ export async function showModels(status) {
   }
   const own = byId("model").value === status.model ? status : status.models?.find((one) => one.name === byId("model").value);
   const pair = own?.draft ? `${own.draft} drafts, ${own.verifier ?? own.name} verifies` : "";
+  for (const name of SAMPLING) {
+    byId(name).placeholder = own?.sampling?.[name] ?? "the model's";
+    byId(name).title = own?.sampling ? `If left empty, ${own.sampling[name]}, by ${own.sampling.origin}` : "";
+  }
   const loading = status.loading?.includes(byId("model").value) ? "being loaded" : "";
   const length = models.find((one) => one.id === byId("model").value)?.context_length;
   byId("model-about").textContent = [loading, pair, length && `context of ${length.toLocaleString("en")} tokens`].filter(Boolean).join(" · ");

@@ -88,12 +88,21 @@ class GenerationRequest(RequestModel):
     model: str | None = Field(None, max_length=500, description="The name from /v1/models; may be left out.")
     stream: bool = Field(False, description="Send server-sent events, with [DONE] at the end.")
     stream_options: StreamOptions | None = None
-    temperature: float = Field(0.0, ge=0.0, le=2.0, description="0 is greedy: always the likeliest token.")
-    top_p: float = Field(0.95, gt=0.0, le=1.0, description="Sample from the likeliest tokens with this total share.")
-    top_k: int = Field(40, ge=0, le=MAX_TOKENS, description="Sample from this many of the likeliest tokens; 0: all.")
-    min_p: float = Field(0.0, ge=0.0, le=1.0, description="Least probability, as a share of the likeliest token's.")
-    repeat_penalty: float = Field(
-        1.0, ge=MIN_REPEAT, le=MAX_PENALTY, description="Above 1: repeat the last 64 tokens less, as in llama.cpp."
+    temperature: float | None = Field(
+        None, ge=0.0, le=2.0, description="0 is greedy: always the likeliest token. Null here and in the next four:"
+        " as the model wants; /status says how.",
+    )  # fmt: skip
+    top_p: float | None = Field(
+        None, gt=0.0, le=1.0, description="Sample from the likeliest tokens with this total share."
+    )
+    top_k: int | None = Field(
+        None, ge=0, le=MAX_TOKENS, description="Sample from this many of the likeliest tokens; 0: all."
+    )
+    min_p: float | None = Field(
+        None, ge=0.0, le=1.0, description="Least probability, as a share of the likeliest token's."
+    )
+    repeat_penalty: float | None = Field(
+        None, ge=MIN_REPEAT, le=MAX_PENALTY, description="Above 1: repeat the last 64 tokens less, as in llama.cpp."
     )
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0, description="Subtracted for each time in the reply.")
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0, description="Subtracted for tokens that the reply has.")
@@ -101,7 +110,9 @@ class GenerationRequest(RequestModel):
         Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
     ] = Field({}, max_length=MAX_BIASES, description="Amounts added to the logits of tokens, by their ids.")
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="How many replies to write, one after the other.")
-    seed: int | None = Field(None, ge=-(2**63), le=_MAX_SEED, description="Makes a sampled reply repeatable.")
+    seed: int | None = Field(
+        None, ge=-(2**63), le=_MAX_SEED, description="Repeats a sampled reply; null: a new one for each."
+    )
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = Field(
         None, description="The reply ends before the first of these texts."
     )

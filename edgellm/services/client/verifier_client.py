@@ -25,6 +25,7 @@ from edgellm.rpc.versions import parse_message
 from edgellm.services.client.connection import Connection, Timing
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
 from edgellm.spec.guarded_session import wait_for_result
+from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.patience import VerdictWork
 from edgellm.spec.protocols import Verifier, VerifierSession
 from edgellm.spec.sampling import Choice
@@ -383,6 +384,11 @@ class RemoteVerifier(Verifier):
     def choice(self) -> Choice:
         """See `Verifier.choice`."""
         return self._connection.peer.choice
+
+    @property
+    def sampling(self) -> ModelSampling | None:
+        """What the verifier's model wants; None if the verifier does not say."""
+        return self._connection.peer.sampling
 
     @property
     def drafts_extra(self) -> bool:

@@ -15,6 +15,7 @@ from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.servers import SessionServer, positive
 from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.services.server.verifying_model import VerifyingModel, tokenizer_to_send
+from edgellm.spec.model_sampling import sampling_elsewhere
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.opening import GatewayModel, PoolOpening
 from edgellm.upstream.http_client import ServerURL
@@ -122,6 +123,7 @@ def _info(model: GatewayModel) -> VerifierInfo:
         pool.name, pool.context_length, vocabulary.fingerprint, vocabulary.size, pool.identity,
         reports_logprobs=pool.reports_logprobs, chat_template=model.text.chat_template_source, behind=pool.behind,
         applies_penalties=pool.applies_rules, applies_grammars=pool.applies_rules, choice=pool.choice,
+        sampling=sampling_elsewhere(pool.name, model.text.file).told_by(pool.choice),
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ from edgellm.services.server.rpc_engine_service import RpcEngineService
 from edgellm.services.server.verification_service import EventKind, ServerEvent, VerificationService
 from edgellm.services.server.verifying_model import VerifyingModel, tokenizer_to_send
 from edgellm.spec.draft_length import CostCurve
+from edgellm.spec.model_sampling import sampling_of
 from edgellm.storage import name_of
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.verifier.extra_drafts import ExtraDrafts
@@ -290,7 +291,7 @@ class VerifierServer(SessionServer):
         info = VerifierInfo(
             name, self.context_length, vocabulary.fingerprint, vocabulary.size, model_hash,
             reports_logprobs=True, chat_template=model.chat_template_source, applies_penalties=True,
-            drafts_extra=engine.speculator is not None, applies_grammars=True,
+            drafts_extra=engine.speculator is not None, applies_grammars=True, sampling=sampling_of(model.file),
         )  # fmt: skip
         verifying = VerifyingModel(
             info, vocabulary, self._worker, max_waiting, model.grammar, model.size_bytes,

@@ -35,7 +35,14 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, parse_message
 from edgellm.services.handshake import PREPARING, check_protocol, first_different_block
 from edgellm.services.server.verifying_model import VerifyingModel, find_model
-from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, shortened, write_verdict
+from edgellm.services.verification_codec import (
+    RequestLimits,
+    read_sampling,
+    read_verify,
+    shortened,
+    write_verdict,
+    write_wanted,
+)
 from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.types import Constraint, Sampling
 from edgellm.verifier.fairness import Pacing, Queue
@@ -96,6 +103,7 @@ class _Model:
             likely_tokens=self.info.choice.likely,
             draws_itself=self.info.choice.draws_itself,
             tokenizer=self._tokenizer_hash,
+            sampling=None if self.info.sampling is None else write_wanted(self.info.sampling),
         )
 
     async def constrained(self, constraint: Constraint) -> ReplyGrammar:

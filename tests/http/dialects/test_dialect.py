@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from tests.http.conftest import HOME, Answer, Ask, asker
+from testkit.gguf.changed import with_sampling
+from tests.http.conftest import HOME, Answer, Ask, asker, written
 from tests.http.test_streaming import failing, opened
 
 SAID: Any = [{"role": "user", "content": "Where is my mug?"}]
@@ -56,6 +58,58 @@ def test_without_a_verifier_none_can_be_required(path: str, f32_pair: tuple[Path
         for more, headers in (({"require_verified": True}, {}), ({}, {"X-EdgeLLM-Require-Verified": "true"})):
             answer = ask("POST", path, {**REQUESTS[path], "stream": False, **more}, headers)
             assert (answer.status, "no verifier is open here" in said(answer)) == (400, True)
+
+
+@pytest.fixture(scope="module")
+def sampled(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A verifier that wants to be sampled, alone."""
+    path = with_sampling(f32_pair[1], tmp_path_factory.mktemp("sampled") / "verifier.gguf", temp=5.0, top_k=0)
+    with LLM.open("none", path, threads=1) as pair:
+        yield pair
+
+
+def written_by(answer: Answer, path: str) -> str:
+    """Return the text of a whole reply."""
+    found = answer.json
+    return {
+        "/v1/messages": lambda: found["content"][0]["text"],
+        "/v1/responses": lambda: found["output"][0]["content"][0]["text"],
+        "/api/chat": lambda: found["message"]["content"], "/api/generate": lambda: found["response"],
+        "/v1/chat/completions": lambda: found["choices"][0]["message"]["content"],
+    }[path]()  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [*REQUESTS, "/v1/chat/completions"])
+def test_a_request_without_a_temperature_is_sampled_as_the_model_wants(path: str, sampled: LLM) -> None:
+    """The summary tells the seed, which repeats the text; temperature 0 stays greedy."""
+    ollama = path.startswith("/api")
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(sampled, "edgellm-draft"))
+
+        def ask(**options: float) -> Answer:
+            more = {"options": {"num_predict": 16, **options}} if ollama else options
+            longest = {"max_output_tokens": 16} if path == "/v1/responses" else {} if ollama else {"max_tokens": 16}
+            request = REQUESTS.get(path, {"messages": SAID})
+            return asker(server)("POST", path, {**request, "stream": False, **longest, **more})
+
+        answers = [ask(), ask()]
+        texts = [written_by(answer, path) for answer in answers]
+        assert texts[0] != texts[1]
+        for answer, text in zip(answers, texts, strict=True):
+            seed = answer.json["edgellm"]["summary"]["seed"]
+            assert text == written(sampled, question="Where is my mug?", seed=seed, max_tokens=16)
+            if ollama or path == "/v1/chat/completions":
+                assert written_by(ask(seed=seed), path) == text
+        greedy = written(sampled, question="Where is my mug?", temperature=0.0, max_tokens=16)
+        assert written_by(ask(temperature=0.0), path) == greedy
+
+
+def test_the_status_says_what_the_model_wants(sampled: LLM) -> None:
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(sampled, "sampled"))
+        status = asker(server)("GET", "/status").json
+        assert status["sampling"] == sampled.sampling.figures() | {"origin": "the model's file and its card"}
+        assert status["models"][0]["sampling"] == status["sampling"]
 
 
 def refusal(ask: Ask, path: str, headers: dict[str, str]) -> tuple[int, str]:

@@ -17,6 +17,8 @@ from edgellm.cli.model_options import (
     VERIFIER,
     HardwareOptions,
     ReasoningEffort,
+    Seed,
+    Temperature,
     TemplateArgs,
     Think,
     thinking,
@@ -116,10 +118,8 @@ def run(
     think: Think = "auto",
     reasoning_effort: ReasoningEffort = None,
     template_arg: TemplateArgs = None,
-    temperature: Annotated[float, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy.")] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Seed; the same one repeats a sampled reply.", show_default="random")
-    ] = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
     retrieval: Annotated[
         str, typer.Option(metavar="auto|off|SOURCES", help="Sources to copy drafts from; see edgellm chat --help.")
     ] = "auto",

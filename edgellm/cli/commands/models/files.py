@@ -106,6 +106,9 @@ def show(name: Name, as_json: AsJson = False) -> None:
             for part in value:
                 table.add_row("part", harmless(f"{part['sha256']}  {size(part['size'])}  {Path(part['path']).name}"))
             continue
+        if key == "sampling":
+            table.add_row(key, harmless(_sampling(value)))
+            continue
         text = size(value) if key == "size" and isinstance(value, int) else _format(value)
         table.add_row(key.replace("_", " "), text)
     out().print(table)
@@ -115,6 +118,12 @@ def _memory(row: dict[str, int]) -> str:
     """Return what a context takes, in words."""
     text = f"{row['tokens']:,} tokens: {size(row['cache'])} of keys and values, about {size(row['index'])} for copies"
     return f"{text}, {size(row['attention'])} for importance gates and profiles" if row["attention"] else text
+
+
+def _sampling(wanted: dict[str, Any]) -> str:
+    """Return the sampling that a model wants, and who says so, in words."""
+    figures = ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in wanted.items() if name != "origin")
+    return f"{figures} ({wanted['origin']})"
 
 
 def _format(value: object) -> str:
@@ -153,6 +162,7 @@ def model_facts(path: Path) -> dict[str, Any]:
     from edgellm.engine import ModelFile
     from edgellm.engine.gguf.reader import GgufArray
     from edgellm.llm.abilities import abilities, context_memory
+    from edgellm.spec.model_sampling import sampling_of
     from edgellm.storage.fingerprint import fingerprint_of
     from edgellm.storage.quants import quant_of
 
@@ -179,6 +189,7 @@ def model_facts(path: Path) -> dict[str, Any]:
         "quantisation": header.most_used_type or quant_of(path.name),
         "chat_template": "tokenizer.chat_template" in meta,
         "license": meta.get("general.license"),
+        "sampling": asdict(sampling_of(model)),
         "gguf_version": header.version,
         "context_memory": [asdict(row) for row in context_memory(header)],
         "abilities": [asdict(ability) for ability in abilities(model, other_models(path))],
