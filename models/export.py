@@ -6,6 +6,7 @@ It also reads the weights back, to train on from them.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -29,10 +30,20 @@ BLOCK_TENSORS = {
 }
 
 
-def export(state: dict[str, torch.Tensor], shape: Shape, name: str, tokenizer: Path, path: Path) -> None:
-    """Write `path`: matrices as Q8_0, norms as f32, and an untied head."""
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+
+
+def export(
+    state: dict[str, torch.Tensor],
+    shape: Shape,
+    name: str,
+    add_tokenizer: Callable[[gguf.GGUFWriter], None],
+    path: Path,
+    table: gguf.GGMLQuantizationType = Q8_0,
+) -> None:
+    """Write `path`: the blocks' matrices as Q8_0, embeddings and the untied head as `table`, norms as f32."""
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_name(f"edgellm {name}")
+    writer.add_name(name)
     writer.add_description("A tiny model, made with edgellm")
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
@@ -45,13 +56,13 @@ def export(state: dict[str, torch.Tensor], shape: Shape, name: str, tokenizer: P
     writer.add_rope_freq_base(ROPE_BASE)
     writer.add_vocab_size(shape.vocabulary)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
-    _add_tokenizer(writer, tokenizer)
+    add_tokenizer(writer)
     for ours, key in _names(shape):
         array = state[ours].detach().cpu().numpy().astype(np.float32)
         if array.ndim == 1:
             writer.add_tensor(key, array)
         else:
-            kind = gguf.GGMLQuantizationType.Q8_0
+            kind = Q8_0 if ours.startswith("blocks.") else table
             writer.add_tensor(key, gguf.quants.quantize(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -81,7 +92,24 @@ def _names(shape: Shape) -> list[tuple[str, str]]:
     return named
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, path: Path) -> None:
+def learned_tokenizer(path: Path) -> Callable[[gguf.GGUFWriter], None]:
+    """Return what adds the tokenizer that `path` holds, with the chat template of this folder."""
+    return lambda writer: _add_learned(writer, path)
+
+
+def tokenizer_of(model: Path) -> Callable[[gguf.GGUFWriter], None]:
+    """Return what adds the tokenizer and the chat template of another GGUF."""
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        for name, field in gguf.GGUFReader(model).fields.items():
+            if name.startswith("tokenizer."):
+                kind, *inner = field.types
+                writer.add_key_value(name, field.contents(), kind, *inner)
+
+    return add
+
+
+def _add_learned(writer: gguf.GGUFWriter, path: Path) -> None:
     model = json.loads(path.read_text(encoding="utf-8"))["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     kinds = [gguf.TokenType.CONTROL if token in SPECIAL else gguf.TokenType.NORMAL for token in tokens]

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import distributed, multiprocessing
 
-from models.export import export, weights_of
+from models.export import export, learned_tokenizer, weights_of
 from models.pairs import PAIRS
 from models.train import train
 
@@ -57,7 +57,8 @@ def make(rank: int, arguments: argparse.Namespace) -> None:
         if again := pair.again.get(name):
             weights = train(pair, again, folder, arguments.device, weights=weights).state_dict()
         if rank == 0:
-            export(weights, recipe.shape, name, pair.folder / "tokenizer.json", into / f"{name}.gguf")
+            tokenizer = learned_tokenizer(pair.folder / "tokenizer.json")
+            export(weights, recipe.shape, f"edgellm {name}", tokenizer, into / f"{name}.gguf")
 
 
 if __name__ == "__main__":

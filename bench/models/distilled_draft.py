@@ -1,0 +1,172 @@
+"""Measure SmolLM2's draft model by the categories of Spec-Bench: what is accepted, and what it brings.
+
+    python -m bench.models.distilled_draft QUESTIONS.jsonl [--draft FILE] [--verifier FILE] [--per 40] [--tokens 96]
+
+QUESTIONS is Spec-Bench's file of questions, or a part of it; only first turns are asked. *acceptance* is the share of
+tokens of the verifier's greedy reply that are the draft model's likeliest ones behind the same text, and *length* the
+mean acceptance length with chunks of `GAMMA`: accepted tokens and the verifier's own one. *cost* is the time of a token
+of the draft model over that of the verifier. *alone* and *pair* are tokens a second of the greedy reply, by turns, with
+retrieval off, and *times* is the median of their quotients over the questions, with quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.harness.report import write
+from bench.harness.statistics import alternate, spread
+from edgellm.engine import Context, Message, Model
+from edgellm.llm import LLM
+
+GAMMA = 4
+N_CTX = 2_560
+"""Tokens of a context: Spec-Bench's longest question has 1,600."""
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question of Spec-Bench."""
+
+    category: str
+    text: str
+
+
+def questions(path: Path, per: int) -> list[Question]:
+    """Return at most `per` first turns of each category."""
+    found: dict[str, list[Question]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        one = json.loads(line)
+        found.setdefault(one["category"], []).append(Question(one["category"], one["turns"][0]))
+    return [each for group in found.values() for each in group[:per]]
+
+
+def reply_of(verifier: Context, prompt: npt.NDArray[np.int32], tokens: int) -> npt.NDArray[np.int32]:
+    """Return the greedy reply to a prompt, with its end."""
+    verifier.clear()
+    reply: list[int] = []
+    ids = prompt
+    while len(reply) < tokens:
+        reply.append(int(verifier.decode(ids)[0].argmax()))
+        if verifier.model.is_eog(reply[-1]):
+            break
+        ids = np.array(reply[-1:], dtype=np.int32)
+    return np.array(reply, dtype=np.int32)
+
+
+def agreement(draft: Context, prompt: npt.NDArray[np.int32], reply: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Return for each token of the reply whether the draft model writes it behind what stands before, (n,)."""
+    draft.clear()
+    draft.decode(prompt[:-1])
+    rows = draft.decode(np.concatenate((prompt[-1:], reply[:-1])), outputs=len(reply))
+    found: npt.NDArray[np.bool_] = rows.argmax(1) == reply
+    return found
+
+
+def rounds_of(agree: npt.NDArray[np.bool_]) -> int:
+    """Return how many passes of the verifier the reply takes, with chunks of `GAMMA` drafted tokens."""
+    at = rounds = 0
+    while at < len(agree):
+        chunk = agree[at : at + GAMMA]
+        at += (len(chunk) if chunk.all() else int(np.argmin(chunk))) + 1
+        rounds += 1
+    return rounds
+
+
+def cost(draft: Context, verifier: Context, repeats: int = 40) -> float:
+    """Return the time of a decode of one token over that of the verifier's, both behind 256 tokens, by turns."""
+    ids = np.arange(1_000, 1_256, dtype=np.int32)
+    for context in (draft, verifier):
+        context.clear()
+        context.decode(ids)
+
+    def timed(context: Context) -> float:
+        began = time.perf_counter()
+        context.decode(ids[:1])
+        return time.perf_counter() - began
+
+    taken = alternate(repeats, lambda: timed(draft), lambda: timed(verifier))
+    return float(np.median(taken[0]) / np.median(taken[1]))
+
+
+def speeds(pair: LLM, alone: LLM, question: Question, tokens: int) -> list[float]:
+    """Return the tokens a second of the verifier alone and with the draft model, by turns."""
+
+    def speed(llm: LLM) -> float:
+        reply = llm.reply([Message("user", question.text)], max_tokens=tokens, temperature=0.0, retrieval="off")
+        list(reply)
+        return reply.summary.tokens_per_second or 0.0
+
+    return [max(taken) for taken in alternate(2, lambda: speed(alone), lambda: speed(pair))]
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return a row for each question, and the cost of a drafted token."""
+    asked = questions(arguments.questions, arguments.per)
+    rows = []
+    with Model.load(arguments.draft) as small, Model.load(arguments.verifier) as big:
+        draft, verifier = Context(small, n_ctx=N_CTX), Context(big, n_ctx=N_CTX)
+        for question in asked:
+            prompt = big.chat_prompt([Message("user", question.text)])
+            reply = reply_of(verifier, prompt, arguments.tokens)
+            agree = agreement(draft, prompt, reply)
+            found = {"tokens": len(reply), "accepted": int(agree.sum()), "rounds": rounds_of(agree)}
+            rows.append({"category": question.category, **found})
+        share = cost(draft, verifier)
+    if arguments.speed:
+        with (
+            LLM.open(arguments.draft, arguments.verifier, history=False, n_ctx=N_CTX) as pair,
+            LLM.open(None, arguments.verifier, history=False, n_ctx=N_CTX) as alone,
+        ):
+            speeds(pair, alone, asked[0], arguments.tokens)  # both have measured themselves after that
+            for question, row in zip(asked, rows, strict=True):
+                row["alone"], row["pair"] = speeds(pair, alone, question, arguments.tokens)
+    return {"cost": share, "rows": rows}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return a line for each category, and one for all questions."""
+    lines = [f"{'category':16}{'questions':>10}{'acceptance':>12}{'length':>8}{'alone':>8}{'pair':>8}{'times':>7}"]
+    categories = [*dict.fromkeys(row["category"] for row in found["rows"]), ALL]
+    lines += [_line(one, [row for row in found["rows"] if one in (ALL, row["category"])]) for one in categories]
+    lines.append(f"a drafted token takes {found['cost']:.3f} of the verifier's time (1/{1 / found['cost']:.1f})")
+    return "\n".join(lines) + "\n"
+
+
+def _line(category: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    tokens, accepted, rounds = (sum(row[name] for row in rows) for name in ("tokens", "accepted", "rounds"))
+    line = f"{category:16}{len(rows):10}{accepted / tokens:12.2f}{tokens / rounds:8.2f}"
+    if "pair" in rows[0]:
+        alone, pair = (float(np.median([row[name] for row in rows])) for name in ("alone", "pair"))
+        times = spread([row["pair"] / row["alone"] for row in rows])
+        line += f"{alone:8.0f}{pair:8.0f}{times['median']:7.2f} ({times['q1']:.2f} to {times['q3']:.2f})"
+    return line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("questions", type=Path)
+    parser.add_argument("--draft", type=Path, default=Path("models/smollm2/draft.gguf"))
+    parser.add_argument("--verifier", type=Path, required=True)
+    parser.add_argument("--per", type=int, default=40, help="questions of each category, at most")
+    parser.add_argument("--tokens", type=int, default=96, help="of a reply, at most")
+    parser.add_argument("--speed", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--name", default="distilled_draft", help="of the result file")
+    arguments = parser.parse_args()
+    found = measure(arguments)
+    path = write(arguments.name, "bench.models.distilled_draft", found)
+    sys.stdout.write(f"{table(found)}written: {path}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Trains SmolLM2's draft model on what SmolLM2 wrote (`synthesis.py`), by its distributions, with checkpoints.
+
+The embeddings start as the main components of the verifier's, so that its knowledge of words need not be learned again;
+the copy heads are seeded as those of the other pairs are. The loss is the cross-entropy to the teacher's kept tokens;
+its sum over the vocabulary runs over the tokens that the teacher thought of anywhere in the batch and over others drawn
+by chance, which stand for all that are left: the whole vocabulary would take most of the time.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from models.net import Net, seed_copy_heads
+from models.recipe import schedule
+from models.smollm2.recipe import DRAFT, NEGATIVES, ROW, SHARPENED
+from models.train import optimizers_of, prepare, save
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """All conversations in a row: `ids`, shape (n,); for each place the number of its row in `likeliest` and `known`,
+    shape (m, TOP), or -1 where the teacher was not asked; and where each conversation begins, with the end."""
+
+    ids: npt.NDArray[np.uint16]
+    rows: npt.NDArray[np.int32]
+    likeliest: npt.NDArray[np.uint16]
+    known: npt.NDArray[np.float16]
+    begins: npt.NDArray[np.int64]
+
+    @classmethod
+    def read(cls, folder: Path) -> Texts:
+        """Return the texts of all shards in `folder`."""
+        shards = [np.load(path) for path in sorted(folder.glob("shard-????.npz"))]
+        ids = np.concatenate([shard["ids"] for shard in shards])
+        starts = np.cumsum([0, *(len(shard["ids"]) for shard in shards)])
+        counts = np.cumsum([0, *(len(shard["places"]) for shard in shards)])
+        rows = np.full(len(ids), -1, dtype=np.int32)
+        for shard, start, count in zip(shards, starts[:-1], counts[:-1], strict=True):
+            rows[shard["places"] + start] = np.arange(len(shard["places"])) + count
+        begins = np.concatenate(
+            [shard["begins"][:-1] + start for shard, start in zip(shards, starts[:-1], strict=True)]
+        )
+        return cls(
+            ids, rows, np.concatenate([shard["likeliest"] for shard in shards]),
+            np.concatenate([shard["known"] for shard in shards]), np.append(begins, len(ids)),
+        )  # fmt: skip
+
+    def places(self, step: int, rows: int) -> npt.NDArray[np.int64]:
+        """Return the places of the tokens of a step, (rows, ROW): conversations in a row, drawn by chance."""
+        chance, drawn, found = np.random.default_rng(step), [], 0
+        while found < rows * ROW:
+            at = chance.integers(len(self.begins) - 1)
+            drawn.append(np.arange(self.begins[at], self.begins[at + 1]))
+            found += len(drawn[-1])
+        return np.concatenate(drawn)[: rows * ROW].reshape(rows, ROW)
+
+
+@torch.no_grad()
+def start_from(net: Net, verifier: Path) -> None:
+    """Set the embeddings to the main components of the verifier's, and seed the copy heads.
+
+    Components are evened out by the square root of their spread: the first few would otherwise hide what tells similar
+    tokens apart, by which the copy heads find them.
+    """
+    tensor = next(one for one in gguf.GGUFReader(verifier).tensors if one.name == "token_embd.weight")
+    table = torch.from_numpy(np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
+    table -= table.mean(0)
+    spread, directions = torch.linalg.eigh(table.T @ table / len(table))
+    width = net.shape.width
+    scores = table @ directions[:, -width:]
+    net.embedding.weight.copy_(scores / spread[-width:].sqrt().sqrt())
+    seed_copy_heads(net)
+
+
+def loss_of(net: Net, texts: Texts, places: npt.NDArray[np.int64], generator: torch.Generator) -> Tensor:
+    """Return the mean cross-entropy, in nats, to the teacher's distributions at all places that have one."""
+    ids = torch.from_numpy(texts.ids[places].astype(np.int64))
+    with torch.autocast("cpu", torch.bfloat16, enabled=net.coarse):
+        hidden = net(ids)
+    asked = texts.rows[places]
+    mask = torch.from_numpy(asked >= 0)
+    likeliest = torch.from_numpy(texts.likeliest[asked[asked >= 0]].astype(np.int64))
+    known = torch.from_numpy(texts.known[asked[asked >= 0]].astype(np.float32))
+    targets = (known.softmax(1) + (known / SHARPENED).softmax(1)) / 2
+    vocabulary = net.shape.vocabulary
+    thought_of = torch.zeros(vocabulary, dtype=torch.bool)
+    thought_of[likeliest[:, :8].flatten()] = True
+    drawn = torch.randint(vocabulary, (NEGATIVES,), generator=generator)
+    drawn = drawn[~thought_of[drawn]].unique()
+    candidates = torch.cat((thought_of.nonzero()[:, 0], drawn))
+    stands_for = torch.zeros(len(candidates))
+    stands_for[len(candidates) - len(drawn) :] = np.log((vocabulary - int(thought_of.sum())) / max(1, len(drawn)))
+    place = torch.full((vocabulary,), -1)
+    place[candidates] = torch.arange(len(candidates))
+    with torch.autocast("cpu", torch.bfloat16, enabled=net.coarse):
+        logits = hidden[mask] @ net.output.weight[candidates].T
+    logits = logits.float()
+    total = (logits + stands_for).logsumexp(1)
+    found = place[likeliest]
+    kept = targets * (found >= 0)
+    kept = kept / kept.sum(1, keepdim=True)
+    right = (logits.gather(1, found.clamp(min=0)) * kept).sum(1)
+    return (total - right).mean()
+
+
+def distil(verifier: Path, folder: Path, stop: int | None) -> Net:
+    """Train to the end, or to step `stop`; resume from the checkpoint in `folder`."""
+    torch.manual_seed(DRAFT.seed)
+    net, path = Net(DRAFT.shape), folder / "draft.pt"
+    if not path.exists():
+        start_from(net, verifier)
+    print(prepare(net, "cpu"), flush=True)
+    optimizers = optimizers_of(net, DRAFT)
+    step = 0
+    if path.exists():
+        state = torch.load(path, weights_only=True)
+        net.load_state_dict(state["net"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        step = state["step"]
+    texts = Texts.read(folder)
+    began, tokens, mean = time.monotonic(), 0, 0.0
+    while step < (stop or DRAFT.steps):
+        places = texts.places(step, DRAFT.tokens // ROW)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * schedule(step, DRAFT)
+        net.zero_grad(set_to_none=True)
+        loss = loss_of(net, texts, places, torch.Generator().manual_seed(step))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        step += 1
+        tokens += places.size
+        mean += (loss.item() - mean) / min(step, 20)
+        if step % 10 == 0:
+            print(f"step {step} loss {mean:.4f} {tokens / (time.monotonic() - began):.0f} tokens/s", flush=True)
+        if step % 50 == 0:
+            states = [optimizer.state_dict() for optimizer in optimizers]
+            save(path, {"net": net.state_dict(), "optimizers": states, "step": step})
+            texts = Texts.read(folder)  # SmolLM2 may go on writing beside it
+    return net

@@ -1,0 +1,17 @@
+"""The draft model of SmolLM2: its shape, and the recipe by which it is distilled."""
+
+from __future__ import annotations
+
+from models.recipe import Recipe, Shape
+
+VOCABULARY = 49_152
+ROW = 1_024
+"""Tokens of a row, into which conversations are packed."""
+DRAFT = Recipe("draft", Shape(6, 256, 4, 768, VOCABULARY, ROW), steps=1_250, tokens=4 * ROW, rate=0.01, adam_rate=1e-3)
+"""`tokens` of each step. The width costs most: a row of the head has as many weights as the width, for each token of
+the vocabulary; at 256 a token takes a ninth of the verifier's time."""
+NEGATIVES = 3_072
+"""Tokens drawn from the rest of the vocabulary for each step, beside those that the teacher thought of."""
+SHARPENED = 0.4
+"""Temperature of one half of each target; the other half is the teacher's distribution as it is. Drafts are accepted
+where the likeliest token agrees, which the sharpened half teaches, and the other half is worth more for each token."""
