@@ -23,12 +23,12 @@ from time import perf_counter, process_time
 from typing import Any
 
 import llama_cpp
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
 from edgellm.engine import Context, Model, top2
+from edgellm.engine.native import lib
 from testkit import ROOT
 from testkit.gguf import random_model
 

@@ -25,13 +25,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from bench.harness.report import write
 from bench.harness.statistics import spread
 from edgellm import LLM
 from edgellm.engine import Model
+from edgellm.engine.native import lib
 from testkit.gguf import random_model
 
 SHAPE, TYPE = "qwen2.5-0.5b", "Q4_0"

@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgellm import LLM
 from edgellm.engine import Context, Floats, Ids, Model, check_cuttable, cut
 from edgellm.engine.layer_block import Block
+from edgellm.engine.native import lib
 from edgellm.errors import EdgeError
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer

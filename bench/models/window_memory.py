@@ -31,13 +31,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import llama_cpp.llama_cpp as lib
-
 from bench.harness.llama_source import binaries, build
 from bench.harness.report import write
 from edgellm.engine import Context, Model, ModelFile, native
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import reckon
+from edgellm.engine.native import lib
 from testkit.gguf import architectures
 
 WINDOWS = {"gemma3": 1_024, "gpt-oss": 128, "cohere2": 4_096}
