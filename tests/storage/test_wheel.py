@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -15,7 +19,6 @@ from edgellm.engine import ModelFile
 from edgellm.errors import DiskFull, ModelCorrupt, ModelNotFound, PullFailed
 from edgellm.storage import Transfer, catalog, list_models, pull, remove, resolve
 from edgellm.storage.hub import wheel as module
-from edgellm.storage.hub.download import shutil
 from edgellm.storage.model_files import packaged_path
 from tests.storage.wheels import NAME, packages
 
@@ -34,7 +37,7 @@ def kept() -> list[str]:
 def change(packages: Path, monkeypatch: pytest.MonkeyPatch) -> Change:
     """Changes what the catalogue says of the wheel."""
 
-    def changed(**values: object) -> None:
+    def changed(**values: Any) -> None:
         model = catalog().models[NAME]
         assert model.wheel is not None
         monkeypatch.setitem(catalog().models, NAME, replace(model, wheel=replace(model.wheel, **values)))
@@ -83,17 +86,17 @@ def test_what_is_not_the_file_that_is_meant_is_not_kept(
 
 
 def test_an_interruption_leaves_nothing_and_ends_the_download(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
 
-    class Noted(module.subprocess.Popen):  # type: ignore[type-arg]
-        def __init__(self, *args: object, **options: object) -> None:
-            super().__init__(*args, **options)  # type: ignore[call-overload]
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
             started.append(self)
 
     def interrupted(_: Transfer) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.subprocess, "Popen", Noted)
+    monkeypatch.setattr(subprocess, "Popen", Noted)
     with pytest.raises(KeyboardInterrupt):
         pull(NAME, interrupted)
     assert [process.returncode is not None for process in started] == [True]
@@ -115,7 +118,7 @@ def test_what_another_process_fetches_is_waited_for(packages: Path) -> None:
 
 
 def test_a_full_disk_is_said_before_anything_is_fetched(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
     with pytest.raises(DiskFull):
         pull(NAME)
     assert kept() == []
