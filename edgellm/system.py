@@ -34,6 +34,7 @@ HAS_MODES = os.name != "nt"
 SHARES_CORES = sys.platform == "linux"
 """Whether processes can see in shared memory which others compute, and that these are alive."""
 _PERFORMANCE = 0.5  # of the best processor's capacity, below which a processor is there to save power
+_DONTNEED = 4  # MADV_DONTNEED
 _THREADS = Path("/proc/self/task")
 _PROCESSORS = Path("/sys/devices/system/cpu")
 _HYBRID = Path("/sys/devices/cpu_core/cpus")  # of Intel's hybrid processors: those of the performance cores
@@ -159,6 +160,18 @@ def address_space() -> int | None:
 def mapped_memory() -> int | None:
     """Return the bytes of files that this process has in memory; None where the system does not tell."""
     return _pages(2)
+
+
+def release_mapped(path: Path) -> None:
+    """Give back this process's memory for what it has mapped of a file and only reads; it is read again where it is
+    needed. Elsewhere than on Linux, the system does so when memory is short."""
+    with suppress(OSError, ValueError, AttributeError):
+        real, advise = str(path.resolve()), ctypes.CDLL(None).madvise
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            addresses, access, *_, name = line.split(maxsplit=5)
+            if name == real and "w" not in access:
+                start, end = (int(address, 16) for address in addresses.split("-"))
+                advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONTNEED)
 
 
 def _pages(column: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 import subprocess
@@ -208,3 +209,18 @@ def test_the_processor_quota_is_rounded_up(
     monkeypatch.setattr(system, "_CGROUPS", tmp_path)
     (tmp_path / "cpu.max").write_text(quota)
     assert system.processor_quota() == whole
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system gives it back itself")
+def test_what_is_mapped_of_a_file_is_given_back_and_can_be_read_again(tmp_path: Path) -> None:
+    path, size = tmp_path / "file", 2**25
+    path.write_bytes(b"7" * size)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert mapped[:] == b"7" * size
+        before = system.mapped_memory()
+        system.release_mapped(path)
+        after = system.mapped_memory()
+        assert before is not None
+        assert after is not None
+        assert before - after > size // 2
+        assert mapped[-1:] == b"7"

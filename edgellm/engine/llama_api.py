@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgellm import system
 from edgellm.engine import native
 from edgellm.engine.hardware import CACHE_TYPES, Hardware, apply
 from edgellm.engine.native import Stop, abort_if_set, lib, no_abort
@@ -140,6 +141,8 @@ def load_model(
             f"llama.cpp cannot load {path}: {native.log.since(mark) or 'it gives no reason'}.",
             "Use another file of this model, or update llama-cpp-python.",
         )
+    if not (dry or text_only):  # what was laid out anew is not read in the file again
+        system.release_mapped(path)
     return native.Owned(pointer, lib.llama_model_free)
 
 
