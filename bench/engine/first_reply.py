@@ -1,13 +1,17 @@
 """The first reply of a pair that this device has not seen, and the time and files of its profile.
 
     python -m bench.engine.first_reply [--shapes qwen2.5-0.5b qwen2.5-1.5b] [--type Q4_0]
+    python -m bench.engine.first_reply --files DRAFT VERIFIER
 
-Models of real shape and with random weights are written to a temporary folder. Every process below has a home of its
-own that is empty at first:
+Models of real shape and with random weights are written to a temporary folder, if no files are named. Every process
+below has a home of its own that is empty at first:
 
 - `new`: the pair is loaded (tried in a child process, too) and writes its first reply;
 - `known`: another process does the same, after the pair was tested, hashed and measured;
 - `bare`: the same of a known pair with retrieval off, which needs no cost curve: loading and prefill alone.
+
+`tests` are the CPU seconds of this process's children, which try the models, and of what is measured between replies;
+`peak` is the most memory that the process took until the second reply, in MB.
 
 `first` is the time from asking to the first token. `share` is loading and first token of the new pair by those of a
 bare one: 1.0 means that nothing but loading and prefill was waited for. `profile` is the time of a
@@ -25,7 +29,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from bench.harness.report import write
@@ -36,14 +40,18 @@ from testkit import ROOT
 
 QUESTION = "Tell me a story about a lighthouse and its keeper. "
 MODES = ("new", "known", "bare")
-TIMES = ("load", "first", "second")
+FIGURES = {
+    "load": "load", "first": "first token", "second": "of another reply", "tests": "tests, CPU s", "peak": "peak, MB",
+}  # fmt: skip
+"""What a table calls the figures of a process, which are seconds where it does not say otherwise."""
 
 
 def table(results: Mapping[str, Any]) -> str:
     """Return a Markdown table of the medians in seconds, and the figures of the profile."""
-    lines = ["| pair | load | first token | of another reply |", "|---|---|---|---|"]
+    names = [name for name in FIGURES if name in results["replies"]["new"]]
+    lines = [f"| pair | {' | '.join(FIGURES[name] for name in names)} |", "|---" * (1 + len(names)) + "|"]
     for mode, found in results["replies"].items():
-        medians = (f"{found[name]['median']:.2f}" for name in TIMES)
+        medians = (f"{found[name]['median']:.2f}" for name in names)
         lines.append(f"| {mode} | {' | '.join(medians)} |")
     profile = results["profile"]
     share, memory, kept = results["share"]["median"], profile["memory_ratio"], profile["shard_bytes"] / 1e6
@@ -56,6 +64,7 @@ def table(results: Mapping[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs=2, default=["qwen2.5-0.5b", "qwen2.5-1.5b"], metavar=("DRAFT", "VERIFIER"))
+    parser.add_argument("--files", nargs=2, metavar=("DRAFT", "VERIFIER"), help="model files, in place of --shapes")
     parser.add_argument("--type", default="Q4_0")
     parser.add_argument("--words", type=int, default=20, help="repetitions of the question in a prompt")
     parser.add_argument("--tokens", type=int, default=24, help="of a reply")
@@ -69,17 +78,18 @@ def main() -> None:
         sys.stdout.write(json.dumps(part(arguments)) + "\n")
         return
     with tempfile.TemporaryDirectory() as folder:
-        files = [f"{folder}/{shape}.gguf" for shape in arguments.shapes]
-        for shape, file in zip(arguments.shapes, files, strict=True):
+        made = [f"{folder}/{shape}.gguf" for shape in arguments.shapes]
+        files = arguments.files or made
+        for shape, file in zip(arguments.shapes, () if arguments.files else made, strict=not arguments.files):
             words = ("--shape", shape, "--type", arguments.type)
             command = [sys.executable, "-m", "testkit.gguf.random_model", file, *words]
             subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         rounds = [turn(arguments, files, Path(folder) / f"home{number}") for number in range(arguments.repeats)]
         profiled = child(arguments, files, Path(folder) / "home0", "profile")
     found = {
-        "shapes": arguments.shapes,
+        "shapes": arguments.files or arguments.shapes,
         "type": arguments.type,
-        "replies": {mode: {name: spread([one[mode][name] for one in rounds]) for name in TIMES} for mode in MODES},
+        "replies": {mode: {name: spread([one[mode][name] for one in rounds]) for name in FIGURES} for mode in MODES},
         "share": spread([_waited(one["new"]) / _waited(one["bare"]) for one in rounds]),
         "profile": profiled,
     }
@@ -128,7 +138,11 @@ def part(arguments: argparse.Namespace) -> dict[str, Any]:
         prompts = [f"{number} " + QUESTION * arguments.words for number in range(max(2, arguments.prompts))]
         if arguments.part != "profile":
             first, second = (reply(pair, prompt, arguments.tokens, retrieval)[0] for prompt in prompts[:2])
-            return {"load": load, "first": first, "second": second}
+            peak, before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, process_time()
+            pair.wait_until_measured()
+            tried = resource.getrusage(resource.RUSAGE_CHILDREN)
+            tests = tried.ru_utime + tried.ru_stime + process_time() - before
+            return {"load": load, "first": first, "second": second, "tests": tests, "peak": peak}
         pair.curve()
         alone = [reply(pair, prompt, arguments.tokens, retrieval)[1] for prompt in prompts]
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
