@@ -3,7 +3,9 @@ rem Sets up everything in .venv, once, and runs edgellm with the words that foll
 rem
 rem   start.cmd chat "where is my mug?"
 rem
-rem It needs Python 3.11 or newer, and Visual Studio's C++ tools, by which llama.cpp is compiled for the processor.
+rem It needs Python 3.11 or newer; and Visual Studio's C++ tools where the prebuilt llama.cpp cannot be used.
 setlocal
-py -3 "%~dp0tools\bootstrap.py" run - || exit /b 1
+pushd "%~dp0"
+py -3 -m tools.bootstrap run - || exit /b 1
+popd
 "%~dp0.venv\Scripts\edgellm.exe" %*

@@ -1,4 +1,6 @@
-"""Sets up .venv for ./start and start.cmd: makes it, installs edgellm into it, and shows how the compiling goes.
+"""Sets up .venv for ./start and start.cmd: makes it, installs edgellm and a llama.cpp into it, and shows how it goes.
+
+llama.cpp is the prebuilt one, unless it is to be compiled or the prebuilt one cannot be used here.
 
 Only the standard library: this runs before anything is installed. Safe to interrupt and to run again, also twice at
 once. The stamp is written last, so an unfinished environment is never taken for a finished one.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -15,11 +18,13 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.commands import failure, output_of, processor_seconds, stop_group, works
+from tools.progress import Progress, Screen, say
 
 if sys.platform == "win32":
     import msvcrt
@@ -27,17 +32,18 @@ else:
     import fcntl
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
+VENV = Path(os.environ.get("EDGELLM_VENV") or ROOT / ".venv")
 LOG = VENV / "setup.log"
 LOCKS = ROOT / "tools" / "locks"  # made by tools/lock.py
-BY_HASH = ("--require-hashes", "--no-build-isolation")
+# Bytecode of what is imported is made then: of all packages it takes as long as installing them.
+INSTALL = ("-m", "pip", "install", "--no-input", "--no-deps", "--no-compile", "--no-build-isolation")
+BY_HASH = ("--require-hashes",)
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"  # see edgellm/engine/trial/probe.py
-WITH_RPC = "-DGGML_RPC=on"  # devices of other processes, which the tests and the mesh use
-CORE_MINUTES = 9.0  # llama.cpp took four and a half minutes on two cores
-QUIET_SECONDS = 30.0  # between two lines of progress if the screen cannot be rewritten
+CORE_MINUTES = 4.5  # of one core, to compile llama.cpp for processors
+POLL_SECONDS = 0.1
 
-NINJA = re.compile(r"\[(\d+)/(\d+)\] ")
-COLLECTING = re.compile(r"Collecting ([A-Za-z0-9_.-]+)")
+PREBUILT, COMPILED = "prebuilt", "compiled-"  # a compiled llama.cpp is named for what it computes on: compiled-cuda
+GLIBC = (2, 28)  # which the prebuilt one needs on Linux
 
 
 class SetupFailed(Exception):
@@ -45,28 +51,19 @@ class SetupFailed(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Set up for `arguments`: `run` or `dev`, the fingerprint of the stamp ("-" for one made here), one of `BACKENDS`,
-    `auto` or `cpu`, and one of `EXTRAS`. Return the exit code."""
-    kind, fingerprint, backend, extra = (*arguments, *(CPU, NOTHING)[len(arguments) - 2 :])
+    """Set up for `arguments`: `run` or `dev`, the fingerprint of the stamp ("-" for one made here) and the llama.cpp:
+    `PREBUILT`, one of `BACKENDS`, `auto` or `cpu`, also behind `COMPILED`. Return the exit code."""
+    kind, fingerprint, wanted = (*arguments, PREBUILT)[:3]
     if fingerprint == "-":
-        fingerprint = f"gpu={backend} {fingerprint_of_requirements()}"
+        fingerprint = f"{wanted} {fingerprint_of_requirements()}"
     try:
-        with locked(ROOT / ".venv.lock"):
-            if not is_ready(kind, fingerprint):
-                if backend not in (AUTO, CPU, *BACKENDS):
-                    raise SetupFailed(f"--gpu is {backend}. Give one of {', '.join((AUTO, *BACKENDS, CPU))}.")
-                if extra not in EXTRAS:
-                    raise SetupFailed(f"--with is {extra}. Give one of {', '.join(EXTRAS)}.")
-                set_up(kind)
-                built = build_for(backend)
-                (VENV / "gpu").write_text(built, encoding="utf-8")
-                if extra == RPC:
-                    build_with_rpc(built)
-                (VENV / "with").write_text(extra, encoding="utf-8")
-                if backend == AUTO:
-                    fingerprint = fingerprint.replace(f"gpu={AUTO}", f"gpu={built}", 1)
-                if built == backend or backend == AUTO:  # otherwise the same line tries again
-                    (VENV / f"ready-{kind}").write_text(fingerprint, encoding="utf-8")
+        with locked(VENV.with_name(f"{VENV.name}.lock")):
+            target = resolve(wanted)
+            if not is_ready(kind, fingerprint.replace(wanted, target, 1)):
+                set_up(kind, target)
+                built = provide_llama(target)
+                (VENV / "llama").write_text(built, encoding="utf-8")
+                (VENV / f"ready-{kind}").write_text(fingerprint.replace(wanted, built, 1), encoding="utf-8")
     except SetupFailed as error:
         say(f"error: {error}")
         return 1
@@ -96,26 +93,26 @@ def is_ready(kind: str, fingerprint: str) -> bool:
     return stamp.exists() and stamp.read_text(encoding="utf-8") == fingerprint
 
 
-def set_up(kind: str) -> None:
-    needs_compiler = not has_llama()
-    if needs_compiler and (missing := missing_compiler()):
-        raise SetupFailed(missing)
+def set_up(kind: str, target: str) -> None:
+    """Make the environment, and install all but llama.cpp's binding, which `provide_llama` does, unless it is to be
+    the one for the prebuilt llama.cpp `target`."""
+    say(f"Setting up edgellm in {VENV.name}. This happens once.")
     make_venv()
-    minutes = max(1, round(CORE_MINUTES / (os.cpu_count() or 1)))
-    say("Setting up edgellm in .venv. This happens once.")
-    if needs_compiler:
-        say(f"llama.cpp is compiled on {os.cpu_count()} cores, about {minutes} min, unless pip has kept it.")
-    pip = [str(program("python")), "-m", "pip", "install", "-v", "--no-input", "--no-deps"]
-    # Build tools come first, since pip's isolated builds would fetch them again without checking hashes.
-    for lock in ("build", "dev" if kind == "dev" else "run"):
-        if lock == "dev":
-            forget_wheels_without_rpc()
-        watch([*pip, *BY_HASH, "-r", str(LOCKS / f"{lock}.txt")], compiler_environment())
-    if kind == "dev" and not has_rpc():
-        say("The installed llama.cpp lacks the RPC backend, which the tests need: it is installed once more.")
-        install_llama()
-    watch([*pip, "--no-build-isolation", "--no-index", "-e", str(ROOT)])
-    watch([str(program("python")), "-c", "import llama_cpp, edgellm.cli"])
+    locks = [kind] if no_prebuilt() else [kind, "prebuilt"]
+    commands = [install(*BY_HASH, *requirements(*locks)), install("--no-index", "-e", str(ROOT))]
+    if target == PREBUILT and not installed():
+        commands.append(install_binding())
+    watch(*commands, environment=WITHOUT_CMAKE)
+
+
+def install(*words: str) -> list[str]:
+    """Return the command by which the environment's pip installs something into it."""
+    return [str(program("python")), *INSTALL, *words]
+
+
+def requirements(*locks: str) -> list[str]:
+    """Return pip's words for all packages of some locks."""
+    return [word for lock in locks for word in ("-r", str(LOCKS / f"{lock}.txt"))]
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,6 @@ class Backend:
 
 
 CPU, AUTO = "cpu", "auto"
-EXTRAS = NOTHING, RPC = "none", "rpc"
 BACKENDS = {
     "cuda": Backend("GGML_CUDA", "nvcc", "nvidia-cuda-toolkit", ("nvidia-smi",)),
     "hip": Backend("GGML_HIP", "hipcc", "hipcc libhipblas-dev librocblas-dev", ("rocminfo",)),
@@ -144,6 +140,7 @@ BACKENDS = {
     ),
     "metal": Backend("GGML_METAL", "xcrun", "", ()),
 }  # fmt: skip
+IN_PREBUILT = (CPU, "vulkan", "metal")
 
 
 def detect() -> tuple[str, str]:
@@ -158,53 +155,66 @@ def detect() -> tuple[str, str]:
     return CPU, f"none of {', '.join(sign for one in BACKENDS.values() for sign in one.signs)} shows a graphics card"
 
 
-def build_for(wanted: str) -> str:
-    """Compile llama.cpp for graphics cards, or for none; return what it is compiled for now.
+def resolve(wanted: str) -> str:
+    """Return which llama.cpp is wanted: `PREBUILT`, or `COMPILED` and what for."""
+    if wanted == PREBUILT:  # nothing was asked for
+        return COMPILED + CPU if installed() == COMPILED else PREBUILT
+    name = wanted.removeprefix(COMPILED)
+    if name not in (AUTO, CPU, *BACKENDS):
+        raise SetupFailed(f"--gpu is {name}. Give one of {', '.join((AUTO, *BACKENDS, CPU))}.")
+    if name == AUTO:
+        name, reason = detect()
+        say(f"--gpu {AUTO}: {name}, as {reason}.")
+    if wanted.startswith(COMPILED) or name not in IN_PREBUILT:
+        return COMPILED + name
+    if name != CPU:
+        say(f"The prebuilt llama.cpp uses {name}. To compile one for it: ./start --native --gpu {name}")
+    return PREBUILT
 
-    A build that fails leaves one for the processor, with the reason and what to do.
+
+def provide_llama(target: str) -> str:
+    """See to it that the llama.cpp `target` is there; return the one that is.
+
+    Where the prebuilt one cannot be used, one is compiled; where compiling for a card fails, the prebuilt one is used.
+    Either is said with the reason.
     """
-    name, reason = detect() if wanted == AUTO else (wanted, "as asked for")
-    before = (VENV / "gpu").read_text(encoding="utf-8") if (VENV / "gpu").exists() else CPU
-    if name == before:
-        return name
-    say(f"llama.cpp is compiled for {name}: {reason}.")
-    backend = BACKENDS.get(name)
-    if backend is None:
-        install_llama()
-        return CPU
+    if target == PREBUILT:
+        if installed() != PREBUILT:
+            watch(install_binding("--force-reinstall"), environment=WITHOUT_CMAKE)
+        reason = no_prebuilt() or failure([str(program("python")), "-c", _LOADS])
+        if not reason:
+            return PREBUILT
+        say(f"The prebuilt llama.cpp cannot be used here: {reason}")
+        target = COMPILED + CPU
+    name = target.removeprefix(COMPILED)
+    if installed() == COMPILED and built_before() == target:
+        return target
+    if name == CPU:
+        minutes = max(1, round(CORE_MINUTES / (os.cpu_count() or 1)))
+        compile_llama(f"for this processor on {os.cpu_count()} cores: about {minutes} min")
+        return target
+    backend = BACKENDS[name]
     if shutil.which(backend.compiler) is None:
         say(f"warning: {backend.compiler} is missing, which compiles for {name}. {packages_hint(backend)}")
-        say("edgellm uses the processor until then.")
-        return before
-    say("This takes 10 to 40 min, once.")
+        say("Another llama.cpp is used until then.")
+        return built_before() if installed() == COMPILED else provide_llama(PREBUILT)
     try:
-        install_llama(f"-D{backend.option}=on", backend.header)
-        if not works([str(program("python")), "-c", _OFFLOADS]):
+        compile_llama(f"for {name}: 10 to 40 min", f"-D{backend.option}=on", backend.header)
+        if failure([str(program("python")), "-c", _OFFLOADS]):
             raise SetupFailed(f"It finds no way to use a card. See {LOG}.")
     except SetupFailed as error:
-        say(f"warning: it could not be compiled for {name}, so the processor is used. {error}")
-        install_llama()
-        return CPU
-    return name
+        say(f"warning: it could not be compiled for {name}, so another llama.cpp is used. {error}")
+        return provide_llama(PREBUILT)
+    return target
 
 
-def build_with_rpc(built: str) -> None:
-    """Compile llama.cpp again if it lacks its RPC backend, for the cards that it is `built` for."""
-    if has_rpc():
-        return
-    say("llama.cpp is compiled with its RPC backend, once.")
-    forget_wheels_without_rpc()
-    backend = BACKENDS.get(built)
-    install_llama(*(() if backend is None else (f"-D{backend.option}=on", backend.header)))
-    if not has_rpc():
-        raise SetupFailed(f"It has no RPC backend after that. See {LOG}.")
-
-
-_HAS_RPC = """
-import ctypes, sys
-from llama_cpp.llama_cpp import _lib as library
-library.ggml_backend_reg_by_name.restype = ctypes.c_void_p
-sys.exit(not library.ggml_backend_reg_by_name(b"RPC"))
+# What cannot be imported says why by its error.
+_LOADS = """
+import sys
+try:
+    import edgellm.cli, edgellm.engine.native
+except Exception as error:
+    sys.exit(getattr(error, "what", str(error)))
 """
 _OFFLOADS = """
 import ctypes, sys
@@ -217,48 +227,66 @@ sys.exit(not names - {b"CPU", b"BLAS", b"RPC"})
 """
 
 
-def has_rpc() -> bool:
-    """Return whether the installed llama.cpp has the RPC backend."""
-    return works([str(program("python")), "-c", _HAS_RPC])
+def no_prebuilt() -> str:
+    """Return why no prebuilt llama.cpp can be installed here; "" if one may be, or pip knows better."""
+    if not sys.platform.startswith("linux"):
+        return ""
+    library, version = platform.libc_ver()
+    if library == "glibc" and tuple(map(int, version.split(".")[:2])) >= GLIBC:
+        return ""
+    found = f"{library} {version}".strip() or "another libc"
+    return f"it needs glibc {'.'.join(map(str, GLIBC))}, and this is {found}."
 
 
-def forget_wheels_without_rpc() -> None:
-    """Remove kept wheels of llama-cpp-python without the RPC backend: pip does not know how it compiled a wheel."""
-    command = [str(program("python")), "-m", "pip", "cache", "list", "--format=abspath", "llama_cpp_python"]
-    try:
-        kept_wheels = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    except (OSError, subprocess.CalledProcessError):  # pip keeps nothing
-        return
-    for path in map(Path, kept_wheels):
-        with suppress(OSError, zipfile.BadZipFile):
-            with zipfile.ZipFile(path) as wheel:
-                kept = any("ggml-rpc." in name for name in wheel.namelist())
-            if not kept:
-                say("pip has kept a llama.cpp without the RPC backend, which is needed: it is compiled once more.")
-                path.unlink()
+def installed() -> str:
+    """Return `PREBUILT` if the locked binding is there alone, `COMPILED` if with a llama.cpp, "" if it is not there."""
+    locked_version = re.search(r"==(\S+)", (LOCKS / "binding.txt").read_text(encoding="utf-8"))
+    for packages in VENV.glob("[Ll]ib/**/site-packages"):
+        if locked_version and (packages / f"llama_cpp_python-{locked_version[1]}.dist-info").exists():
+            return COMPILED if any((packages / "llama_cpp" / "lib").glob("*llama.*")) else PREBUILT
+        return ""
+    return ""
 
 
-def compiler_environment(option: str = "", header: str = "") -> dict[str, str]:
-    """Return the environment in which llama.cpp is compiled: with its RPC backend, one more of CMake's options, and a
-    `header` of this folder that every C++ file includes first, if it is named."""
-    arguments = f"{os.environ.get('CMAKE_ARGS', '')} {WITH_RPC} {option}".strip()
-    environment = {**os.environ, **compiler_flags(), "CMAKE_ARGS": arguments}
+def built_before() -> str:
+    """Return which llama.cpp was provided last; one that nobody wrote down was compiled by hand, for the processor."""
+    state = VENV / "llama"
+    return state.read_text(encoding="utf-8") if state.exists() else COMPILED + CPU
+
+
+WITHOUT_CMAKE = {"SKBUILD_WHEEL_CMAKE": "false"}
+"""llama-cpp-python is installed without its llama.cpp by this."""
+
+
+def install_binding(*words: str) -> list[str]:
+    """Return the command that installs llama-cpp-python, with `WITHOUT_CMAKE`, by a cache of its own: pip does not know
+    that the wheel has no llama.cpp, and would take it for other projects."""
+    cache = output_of([str(program("python")), "-m", "pip", "cache", "dir"])
+    kept = ["--cache-dir", str(Path(cache.strip()) / "edgellm")] if cache else ["--no-cache-dir"]
+    return install(*kept, *BY_HASH, *words, *requirements("binding"))
+
+
+def compile_llama(what: str, option: str = "", header: str = "") -> None:
+    """Compile llama-cpp-python with its RPC backend, by which devices hold models that are not cut, and with one more
+    of CMake's options; a `header` of this folder is included first by every C++ file, if it is named. Say `what` for.
+
+    pip does not keep the wheel: it does not know with which options it was made.
+    """
+    if missing := missing_compiler():
+        raise SetupFailed(missing)
+    say(f"llama.cpp is compiled {what}, once.")
+    watch(install(*BY_HASH, *requirements("compile")))
+    # Nothing here uses llama.cpp's libraries for pictures and for its own programs.
+    fewer = ("-DLLAVA_BUILD=OFF", f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={ROOT / 'tools' / 'llama.cmake'}")
+    options = ";".join(filter(None, ("-DGGML_RPC=on", *fewer, option)))
+    environment = {**compiler_flags(), "SKBUILD_CMAKE_ARGS": options}
     if header and os.name != "nt":  # the SDK for Windows has newer headers
-        flags = environment.get("CXXFLAGS", "")
+        flags = environment.get("CXXFLAGS", os.environ.get("CXXFLAGS", ""))
         environment["CXXFLAGS"] = f'{flags} -include "{ROOT / "tools" / header}"'.strip()
-    return environment
-
-
-def install_llama(option: str = "", header: str = "") -> None:
-    """Install llama-cpp-python again; with one of CMake's options it is compiled, and pip does not keep the wheel."""
-    locked_lines = re.findall(
-        r"^llama-cpp-python==.*?(?=^\S|\Z)", (LOCKS / "run.txt").read_text(), re.MULTILINE | re.DOTALL
-    )
-    requirement = VENV / "llama.txt"
-    requirement.write_text("".join(locked_lines), encoding="utf-8")
-    pip = [str(program("python")), "-m", "pip", "install", "-v", "--no-input", "--no-deps", "--force-reinstall"]
-    cache = ["--no-cache-dir"] if option else []
-    watch([*pip, *cache, *BY_HASH, "-r", str(requirement)], compiler_environment(option, header))
+    words = ("-v", "--no-cache-dir", "--no-binary", "llama-cpp-python", "--force-reinstall")
+    watch(install(*words, *BY_HASH, *requirements("binding")), environment=environment)
+    if reason := failure([str(program("python")), "-c", _LOADS]):
+        raise SetupFailed(f"The llama.cpp that was compiled cannot be used: {reason} See {LOG}.")
 
 
 def packages_hint(backend: Backend) -> str:
@@ -268,41 +296,39 @@ def packages_hint(backend: Backend) -> str:
 
 
 def make_venv() -> None:
-    """Make a virtual environment with pip, or keep one that works."""
-    python = program("python")
+    """Make a virtual environment with pip and what builds packages, or keep one that works."""
+    python = str(program("python"))
     ours = (VENV / "pyvenv.cfg").exists() or LOG.exists()
     if VENV.exists() and not ours and any(VENV.iterdir()):
         raise SetupFailed(f"{VENV} exists and is not a virtual environment. Move it away, then run this again.")
-    if works([str(python), "-c", "import sys, pip; sys.exit(sys.version_info < (3, 11))"]):
-        return
-    shutil.rmtree(VENV, ignore_errors=True)
-    if not works([sys.executable, "-c", "import venv"]):
-        raise SetupFailed(f"This Python has no venv module. {install_hint('venv')}")
-    if works([sys.executable, "-c", "import ensurepip"]):
-        watch([sys.executable, "-m", "venv", str(VENV)])
-    elif works([sys.executable, "-m", "pip", "--version"]):
-        # Debian has ensurepip in a package of its own; an installed pip can fill the environment as well.
+    pip = [python, *INSTALL]
+    if not works([python, "-c", "import sys, pip; sys.exit(sys.version_info < (3, 11))"]):
+        shutil.rmtree(VENV, ignore_errors=True)
+        if not works([sys.executable, "-c", "import venv"]):
+            raise SetupFailed(f"This Python has no venv module. {install_hint('venv')}")
         watch([sys.executable, "-m", "venv", "--without-pip", str(VENV)])
-        watch([sys.executable, "-m", "pip", "--python", str(python), "install", *BY_HASH, "--no-deps",
-               "-r", str(LOCKS / "build.txt")])  # fmt: skip
-    else:
-        raise SetupFailed(f"This Python can make no virtual environment with pip. {install_hint('venv')}")
-
-
-def has_llama() -> bool:
-    return works([str(program("python")), "-c", "import llama_cpp"])
+        # An installed pip fills the environment sooner than ensurepip, which Debian has in a package of its own.
+        if works([sys.executable, "-m", "pip", "--python", python, "--version"]):
+            pip = [sys.executable, "-m", "pip", "--python", python, *INSTALL[2:]]
+        elif works([python, "-c", "import ensurepip"]):
+            watch([python, "-m", "ensurepip"])
+        else:
+            raise SetupFailed(f"This Python can make no virtual environment with pip. {install_hint('venv')}")
+    # These come first, since pip's isolated builds would fetch them again without checking hashes, and the newer pip
+    # chooses among the files of a package in half the time.
+    watch([*pip, *BY_HASH, *requirements("build")])
 
 
 def missing_compiler() -> str | None:
     """Return what is missing to compile llama.cpp, with the command that installs it; None if nothing is."""
     if sys.platform == "darwin" and not works(["xcode-select", "-p"]):
-        return "A C++ compiler is needed to build llama.cpp. Install it with: xcode-select --install"
+        return "A C++ compiler is needed to compile llama.cpp. Install it with: xcode-select --install"
     if os.name == "nt":  # CMake finds Visual Studio's, which is not on the path
         return None
     for language, variable, names in (("C", "CC", ("cc", "gcc", "clang")), ("C++", "CXX", ("c++", "g++", "clang++"))):
         chosen = shlex.split(os.environ.get(variable, ""))[:1]
         if not any(shutil.which(name) for name in (chosen or names)):
-            return f"A {language} compiler is needed to build llama.cpp. {install_hint('compiler')}"
+            return f"A {language} compiler is needed to compile llama.cpp. {install_hint('compiler')}"
     return None
 
 
@@ -335,119 +361,47 @@ def install_hint(thing: str) -> str:
     }[thing]
 
 
-def works(command: Sequence[str]) -> bool:
-    try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
+def watch(*commands: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    """Run commands beside each other with their output, and then their seconds, in the log, and show the progress.
 
-
-def output_of(command: Sequence[str]) -> str | None:
-    """Return what a command prints on standard output; None if it is missing or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    except OSError:
-        return None
-    return done.stdout if done.returncode == 0 else None
-
-
-def watch(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    """Run `command` with its output in the log, and show its progress. An interruption ends all of its processes."""
+    An interruption, and the failure of one of them, ends all of their processes.
+    """
     VENV.mkdir(exist_ok=True)
-    with LOG.open("a", encoding="utf-8") as log:
-        log.write(f"$ {shlex.join(command)}\n")
-        log.flush()
-        start = LOG.stat().st_size
-        # A session of its own: pip, ninja and the compilers are one group, and end together.
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-        )
-    try:
-        with LOG.open("rb") as output:
-            output.seek(start)
-            screen = Screen()
-            progress = Progress()
-            while process.poll() is None:
+    processes: list[subprocess.Popen[bytes]] = []
+    screen, progress, began, computed = Screen(), Progress(), time.monotonic(), processor_seconds()
+    with LOG.open("ab") as log, LOG.open("rb") as output:
+        output.seek(0, os.SEEK_END)
+        try:
+            for command in commands:
+                log.write(f"$ {shlex.join(command)}\n".encode())
+                log.flush()
+                # A session of its own: pip, ninja and the compilers are one group, and end together.
+                processes.append(
+                    subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                        env={**os.environ, **(environment or {})},
+                    )
+                )  # fmt: skip
+            while (codes := [process.poll() for process in processes]).count(0) < len(codes):
+                if any(codes):
+                    raise SetupFailed(explain_failure())
                 progress.read(output.read().decode("utf-8", "replace"))
                 screen.show(progress.text())
-                time.sleep(0.5)
-        screen.clear()
-    except BaseException:
-        stop_group(process)
-        raise
-    if process.returncode:
-        raise SetupFailed(explain_failure())
-
-
-def stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it has started."""
-    if sys.platform == "win32":
-        works(["taskkill", "/T", "/F", "/PID", str(process.pid)])
-        return
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(timeout=5)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
+                time.sleep(POLL_SECONDS)
+        except BaseException:
+            for process in processes:
+                stop_group(process)
+            raise
+        finally:
+            screen.clear()
+        seconds = f"# {time.monotonic() - began:.1f} s, {processor_seconds() - computed:.1f} s of processor time"
+        log.write(f"{seconds}\n".encode())
 
 
 def explain_failure() -> str:
     tail = LOG.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
     shown = "\n".join(f"  | {line}" for line in tail)
     return f"Setting up failed. The end of {LOG}:\n{shown}\nFix this, then run the same line again."
-
-
-class Progress:
-    """The progress of pip and ninja, read from their output."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.doing = "preparing"
-        self.rest = ""
-
-    def read(self, text: str) -> None:
-        lines = (self.rest + text).split("\n")
-        self.rest = lines.pop()
-        for line in lines:
-            self.read_line(line.strip())
-
-    def read_line(self, line: str) -> None:
-        if "Building wheel for llama" in line:
-            self.doing = "compiling llama.cpp"
-        elif self.doing.startswith("compiling") and (step := NINJA.match(line)):
-            self.doing = f"compiling llama.cpp, step {step[1]} of {step[2]}"
-        elif name := COLLECTING.match(line):
-            self.doing = f"downloading {name[1]}"
-        elif line.startswith("Installing collected packages"):
-            self.doing = "installing"
-
-    def text(self) -> str:
-        seconds = int(time.monotonic() - self.started)
-        elapsed = f"{seconds // 60} min {seconds % 60:02d} s" if seconds >= 60 else f"{seconds} s"
-        return f"  {self.doing} ({elapsed})"
-
-
-class Screen:
-    """A line that is rewritten on a terminal; elsewhere a new line now and then."""
-
-    def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self.last = time.monotonic()
-
-    def show(self, text: str) -> None:
-        if self.terminal:
-            width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r\033[K{text[:width]}")
-            sys.stderr.flush()
-        elif time.monotonic() - self.last >= QUIET_SECONDS:
-            self.last = time.monotonic()
-            say(text)
-
-    def clear(self) -> None:
-        if self.terminal:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
 
 
 @contextmanager
@@ -471,11 +425,6 @@ def try_lock(file: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

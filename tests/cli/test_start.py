@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -12,13 +13,16 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from edgellm.engine.trial import probe
 from tools import audit, bootstrap, lock
+from tools.commands import failure
+from tools.progress import Progress, Screen
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = "-n auto --dist loadfile --no-loadscope-reorder"
@@ -45,14 +49,12 @@ def checkout(tmp_path: Path) -> Path:
         "import pathlib, sys\n"
         "root = pathlib.Path(__file__).parent.parent\n"
         "with (root / 'calls').open('a') as file: file.write(sys.argv[1] + '\\n')\n"
-        "with (root / 'cards').open('a') as file: file.write(sys.argv[3] + '\\n')\n"
-        "with (root / 'extras').open('a') as file: file.write(sys.argv[4] + '\\n')\n"
+        "with (root / 'llamas').open('a') as file: file.write(sys.argv[3] + '\\n')\n"
         "(root / '.venv' / 'bin').mkdir(parents=True, exist_ok=True)\n"
         "for name in ('python', 'edgellm'):\n"
         "    tool = root / '.venv' / 'bin' / name\n"
         '    tool.write_text(\'#!/bin/sh\\necho "\' + name + \'" "$@" in "$PWD"\\n\'); tool.chmod(0o755)\n'
-        "(root / '.venv' / 'gpu').write_text(sys.argv[3])\n"
-        "(root / '.venv' / 'with').write_text(sys.argv[4])\n"
+        "(root / '.venv' / 'llama').write_text(sys.argv[3])\n"
         "(root / '.venv' / ('ready-' + sys.argv[1])).write_text(sys.argv[2])\n"
     )
     return root
@@ -139,18 +141,18 @@ def test_no_python_is_told_with_the_command_that_installs_it(checkout: Path, tmp
     assert "sudo apt-get" in start(checkout, "chat", PATH=str(tools), PYTHON="").stderr
 
 
-def test_a_missing_compiler_is_told(
+def test_a_missing_compiler_is_told_where_one_is_needed(
     venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/apt-get" if name in ("apt-get", "cc") else None)
+    build = Build(venv, monkeypatch, ("apt-get", "cc"))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    assert bootstrap.main(["run", "x"]) == 1
+    assert bootstrap.main(["run", "llama=prebuilt here", "prebuilt"]) == 0
+    assert bootstrap.main(["run", "llama=compiled-cpu here", "compiled-cpu"]) == 1
     said = capsys.readouterr().err
     assert "A C++ compiler is needed" in said
     assert "sudo apt-get update && sudo apt-get install -y build-essential" in said
-    assert not venv.exists()
+    assert build.options == []
 
 
 def test_on_windows_programs_have_other_places_and_no_compiler_is_looked_for(
@@ -163,7 +165,7 @@ def test_on_windows_programs_have_other_places_and_no_compiler_is_looked_for(
     assert bootstrap.program("edgellm").parts[-2:] == ("Scripts", "edgellm.exe")
     assert bootstrap.missing_compiler() is None
     commands = (ROOT / "start.cmd").read_text(encoding="ascii")
-    assert "tools\\bootstrap.py" in commands
+    assert "-m tools.bootstrap run -" in commands
     assert "\\".join(bootstrap.program("edgellm").parts[-3:]) in commands
 
 
@@ -171,8 +173,9 @@ def test_a_fingerprint_of_its_own_changes_with_what_is_required(
     venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bootstrap, "LOCKS", tmp_path)
-    monkeypatch.setattr(bootstrap, "set_up", lambda _kind: venv.mkdir(exist_ok=True))
-    for name in ("pyproject.toml", "constraints.txt", "run.txt"):
+    monkeypatch.setattr(bootstrap, "set_up", lambda _kind, _target: venv.mkdir(exist_ok=True))
+    monkeypatch.setattr(bootstrap, "provide_llama", lambda target: target)
+    for name in ("pyproject.toml", "constraints.txt", "run.txt", "binding.txt"):
         (tmp_path / name).write_text(name)
     assert bootstrap.main(["run", "-"]) == 0
     first = (venv / "ready-run").read_text()
@@ -184,22 +187,44 @@ def test_a_fingerprint_of_its_own_changes_with_what_is_required(
 
 
 def test_a_graphics_card_is_named_once(checkout: Path) -> None:
-    assert start(checkout, "--gpu", "vulkan", "chat", "hello").stdout == f"edgellm chat hello in {checkout}\n"
+    assert start(checkout, "--gpu", "cuda", "chat", "hello").stdout == f"edgellm chat hello in {checkout}\n"
     start(checkout, "chat")
-    start(checkout, "--gpu=vulkan", "chat")
-    assert (checkout / "cards").read_text().split() == ["vulkan"]
+    start(checkout, "--gpu=cuda", "chat")
+    assert (checkout / "llamas").read_text().split() == ["cuda"]
     start(checkout, "--gpu", "cpu", "chat")
     start(checkout, "chat")
-    assert (checkout / "cards").read_text().split() == ["vulkan", "cpu"]
+    assert (checkout / "llamas").read_text().split() == ["cuda", "cpu"]
 
 
-def test_rpc_is_asked_for_once_and_beside_a_card(checkout: Path) -> None:
+def test_compiling_is_asked_for_once_and_keeps_what_is_compiled(checkout: Path) -> None:
     assert start(checkout, "--with", "rpc", "chat", "hello").stdout == f"edgellm chat hello in {checkout}\n"
     start(checkout, "chat")
+    start(checkout, "--native", "chat")
+    assert (checkout / "llamas").read_text().split() == ["compiled-cpu"]
     start(checkout, "--with=rpc", "--gpu", "vulkan", "chat")
-    start(checkout, "chat")
-    assert (checkout / "extras").read_text().split() == ["rpc", "rpc"]
-    assert (checkout / "cards").read_text().split() == ["cpu", "vulkan"]
+    start(checkout, "--with", "rpc", "chat")
+    assert (checkout / "llamas").read_text().split() == ["compiled-cpu", "compiled-vulkan"]
+
+
+def test_an_unknown_extra_is_refused(checkout: Path) -> None:
+    done = start(checkout, "--with", "ftp", "chat")
+    assert done.returncode == 1
+    assert "there is only rpc" in done.stderr
+    assert not (checkout / "calls").exists()
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_another_folder_holds_another_environment(checkout: Path, tmp_path: Path, relative: bool) -> None:
+    bootstrapping = checkout / "tools" / "bootstrap.py"
+    bootstrapping.write_text(
+        "import os, pathlib\n"
+        "tool = pathlib.Path(os.environ['EDGELLM_VENV'], 'bin', 'edgellm')\n"
+        "tool.parent.mkdir(parents=True)\n"
+        "tool.write_text('#!/bin/sh\\necho \"$0 ${EDGELLM_VENV-unset}\"'); tool.chmod(0o755)\n"
+    )
+    other = tmp_path / "other"
+    done = start(checkout, "chat", cwd=tmp_path, EDGELLM_VENV="other" if relative else str(other))
+    assert done.stdout == f"{other / 'bin' / 'edgellm'} unset\n", done.stderr
 
 
 SHOWN = {
@@ -210,108 +235,205 @@ SOFTWARE = "Devices:\nGPU0:\n\tdeviceType         = PHYSICAL_DEVICE_TYPE_CPU\n\t
 
 
 class Build:
-    """Stands in for pip and the compilers; `fails` and `useless` builds for a card."""
+    """Stands in for pip and the compilers; `fails` and `useless` builds for a card; a prebuilt one with a `fault`, and
+    compiled ones that are `broken`."""
 
     def __init__(self, venv: Path, monkeypatch: pytest.MonkeyPatch, programs: tuple[str, ...]) -> None:
         self.options: list[str] = []
-        self.flags = ""  # of the last C++ compiler
+        self.environment: Mapping[str, str] = {}  # of the last compiler
+        self.there = ""
         self.fails = self.useless = False
+        self.fault = self.broken = ""
         venv.mkdir()
-        monkeypatch.setattr(bootstrap, "set_up", lambda _kind: None)
+        monkeypatch.setattr(bootstrap, "set_up", lambda _kind, _target: None)
         monkeypatch.setattr(bootstrap, "watch", self.watch)
-        monkeypatch.setattr(bootstrap, "works", lambda command: not (self.useless and bootstrap._OFFLOADS in command))
+        monkeypatch.setattr(bootstrap, "installed", lambda: self.there)
+        monkeypatch.setattr(bootstrap, "no_prebuilt", lambda: "")
+        monkeypatch.setattr(bootstrap, "works", lambda _command: True)
+        monkeypatch.setattr(bootstrap, "failure", self.failure)
         monkeypatch.setattr(
             bootstrap, "output_of", lambda command: SHOWN.get(command[0]) if command[0] in programs else None
         )
         monkeypatch.setattr(shutil, "which", lambda name: name if name in programs else None)
         monkeypatch.setattr(sys, "platform", "linux")
-        monkeypatch.delenv("CMAKE_ARGS", raising=False)
 
-    def watch(self, command: list[str], environment: dict[str, str] | None = None) -> None:
-        self.flags = (environment or {}).get("CXXFLAGS", "")
-        rpc, _, option = (environment or {}).get("CMAKE_ARGS", "").partition(" ")
-        assert rpc == bootstrap.WITH_RPC
-        self.options.append(option)
-        assert ("--no-cache-dir" in command) == bool(option), "pip keeps the wheel without a card"
-        if option and self.fails:
-            raise bootstrap.SetupFailed("no such header")
+    def failure(self, command: Sequence[str]) -> str:
+        if bootstrap._OFFLOADS in command:
+            return "no device" * self.useless
+        return self.fault if self.there != bootstrap.COMPILED else self.broken
+
+    def watch(self, *commands: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        for command in commands:
+            if "--no-binary" in command:
+                assert "--no-cache-dir" in command, "pip would give it to others, and take another's for this"
+                assert environment is not None
+                self.environment = environment
+                option = environment["SKBUILD_CMAKE_ARGS"].partition("llama.cmake")[2].removeprefix(";")
+                self.options.append(option)
+                if option and self.fails:
+                    raise bootstrap.SetupFailed("no such header")
+                self.there = bootstrap.COMPILED
+            elif "--force-reinstall" in command:
+                assert environment == bootstrap.WITHOUT_CMAKE
+                self.there = bootstrap.PREBUILT
+
+
+CC = ("cc", "c++")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "programs", "options"),
+    ("wanted", "programs", "built", "options"),
     [
-        ("cuda", ("nvcc",), ["-DGGML_CUDA=on"]),
-        ("auto", ("nvidia-smi", "nvcc"), ["-DGGML_CUDA=on"]),
-        ("auto", ("vulkaninfo", "glslc"), ["-DGGML_VULKAN=on"]),
-        ("auto", (), []),
-        ("cpu", ("nvcc",), []),
+        ("prebuilt", (), "prebuilt", []),
+        ("cuda", ("nvcc",), "compiled-cuda", ["-DGGML_CUDA=on"]),
+        ("auto", ("nvidia-smi", "nvcc"), "compiled-cuda", ["-DGGML_CUDA=on"]),
+        ("auto", ("vulkaninfo", "glslc"), "prebuilt", []),
+        ("vulkan", ("glslc",), "prebuilt", []),
+        ("compiled-vulkan", ("glslc",), "compiled-vulkan", ["-DGGML_VULKAN=on"]),
+        ("compiled-auto", (), "compiled-cpu", [""]),
+        ("compiled-cpu", (), "compiled-cpu", [""]),
+        ("auto", (), "prebuilt", []),
+        ("cpu", ("nvcc",), "prebuilt", []),
     ],
 )
-def test_llama_cpp_is_compiled_for_the_card(
-    venv: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, programs: tuple[str, ...], options: list[str]
+def test_llama_cpp_is_compiled_for_what_the_prebuilt_one_lacks(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, programs: tuple[str, ...], built: str, options: list[str]
 ) -> None:
-    build = Build(venv, monkeypatch, programs)
+    build = Build(venv, monkeypatch, (*programs, *CC))
     for _ in range(2):
-        assert bootstrap.main(["run", f"gpu={wanted} here", wanted]) == 0
+        assert bootstrap.main(["run", f"llama={wanted} here", wanted]) == 0
     assert build.options == options
-    built = (venv / "gpu").read_text()
-    assert (venv / "ready-run").read_text() == f"gpu={built} here"
+    assert (venv / "llama").read_text() == built
+    assert (venv / "ready-run").read_text() == f"llama={built} here"
 
 
-def test_a_driver_that_computes_on_the_processor_is_no_card(
+def test_what_the_prebuilt_one_has_is_said(
     venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build = Build(venv, monkeypatch, ("vulkaninfo", "glslc"))
-    monkeypatch.setitem(SHOWN, "vulkaninfo", SOFTWARE)
-    assert bootstrap.main(["run", "gpu=auto here", "auto"]) == 0
+    Build(venv, monkeypatch, ())
+    assert bootstrap.main(["run", "llama=vulkan here", "vulkan"]) == 0
+    assert "./start --native --gpu vulkan" in capsys.readouterr().err
+
+
+def test_a_prebuilt_one_that_cannot_be_used_is_compiled_once_with_its_reason(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = Build(venv, monkeypatch, CC)
+    build.fault = "it needs a processor with AVX2"
+    for wanted in ("prebuilt", "compiled-cpu"):  # as ./start asks at first, and then
+        assert bootstrap.main(["run", f"llama={wanted} here", wanted]) == 0
+    said = capsys.readouterr().err
+    assert "cannot be used here: it needs a processor with AVX2" in said
+    assert "min, once" in said
+    assert build.options == [""]
+
+
+def test_a_compiled_one_that_nobody_wrote_down_is_kept(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = Build(venv, monkeypatch, CC)
+    build.there = bootstrap.COMPILED
+    assert bootstrap.main(["run", "llama=prebuilt here", "prebuilt"]) == 0
     assert build.options == []
-    assert (venv / "gpu").read_text() == "cpu"
+    assert (venv / "llama").read_text() == "compiled-cpu"
+    assert bootstrap.main(["run", "llama=cpu here", "cpu"]) == 0
+    assert build.there == bootstrap.PREBUILT
+
+
+@pytest.mark.parametrize(
+    ("libc", "reason"),
+    [(("glibc", "2.36"), ""), (("glibc", "2.17"), "this is glibc 2.17"), (("", ""), "this is another libc")],
+)
+def test_an_older_or_another_libc_is_no_place_for_the_prebuilt_one(
+    monkeypatch: pytest.MonkeyPatch, libc: tuple[str, str], reason: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platform, "libc_ver", lambda: libc)
+    found = bootstrap.no_prebuilt()
+    assert bool(found) == bool(reason)
+    assert reason in found
+
+
+def test_what_is_installed_is_seen_by_its_files(venv: Path) -> None:
+    assert bootstrap.installed() == ""
+    packages = venv / "lib" / "python3.11" / "site-packages"
+    (packages / f"llama_cpp_python-{lock.pins('binding')['llama-cpp-python']}.dist-info").mkdir(parents=True)
+    assert bootstrap.installed() == bootstrap.PREBUILT
+    (packages / "llama_cpp" / "lib").mkdir(parents=True)
+    (packages / "llama_cpp" / "lib" / "libllama.so").touch()
+    assert bootstrap.installed() == bootstrap.COMPILED
+
+
+def test_why_something_fails_is_what_it_says() -> None:
+    assert failure([sys.executable, "-c", "pass"]) == ""
+    assert failure([sys.executable, "-c", "import sys; sys.exit('no AVX2')"]) == "no AVX2"
+    died = [sys.executable, "-c", "import os; os.abort()"]
+    assert "ends with -" in failure(died)
+
+
+def test_a_driver_that_computes_on_the_processor_is_no_card(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = Build(venv, monkeypatch, ("vulkaninfo", "glslc", *CC))
+    monkeypatch.setitem(SHOWN, "vulkaninfo", SOFTWARE)
+    assert bootstrap.main(["run", "llama=compiled-auto here", "compiled-auto"]) == 0
+    assert build.options == [""]
 
 
 def test_vulkan_is_compiled_with_what_the_headers_of_debian_12_lack(
     venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = Build(venv, monkeypatch, ("glslc", "nvcc"))
-    bootstrap.build_for("cuda")
-    assert "-include" not in build.flags
+    build = Build(venv, monkeypatch, ("glslc", "nvcc", *CC))
+    bootstrap.provide_llama("compiled-cuda")
+    assert "-include" not in build.environment.get("CXXFLAGS", "")
     monkeypatch.setattr(bootstrap, "ROOT", ROOT)
-    bootstrap.build_for("vulkan")
-    included = shlex.split(build.flags)[-2:]
+    bootstrap.provide_llama("compiled-vulkan")
+    included = shlex.split(build.environment["CXXFLAGS"])[-2:]
     assert included == ["-include", str(ROOT / "tools" / "vulkan_layer_settings.hpp")]
     assert Path(included[1]).is_file()
 
 
 @pytest.mark.parametrize("fault", ["fails", "useless", "missing"])
-def test_a_build_that_fails_leaves_the_processor_and_says_what_to_do(
+def test_a_build_that_fails_leaves_the_prebuilt_one_and_says_what_to_do(
     venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
 ) -> None:
-    build = Build(venv, monkeypatch, ("apt-get",) if fault == "missing" else ("nvcc",))
+    build = Build(venv, monkeypatch, ("apt-get", *CC) if fault == "missing" else ("nvcc", *CC))
     build.fails, build.useless = fault == "fails", fault == "useless"
-    assert bootstrap.main(["run", "gpu=cuda here", "cuda"]) == 0
+    assert bootstrap.main(["run", "llama=cuda here", "cuda"]) == 0
     said = capsys.readouterr().err
     assert {"fails": "no such header", "useless": "no way to use a card", "missing": "nvidia-cuda-toolkit"}[
         fault
     ] in said
-    assert (venv / "gpu").read_text() == "cpu"
-    assert not (venv / "ready-run").exists(), "the same line tries again"
-    assert build.options[-1:] == ([] if fault == "missing" else [""])
+    assert build.there == bootstrap.PREBUILT
+    assert (venv / "llama").read_text() == "prebuilt"
+    assert (venv / "ready-run").read_text() == "llama=prebuilt here", "the same line tries again"
 
 
-@pytest.mark.parametrize(("gpu", "option"), [("cpu", ""), ("cuda", "-DGGML_CUDA=on")])
-def test_rpc_is_compiled_beside_what_is_there(
-    venv: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, option: str
+def test_a_compiler_for_a_card_that_is_missing_leaves_what_is_compiled(
+    venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = Build(venv, monkeypatch, ("nvcc",))
-    monkeypatch.setattr(bootstrap, "works", lambda command: bootstrap._HAS_RPC not in command or bool(build.options))
-    assert bootstrap.main(["run", f"gpu={gpu} with=rpc here", gpu, "rpc"]) == 0
-    assert build.options == [option]
-    assert (venv / "with").read_text() == "rpc"
-    assert (venv / "ready-run").read_text() == f"gpu={gpu} with=rpc here"
+    build = Build(venv, monkeypatch, CC)
+    assert bootstrap.main(["run", "llama=compiled-cpu here", "compiled-cpu"]) == 0
+    assert bootstrap.main(["run", "llama=cuda here", "cuda"]) == 0
+    assert build.there == bootstrap.COMPILED
+    assert (venv / "llama").read_text() == "compiled-cpu"
 
 
-def test_an_unknown_extra_is_refused(venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bootstrap.main(["run", "x", "cpu", "ftp"]) == 1
-    assert "Give one of none, rpc" in capsys.readouterr().err
+def test_a_compiled_one_that_cannot_be_used_is_told(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = Build(venv, monkeypatch, CC)
+    build.broken = "no symbol llama_decode."
+    assert bootstrap.main(["run", "llama=compiled-cpu here", "compiled-cpu"]) == 1
+    assert "cannot be used: no symbol llama_decode." in capsys.readouterr().err
+    assert not (venv / "ready-run").exists()
+
+
+def test_llama_cpp_is_compiled_with_rpc_and_without_what_nothing_uses(
+    venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = Build(venv, monkeypatch, CC)
+    monkeypatch.setattr(bootstrap, "ROOT", ROOT)
+    bootstrap.compile_llama("for a test")
+    rpc, pictures, hook = build.environment["SKBUILD_CMAKE_ARGS"].split(";")
+    assert (rpc, pictures) == ("-DGGML_RPC=on", "-DLLAVA_BUILD=OFF")
+    assert "LLAMA_BUILD_COMMON OFF" in Path(hook.partition("=")[2]).read_text()
 
 
 def test_an_unknown_card_is_refused(venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,43 +450,11 @@ def test_a_compiler_of_ones_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_llama_cpp_is_compiled_without_amx(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, str]] = []
-    monkeypatch.setattr(bootstrap, "make_venv", lambda: None)
-    monkeypatch.setattr(bootstrap, "works", lambda _command: True)
-    monkeypatch.setattr(bootstrap, "watch", lambda _command, environment=None: seen.append(environment or {}))
+    build = Build(venv, monkeypatch, CC)
     monkeypatch.setenv("CFLAGS", "-O2")
-
-    bootstrap.set_up("run")
-
-    with_flags = [environment for environment in seen if "CFLAGS" in environment]
-    assert with_flags[0]["CFLAGS"] == f"-O2 {probe.WITHOUT_AMX}"
-    assert with_flags[0]["CXXFLAGS"] == probe.WITHOUT_AMX
-
-
-@pytest.mark.parametrize(("kind", "kept"), [("dev", False), ("dev", True), ("run", False)])
-def test_the_tests_have_a_llama_cpp_with_rpc(
-    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, kept: bool
-) -> None:
-    """pip does not know with which options it compiled a wheel that it keeps."""
-    commands: list[str] = []
-    wheel = tmp_path / "llama_cpp_python-1-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr("llama_cpp/lib/libggml-rpc.so" if kept else "llama_cpp/lib/libggml.so", "")
-    (venv / "bin").mkdir(parents=True)
-    python = venv / "bin" / "python"
-    python.write_text(f'#!/bin/sh\necho "{wheel}"\n')
-    python.chmod(0o700)
-    monkeypatch.setattr(bootstrap, "make_venv", lambda: None)
-    monkeypatch.setattr(bootstrap, "works", lambda command: kept or bootstrap._HAS_RPC not in command)
-    monkeypatch.setattr(bootstrap, "watch", lambda command, environment=None: commands.append(" ".join(command)))
-
-    bootstrap.set_up(kind)
-
-    missing = (kind, kept) == ("dev", False)
-    assert wheel.exists() is not missing
-    again = [command for command in commands if "--force-reinstall" in command]
-    assert len(again) == missing
-    assert not any("--no-cache-dir" in command for command in again), "pip keeps the new one"
+    bootstrap.compile_llama("for a test")
+    assert build.environment["CFLAGS"] == f"-O2 {probe.WITHOUT_AMX}"
+    assert build.environment["CXXFLAGS"] == probe.WITHOUT_AMX
 
 
 def test_a_compiler_without_those_flags_is_not_given_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,7 +483,7 @@ def test_the_end_of_the_log_is_shown_when_it_fails(venv: Path, monkeypatch: pyte
 
 
 def test_stopping_stops_the_compilers_too(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap.Screen, "show", _interrupt_when_there(venv / "child"))
+    monkeypatch.setattr(Screen, "show", _interrupt_when_there(venv / "child"))
     program = f"sleep 600 & echo $! > '{venv}/child.new' && mv '{venv}/child.new' '{venv}/child'; wait"
     with pytest.raises(KeyboardInterrupt):
         bootstrap.watch(["sh", "-c", program])
@@ -406,7 +496,7 @@ def test_stopping_stops_the_compilers_too(venv: Path, monkeypatch: pytest.Monkey
 
 
 def _interrupt_when_there(path: Path):  # type: ignore[no-untyped-def]
-    def show(_: bootstrap.Screen, __: str) -> None:
+    def show(_: Screen, __: str) -> None:
         if path.exists():
             raise KeyboardInterrupt
 
@@ -428,7 +518,7 @@ def _runs(process: int) -> bool:
 def test_an_interrupt_says_how_to_go_on(
     venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(_: str) -> None:
+    def interrupt(_kind: str, _target: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bootstrap, "set_up", interrupt)
@@ -440,12 +530,13 @@ def test_an_interrupt_says_how_to_go_on(
 def test_two_at_once_do_the_work_once(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 
-    def work(kind: str) -> None:
+    def work(kind: str, _target: str) -> None:
         done.append(kind)
         time.sleep(0.3)
         venv.mkdir()
 
     monkeypatch.setattr(bootstrap, "set_up", work)
+    monkeypatch.setattr(bootstrap, "provide_llama", lambda target: target)
     threads = [threading.Thread(target=bootstrap.main, args=(["run", "x"],)) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -454,36 +545,53 @@ def test_two_at_once_do_the_work_once(venv: Path, monkeypatch: pytest.MonkeyPatc
     assert done == ["run"]
 
 
-def test_progress_is_read_from_what_pip_and_ninja_print() -> None:
-    progress = bootstrap.Progress()
+def test_progress_is_read_from_what_pip_and_ninja_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    progress = Progress()
     progress.read("Collecting numpy>=1.26 (from edgellm)\n  Down")
     assert "downloading numpy" in progress.text()
     progress.read("loading\n  Building wheel for llama-cpp-python (pyproject.toml): started\n")
     assert "compiling llama.cpp (" in progress.text()
-    progress.read("  [17/212] Building CXX object x.o\n")
-    assert "compiling llama.cpp, step 17 of 212" in progress.text()
+    now = 100.0
+    progress.read("  [1/212] Building CXX object x.o\n")
+    now = 130.0
+    progress.read("  [31/212] Building CXX object x.o\n")
+    assert "compiling llama.cpp, step 31 of 212 (2 min 10 s, about 2 min 55 s left)" in progress.text()
     progress.read("Installing collected packages: numpy\n")
-    assert "installing" in progress.text()
+    assert "installing (2 min 10 s)" in progress.text()
 
 
-def test_everything_is_installed_by_its_hash(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("works", [True, False])
+def test_everything_is_installed_by_its_hash(venv: Path, monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
     commands: list[Sequence[str]] = []
-    monkeypatch.setattr(bootstrap, "has_llama", lambda: True)
-    monkeypatch.setattr(bootstrap, "has_rpc", lambda: True)
-    monkeypatch.setattr(bootstrap, "make_venv", lambda: None)
-    monkeypatch.setattr(bootstrap, "watch", lambda command, _environment=None: commands.append(command))
+    monkeypatch.setattr(bootstrap, "no_prebuilt", lambda: "")
+    monkeypatch.setattr(
+        bootstrap, "works", lambda command: works or "ensurepip" in command[-1] or "venv" in command[-1]
+    )
+    monkeypatch.setattr(bootstrap, "watch", lambda *several, environment=None: commands.extend(several))
     for kind in ("run", "dev"):
         commands.clear()
-        bootstrap.set_up(kind)
-        pip = [command for command in commands if "pip" in command]
-        locks = [Path(command[command.index("-r") + 1]).name for command in pip if "--require-hashes" in command]
-        assert locks == ["build.txt", f"{kind}.txt"]
+        bootstrap.set_up(kind, bootstrap.PREBUILT)
+        pip = [command for command in commands if "install" in command]
+        locks = [Path(word).stem for one in pip if "--require-hashes" in one for word in one if word.endswith(".txt")]
+        assert locks == ["build", kind, "prebuilt", "binding"]
         (rest,) = (command for command in pip if "--require-hashes" not in command)
         assert {"--no-index", "--no-deps", "--no-build-isolation"} < set(rest)  # this checkout, and nothing else
         assert all("--no-build-isolation" in command and "--no-deps" in command for command in pip)
 
 
-@pytest.mark.parametrize("name", ["build", "run", "dev"])
+def test_the_wheel_of_the_binding_is_kept_where_other_projects_do_not_look(
+    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap, "output_of", lambda _command: f"{tmp_path / 'cache'}\n")
+    command = bootstrap.install_binding()
+    assert command[command.index("--cache-dir") + 1] == str(tmp_path / "cache" / "edgellm")
+    monkeypatch.setattr(bootstrap, "output_of", lambda _command: None)  # the user wants no cache
+    assert "--no-cache-dir" in bootstrap.install_binding()
+
+
+@pytest.mark.parametrize("name", ["build", "compile", "binding", "prebuilt", "run", "dev"])
 def test_the_locks_name_hashes_and_no_place(name: str) -> None:
     text = (lock.LOCKS / f"{name}.txt").read_text(encoding="utf-8")
     lines = text.replace("\\\n", "").splitlines()
@@ -495,11 +603,12 @@ def test_the_locks_name_hashes_and_no_place(name: str) -> None:
 
 def test_the_locks_have_the_versions_that_are_tested() -> None:
     pinned = {lock.normal(name): version for name, version in lock.PIN.findall((ROOT / "constraints.txt").read_text())}
-    run, dev, build = (lock.pins(name) for name in ("run", "dev", "build"))
+    run, dev, *others = (lock.pins(name) for name in ("run", "dev", "build", "compile", "binding", "prebuilt"))
     assert run.items() <= dev.items()
-    for there in (run, dev, build):
+    for there in (run, dev, *others):
         assert {name: pinned.get(name, version) for name, version in there.items()} == there
-    assert not list(lock.missing(dev))
+    assert not run.keys() & lock.APART.keys()
+    assert not list(lock.missing(dict(chain(dev.items(), *(other.items() for other in others)))))
 
 
 def test_a_hash_that_differs_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""What ./start shows while it sets up: one line on standard error, read from what pip and ninja print."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+
+QUIET_SECONDS = 30.0  # between two lines of progress if the screen cannot be rewritten
+NINJA = re.compile(r"\[(\d+)/(\d+)\] ")
+COLLECTING = re.compile(r"Collecting ([A-Za-z0-9_.-]+)")
+
+
+class Progress:
+    """The progress of pip and ninja, read from their output."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.compiling = 0.0  # when it began
+        self.left = ""  # how long compiling will take, by the steps that are done
+        self.doing = "preparing"
+        self.rest = ""
+
+    def read(self, text: str) -> None:
+        lines = (self.rest + text).split("\n")
+        self.rest = lines.pop()
+        for line in lines:
+            self.read_line(line.strip())
+
+    def read_line(self, line: str) -> None:
+        if "Building wheel for llama" in line:
+            self.doing = "compiling llama.cpp"
+        elif self.doing.startswith("compiling") and (step := NINJA.match(line)):
+            done, all_steps = int(step[1]), int(step[2])
+            self.compiling = self.compiling or time.monotonic()
+            self.doing = f"compiling llama.cpp, step {done} of {all_steps}"
+            left = (time.monotonic() - self.compiling) / done * (all_steps - done)
+            self.left = f", about {duration(left)} left" if done * 20 > all_steps else ""
+        elif name := COLLECTING.match(line):
+            self.doing = f"downloading {name[1]}"
+        elif line.startswith("Installing collected packages"):
+            self.doing, self.left = "installing", ""
+
+    def text(self) -> str:
+        return f"  {self.doing} ({duration(time.monotonic() - self.started)}{self.left})"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words."""
+    return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s" if seconds >= 60 else f"{int(seconds)} s"
+
+
+class Screen:
+    """A line that is rewritten on a terminal; elsewhere a new line now and then."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.last = time.monotonic()
+
+    def show(self, text: str) -> None:
+        if self.terminal:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\033[K{text[:width]}")
+            sys.stderr.flush()
+        elif time.monotonic() - self.last >= QUIET_SECONDS:
+            self.last = time.monotonic()
+            say(text)
+
+    def clear(self) -> None:
+        if self.terminal:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+
+
+def say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
