@@ -1,0 +1,151 @@
+"""From a fresh clone to the first word: wall and processor seconds of each step, in an empty home with an empty cache.
+
+    python -m bench.cli.first_minute [--runs 3]
+
+Each run clones what is committed here and sets it up from nothing in the ways that a newcomer has: `./start chat` at
+once; the same in another clone, with the cache that pip kept; `pipx install .`, then `edgellm chat`. Git, Python and
+pipx are there. *first word* counts from the start of the line to the first byte of the answer, so it is the sum that a
+newcomer waits for; the steps of `./start` are those of its `setup.log`. The packages come from pip's configured index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from bench.harness.report import write
+from testkit import ROOT
+
+MODULE = "bench.cli.first_minute"
+ASK = ("chat", "--context", "docs/notes.txt", "When is the film night?")
+STEPS = ("environment", "pip and build tools", "packages")
+"""What `setup.log` has the seconds of, in this order."""
+_LOGGED = re.compile(r"^# ([\d.]+) s, ([\d.]+) s of processor time$", re.MULTILINE)
+_DROPPED = ("EDGELLM_", "HF_", "PYTHON", "XDG_", "PIPX_", "UV_CACHE", "PIP_CACHE", "VIRTUAL_ENV", "SKBUILD", "CMAKE")
+
+
+class Taken(NamedTuple):
+    """Seconds of a step, and of the processor."""
+
+    wall: float
+    processor: float
+
+
+def timed(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> tuple[Taken, float, str]:
+    """Run a command; return what it took, the seconds to the first byte on standard output, and that output. Raise
+    RuntimeError if it fails."""
+    with tempfile.TemporaryFile() as told:
+        began = time.monotonic()
+        child = subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=told
+        )
+        assert child.stdout is not None
+        answer = child.stdout.read(1)
+        first = time.monotonic() - began
+        answer += child.stdout.read()
+        child.stdout.close()
+        _, status, used = os.wait4(child.pid, 0)  # with the processes that it waited for
+        child.returncode = os.waitstatus_to_exitcode(status)
+        wall = time.monotonic() - began
+        if child.returncode:
+            told.seek(0)
+            raise RuntimeError(f"{command} ended with {child.returncode}:\n{told.read().decode(errors='replace')}")
+    return Taken(wall, used.ru_utime + used.ru_stime), first, answer.decode()
+
+
+def environment_of(home: Path, pipx: Path) -> dict[str, str]:
+    """Return an environment in which nothing was ever set up."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    python = str(Path(getattr(sys, "_base_executable", sys.executable)))
+    path = os.pathsep.join((str(pipx.parent), os.environ["PATH"]))
+    return {**kept, "HOME": str(home), "PATH": path, "PYTHON": python, "PIPX_DEFAULT_PYTHON": python}
+
+
+def started(clone: Path, environment: Mapping[str, str]) -> Iterator[tuple[str, Taken]]:
+    """Yield the steps of `./start chat` in a fresh clone."""
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    whole, first, answer = timed(["./start", *ASK], clone, environment)
+    logged = [Taken(float(wall), float(cpu)) for wall, cpu in _LOGGED.findall((clone / ".venv/setup.log").read_text())]
+    yield from zip(STEPS, logged, strict=True)
+    yield (
+        "the rest, to the first word",
+        Taken(first - sum(one.wall for one in logged), whole.processor - sum(one.processor for one in logged)),
+    )
+    yield "first word", Taken(first, whole.processor)
+    assert answer.strip(), "no answer"
+
+
+def by_pipx(clone: Path, environment: Mapping[str, str], pipx: Path) -> Iterator[tuple[str, Taken]]:
+    """Yield the steps of `pipx install .` in a fresh clone, and of a first question."""
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    install, _, _ = timed([str(pipx), "install", "."], clone, {**environment, "SKBUILD_WHEEL_CMAKE": "false"})
+    yield "pipx install .", install
+    asked, first, answer = timed([f"{environment['HOME']}/.local/bin/edgellm", *ASK], clone, environment)
+    assert answer.strip(), "no answer"
+    yield "edgellm chat, to the first word", Taken(first, asked.processor)
+    yield "first word", Taken(install.wall + first, install.processor + asked.processor)
+
+
+def run(pipx: Path) -> Iterator[tuple[str, str, Taken]]:
+    """Yield each step of each way, once."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for home in ("start", "pipx"):
+            (folder / home).mkdir()
+        empty, other = (environment_of(folder / home, pipx) for home in ("start", "pipx"))
+        for way, steps in (
+            ("./start", started(folder / "first", empty)),
+            ("./start, cache kept", started(folder / "second", empty)),
+            ("pipx", by_pipx(folder / "third", other, pipx)),
+        ):
+            for step, taken in steps:
+                yield way, step, taken
+
+
+def measured(runs: int) -> dict[str, Any]:
+    """Return the seconds of each step in each way, run by run."""
+    with tempfile.TemporaryDirectory() as folder:
+        python = Path(folder, "bin", "python")
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", "pipx"], check=True)
+        ways: dict[str, dict[str, list[Taken]]] = {}
+        for number in range(runs):
+            sys.stderr.write(f"run {number + 1} of {runs}\n")
+            for way, step, taken in run(python.with_name("pipx")):
+                ways.setdefault(way, {}).setdefault(step, []).append(taken)
+    return {"runs": runs, "ways": ways}
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return a line for each step of each way."""
+    lines = [f"{'':<36}{'wall s':>8}{'spread s':>16}{'processor s':>13}"]
+    for way, steps in found["ways"].items():
+        lines.append(way)
+        for step, all_taken in steps.items():
+            walls, processor = zip(*all_taken, strict=True)
+            spread = f"{min(walls):.1f} to {max(walls):.1f}"
+            lines.append(f"  {step:<34}{median(walls):>8.1f}{spread:>16}{median(processor):>13.1f}")
+    return "\n".join([*lines, "", f"median of {found['runs']}; spread of the wall seconds"]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--name", default="first_minute", help="of the result file")
+    arguments = parser.parse_args()
+    found = measured(arguments.runs)
+    print(table(found), end="")
+    print(f"written: {write(arguments.name, MODULE, found)}")
+
+
+if __name__ == "__main__":
+    main()
