@@ -37,12 +37,11 @@ def requantise(
     types = (lib.llama_model_tensor_override * (len(others) + 1))(
         *(lib.llama_model_tensor_override(pattern.encode(), _TENSOR_TYPES[other]) for pattern, other in others.items())
     )
-    entries = (lib.llama_model_kv_override * 2)()
+    text = lib.llama_model_kv_override_value(val_str=name.encode())
+    entry = lib.llama_model_kv_override(lib.LLAMA_KV_OVERRIDE_TYPE_STR, b"general.name", text)
     if others:
         params.tt_overrides = types
     if name:
-        entries[0].tag, entries[0].key = lib.LLAMA_KV_OVERRIDE_TYPE_STR, b"general.name"
-        entries[0].value.val_str = name.encode()
-        params.kv_overrides = entries
+        params.kv_overrides = (lib.llama_model_kv_override * 2)(entry)
     if lib.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.pointer(params)):
         raise ModelUnsupported(f"llama.cpp cannot write {source.name} in {kind}.", "Use the file as it is.")
