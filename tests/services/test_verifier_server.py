@@ -117,7 +117,7 @@ def test_who_waits_for_a_verifier_may_leave(exact: Model) -> None:
         raise Stopped
 
     server = VerifierServer(None, ANYWHERE)
-    server.preparing = "loading a model"
+    server.prepare("loading a model")
     with server, pytest.raises(Stopped):
         RemoteVerifier(server.address, exact.vocabulary, timing=NEVER, on_wait=leave)
 

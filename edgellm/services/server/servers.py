@@ -150,8 +150,7 @@ class SessionServer(Listener):
         """
         super().__init__(address, trust)
         self._notify = on_event or (lambda _event: None)
-        self.preparing = ""
-        """What is done before the first model is served, such as "loading a.gguf", for devices that ask meanwhile."""
+        self._preparing = ""
         self._serving: list[VerifyingModel] = []
         self._offers: list[OfferedModel] = []
         self._service: VerificationService | None = None
@@ -159,6 +158,11 @@ class SessionServer(Listener):
     def verifying(self) -> Sequence[VerifyingModel]:
         """Return the models that are served, whose backends are closed with this server."""
         raise NotImplementedError
+
+    def prepare(self, doing: str) -> None:
+        """Note what is done before the first model is served, such as "loading a.gguf", for devices that ask
+        meanwhile."""
+        self._preparing = doing
 
     def _offer(self, model: VerifyingModel) -> OfferedModel:
         info = model.info
@@ -171,7 +175,7 @@ class SessionServer(Listener):
         self._serving = list(self.verifying())
         self._offers = [*map(self._offer, self._serving)]
         service = self._service = VerificationService(
-            self._serving, notify=self._notify, guard=guard, preparing=lambda: self.preparing
+            self._serving, notify=self._notify, guard=guard, preparing=lambda: self._preparing
         )
         server.add_generic_rpc_handlers((service.handlers(),))
         if self.trust is not None and guard is not None:
@@ -220,8 +224,6 @@ class VerifierServer(SessionServer):
     """Verifies for several devices at once. `start`, then `stop`; both may come from any thread."""
 
     model: Model
-    placement = ""
-    """Where the model is, and why."""
     pieces = ""
     """By how many tokens prefills advance, and why; "" while nothing is measured."""
 
@@ -258,17 +260,18 @@ class VerifierServer(SessionServer):
         max_waiting: int = 128,
         limits: SchedulerLimits | None = None,
         curve: CostCurve | None = None,
+        placement: str = "",
     ) -> None:
         """Serve `model` from now on. Memory is reserved for `sessions` replies of `context` tokens each; more may be
         open than that. It stays the caller's to close; the rows of a batch are those of its hardware, unless there are
         `limits`. By its cost `curve` it is chosen to how many rows the decodes of a device that is alone are filled up
-        (see `Context.fill`), and by how many tokens prefills advance.
+        (see `Context.fill`), and by how many tokens prefills advance. `placement` says where it is, and why.
 
         Raises:
             InvalidOption: a size that cannot be meant.
             EngineFailed: no memory for that many sessions.
         """
-        self.model = model
+        self.model, self.placement = model, placement
         self.sessions = positive("sessions", sessions)
         self.context_length = _positions(model, context)
         positive("max_waiting", max_waiting)
@@ -362,17 +365,18 @@ def serve_verifier(
         file, hardware, Counter(), sessions=wanted, fewer=sessions is None, eagle3=eagle3
     )  # fmt: skip
     server = VerifierServer(None, address, on_event=on_event, trust=trust)
-    server.placement = placed.reason
     name = name_of(model)
-    server.preparing = f"loading {name}"
+    server.prepare(f"loading {name}")
     server.start()
     try:
         loaded = Model.load(
             placed.file, hardware=placed.hardware, progress=progress, speculates=True, eagle3=placed.eagle3
         )
-        server.preparing = f"measuring {name}"
+        server.prepare(f"measuring {name}")
         curve = None if measure is None else measure(loaded)
-        server.use(loaded, sessions=placed.sessions, context=context, threads=threads, curve=curve)
+        server.use(
+            loaded, sessions=placed.sessions, context=context, threads=threads, curve=curve, placement=placed.reason
+        )  # fmt: skip
     except BaseException:
         server.stop(0.0)
         raise
