@@ -212,7 +212,7 @@ def _declared(library: Library, opened: Mapping[str, ctypes.CDLL]) -> ModuleType
         with _offered(library):
             binding = import_module(f"{_IMPORTED[BINDING]}.llama_cpp")
     except (ImportError, OSError, RuntimeError, AttributeError) as error:  # or it lacks a function
-        if isinstance(error, ModuleNotFoundError) and error.name == _IMPORTED[BINDING]:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == _IMPORTED[BINDING]:
             raise _without_binding() from error
         fault = _in_one_line(error)
     else:

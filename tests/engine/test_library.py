@@ -60,6 +60,8 @@ def compiled(tmp_path: Path) -> Path:
 def copy_names(folder: Path, *, broken: str = "", suffix: str = ".so") -> None:
     """Fill a folder with links to the library of this process, one of them `broken`."""
     folder.mkdir(exist_ok=True)
+    for path in (path for one in native.LIBRARY.folders for path in one.glob("libggml-rpc*")):
+        (folder / path.name).symlink_to(path)
     for name in NAMES:
         path = native.LIBRARY.find(name)
         assert path is not None
@@ -96,6 +98,8 @@ def test_a_compiled_one_comes_before_the_prebuilt_one(run: Run, compiled: Path) 
 def test_a_compiled_one_that_cannot_be_loaded_is_passed_over_and_leaves_nothing_loaded(
     run: Run, compiled: Path
 ) -> None:
+    if native.LIBRARY.kind != PREBUILT:
+        pytest.skip("another build's libraries may stay loaded, as C++ can forbid to unload them")
     copy_names(compiled, broken="llama")
     done = run(CHOICE)
     kind, reason, backends, *mapped = done.stdout.splitlines()
