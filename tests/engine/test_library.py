@@ -60,8 +60,8 @@ def compiled(tmp_path: Path) -> Path:
 def copy_names(folder: Path, *, broken: str = "", suffix: str = ".so") -> None:
     """Fill a folder with links to the library of this process, one of them `broken`."""
     folder.mkdir(exist_ok=True)
-    for path in (path for one in native.LIBRARY.folders for path in one.glob("libggml-rpc*")):
-        (folder / path.name).symlink_to(path)
+    for beside in (found for one in native.LIBRARY.folders for found in one.glob("libggml-rpc*")):
+        (folder / beside.name).symlink_to(beside)
     for name in NAMES:
         path = native.LIBRARY.find(name)
         assert path is not None
