@@ -360,8 +360,7 @@ def ggml(name: str = "ggml-base") -> ctypes.CDLL:
 
     Raises OSError where there is no library of that name.
     """
-    path = LIBRARY.find(name)
-    if path is None:
+    if (path := LIBRARY.find(name)) is None:
         raise OSError(f"llama.cpp has no {name} here")
     found = ctypes.CDLL(str(path))
     if name == "ggml-base":
