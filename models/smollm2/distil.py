@@ -9,6 +9,8 @@ by chance, which stand for all that are left: the whole vocabulary would take mo
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +21,8 @@ import torch
 from torch import Tensor
 
 from models.net import Net, seed_copy_heads
-from models.recipe import schedule
-from models.smollm2.recipe import DRAFT, NEGATIVES, ROW, SHARPENED
+from models.recipe import schedule, sharpening
+from models.smollm2.recipe import DRAFT, LIKELIEST, NEGATIVES, ROW, SHARPENED, practises
 from models.train import optimizers_of, prepare, save
 
 
@@ -80,19 +82,57 @@ def start_from(net: Net, verifier: Path) -> None:
     seed_copy_heads(net)
 
 
-def loss_of(net: Net, texts: Texts, places: npt.NDArray[np.int64], generator: torch.Generator) -> Tensor:
-    """Return the mean cross-entropy, in nats, to the teacher's distributions at all places that have one."""
-    ids = torch.from_numpy(texts.ids[places].astype(np.int64))
-    with torch.autocast("cpu", torch.bfloat16, enabled=net.coarse):
-        hidden = net(ids)
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What a step learns: `ids`, (rows, tokens); `mask`, (rows, tokens), of the places behind which a distribution is
+    learned; and for each of these m places the tokens that it is over, (m, n), and their shares, (m, n)."""
+
+    ids: Tensor
+    mask: Tensor
+    over: Tensor
+    shares: Tensor
+
+
+def taught(texts: Texts, step: int, rows: int) -> Targets:
+    """Return a step's conversations, with the teacher's distributions."""
+    places = texts.places(step, rows)
     asked = texts.rows[places]
-    mask = torch.from_numpy(asked >= 0)
-    likeliest = torch.from_numpy(texts.likeliest[asked[asked >= 0]].astype(np.int64))
-    known = torch.from_numpy(texts.known[asked[asked >= 0]].astype(np.float32))
-    targets = (known.softmax(1) + (known / SHARPENED).softmax(1)) / 2
+    numbers = asked[asked >= 0]
+    known = torch.from_numpy(texts.known[numbers].astype(np.float32))
+    return Targets(
+        torch.from_numpy(texts.ids[places].astype(np.int64)), torch.from_numpy(asked >= 0),
+        torch.from_numpy(texts.likeliest[numbers].astype(np.int64)),
+        (known.softmax(1) + (known / SHARPENED).softmax(1)) / 2,
+    )  # fmt: skip
+
+
+def practised(texts: Texts, step: int, tokens: int) -> Targets:
+    """Return a step of copying, which keeps the copy heads: rows that stand twice, the second time to be learned.
+
+    They are, in turn, pieces of conversations and tokens drawn by chance among all that conversations have.
+    """
+    chance = np.random.default_rng(step)
+    length = int(chance.integers(8, 160))
+    shape = (tokens // (2 * length), length)
+    if step // 2 % 2:
+        starts = chance.integers(len(texts.ids) - length, size=shape[0])
+        once = texts.ids[starts[:, None] + np.arange(length)]
+    else:
+        once = chance.choice(np.unique(texts.ids), size=shape)
+    ids = torch.from_numpy(np.concatenate((once, once), axis=1).astype(np.int64))
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    mask[:, length:-1] = True
+    over = ids[:, length + 1 :].reshape(-1, 1)
+    return Targets(ids, mask, over, torch.ones(over.shape))
+
+
+def loss_of(net: Net, targets: Targets, generator: torch.Generator) -> Tensor:
+    """Return the mean cross-entropy to the targets, in nats."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=net.coarse):
+        hidden = net(targets.ids)
     vocabulary = net.shape.vocabulary
     thought_of = torch.zeros(vocabulary, dtype=torch.bool)
-    thought_of[likeliest[:, :8].flatten()] = True
+    thought_of[targets.over[:, :LIKELIEST].flatten()] = True
     drawn = torch.randint(vocabulary, (NEGATIVES,), generator=generator)
     drawn = drawn[~thought_of[drawn]].unique()
     candidates = torch.cat((thought_of.nonzero()[:, 0], drawn))
@@ -101,23 +141,49 @@ def loss_of(net: Net, texts: Texts, places: npt.NDArray[np.int64], generator: to
     place = torch.full((vocabulary,), -1)
     place[candidates] = torch.arange(len(candidates))
     with torch.autocast("cpu", torch.bfloat16, enabled=net.coarse):
-        logits = hidden[mask] @ net.output.weight[candidates].T
+        logits = hidden[targets.mask] @ net.output.weight[candidates].T
     logits = logits.float()
-    total = (logits + stands_for).logsumexp(1)
-    found = place[likeliest]
-    kept = targets * (found >= 0)
-    kept = kept / kept.sum(1, keepdim=True)
-    right = (logits.gather(1, found.clamp(min=0)) * kept).sum(1)
-    return (total - right).mean()
+    found = place[targets.over]
+    shares = targets.shares * (found >= 0)
+    right = (logits.gather(1, found.clamp(min=0)) * shares / shares.sum(1, keepdim=True)).sum(1)
+    return ((logits + stands_for).logsumexp(1) - right).mean()
+
+
+def sharpen(net: Net, texts: Texts) -> None:
+    """Train the two blocks of the copy heads on copying alone: what is covered by the other blocks' noise afterwards
+    would be forgotten before it is of use."""
+    recipe = sharpening(DRAFT)
+    first = net.first_blocks(recipe.shape.layers)
+    first.coarse = net.coarse
+    optimizers = optimizers_of(first, recipe)
+    for step in range(recipe.steps):
+        loss = improved(first, optimizers, schedule(step, recipe), practised(texts, step, recipe.tokens), step)
+        if step % 20 == 0:
+            print(f"sharpening, step {step} of {recipe.steps}: loss {loss:.3f}", flush=True)
+
+
+def improved(net: Net, optimizers: Sequence[torch.optim.Optimizer], factor: float, batch: Targets, seed: int) -> float:
+    """Take a step at `factor` of the peak rates; return the loss before it."""
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = group["peak"] * factor
+    net.zero_grad(set_to_none=True)
+    loss = loss_of(net, batch, torch.Generator().manual_seed(seed))
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+    return loss.item()
 
 
 def distil(verifier: Path, folder: Path, stop: int | None) -> Net:
     """Train to the end, or to step `stop`; resume from the checkpoint in `folder`."""
     torch.manual_seed(DRAFT.seed)
     net, path = Net(DRAFT.shape), folder / "draft.pt"
+    print(prepare(net, "cpu"), flush=True)
+    texts = Texts.read(folder)
     if not path.exists():
         start_from(net, verifier)
-    print(prepare(net, "cpu"), flush=True)
+        sharpen(net, texts)
     optimizers = optimizers_of(net, DRAFT)
     step = 0
     if path.exists():
@@ -126,24 +192,18 @@ def distil(verifier: Path, folder: Path, stop: int | None) -> Net:
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         step = state["step"]
-    texts = Texts.read(folder)
-    began, tokens, mean = time.monotonic(), 0, 0.0
+    began, tokens, losses = time.monotonic(), 0, (deque[float](maxlen=20), deque[float](maxlen=20))
     while step < (stop or DRAFT.steps):
-        places = texts.places(step, DRAFT.tokens // ROW)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * schedule(step, DRAFT)
-        net.zero_grad(set_to_none=True)
-        loss = loss_of(net, texts, places, torch.Generator().manual_seed(step))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
+        practice = practises(step)
+        batch = practised(texts, step, DRAFT.tokens) if practice else taught(texts, step, DRAFT.tokens // ROW)
+        loss = improved(net, optimizers, schedule(step, DRAFT), batch, step)
         step += 1
-        tokens += places.size
-        mean += (loss.item() - mean) / min(step, 20)
+        tokens += batch.ids.numel()
+        losses[practice].append(loss)
         if step % 10 == 0:
-            print(f"step {step} loss {mean:.4f} {tokens / (time.monotonic() - began):.0f} tokens/s", flush=True)
+            rate = tokens / (time.monotonic() - began)
+            of_texts, of_copying = (f"{np.mean(each):.3f}" for each in losses)
+            print(f"step {step}: loss {of_texts}, of copying {of_copying}; {rate:.0f} tokens/s", flush=True)
         if step % 50 == 0:
             states = [optimizer.state_dict() for optimizer in optimizers]
             save(path, {"net": net.state_dict(), "optimizers": states, "step": step})

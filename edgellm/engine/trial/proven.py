@@ -7,8 +7,9 @@ from edgellm.engine.hardware import DEFAULT_CACHE, Hardware, offload_devices
 from edgellm.engine.native import commit
 
 PROVEN_COMMITS = ("0c1e570", "86a2835")
-"""The llama.cpp of the record, by its commits: of the compiled and of the prebuilt library. A model is tested with
-another one before its first reply."""
+"""The commits of llama.cpp for which the record holds: that of the compiled library, with which it was made, and that
+of the prebuilt one, with which each of these architectures passes the self-test (`tests/engine/test_self_test.py`).
+With another one a model is tested before its first reply."""
 PROVEN = frozenset({
     "afmoe", "bloom", "cohere2", "command-r", "deepseek2", "deepseek32", "deepseek4", "ernie4_5-moe", "exaone4",
     "falcon", "falcon-h1", "gemma2", "gemma3", "gemma3n", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox",
