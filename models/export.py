@@ -30,18 +30,14 @@ BLOCK_TENSORS = {
 }
 
 
-Q8_0 = gguf.GGMLQuantizationType.Q8_0
-
-
 def export(
     state: dict[str, torch.Tensor],
     shape: Shape,
     name: str,
     add_tokenizer: Callable[[gguf.GGUFWriter], None],
     path: Path,
-    table: gguf.GGMLQuantizationType = Q8_0,
 ) -> None:
-    """Write `path`: the blocks' matrices as Q8_0, embeddings and the untied head as `table`, norms as f32."""
+    """Write `path`: matrices as Q8_0, norms as f32, and an untied head."""
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name(name)
     writer.add_description("A tiny model, made with edgellm")
@@ -62,7 +58,7 @@ def export(
         if array.ndim == 1:
             writer.add_tensor(key, array)
         else:
-            kind = Q8_0 if ours.startswith("blocks.") else table
+            kind = gguf.GGMLQuantizationType.Q8_0
             writer.add_tensor(key, gguf.quants.quantize(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

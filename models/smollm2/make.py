@@ -11,13 +11,17 @@ import argparse
 import os
 from pathlib import Path
 
-import gguf
 import torch
 
+from edgellm.engine.gguf.requantise import requantise
 from models.export import export, tokenizer_of
 from models.smollm2.distil import distil
 from models.smollm2.recipe import DRAFT
 from models.smollm2.synthesis import synthesise
+
+TYPES = ("Q5_0", {"token_embd|^output.weight": "Q4_K"})
+"""The types of the weights: of the blocks, and of embeddings and head. The file has less than 20 MB with them, at the
+price of one draft in a hundred beside Q8_0, which has 34 MB."""
 
 
 def main() -> None:
@@ -33,8 +37,9 @@ def main() -> None:
     synthesise(arguments.verifier, arguments.folder, arguments.tokens, arguments.threads)
     net = distil(arguments.verifier, arguments.folder, arguments.stop)
     tokenizer = tokenizer_of(arguments.verifier)
-    table = gguf.GGMLQuantizationType.Q4_0
-    export(net.state_dict(), DRAFT.shape, "SmolLM2 draft", tokenizer, arguments.into, table)
+    whole = arguments.folder / "draft.gguf"
+    export(net.state_dict(), DRAFT.shape, "SmolLM2 draft", tokenizer, whole)
+    requantise(whole, arguments.into, *TYPES)
 
 
 if __name__ == "__main__":
