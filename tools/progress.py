@@ -11,6 +11,7 @@ import time
 QUIET_SECONDS = 30.0  # between two lines of progress if the screen cannot be rewritten
 NINJA = re.compile(r"\[(\d+)/(\d+)\] ")
 COLLECTING = re.compile(r"Collecting ([A-Za-z0-9_.-]+)")
+AMOUNT = re.compile(r"Progress (\d+) of (\d+)$")  # bytes of a single download that is asked for them
 
 
 class Progress:
@@ -21,6 +22,7 @@ class Progress:
         self.compiling = 0.0  # when it began
         self.left = ""  # how long compiling will take, by the steps that are done
         self.doing = "preparing"
+        self.amount = ""  # of the model that has come
         self.rest = ""
 
     def read(self, text: str) -> None:
@@ -38,13 +40,16 @@ class Progress:
             self.doing = f"compiling llama.cpp, step {done} of {all_steps}"
             left = (time.monotonic() - self.compiling) / done * (all_steps - done)
             self.left = f", about {duration(left)} left" if done * 20 > all_steps else ""
+        elif amount := AMOUNT.match(line):
+            came, all_bytes = (int(number) for number in amount.groups())
+            self.amount = f", model {came // 10**6} of {all_bytes // 10**6} MB" if came < all_bytes else ""
         elif name := COLLECTING.match(line):
             self.doing = f"downloading {name[1]}"
         elif line.startswith("Installing collected packages"):
             self.doing, self.left = "installing", ""
 
     def text(self) -> str:
-        return f"  {self.doing} ({duration(time.monotonic() - self.started)}{self.left})"
+        return f"  {self.doing}{self.amount} ({duration(time.monotonic() - self.started)}{self.left})"
 
 
 def duration(seconds: float) -> str:

