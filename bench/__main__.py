@@ -5,8 +5,9 @@
     python -m bench show [NAME ...]
     python -m bench gpu                     (everything that a graphics card changes, from a bare machine)
 
-A NAME is a suite (`synera`) or a benchmark (`synera/quality`). `run` writes `bench/results/SUITE/NAME.json` and, where
-matplotlib is installed, some pictures; `--quick` takes few cases and writes `quick-NAME`.
+A NAME is a suite (`synera`) or a benchmark (`synera/quality`; `quality` alone where no other suite has one of that
+name). `run` writes `bench/results/SUITE/NAME.json` and, where matplotlib is installed, some pictures; `--quick`
+takes few cases and writes `quick-NAME`.
 """
 
 import sys

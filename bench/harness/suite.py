@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -88,10 +89,16 @@ def benchmarks() -> Mapping[str, Benchmark]:
 
 
 def chosen(names: Sequence[str]) -> list[Benchmark]:
-    """Return the benchmarks of these names; a suite's name selects all of its benchmarks. Raise KeyError at others."""
+    """Return the benchmarks of these names; a suite's name selects all of its benchmarks, and a benchmark's name needs
+    no suite where only one has it. Raise KeyError at others."""
     found: dict[str, Benchmark] = {}
+    holders = Counter(one.name for one in benchmarks().values())
     for name in names:
-        some = {full: one for full, one in benchmarks().items() if name in (full, one.suite)}
+        some = {
+            full: one
+            for full, one in benchmarks().items()
+            if name in (full, one.suite) or (name == one.name and holders[name] == 1)
+        }
         if not some:
             raise KeyError(name)
         found |= some

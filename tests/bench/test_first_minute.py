@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli.first_minute import Taken, environment_of, table, timed
+from bench.cli.first_minute import Taken, check, environment_of, table, timed
 
 
 def test_the_table_has_the_median_of_each_step() -> None:
@@ -34,3 +34,12 @@ def test_nothing_of_an_earlier_installation_is_seen(tmp_path: Path, monkeypatch:
     environment = environment_of(tmp_path, tmp_path / "bin" / "pipx")
     assert environment["HOME"] == str(tmp_path)
     assert "/elsewhere" not in environment.values()
+
+
+def test_an_answer_of_the_home_pair_is_no_first_word(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="The film night"):
+        check("The film night is Friday.", {"HOME": str(tmp_path)})
+    (tmp_path / "SmolLM2.gguf").touch()
+    check("The sky is blue.", {"HOME": str(tmp_path)})
+    with pytest.raises(RuntimeError):
+        check("\n", {"HOME": str(tmp_path)})
