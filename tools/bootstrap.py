@@ -196,7 +196,8 @@ def provide_llama(target: str) -> str:
     if target == PREBUILT:
         if installed() != PREBUILT:
             watch(install_binding("--force-reinstall"), environment=WITHOUT_CMAKE)
-        reason = no_prebuilt() or failure([str(program("python")), "-c", _LOADS])
+        with Screen().during("trying the prebuilt llama.cpp"):
+            reason = no_prebuilt() or failure([str(program("python")), "-c", _LOADS])
         if not reason:
             return PREBUILT
         say(f"The prebuilt llama.cpp cannot be used here: {reason}")

@@ -7,10 +7,13 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 QUIET_SECONDS = 30.0  # between two lines of progress if the screen cannot be rewritten
 NINJA = re.compile(r"\[(\d+)/(\d+)\] ")
 COLLECTING = re.compile(r"Collecting ([A-Za-z0-9_.-]+)")
+PULLING = re.compile(r"downloading (\S+\.gguf)")
 AMOUNT = re.compile(r"Progress (\d+) of (\d+)$")  # bytes of a single download that is asked for them
 
 
@@ -33,8 +36,8 @@ class Progress:
 
     def read_line(self, line: str) -> None:
         if "Building wheel for llama" in line:
-            self.doing = "compiling llama.cpp"
-        elif self.doing.startswith("compiling") and (step := NINJA.match(line)):
+            self.doing = "building llama-cpp-python"
+        elif self.doing.startswith(("building", "compiling")) and (step := NINJA.match(line)):
             done, all_steps = int(step[1]), int(step[2])
             self.compiling = self.compiling or time.monotonic()
             self.doing = f"compiling llama.cpp, step {done} of {all_steps}"
@@ -45,6 +48,8 @@ class Progress:
             self.amount = f", model {came // 10**6} of {all_bytes // 10**6} MB" if came < all_bytes else ""
         elif name := COLLECTING.match(line):
             self.doing = f"downloading {name[1]}"
+        elif model := PULLING.match(line):  # out of a package that is here
+            self.doing = f"preparing {model[1]}"
         elif line.startswith("Installing collected packages"):
             self.doing, self.left = "installing", ""
 
@@ -72,6 +77,15 @@ class Screen:
         elif time.monotonic() - self.last >= QUIET_SECONDS:
             self.last = time.monotonic()
             say(text)
+
+    @contextmanager
+    def during(self, text: str) -> Iterator[None]:
+        """Show a text while something is done that tells no progress."""
+        self.show(f"  {text}")
+        try:
+            yield
+        finally:
+            self.clear()
 
     def clear(self) -> None:
         if self.terminal:

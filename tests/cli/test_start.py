@@ -549,6 +549,17 @@ def test_two_at_once_do_the_work_once(venv: Path, monkeypatch: pytest.MonkeyPatc
     assert done == ["run"]
 
 
+def test_what_tells_no_progress_is_shown_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for terminal, shown in ((True, "\r\x1b[K  trying\r\x1b[K"), (False, "")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with pytest.raises(KeyboardInterrupt), Screen().during("trying"):
+            raise KeyboardInterrupt
+        assert capsys.readouterr().err == shown
+
+
 def test_progress_is_read_from_what_pip_and_ninja_print(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -556,7 +567,7 @@ def test_progress_is_read_from_what_pip_and_ninja_print(monkeypatch: pytest.Monk
     progress.read("Collecting numpy>=1.26 (from edgellm)\n  Down")
     assert "downloading numpy" in progress.text()
     progress.read("loading\n  Building wheel for llama-cpp-python (pyproject.toml): started\n")
-    assert "compiling llama.cpp (" in progress.text()
+    assert "building llama-cpp-python (" in progress.text()
     now = 100.0
     progress.read("  [1/212] Building CXX object x.o\n")
     now = 130.0
@@ -566,6 +577,8 @@ def test_progress_is_read_from_what_pip_and_ninja_print(monkeypatch: pytest.Monk
     assert "installing, model 41 of 92 MB (2 min 10 s)" in progress.text()
     progress.read("Progress 92871040 of 92871040\n")
     assert "installing (2 min 10 s)" in progress.text()
+    progress.read("downloading some-Q8_0.gguf (92.9 MB; out of a package)\n")
+    assert "preparing some-Q8_0.gguf (2 min 10 s)" in progress.text()
 
 
 def test_the_default_model_comes_with_a_new_environment_unless_the_home_pair_is_wanted(
