@@ -12,6 +12,6 @@ test *arguments:
 docs:
     ./start docs
 
-# talk to the bundled pair
+# talk to the default pair
 chat *arguments:
     ./start chat {{arguments}}
