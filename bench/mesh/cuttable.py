@@ -1,6 +1,6 @@
 """Cut models of every architecture apart, and compare a chain of their parts with the whole model.
 
-    python -m bench.engine.cuttable [NAME ...]
+    python -m bench.mesh.cuttable [NAME ...]
 
 The models are small ones with random weights in float32, with windows of 32 positions
 (`testkit.gguf.architectures`). Each
@@ -75,7 +75,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             shapes.append(measured(name, Path(folder)))
     sys.stdout.write(table({"shapes": shapes}))
-    write(arguments.name, "bench.engine.cuttable", {"shapes": shapes})
+    write(arguments.name, "bench.mesh.cuttable", {"shapes": shapes})
 
 
 if __name__ == "__main__":
