@@ -237,7 +237,7 @@ def chat(
     upstream = upstream_options(verifier_tier, verifier_key_file)
     opener = ChatPairOpener(options, hardware, history, introduce, upstream, prompt_cache=int(1e9 * prompt_cache))
     reports = None
-    draft, verifier = with_default_pair(draft, verifier if not peer else "auto")
+    draft, verifier = with_default_pair(draft, "auto" if peer and mesh is None else verifier)
     named_draft, named_verifier, _ = resolve_pair(draft, verifier)
     if mesh is None:
         pair = opener.open(draft, verifier, peer or (), profile)

@@ -390,7 +390,7 @@ def _serve_pair(
 
     plan_shown = None if plan is None else read_plan(plan.expanduser())
     opener = None
-    draft, verifier = with_default_pair(draft, AUTO if peer else verifier)
+    draft, verifier = with_default_pair(draft, AUTO if peer and mesh is None else verifier)
     here = resolve_pair(draft, verifier)
     defaults = ModelDefaults(hardware.of(VERIFIER), hardware.of(DRAFT), replies, print_event, sessions, prompt_cache)
     if mesh is not None:
