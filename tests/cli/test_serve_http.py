@@ -146,13 +146,13 @@ def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
 ) -> None:
     cache = WeightCache(WholeModel(ModelFile.open(verifier_path), LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(cache, ANYWHERE) as worker:
-        process, url = start("--mesh", f"here:1-5,{worker.address}:6-12")
+        process, url = start("--mesh", "here:1-5,desk:6-12", "--peer", f"desk={worker.address}")
         reply = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
         near = edge("chat", "--json", "Where is my mug?", "--max-tokens", "8").lines
         assert [token["id"] for token in reply["edgellm"]["tokens"]] == [row["id"] for row in near[:-1]]
         with urlopen(url.replace("/v1", "/status"), timeout=60) as answer:
             mesh = json.loads(answer.read())["mesh"]
-        assert [one["device"] for one in mesh["holders"]] == ["here", str(worker.address)]
+        assert [one["device"] for one in mesh["holders"]] == ["here", "desk"]
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
 
