@@ -107,6 +107,7 @@ def test_sampled_text_is_valid_and_repeatable(alone: LLM, pair: LLM, schema: Any
     assert copied[0] == copied[1]
 
 
+@pytest.mark.usefixtures("rows_are_cheap")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_forbidden_draft_is_proposed(
     f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, temperature: float
