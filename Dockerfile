@@ -1,4 +1,4 @@
-# edgellm with its default pair: docker build -t edgellm . && docker run --rm edgellm chat "Why is the sky blue?"
+# edgellm with its default pair: docker build -t edgellm . && docker run --rm edgellm chat "What is photosynthesis?"
 # compose.yaml has a verifier and a pair that uses it. llama.cpp is the prebuilt one: no compiler is needed, and the image
 # computes on any processor that has AVX2, or on an arm64 one.
 

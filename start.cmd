@@ -1,7 +1,7 @@
 @echo off
 rem Sets up everything in .venv, once, and runs edgellm with the words that follow, as ./start does on Linux and macOS:
 rem
-rem   start.cmd chat "Why is the sky blue?"
+rem   start.cmd chat "What is photosynthesis?"
 rem
 rem It needs Python 3.11 or newer; and Visual Studio's C++ tools where the prebuilt llama.cpp cannot be used.
 setlocal

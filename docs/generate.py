@@ -7,14 +7,13 @@ a test compares them. Figures that differ from run to run (times, speeds, probab
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -26,20 +25,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md")), ROOT / "mo
 
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
 _RESULTS = re.compile(r"python -m bench (show .+)")
-_IS_HELP = re.compile(r" --help(-all)?$")
 _SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # printed only if a model takes long
-_HELP = """
-import io, json, sys
-from contextlib import redirect_stdout
-from edgellm.cli.entrypoint import run
-
-pages = []
-for words in json.loads(sys.argv[1]):
-    with redirect_stdout(io.StringIO()) as page:
-        assert run(words) == 0, words
-    pages.append(page.getvalue())
-print(json.dumps(pages))
-"""
 _VARIES = (
     (re.compile(r"\d[\d,.]* tokens/s"), "N tokens/s"),
     (re.compile(r"planned in \d+ ms"), "planned in N ms"),
@@ -81,9 +67,7 @@ def stale() -> list[str]:
 
 def renewed(text: str, environment: dict[str, str]) -> str:
     """Return `text` with the current output of every command in it."""
-    helps = [found["command"] for found in _BLOCK.finditer(text) if _IS_HELP.search(found["command"])]
-    pages = dict(zip(helps, _help_pages(helps, environment), strict=True)) if helps else {}
-    return _BLOCK.sub(partial(_block, environment=environment, pages=pages), text)
+    return _BLOCK.sub(partial(_block, environment=environment), text)
 
 
 @contextmanager
@@ -97,10 +81,9 @@ def _home() -> Iterator[dict[str, str]]:
         yield _environment(folder)
 
 
-def _block(found: re.Match[str], environment: dict[str, str], pages: dict[str, str]) -> str:
+def _block(found: re.Match[str], environment: dict[str, str]) -> str:
     command = found["command"]
-    shown = _trimmed(pages[command]) if command in pages else f"$ {command}\n{output(command, environment)}"
-    return f"{found[1]}{shown}\n{found[3]}"
+    return f"{found[1]}$ {command}\n{output(command, environment)}\n{found[3]}"
 
 
 def output(command: str, environment: dict[str, str]) -> str:
@@ -124,16 +107,6 @@ def _environment(home: str) -> dict[str, str]:
         "NO_COLOR": "1",
         "LC_ALL": "C.UTF-8",
     }
-
-
-def _help_pages(commands: Sequence[str], environment: dict[str, str]) -> list[str]:
-    """Return the help pages of `edgellm` command lines, all from one process, as two dozen would take long."""
-    lines = json.dumps([shlex.split(command)[1:] for command in commands])
-    done = subprocess.run(
-        [sys.executable, "-c", _HELP, lines], capture_output=True, text=True, cwd=ROOT, env=environment, check=True
-    )
-    pages: list[str] = json.loads(done.stdout)
-    return pages
 
 
 def _run(command: str, environment: dict[str, str]) -> str:

@@ -1,6 +1,6 @@
 """edgellm: a small model drafts, a bigger one verifies.
 
-`for token in edgellm.generate("Where is my mug?", context=["My mug is on the shelf."]): ...`
+`for token in edgellm.generate("What is photosynthesis?"): ...`
 """
 
 from __future__ import annotations

@@ -9,17 +9,17 @@ from edgellm.errors import EdgeError
 
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "": (
-        ('echo "My mug is on the shelf." | edgellm chat "Where is my mug?"', "ask about a note"),
-        ('edgellm chat --context notes.txt "When is the film night?"', "ask about a file"),
+        ('edgellm chat "What is photosynthesis?"', "ask a question"),
         ("edgellm chat", "start a conversation; /help lists its commands"),
-        ("edgellm setup", "get real models that fit this machine"),
+        ("edgellm setup", "get better models that fit this machine"),
         ("edgellm run qwen3:4b", "talk to a model; download it first if it is not here"),
         ("edgellm serve", "serve OpenAI's API and a web page, to this machine only"),
     ),
     "chat": (
-        ('echo "My mug is on the shelf." | edgellm chat "Where is my mug?"', "ask about a note"),
-        ('edgellm chat --context notes.txt "When is the film night?"', "ask about a file, or several"),
-        ('edgellm chat -c "Who has the drill?"', "continue the last conversation"),
+        ('edgellm chat "What is photosynthesis?"', "ask a question"),
+        ('git diff | edgellm chat "What was changed?"', "ask about what is piped in"),
+        ('edgellm chat --context notes.txt "What is planned for Friday?"', "ask about a file, or several"),
+        ('edgellm chat -c "Shorter, please."', "continue the last conversation"),
         ("edgellm chat", "start a conversation; /help lists its commands"),
         ("edgellm chat --draft SMALL.gguf --verifier BIG.gguf", "use models of your own"),
         ("edgellm chat --verifier auto", "use the best verifier among the paired devices"),
@@ -50,7 +50,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm run qwen3:4b --draft none", "have it write alone"),
     ),
     "profile": (
-        ("edgellm profile --prompts questions.txt", "profile the bundled pair on your questions, one per line"),
+        ("edgellm profile --prompts questions.txt", "profile the default pair on your questions, one per line"),
         (
             "edgellm profile --draft SMALL.gguf --verifier BIG.gguf --prompts chats.jsonl",
             "profile another pair on conversations in JSON Lines",
@@ -69,7 +69,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm stop 8080", "end the server at this port"),
     ),
     "serve": (
-        ("edgellm serve", "serve the bundled pair over OpenAI's API, to this machine only"),
+        ("edgellm serve", "serve the default pair over OpenAI's API, to this machine only"),
         (
             "edgellm serve --draft SMALL.gguf --verifier desk:50151 --http-port 8081",
             "serve another pair on another port",
@@ -80,7 +80,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         ("edgellm serve --plan plan.json", "also draw the plan that `edgellm mesh plan --json > plan.json` wrote"),
         ("edgellm serve --http-host 192.168.1.20", "serve other machines too, over TLS, with a generated API key"),
-        ("edgellm serve --role verifier", "serve the bundled verifier to devices that draft, and over HTTP"),
+        ("edgellm serve --role verifier", "serve the default verifier to devices that draft, and over HTTP"),
         ("edgellm serve --role verifier -m user/repo:Q8_0 --port 50152", "serve another verifier on another port"),
         ("edgellm serve --role verifier --host 192.168.1.20", "serve paired devices at this address"),
         ("edgellm serve --role worker --host 192.168.1.20", "compute layers that other devices upload"),
@@ -138,7 +138,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm ls --json | jq -r .[].path", "print their paths"),
     ),
     "show": (
-        ("edgellm show edgellm-verifier", "show a bundled model"),
+        ("edgellm show smollm2:135m", "show a model of the catalogue that is here"),
         ("edgellm show ./model.gguf", "show a file of your own"),
     ),
     "bench": (
@@ -187,9 +187,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm config show --json | jq -r .serve", "for scripts"),
     ),
     "mesh run": (
-        ("edgellm mesh run MODEL 'Where is my mug?'", "choose the best split of the layers that the devices have"),
+        ("edgellm mesh run MODEL 'Why is the sky blue?'", "choose the best split of the layers that the devices have"),
         ("edgellm mesh run MODEL 'Hello' --peer 127.0.0.1:50151 --explain", "also use this worker; explain the split"),
-        ("edgellm mesh run MODEL 'Where is my mug?' --split here:1-6,desk:7-12", "use the worker of a paired device"),
+        (
+            "edgellm mesh run MODEL 'Hello' --split here:1-6,desk:7-12",
+            "use the worker of a paired device",
+        ),
         (
             "edgellm mesh run MODEL 'Hello' --split 127.0.0.1:50151:1-6,127.0.0.1:50152:7-12",
             "use two workers on this machine",

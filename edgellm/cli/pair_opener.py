@@ -27,7 +27,7 @@ TOY = (
     'Try: "The film night is on Friday at 20:00.", then: "When is the film night?"'
 )
 """What to know about the bundled home pair."""
-SMALL = "SmolLM2 135M is small: it chats, and gets many facts and sums wrong. For a better pair: edgellm setup"
+SMALL = "SmolLM2 135M is small: its facts and sums are often wrong. Better: edgellm setup"
 """What to know about the default pair."""
 _PAUSE = 600  # seconds after a download that failed, in which the next command does not try again
 

@@ -678,7 +678,7 @@ def generate(
     **options: Any,
 ) -> Reply:
     """Return one reply, by default from the pair that `LLM.open` opens:
-    `for token in generate("Where is my mug?", context=["My mug is on the shelf."])`.
+    `for token in generate("What is photosynthesis?")`.
 
     `options` are fields of `ReplyOptions`. The models are loaded for this reply and closed after it: open an `LLM` for
     several. Raises what `LLM.open` and `LLM.reply` raise.

@@ -53,17 +53,9 @@ def commands() -> list[str]:
     return [name for name, info in registered() if not info.hidden]
 
 
-def test_every_command_has_its_block_and_its_examples() -> None:
-    for command in commands():
-        assert f"<!-- $ edgellm {command} --help" in COMMANDS
-        assert len(EXAMPLES[command]) >= 2
+def test_every_command_has_its_examples() -> None:
+    assert all(len(EXAMPLES[command]) >= 2 for command in commands())
     assert set(EXAMPLES) == {"", *commands()}
-
-
-@pytest.mark.parametrize("command", commands())
-def test_a_commands_block_has_all_its_options(command: str, edge: Callable[..., Done]) -> None:
-    more = f"edgellm {command} --help-all" in edge(*command.split(), "--help").out
-    assert f"<!-- $ edgellm {command} --help{'-all' if more else ''} -->" in COMMANDS
 
 
 def examples() -> list[str]:

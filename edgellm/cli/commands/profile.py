@@ -172,7 +172,7 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
         except (ValueError, KeyError, TypeError):
             raise InvalidOption(
                 f"Line {number} of {path} is not a prompt.",
-                'Write a text, or JSON such as {"messages": [{"role": "user", "content": "Where is my mug?"}]}.',
+                'Write a text, or JSON such as {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}.',
             ) from None
     if not found:
         raise InvalidOption(f"{path} has no prompts.", "Write a few dozen, one per line.")

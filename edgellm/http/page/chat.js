@@ -197,7 +197,9 @@ library.start();
 watchServer((found) => {
   status = found;
   showModels(found).then(() => {
-    byId("toy").hidden = byId("examples").hidden = !/^edgellm-(draft|verifier)$/.test(byId("model").value);
+    const model = byId("model").value;
+    byId("examples").hidden = model.startsWith("edgellm-");
+    for (const note of document.querySelectorAll("[data-models]")) note.hidden = !model.startsWith(note.dataset.models);
   });
   showAway();
 });

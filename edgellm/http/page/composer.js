@@ -35,7 +35,7 @@ export class Composer {
     });
     this.#takeDrops();
     for (const button of document.querySelectorAll(".example")) {
-      button.addEventListener("click", () => this.#send(button.dataset.text ?? button.textContent, []));
+      button.addEventListener("click", () => this.#send(button.textContent, []));
     }
   }
 

@@ -148,7 +148,7 @@ def run(
 
     question = " ".join(prompt)
     if not question.strip():
-        raise InvalidOption("The question is empty.", 'Ask something: edgellm mesh run MODEL "Where is my mug?"')
+        raise InvalidOption("The question is empty.", 'Ask something: edgellm mesh run MODEL "Why is the sky blue?"')
     reply_options = ReplyOptions(
         max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval,
         **thinking(think, reasoning_effort, template_arg),

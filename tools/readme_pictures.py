@@ -1,0 +1,129 @@
+"""Makes the README's pictures: real replies of the default pair, at a terminal and on the page, with who wrote what.
+
+    .venv/bin/python -m tools.readme_pictures [terminal|page ...]
+
+The models have to be here: `edgellm pull smollm2:135m`. Conversations go to a folder that is removed afterwards.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import expect
+from rich.console import Console
+from rich.text import Text
+
+from edgellm.storage import cache_dir
+from testkit import ROOT
+from testkit.browser.page_states import opened_browser, window
+
+FOLDER = ROOT / "docs" / "pictures"
+EDGELLM = (sys.executable, "-m", "edgellm")
+QUESTION = "What is photosynthesis?"
+CODE = "Write a Python function that returns the factorial of n."
+SEED = 1
+COLUMNS = 92
+_FONT = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)  # would be fetched from another host
+_UP, _ERASED = "\x1b[1A", "\x1b[2K"
+_REPLY_MS = 120_000
+
+
+def draw_terminal() -> None:
+    """Ask a question at a terminal, twice, as the first reply in a new home also measures, and draw what is shown."""
+    for _ in range(2):
+        shown = _at_terminal(*EDGELLM, "chat", "--no-history", "--colors", "--seed", str(SEED), QUESTION)
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    console.print(Text.assemble(("$ ", "bold green"), f'edgellm chat --colors "{QUESTION}"'))
+    console.print(Text.from_ansi(_last_screen(shown)))
+    picture = console.export_svg(title="edgellm", unique_id="edgellm")
+    (FOLDER / "terminal.svg").write_text(_FONT.sub("", picture), encoding="utf-8")
+
+
+def _last_screen(shown: str) -> str:
+    """Return the lines that stay when the bars that `shown` drew and erased are gone."""
+    lines: list[str] = []
+    for line in shown.replace("\r\n", "\n").strip().split("\n"):
+        erased = line.count(_UP)
+        lines = [*lines[: len(lines) - erased], line.rpartition(_ERASED)[2]]
+    return "\n".join(lines)
+
+
+def _at_terminal(*words: str) -> str:
+    terminal, side = pty.openpty()
+    termios.tcsetwinsize(side, (40, COLUMNS))
+    shown = bytearray()
+    with subprocess.Popen(words, stdin=side, stdout=side, stderr=side, cwd=ROOT) as child:
+        os.close(side)
+        while data := _read(terminal):
+            shown += data
+    os.close(terminal)
+    if child.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {child.returncode}:\n{shown.decode()}")
+    return shown.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65_536)
+    except OSError:  # the program has ended
+        return b""
+
+
+def draw_page() -> None:
+    """Ask two questions on the page, with colours, and take a picture of it."""
+    served = subprocess.Popen([*EDGELLM, "serve", "--http-port", "0"], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        url = next(found[1] for line in served.stderr or () if (found := re.search(r"Web page: (\S+)", line)))
+        with opened_browser() as browser, window(browser, "wide", "light") as context:
+            page = context.new_page()
+            page.goto(url)
+            expect(page.locator("#state")).to_have_text("ready", timeout=_REPLY_MS)
+            page.check("#colours")
+            page.evaluate(f"document.getElementById('seed').value = {SEED}")
+            page.dispatch_event("#seed", "change")
+            for count, question in enumerate((QUESTION, CODE), start=1):
+                page.fill("#question", question)
+                page.press("#question", "Enter")
+                expect(page.locator(".said")).to_have_count(count, timeout=_REPLY_MS)
+                expect(page.locator(".said").last).to_contain_text("tokens", timeout=_REPLY_MS)
+            page.screenshot(path=FOLDER / "page.png")
+    finally:
+        served.send_signal(signal.SIGINT)
+        served.wait()
+
+
+@contextmanager
+def _empty_home() -> Iterator[None]:
+    """Have edgellm use an empty home, with the models of the user's own."""
+    models = cache_dir() / "models"
+    with tempfile.TemporaryDirectory() as home:
+        (Path(home) / "cache").mkdir()
+        (Path(home) / "cache" / "models").symlink_to(models)
+        os.environ["EDGELLM_HOME"] = home
+        yield
+
+
+PICTURES: dict[str, Callable[[], None]] = {"terminal": draw_terminal, "page": draw_page}
+
+
+def main(*names: str) -> int:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with _empty_home():
+        for name in names or PICTURES:
+            PICTURES[name]()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
