@@ -19,6 +19,7 @@ import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import expect
 from rich.console import Console
@@ -26,7 +27,7 @@ from rich.text import Text
 
 from edgellm.storage import cache_dir
 from testkit import ROOT
-from testkit.browser.page_states import opened_browser, window
+from testkit.browser.page_states import opened_browser
 
 FOLDER = ROOT / "docs" / "pictures"
 EDGELLM = (sys.executable, "-m", "edgellm")
@@ -34,6 +35,7 @@ QUESTION = "What is photosynthesis?"
 CODE = "Write a Python function that returns the factorial of n."
 SEED = 1
 COLUMNS = 92
+WINDOW: Any = {"width": 1080, "height": 720}
 _FONT = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)  # would be fetched from another host
 _UP, _ERASED = "\x1b[1A", "\x1b[2K"
 _REPLY_MS = 120_000
@@ -85,8 +87,8 @@ def draw_page() -> None:
     served = subprocess.Popen([*EDGELLM, "serve", "--http-port", "0"], stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         url = next(found[1] for line in served.stderr or () if (found := re.search(r"Web page: (\S+)", line)))
-        with opened_browser() as browser, window(browser, "wide", "light") as context:
-            page = context.new_page()
+        with opened_browser() as browser:
+            page = browser.new_page(viewport=WINDOW)
             page.goto(url)
             expect(page.locator("#state")).to_have_text("ready", timeout=_REPLY_MS)
             page.check("#colours")

@@ -17,8 +17,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "chat": (
         ('edgellm chat "What is photosynthesis?"', "ask a question"),
-        ('git diff | edgellm chat "What was changed?"', "ask about what is piped in"),
-        ('edgellm chat --context notes.txt "What is planned for Friday?"', "ask about a file, or several"),
+        ('edgellm chat --context notes.txt "When is the film night?"', "ask about a file, or several; or pipe one in"),
         ('edgellm chat -c "Shorter, please."', "continue the last conversation"),
         ("edgellm chat", "start a conversation; /help lists its commands"),
         ("edgellm chat --draft SMALL.gguf --verifier BIG.gguf", "use models of your own"),

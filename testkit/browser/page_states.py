@@ -69,8 +69,8 @@ PLAN = {
     "stages": [{"device": "desk", "first_layer": 1, "last_layer": 16, **_STAGE, "finish_s": 1.5},
                {"device": "laptop", "first_layer": 17, "last_layer": 28, **_STAGE, "finish_s": 2.4}],
 }  # fmt: skip
-TOY = {**STATUS, "model": "edgellm-verifier", "draft": "edgellm-draft", "verifier": "edgellm-verifier", "link": None,
-       "devices": [], "anonymous": True, "context_length": 1024}  # fmt: skip
+SMOLLM2 = {**STATUS, "model": "smollm2:135m", "draft": "smollm2:draft", "verifier": "smollm2:135m", "link": None,
+           "devices": [], "anonymous": True, "context_length": 8192}  # fmt: skip
 
 _WRITERS = ("accepted", "accepted", "accepted", "bonus", "accepted", "retrieved", "retrieved", "corrected", "accepted",
             "verifier")  # fmt: skip
@@ -158,7 +158,8 @@ def ended(page: Page) -> None:
 
 
 def show_empty(page: Page) -> None:
-    pass
+    expect(page.locator("[data-models]:visible")).to_contain_text("SmolLM2 135M is small")
+    expect(page.locator(".example").first).to_be_visible()
 
 
 def show_waiting(page: Page) -> None:
@@ -261,7 +262,7 @@ def show_open_panel(page: Page, side: str) -> None:
 
 AWAY = {**STATUS, "link": {**STATUS["link"], "up": False, "rtt_ms": None, "reason": "lost 12 s ago"}}
 STATES: dict[str, tuple[Callable[[Page], None], Mapping[str, Any]]] = {
-    "empty": (show_empty, TOY),
+    "empty": (show_empty, SMOLLM2),
     "waiting": (show_waiting, STATUS),
     "streaming": (show_streaming, STATUS),
     "thinking": (show_thinking, STATUS),
