@@ -32,10 +32,10 @@ from testkit.browser.page_states import opened_browser
 FOLDER = ROOT / "docs" / "pictures"
 EDGELLM = (sys.executable, "-m", "edgellm")
 QUESTION = "What is photosynthesis?"
-CODE = "Write a Python function that returns the factorial of n."
+TIPS = "Give me three tips for sleeping better."
 SEED = 1
 COLUMNS = 92
-WINDOW: Any = {"width": 1080, "height": 720}
+WINDOW: Any = {"width": 1180, "height": 680}
 _FONT = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)  # would be fetched from another host
 _UP, _ERASED = "\x1b[1A", "\x1b[2K"
 _REPLY_MS = 120_000
@@ -94,7 +94,7 @@ def draw_page() -> None:
             page.check("#colours")
             page.evaluate(f"document.getElementById('seed').value = {SEED}")
             page.dispatch_event("#seed", "change")
-            for count, question in enumerate((QUESTION, CODE), start=1):
+            for count, question in enumerate((QUESTION, TIPS), start=1):
                 page.fill("#question", question)
                 page.press("#question", "Enter")
                 expect(page.locator(".said")).to_have_count(count, timeout=_REPLY_MS)

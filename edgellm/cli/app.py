@@ -103,7 +103,7 @@ for _name, _command, _summary, _more in (
     ("peers", peers, "List paired devices, and change what they may do here.", _PEERS),
     ("doctor", doctor, "Check this device and its network, and say how to fix problems.", _DOCTOR),
     ("catalog", catalog, "List models that make good pairs, and whether they fit here.", _CATALOG),
-    ("pull", pull, "Download a model from the Hugging Face hub.", "An interrupted download resumes where it stopped."),
+    ("pull", pull, "Download a model of the catalogue or the Hugging Face hub.", "An interrupted download resumes."),
     ("ls", ls, "List the models on this machine.", ""),
     ("show", show, "Show details of a model.", ""),
     ("rm", rm, "Remove a downloaded model.", "Your own files and the bundled models are never removed."),
