@@ -27,7 +27,7 @@ from bench.harness.report import write
 from testkit import ROOT
 
 MODULE = "bench.cli.first_minute"
-ASK = ("chat", "Why is the sky blue?")
+ASK = ("chat", "What is photosynthesis?")
 """The first line of the README."""
 STEPS = ("environment", "pip and build tools", "packages, and the model's", "model")
 """What `setup.log` has the seconds of, in this order."""
