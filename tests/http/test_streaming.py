@@ -26,6 +26,7 @@ from edgellm.http.streaming import ReplyTask
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import PairMemory
 from edgellm.spec.loop import Event
+from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice, Source, Summary, Token
@@ -56,6 +57,7 @@ class Scripted:
     verifier_up = None
     draft_name, verifier_name = None, "made-up"
     memory = PairMemory(Counter(CPU=1), 0)
+    sampling = ModelSampling(temperature=0.0)
 
     def __init__(self, script: Script) -> None:
         self._script = script
