@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from bench.robustness.attack.harness import Attack, Found
 from edgellm.cli.entrypoint import run as run_command
@@ -94,7 +95,8 @@ def sound_home(home: Path) -> None:
     store_speed(HERE, MeasuredSpeed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128)))
     store_links({(HERE, "x"): MeasuredLink(LinkSpeed(0.001, 1e6, 1e6), 1, "")})
     run_command(ASK)
-    with LLM.open(threads=1) as pair:  # threads that meet take very long where other programs have the cores
+    kept = patch("edgellm.llm.cost_curves.BUSY", 1.0)  # what is measured on a busy machine is kept, too
+    with kept, LLM.open(threads=1) as pair:  # threads that meet take very long where other programs have the cores
         pair.curve()
     old_chats(History().folder, now)
 
