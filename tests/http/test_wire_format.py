@@ -177,11 +177,14 @@ def test_models_and_health(ask: Ask) -> None:
 
 
 def test_the_status(ask: Ask, troubled: Ask) -> None:
-    names = {"model": "str", "draft": "str", "verifier": "str", "context_length": "int", "link": "null"}
+    sampling: dict[str, Any] = {"temperature": "float", "top_k": "int", "top_p": "float", "min_p": "float"}
+    sampling |= {"repeat_penalty": "float", "origin": "str"}
+    names: dict[str, Any] = {"draft": "str", "verifier": "str", "context_length": "int", "sampling": sampling}
+    names |= {"link": "null"}
     counts = {"running": "int", "waiting": "int", "places": "int"}
-    model: dict[str, Any] = {"name": "str", "draft": "str", "verifier": "str", "context_length": "int", "link": "null"}
-    model |= {"memory": {"CPU": "int"}, "users": "int", "idle_s": "float", "expires_s": "null"}
-    status = names | {"requests": counts, "devices": [], "anonymous": "bool", "models": [model], "loading": []}
+    model = {"name": "str"} | names | {"memory": {"CPU": "int"}, "users": "int", "idle_s": "float", "expires_s": "null"}
+    status = {"model": "str"} | names
+    status |= {"requests": counts, "devices": [], "anonymous": "bool", "models": [model], "loading": []}
     status |= {"mesh": "null", "plan": "null"}
     same(ask("GET", "/status").json, status)
     device = {"name": "str", "short": "str", "addresses": ["str"], "may_here": ["str"], "may_there": []}
