@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_LOCK = Path(__file__).resolve().parents[2] / "tools" / "locks" / "run.txt"
+_LOCK = Path(__file__).resolve().parents[2] / "tools" / "locks" / "binding.txt"
 _SWITCHES = {
     "BUILD_SHARED_LIBS": "ON", "LLAMA_BUILD_COMMON": "ON", "LLAMA_BUILD_TOOLS": "ON", "LLAMA_BUILD_TESTS": "OFF",
     "LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_BUILD_SERVER": "OFF", "LLAMA_BUILD_APP": "OFF", "LLAMA_CURL": "OFF",

@@ -183,7 +183,7 @@ def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None
 
     class Waiting:
         context_length, verifier_up, draft_name, verifier_name = 64, None, None, "waiting"
-        memory = own.memory
+        memory, sampling = own.memory, own.sampling
 
         def reply(self, *_: object, **__: object) -> Reply:
             go.wait(60)
