@@ -36,6 +36,7 @@ from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.peer_store import Peer, Peers
 from edgellm.rpc.trust.rights import Right
 from edgellm.spec.loop import Event
+from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice, Source, Token
@@ -102,6 +103,7 @@ class Made:
     verifier_up = None
     draft_name: str | None = None
     memory = PairMemory(Counter(CPU=1), 0)
+    sampling = ModelSampling(temperature=0.0)
 
     def __init__(self, text: str) -> None:
         self.verifier_name = text
