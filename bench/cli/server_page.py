@@ -149,8 +149,10 @@ class Device:
         return Trust.load(self.home / "edgellm" / "data" / "trust")
 
     def start(self, command: str) -> subprocess.Popen[str]:
-        """Start a command of the page."""
-        self.home.mkdir(exist_ok=True)
+        """Start a command of the page; replies are greedy, so that they can be compared."""
+        settings = self.home / "edgellm" / "config" / "config.toml"
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text("[chat]\ntemperature = 0\n", encoding="utf-8")
         return subprocess.Popen(
             [sys.executable, "-m", *shlex.split(command)], cwd=self.home, env=self.environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -291,7 +293,8 @@ class Trial:
         model, question = self._models[words[words.index("--draft") + 1]], words[-1]
         if (wanted := self._alone.get((model, question))) is None:
             with LLM.open("none", model, history=False) as alone:
-                wanted = b"".join(token.piece for token in alone.reply(question)).decode("utf-8", "replace")
+                reply = alone.reply(question, temperature=0.0)
+                wanted = b"".join(token.piece for token in reply).decode("utf-8", "replace")
             self._alone[model, question] = wanted
         said = wanted.strip()
         return [] if said in printed else [f"the reply is not {said!r}"]
