@@ -50,7 +50,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_answers_with_its_own_pair(installed: Path, tmp_path: Path) -> None:
-    home = {"EDGELLM_HOME": str(tmp_path / "home")}
+    home = {"EDGELLM_HOME": str(tmp_path / "home"), "EDGELLM_PAIR": "home"}
     where = run(installed / "python", "-c", "import edgellm; print(edgellm.__file__)", cwd=tmp_path)
     assert Path(where.stdout).is_relative_to(installed.parent)
     told = run(installed / "edgellm", "--version", cwd=tmp_path, **home)

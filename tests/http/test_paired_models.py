@@ -79,7 +79,7 @@ def ask(server: HttpServer) -> Ask:
 def test_a_model_on_a_paired_device_is_named_like_those_here(ask: Ask, own: LLM, desk: VerifierServer) -> None:
     name = name_of(desk.model.path)
     listed = {model["id"]: model["device"] for model in ask("GET", "/v1/models").json["data"]}
-    assert listed == {"edgellm-draft": None, "edgellm-verifier": None, name: "desk"}
+    assert listed == {"edgellm-draft": None, "edgellm-verifier": None, "smollm2:draft": None, name: "desk"}
     answer = ask("POST", "/v1/chat/completions", conversation(model=name, max_tokens=12))
     assert answer.status == 200, answer.json
     assert answer.json["choices"][0]["message"]["content"] == written(own, max_tokens=12)

@@ -24,6 +24,7 @@ from edgellm.diagnostics.network import (
     examine_welcome,
 )
 from edgellm.diagnostics.run import examine
+from edgellm.engine import library
 from edgellm.engine.ggml_rpc.backend import how_to_compile
 from edgellm.engine.hardware import ComputeDevice
 from edgellm.engine.native import Features
@@ -164,7 +165,7 @@ def test_a_card_that_vulkan_alone_shows_is_told_of(
     monkeypatch.setattr("edgellm.engine.native.features", lambda: Features(("AVX2",), ("CPU",), mmap=True))
     notes = [one for one in local.examine_machine() if one.topic == "graphics card"]
     assert [one.state for one in notes] == [State.NOTE] * told
-    assert all("-DGGML_VULKAN=on" in one.next_step for one in notes)
+    assert all(one.next_step.endswith(library.how_to_compile("-DGGML_VULKAN=on", "--gpu vulkan")) for one in notes)
 
 
 def test_what_decodes_and_what_stays_idle_is_said(me: Trust) -> None:
