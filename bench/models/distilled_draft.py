@@ -12,11 +12,9 @@ retrieval off, and *times* is the median of their quotients over the questions, 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.harness.report import write
+from bench.harness.spec_bench import Question, greedy_reply, questions
 from bench.harness.statistics import alternate, spread
 from edgellm.engine import Context, Message, Model
 from edgellm.llm import LLM
@@ -34,34 +33,12 @@ N_CTX = 2_560
 ALL = "all"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question of Spec-Bench."""
-
-    category: str
-    text: str
-
-
-def questions(path: Path, per: int) -> list[Question]:
-    """Return at most `per` first turns of each category."""
-    found: dict[str, list[Question]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        one = json.loads(line)
-        found.setdefault(one["category"], []).append(Question(one["category"], one["turns"][0]))
-    return [each for group in found.values() for each in group[:per]]
-
-
-def reply_of(verifier: Context, prompt: npt.NDArray[np.int32], tokens: int) -> npt.NDArray[np.int32]:
-    """Return the greedy reply to a prompt, with its end."""
-    verifier.clear()
-    reply: list[int] = []
-    ids = prompt
-    while len(reply) < tokens:
-        reply.append(int(verifier.decode(ids)[0].argmax()))
-        if verifier.model.is_eog(reply[-1]):
-            break
-        ids = np.array(reply[-1:], dtype=np.int32)
-    return np.array(reply, dtype=np.int32)
+def first_of_each(found: Sequence[Question], per: int) -> list[Question]:
+    """Return at most `per` questions of each category."""
+    groups: dict[str, list[Question]] = {}
+    for question in found:
+        groups.setdefault(question.category, []).append(question)
+    return [each for group in groups.values() for each in group[:per]]
 
 
 def agreement(draft: Context, prompt: npt.NDArray[np.int32], reply: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
@@ -112,13 +89,13 @@ def speeds(pair: LLM, alone: LLM, question: Question, tokens: int) -> list[float
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return a row for each question, and the cost of a drafted token."""
-    asked = questions(arguments.questions, arguments.per)
+    asked = first_of_each(questions(arguments.questions), arguments.per)
     rows = []
     with Model.load(arguments.draft) as small, Model.load(arguments.verifier) as big:
         draft, verifier = Context(small, n_ctx=N_CTX), Context(big, n_ctx=N_CTX)
         for question in asked:
             prompt = big.chat_prompt([Message("user", question.text)])
-            reply = reply_of(verifier, prompt, arguments.tokens)
+            reply = greedy_reply(verifier, prompt, arguments.tokens)
             agree = agreement(draft, prompt, reply)
             found = {"tokens": len(reply), "accepted": int(agree.sum()), "rounds": rounds_of(agree)}
             rows.append({"category": question.category, **found})

@@ -12,7 +12,6 @@ alternate.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.report import write
+from bench.harness.spec_bench import greedy_reply, questions
 from edgellm.engine import Context, Floats, Ids, Message, Model
 from edgellm.engine.gguf.requantise import requantise
 from edgellm.llm.messages import chat_ids
@@ -48,20 +48,9 @@ MIXES: Mapping[str, tuple[str, Mapping[str, str]]] = {
 
 def prompts_of(path: Path, model: Model, cases: int, most: int) -> list[Ids]:
     """Return the prompts of `cases` first turns, evenly chosen of those in a file with at most so many tokens."""
-    turns = [json.loads(line)["turns"][0] for line in path.read_text(encoding="utf-8").splitlines()]
-    prompts = [chat_ids(model, [Message("user", turn)], 8 * CONTEXT) for turn in turns]
+    prompts = [chat_ids(model, [Message("user", question.text)], 8 * CONTEXT) for question in questions(path)]
     prompts = [prompt for prompt in prompts if len(prompt) <= most]
     return [prompts[at * len(prompts) // cases] for at in range(min(cases, len(prompts)))]
-
-
-def reply(context: Context, prompt: Ids, tokens: int) -> Ids:
-    """Return the greedy reply to a prompt, of at most so many tokens."""
-    context.clear()
-    row, written = context.decode(prompt)[0], list[int]()
-    while len(written) < tokens and not context.model.is_eog(token := int(row.argmax())):
-        written.append(token)
-        row = context.decode(np.array([token], dtype=np.int32))[0]
-    return np.array(written, dtype=np.int32)
 
 
 def surprise(context: Context, prompt: Ids, written: Ids) -> tuple[float, float]:
@@ -106,7 +95,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             contexts[name] = stack.enter_context(Context(model, n_ctx=CONTEXT, threads=arguments.threads))
         own = contexts[OWN]
         prompts = prompts_of(arguments.questions, own.model, arguments.cases, arguments.prompt)
-        texts = [(prompt, reply(own, prompt, arguments.tokens)) for prompt in prompts]
+        texts = [(prompt, greedy_reply(own, prompt, arguments.tokens)) for prompt in prompts]
         counts = [sum(len(prompt) - 1 for prompt, _ in texts), sum(len(written) for _, written in texts)]
         rows = []
         for name, context in contexts.items():

@@ -11,7 +11,6 @@ asked.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 from bench.harness import hardware
 from bench.harness.report import write
+from bench.harness.spec_bench import questions
 from edgellm.cli.model_options import DRAFT
 from edgellm.llm import LLM
 from edgellm.spec.params import CHUNK, ReplyOptions
@@ -95,8 +95,8 @@ def main() -> None:
     arguments = parser.parse_args()
     prompts = ["When is the film night?"]
     if arguments.prompts is not None:
-        lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
-        prompts = [json.loads(line)["turns"][0] for line in lines[:: max(1, len(lines) // arguments.count)]]
+        found = questions(arguments.prompts)
+        prompts = [question.text for question in found[:: max(1, len(found) // arguments.count)]]
     figures = {"replies": measure(arguments, prompts[: arguments.count])}
     path = write(arguments.name, "bench.models.sampling_defaults", figures)
     sys.stdout.write(f"{table(figures)}written: {path}\n")
