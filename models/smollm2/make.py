@@ -21,10 +21,9 @@ from models.smollm2.recipe import DRAFT
 from models.smollm2.synthesis import synthesise
 
 TYPES = ("Q5_0", {"token_embd|^output.weight": "Q4_K"})
-"""The types of the weights: of the blocks, and of embeddings and head. The file has less than 20 MB with them, at the
-price of one draft in a hundred beside Q8_0, which has 34 MB."""
+"""The types of the weights, of the blocks and of the tables: the file has less than 20 MB with them, 34 MB as Q8_0."""
 CONTEXT = 8_192
-"""SmolLM2's own context, which the pair has so; behind the rows that were trained drafts become worse, no more."""
+"""SmolLM2's own context, in tokens: the pair has the smaller one of its two models."""
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ ROW = 1_024
 """Tokens of a row, into which conversations are packed."""
 DRAFT = Recipe("draft", Shape(6, 256, 4, 768, VOCABULARY, ROW), steps=900, tokens=4 * ROW, rate=0.006, adam_rate=6e-4)
 """`tokens` of each step. The width costs most: a row of the head has as many weights as the width, for each token of
-the vocabulary; at 256 a token takes a ninth of the verifier's time."""
+the vocabulary."""
 NEGATIVES = 3_072
 """Tokens drawn from the rest of the vocabulary for each step, beside those that the teacher thought of."""
 SHARPENED = 0.4
@@ -20,6 +20,5 @@ LIKELIEST = 8
 
 
 def practises(step: int) -> bool:
-    """Return whether a step is practice of copying. Without any, the copy heads had gone after 350 steps, of which a
-    reply that copies its prompt then had no use."""
+    """Return whether a step is practice of copying, without which the copy heads are lost."""
     return step % (4 if step < DRAFT.steps // 4 else 8) == 0
