@@ -1,12 +1,12 @@
 """Measure SmolLM2's draft model by the categories of Spec-Bench: what is accepted, and what it brings.
 
-    python -m bench.models.distilled_draft QUESTIONS.jsonl [--draft FILE] [--verifier FILE] [--per 40] [--tokens 96]
+    python -m bench.models.distilled_draft QUESTIONS.jsonl [--draft FILE] [--verifier FILE] [--per 40] [--timed 5]
 
 QUESTIONS is Spec-Bench's file of questions, or a part of it; only first turns are asked. *acceptance* is the share of
 tokens of the verifier's greedy reply that are the draft model's likeliest ones behind the same text, and *length* the
 mean acceptance length with chunks of `GAMMA`: accepted tokens and the verifier's own one. *cost* is the time of a token
 of the draft model over that of the verifier. *alone* and *pair* are tokens a second of the greedy reply, by turns, with
-retrieval off, and *times* is the median of their quotients over the questions, with quartiles.
+retrieval off, over `--timed` questions of each category; *times* is the median of their quotients, with quartiles.
 """
 
 from __future__ import annotations
@@ -100,13 +100,14 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             found = {"tokens": len(reply), "accepted": int(agree.sum()), "rounds": rounds_of(agree)}
             rows.append({"category": question.category, **found})
         share = cost(draft, verifier)
-    if arguments.speed:
-        with (
-            LLM.open(arguments.draft, arguments.verifier, history=False, n_ctx=N_CTX) as pair,
-            LLM.open(None, arguments.verifier, history=False, n_ctx=N_CTX) as alone,
-        ):
-            speeds(pair, alone, asked[0], arguments.tokens)  # both have measured themselves after that
-            for question, row in zip(asked, rows, strict=True):
+    timed = first_of_each(asked, arguments.timed)
+    with (
+        LLM.open(arguments.draft, arguments.verifier, history=False, n_ctx=N_CTX) as pair,
+        LLM.open(None, arguments.verifier, history=False, n_ctx=N_CTX) as alone,
+    ):
+        speeds(pair, alone, asked[0], arguments.tokens)  # both have measured themselves after that
+        for question, row in zip(asked, rows, strict=True):
+            if question in timed:
                 row["alone"], row["pair"] = speeds(pair, alone, question, arguments.tokens)
     return {"cost": share, "rows": rows}
 
@@ -123,9 +124,9 @@ def table(found: Mapping[str, Any]) -> str:
 def _line(category: str, rows: Sequence[Mapping[str, Any]]) -> str:
     tokens, accepted, rounds = (sum(row[name] for row in rows) for name in ("tokens", "accepted", "rounds"))
     line = f"{category:16}{len(rows):10}{accepted / tokens:12.2f}{tokens / rounds:8.2f}"
-    if "pair" in rows[0]:
-        alone, pair = (float(np.median([row[name] for row in rows])) for name in ("alone", "pair"))
-        times = spread([row["pair"] / row["alone"] for row in rows])
+    if timed := [row for row in rows if "pair" in row]:
+        alone, pair = (float(np.median([row[name] for row in timed])) for name in ("alone", "pair"))
+        times = spread([row["pair"] / row["alone"] for row in timed])
         line += f"{alone:8.0f}{pair:8.0f}{times['median']:7.2f} ({times['q1']:.2f} to {times['q3']:.2f})"
     return line
 
@@ -137,7 +138,7 @@ def main() -> None:
     parser.add_argument("--verifier", type=Path, required=True)
     parser.add_argument("--per", type=int, default=40, help="questions of each category, at most")
     parser.add_argument("--tokens", type=int, default=96, help="of a reply, at most")
-    parser.add_argument("--speed", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--timed", type=int, default=5, help="questions of each category that are timed")
     parser.add_argument("--name", default="distilled_draft", help="of the result file")
     arguments = parser.parse_args()
     found = measure(arguments)
