@@ -209,7 +209,7 @@ class LLM:
         """Load the models and compare their vocabularies.
 
         The default pair is SmolLM2 and its draft model where they are on this machine; nothing is downloaded. Else,
-        and with EDGELLM_PAIR=home, it is the bundled home pair; `notices` and a warning of the log say so.
+        and with EDGELLM_PAIR=home, it is the bundled home pair; `notices` says so.
 
         Where the tokenizers differ, drafts are translated, and all of them are verified; a verifier on another device
         sends its tokenizer once, which is kept. If one of the two models is the default and has another tokenizer than

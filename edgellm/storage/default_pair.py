@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -23,8 +22,6 @@ class PairNames(NamedTuple):
     draft: str
     verifier: str
 
-
-_log = logging.getLogger(__name__)
 
 HOME = PairNames("edgellm-draft", "edgellm-verifier")
 SMOLLM2 = PairNames("smollm2:draft", "smollm2:135m")
@@ -47,8 +44,7 @@ class ResolvedPair(NamedTuple):
 
 
 def resolve_pair(draft: Named | None, verifier: Named | None) -> ResolvedPair:
-    """Return the pair with the models that `DEFAULT` means; beside a model of the home pair, the other one of it. Where
-    the home pair stands in for the wanted one, that is logged.
+    """Return the pair with the models that `DEFAULT` means; beside a model of the home pair, the other one of it.
 
     Raises:
         InvalidOption: EDGELLM_PAIR is set to a pair that does not exist.
@@ -59,12 +55,9 @@ def resolve_pair(draft: Named | None, verifier: Named | None) -> ResolvedPair:
     missing = next((name for asked, name in zip((draft, verifier), wanted, strict=True)
                     if asked == DEFAULT and not _is_here(name)), "")  # fmt: skip
     chosen = HOME if missing else wanted
-    resolved = ResolvedPair(
+    return ResolvedPair(
         chosen.draft if draft == DEFAULT else draft, chosen.verifier if verifier == DEFAULT else verifier, missing
     )
-    if resolved.notice:
-        _log.warning(resolved.notice)
-    return resolved
 
 
 def default_pair() -> PairNames:

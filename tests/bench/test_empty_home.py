@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.cli.first_minutes import measured, table
+from bench.cli.empty_home import measured, table
 
 
 def test_a_newcomer_gets_both_first_replies(tmp_path: Path) -> None:

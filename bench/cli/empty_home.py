@@ -1,6 +1,6 @@
 """From an empty home: keys pressed and seconds until the first words of the bundled pair, and of a pair of real models.
 
-    python -m bench.cli.first_minutes [--repeats 3] [--verifier qwen2.5:1.5b] [--draft qwen2.5:0.5b]
+    python -m bench.cli.empty_home [--repeats 3] [--verifier qwen2.5:1.5b] [--draft qwen2.5:0.5b]
 
 Each turn types what a newcomer would into a terminal of its own, with an empty home and an empty model cache:
 
@@ -41,7 +41,7 @@ from testkit import ROOT
 from testkit.gguf import random_model
 from testkit.network.hub import Hub, running
 
-MODULE = "bench.cli.first_minutes"
+MODULE = "bench.cli.empty_home"
 NOTES = ROOT / "docs" / "notes.txt"
 BUNDLED = ("edgellm", "chat", "--context", "notes.txt", "When is the film night?")
 ASK = ("edgellm", "chat", "--max-tokens", "16", "Why is the sky blue?")
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--verifier", default="qwen2.5:1.5b", help="short name of the catalogue")
     parser.add_argument("--draft", default="qwen2.5:0.5b", help="the catalogue's draft model of that")
     parser.add_argument("--shapes", nargs=2, default=["qwen2.5-0.5b", "qwen2.5-1.5b"], help="of draft and verifier")
-    parser.add_argument("--name", default="first_minutes", help="of the result file")
+    parser.add_argument("--name", default="empty_home", help="of the result file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measured(Path(folder), arguments.verifier, arguments.draft, arguments.shapes, arguments.repeats)
