@@ -25,7 +25,6 @@ from edgellm.spec.types import Notice
 from edgellm.storage import ALIASES, History, bundled
 from edgellm.storage.caches.prompt_files import prompt_files
 from edgellm.storage.chat_log import Conversations, typed_lines
-from edgellm.storage.chat_takeover import old_prompt_file
 from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.retention import expired, oldest
 from edgellm.storage.state import close_to_others, set_aside
@@ -68,11 +67,8 @@ def kept() -> KeptData:
     Raises:
         HistoryUnusable: the history cannot be read.
     """
-    typed = typed_lines().facts().conversations + os.path.lexists(
-        old_prompt_file()
-    )  # which the first line has taken over
     return KeptData(
-        History().facts().conversations, len(Conversations().all()), typed,
+        History().facts().conversations, len(Conversations().all()), typed_lines().facts().conversations,
         sum(1 for path in _profiles() if _is_personal(path)), len(list(_files(_curves(), "*"))),
         len(list(_files(_logs(), "*"))), len(prompt_files()),
     )  # fmt: skip
@@ -91,14 +87,13 @@ def forget() -> KeptData:
     except HistoryUnusable as error:  # remove what can be removed first
         failed = error
     profiles = sum(1 for path in list(_profiles()) if _forget_profile(path))
-    old, curves, logs, prompts = (
-        sum(1 for _ in _removed(paths))
-        for paths in ([old_prompt_file()], _files(_curves(), "*"), _files(_logs(), "*"), prompt_files())
+    curves, logs, prompts = (
+        sum(1 for _ in _removed(paths)) for paths in (_files(_curves(), "*"), _files(_logs(), "*"), prompt_files())
     )
     if failed is not None:
         raise failed
     replies, conversations, typed = counts
-    return KeptData(replies, conversations, typed + old, profiles, curves, logs, prompts)
+    return KeptData(replies, conversations, typed, profiles, curves, logs, prompts)
 
 
 def _forget_chats() -> tuple[int, int, int]:
@@ -128,7 +123,7 @@ def expire() -> None:
     for path in list(_profiles()):
         if expired(path, before):
             _forget_profile(path)
-    kept_files = (old_prompt_file(), *_files(_curves(), "*"), *prompt_files())
+    kept_files = (*_files(_curves(), "*"), *prompt_files())
     old = (path for path in kept_files if expired(path, before))
     list(_removed(old))
     expire_logs(before)

@@ -1,17 +1,16 @@
 """Past replies, typed lines and conversations, in one private database.
 
-None of them leave this machine. Files of earlier versions are taken over when they are first needed.
+None of them leave this machine.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,21 +18,11 @@ from pathlib import Path
 from edgellm.errors import ConversationChanged, ConversationTooLong, InvalidOption
 from edgellm.places import data_dir
 from edgellm.storage.caches.prompt_files import remove_prompts
-from edgellm.storage.chat_takeover import (
-    OldFile,
-    Turns,
-    leftover_files,
-    old_files,
-    old_locks,
-    replace_surrogates,
-    turns_from_json,
-)  # fmt: skip
 from edgellm.storage.private_database import (
     DatabaseConnection,
     DatabaseDamaged,
     PrivateDatabase,
     check_folder,
-    hold_lock,
     make_folder,
     system_errors,
 )  # fmt: skip
@@ -42,9 +31,11 @@ from edgellm.storage.retention import expired, oldest
 MAX_BYTES = 2**20
 """Bytes of all replies together, of all typed lines, and of each conversation."""
 MAX_CONVERSATIONS = 300
+_ROLES = ("system", "user", "assistant")
 _ENTRY_OVERHEAD = 64  # bytes that an entry counts besides its texts
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # `at` is in microseconds since then
 _ID = re.compile(r"[0-9a-f]{8}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SCHEMA = """
 CREATE TABLE entry (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, at INTEGER NOT NULL, size INTEGER NOT NULL,
                     question TEXT NOT NULL, reply TEXT NOT NULL);
@@ -56,8 +47,7 @@ CREATE TRIGGER entry_added AFTER INSERT ON entry BEGIN
 CREATE TRIGGER entry_removed AFTER DELETE ON entry BEGIN
     UPDATE total SET size = size - old.size WHERE kind = old.kind; END;
 CREATE TABLE conversation (id TEXT PRIMARY KEY, at INTEGER NOT NULL, turns TEXT NOT NULL);
-CREATE INDEX conversation_age ON conversation (at);
-CREATE TABLE taken_over (file TEXT PRIMARY KEY, size INTEGER NOT NULL, digest BLOB NOT NULL)
+CREATE INDEX conversation_age ON conversation (at)
 """
 
 _BEYOND = """
@@ -71,6 +61,9 @@ SELECT question, reply, at FROM entry NOT INDEXED
 WHERE kind = ? AND at >= ? AND typeof(question) = 'text' AND typeof(reply) = 'text' ORDER BY id DESC LIMIT ?
 """
 
+Turns = tuple[tuple[str, str], ...]
+"""Roles and texts, the oldest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatEntry:
@@ -83,7 +76,7 @@ class ChatEntry:
 
 @dataclass(frozen=True, slots=True)
 class HistoryFacts:
-    """Facts about a history that reveal none of its content; `size` in bytes, including unreadable files."""
+    """Facts about a history that reveal none of its content; `size` in bytes, with files that were set aside."""
 
     path: Path
     on: bool
@@ -164,11 +157,10 @@ class ChatLog:
             self._off.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove the database and the files of earlier versions. That needs no free space."""
+        """Remove the database. That needs no free space."""
         if os.path.lexists(self.path):
             self._database.discard()
-        for kind in ("reply", "typed", "conversation"):
-            self._unlink(kind, None)
+        self._remove_aside(None)
 
     @property
     def _off(self) -> Path:
@@ -178,64 +170,23 @@ class ChatLog:
     def _database(self) -> PrivateDatabase:
         return PrivateDatabase(self.path, _SCHEMA, 1)
 
-    @contextmanager
-    def _reading(self) -> Iterator[DatabaseConnection]:
-        self._take_over()
-        with self._database.reading() as db:
-            yield db
-
-    @contextmanager
-    def _writing(self) -> Iterator[DatabaseConnection]:
-        self._take_over()
-        with self._database.writing() as db:
-            yield db
-
-    def _erase(self, kind: str, before: datetime | None, rows: str, *values: object) -> int:
-        """Remove `rows` and return their number. Remove unreadable files of that `kind`, too, unless they were written
-        since `before`."""
+    def _erase(self, before: datetime | None, rows: str, *values: object) -> int:
+        """Remove `rows` and return their number. Remove files that were set aside, too, unless they were written since
+        `before`."""
         count, all_rows = 0, before is None
-        self._take_over()
         with system_errors(self.path, "removed"):
+            check_folder(self.folder)
             if self._database.exists:
                 with self._database.writing("removed", keep=not all_rows, scrub=all_rows) as db:
                     count = db.remove(rows, *values)
-        return count + self._unlink(kind, before)
+        self._remove_aside(before)
+        return count
 
-    def _unlink(self, kind: str, before: datetime | None) -> int:
-        """Remove files that were set aside, and files of earlier versions of that kind, unless they were written since
-        `before`; return the number of conversations among them."""
+    def _remove_aside(self, before: datetime | None) -> None:
         with system_errors(self.path, "removed"):
-            removed = [path for path in self._unreadable(kind) if before is None or expired(path, before)]
-            for path in removed:
-                path.unlink()
-        return sum(1 for path in removed if path.suffix == ".json")
-
-    def _unreadable(self, kind: str) -> list[Path]:
-        return [*self._database.aside(), *leftover_files(self.folder, kind)]
-
-    def _take_over(self) -> None:
-        """Take over the files of earlier versions. An interruption neither loses nor duplicates anything."""
-        with system_errors(self.path, "written"):
-            check_folder(self.folder)
-            if not any(True for _ in old_files(self.folder, on=self.on)):
-                return
-            make_folder(self.folder)
-            with ExitStack() as locks:  # against processes of earlier versions, and others that take over
-                for lock in old_locks(self.folder):
-                    locks.enter_context(hold_lock(lock))
-                files = list(old_files(self.folder, on=self.on))
-                with self._database.writing() as db:
-                    for file in files:
-                        _insert(db, file)
-                for file in files:
-                    with system_errors(file.path, "removed"):
-                        file.remove()
-                with self._database.writing() as db:
-                    db.execute("DELETE FROM taken_over")
-                for lock in old_locks(self.folder):
-                    with suppress(OSError):  # a folder stays where something cannot be read in it
-                        lock.unlink()
-                        lock.parent.rmdir()
+            for path in self._database.aside():
+                if before is None or expired(path, before):
+                    path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +207,7 @@ class History(ChatLog):
         if not self.on:
             return
         before = oldest()
-        with self._writing() as db:
+        with self._database.writing() as db:
             if not self.on:  # any more, after waiting
                 return
             db.remove("entry WHERE kind = ? AND at < ?", self.kind, _microseconds(before))
@@ -275,7 +226,7 @@ class History(ChatLog):
             return []
         before = oldest()
         found: list[ChatEntry] = []
-        with self._reading() as db:
+        with self._database.reading() as db:
             for question, reply, at in db.execute(
                 _NEWEST, (self.kind, _microseconds(before), MAX_BYTES // _ENTRY_OVERHEAD)
             ):
@@ -287,21 +238,21 @@ class History(ChatLog):
 
     def clear(self) -> int:
         """Remove all entries, whether the history is on or off, and return their number."""
-        return self._erase(self.kind, None, "entry WHERE kind = ?", self.kind)
+        return self._erase(None, "entry WHERE kind = ?", self.kind)
 
     def expire(self) -> int:
         """Remove entries older than the retention, whether the history is on or off, and return their number."""
         before = oldest()
-        return self._erase(self.kind, before, "entry WHERE kind = ? AND at < ?", self.kind, _microseconds(before))
+        return self._erase(before, "entry WHERE kind = ? AND at < ?", self.kind, _microseconds(before))
 
     def facts(self) -> HistoryFacts:
         """Return facts about the stored entries, whether the history is on or off."""
-        with self._reading() as db:
+        with self._database.reading() as db:
             rows = db.execute("SELECT at FROM entry WHERE kind = ? ORDER BY at", (self.kind,))
             times = [when for (at,) in rows if (when := _time(at)) is not None]
             size = self._total(db)
         with system_errors(self.path, "read"):
-            size += sum(path.lstat().st_size for path in self._unreadable(self.kind))
+            size += sum(path.lstat().st_size for path in self._database.aside())
         first, last = (times[0], times[-1]) if times else (None, None)
         return HistoryFacts(self.path, self.on, len(times), size, first, last)
 
@@ -353,7 +304,7 @@ class Conversations(ChatLog):
     def get(self, conversation_id: str) -> Conversation | None:
         """Return the conversation with this whole ID, None if there is none."""
         row = "SELECT id, at, turns FROM conversation WHERE id = ? AND at >= ?"
-        with self._reading() as db:
+        with self._database.reading() as db:
             found = db.execute(row, (conversation_id, _microseconds(oldest()))).fetchone()
         return None if found is None else _conversation(*found)
 
@@ -373,7 +324,7 @@ class Conversations(ChatLog):
                 "Start a new one.",
             )
         before = oldest()
-        with self._writing() as db:
+        with self._database.writing() as db:
             if replaces is not None:
                 found = db.execute("SELECT at FROM conversation WHERE id = ?", (conversation.id,)).fetchone()
                 if found != (_microseconds(replaces),):
@@ -388,41 +339,25 @@ class Conversations(ChatLog):
     def remove(self, conversation: Conversation) -> None:
         """Remove a conversation, if it is there, and what models keep of prompts, in which its words may be."""
         remove_prompts()
-        with self._writing() as db:
+        with self._database.writing() as db:
             db.remove("conversation WHERE id = ?", conversation.id)
 
     def clear(self) -> int:
-        """Remove all conversations, including unreadable ones of earlier versions; return their number."""
-        return self._erase("conversation", None, "conversation")
+        """Remove all conversations, and return their number."""
+        return self._erase(None, "conversation")
 
     def expire(self) -> int:
         """Remove the conversations to which nothing was added for longer than the retention; return their number."""
         before = oldest()
-        return self._erase("conversation", before, "conversation WHERE at < ?", _microseconds(before))
+        return self._erase(before, "conversation WHERE at < ?", _microseconds(before))
 
     @contextmanager
     def _newest(self) -> Iterator[Iterator[Conversation]]:
         """Yield an iterator over the conversations in the database, the newest first."""
         rows, before = "SELECT id, at, turns FROM conversation WHERE at >= ? ORDER BY at DESC LIMIT ?", oldest()
-        with self._reading() as db:
+        with self._database.reading() as db:
             found = db.execute(rows, (_microseconds(before), MAX_CONVERSATIONS))
             yield (conversation for row in found if (conversation := _conversation(*row)) is not None)
-
-
-def _insert(db: DatabaseConnection, file: OldFile) -> None:
-    """Add the content of a file of an earlier version, unless that was done before an interruption."""
-    if (conversation := file.conversation()) is not None:
-        when, turns = conversation
-        values = (file.path.stem, _microseconds(when), _to_json(Conversation(file.path.stem, when, turns)))
-        newer = "SELECT 1 FROM conversation WHERE id = ?1 AND at >= ?2"
-        db.execute(f"INSERT OR REPLACE INTO conversation SELECT ?1, ?2, ?3 WHERE NOT EXISTS ({newer})", values)
-        return
-    row = db.execute("SELECT size, digest FROM taken_over WHERE file = ?", (file.path.name,)).fetchone()
-    skip = row[0] if row is not None and hashlib.sha256(file.data[: row[0]]).digest() == row[1] else 0
-    for entry in file.entries(skip):
-        _add(db, file.kind, *entry)
-    record = (file.path.name, len(file.data), hashlib.sha256(file.data).digest())
-    db.execute("INSERT OR REPLACE INTO taken_over VALUES (?, ?, ?)", record)
 
 
 def _add(db: DatabaseConnection, kind: str, when: datetime, question: str, reply: str) -> None:
@@ -436,13 +371,11 @@ def _size(question: str, reply: str) -> int:
 
 def _truncated(text: str) -> str:
     """Return `text`, cut to the size limit of an entry."""
-    return replace_surrogates(text).encode()[: MAX_BYTES // 4 - _ENTRY_OVERHEAD].decode("utf-8", "ignore")
+    return _SURROGATE.sub("\ufffd", text).encode()[: MAX_BYTES // 4 - _ENTRY_OVERHEAD].decode("utf-8", "ignore")
 
 
 def _to_json(conversation: Conversation) -> str:
-    """Return the turns as a list, as all versions read it, or an object with what there is beside them."""
-    more = {key: text for key, text in (("name", conversation.name), ("page", conversation.page)) if text}
-    found = {"turns": conversation.turns, **more} if more else conversation.turns
+    found = {"turns": conversation.turns, "name": conversation.name, "page": conversation.page}
     return json.dumps(found, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
@@ -454,11 +387,11 @@ def _conversation(number: bytes, at: int, turns: bytes) -> Conversation | None:
     """Return the conversation in a row, None where it is damaged."""
     try:
         when, found, conversation_id = _time(at), json.loads(turns.decode()), number.decode()
-        more = found if isinstance(found, dict) else {"turns": found}
-        read, name, page = turns_from_json(more["turns"]), str(more.get("name", "")), str(more.get("page", ""))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        read = tuple((str(role), str(text)) for role, text in found["turns"])
+        name, page = str(found["name"]), str(found["page"])
+    except (ValueError, TypeError, LookupError, RecursionError):
         return None
-    if when is None or not _ID.fullmatch(conversation_id):
+    if when is None or not _ID.fullmatch(conversation_id) or not all(role in _ROLES for role, _ in read):
         return None
     return Conversation(conversation_id, when, read, name, page)
 

@@ -18,12 +18,11 @@ from edgellm.errors import InvalidOption
 NAMES = ("session", "verdict", "probabilities", "hello", "vocabulary", "welcome", "pairing", "introduction",
          "certificate", "spake", "mesh orders", "mesh reports", "layers", "figures", "measuring", "lines",
          "addresses", "codes", "devices", "short devices", "model names", "models", "announcements",
-         "paired devices", "settings", "chats", "old replies", "older typed lines", "greatest age", "old conversations",
-         "profile", "first replies", "identity", "cost curve", "fingerprints", "recipe", "owners", "device figures",
-         "line figures", "doubts", "plan", "fleet")  # fmt: skip
+         "paired devices", "settings", "chats", "greatest age", "profile", "first replies", "identity", "cost curve",
+         "fingerprints", "recipe", "owners", "device figures", "line figures", "doubts", "plan", "fleet")  # fmt: skip
 # Readers for which a damaged file is one that is not there.
-PASSED_OVER = {"old replies", "older typed lines", "greatest age", "old conversations", "fingerprints", "recipe",
-               "owners", "cost curve", "device figures", "line figures", "doubts", "first replies"}  # fmt: skip
+PASSED_OVER = {"greatest age", "fingerprints", "recipe", "owners", "cost curve", "device figures", "line figures",
+               "doubts", "first replies"}  # fmt: skip
 INPUTS = 120  # of each; a few thousand in all
 SLOW = {"spake", "profile", "recipe"}
 

@@ -22,14 +22,13 @@ from edgellm.spec.gates.profile import Profile
 from edgellm.storage import History, fingerprint
 from edgellm.storage.caches.prompt_files import prompts_folder
 from edgellm.storage.chat_log import Conversation, Conversations, typed_lines
-from edgellm.storage.chat_takeover import old_prompt_file
 from edgellm.storage.retention import set_max_age
 from edgellm.storage.state import write_state
 from tests.storage.chats import change
 
 MODELS = Path(__file__).parents[2] / "models"
 SECRET = "my PIN is 4711"
-ALL = KeptData(replies=1, conversations=1, typed=2, profiles=3, curves=1, logs=1, prompts=1)
+ALL = KeptData(replies=1, conversations=1, typed=1, profiles=3, curves=1, logs=1, prompts=1)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +49,6 @@ def _everything(profile: Profile) -> None:
     """One of each kind, all with the secret in it."""
     History().add(SECRET, SECRET)
     typed_lines().add(SECRET, "")
-    write_state(old_prompt_file(), f"\n# 2026-01-01 00:00:00.000000\n+{SECRET}\n")
     Conversations().save(Conversation.new().with_turns([("user", SECRET)]))
     folder = data_dir() / "profiles"
     profile.save(folder / "words.json")
@@ -73,7 +71,7 @@ def test_forgetting_counts_what_it_removes_and_leaves_nothing(profile: Profile) 
     assert forget() == ALL
     assert found(SECRET) == []
     assert kept() == forget() == KeptData()
-    assert str(ALL) == "1 reply, 1 conversation, 2 typed lines, 3 profiles, 1 cost curve, 1 crash log, 1 saved prompt"
+    assert str(ALL) == "1 reply, 1 conversation, 1 typed line, 3 profiles, 1 cost curve, 1 crash log, 1 saved prompt"
     left = {path.name: Profile.load(path) for path in (data_dir() / "profiles").iterdir()}
     assert set(left) == {"words.json", "none.json"}
     assert list(left.values()) == [profile.without_words()] * 2
@@ -166,17 +164,6 @@ def test_crash_logs_are_few() -> None:
         write_state(state_dir() / "logs" / f"crash-{number:03}.log", "x")
     expire()
     assert len(list((state_dir() / "logs").iterdir())) == LOGS_MOST
-
-
-def test_lines_that_were_typed_before_are_taken_over_unless_the_history_is_off() -> None:
-    write_state(old_prompt_file(), f"\n# 2026-01-01 00:00:00\n+two\n+lines\n\n# 2026-01-02 00:00:00\n+{SECRET}\n")
-    History().turn_off()
-    assert typed_lines().recent() == []
-    assert old_prompt_file().exists()
-    assert typed_lines().facts().conversations == 0
-    History().turn_on()
-    assert [past.question for past in typed_lines().recent()] == ["two\nlines", SECRET]
-    assert not old_prompt_file().exists()
 
 
 def test_no_token_of_a_prompt_is_saved_in_a_profile_while_the_history_is_off(profile: Profile, tmp_path: Path) -> None:

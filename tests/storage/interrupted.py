@@ -1,6 +1,6 @@
 """Kills a process at every step that it takes with files and databases, and says what is there afterwards.
 
-`python -m tests.storage.interrupted HOME recent|clear` prints a line of JSON for each step.
+`python -m tests.storage.interrupted HOME` clears the history, and prints a line of JSON for each step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from edgellm.storage import History, private_database
-from edgellm.storage.chat_log import Conversations, typed_lines
 
 
 class Steps:
@@ -36,42 +35,33 @@ class Steps:
         return db
 
 
-def killed_at(last: int, operation: str) -> bool:
-    """Have a process use the history, and be killed before that step; return whether there was such a step."""
+def killed_at(last: int) -> bool:
+    """Have a process clear the history, and be killed before that step; return whether there was such a step."""
     if child := os.fork():
         return os.WIFSIGNALED(os.waitpid(child, 0)[1])
     steps = Steps(last)
     sqlite3.connect = steps.connect  # type: ignore[assignment]
     sys.addaudithook(lambda event, _: steps.count() if event.startswith(("os.", "open", "sqlite3.")) else None)
-    getattr(History(), operation)()
+    History().clear()
     os._exit(0)
 
 
-def found() -> dict[str, Any]:
-    return {
-        "replies": [[entry.question, entry.reply] for entry in History().recent()],
-        "typed": [entry.question for entry in typed_lines().recent()],
-        "conversations": sorted([one.id, *map(list, one.turns)] for one in Conversations().all()),
-    }
-
-
-def main(home: Path, operation: str) -> None:
+def main(home: Path) -> None:
     private_database.SETTINGS += ("synchronous = OFF",)
     copy, last = home.with_name("copy"), 0
     os.environ["EDGELLM_HOME"] = str(copy)
     killed = True
     while killed:
         shutil.copytree(home, copy, symlinks=True)
-        killed = killed_at(last, operation)
-        there = found()
-        if operation == "clear":
-            History().clear()
+        killed = killed_at(last)
+        questions = [entry.question for entry in History().recent()]
+        History().clear()
         left = {str(path.relative_to(copy)): path.read_bytes().decode("latin1")
                 for path in sorted(copy.rglob("*")) if path.is_file()}  # fmt: skip
-        sys.stdout.write(json.dumps({"killed": killed, "found": there, "left": left}) + "\n")
+        sys.stdout.write(json.dumps({"killed": killed, "questions": questions, "left": left}) + "\n")
         shutil.rmtree(copy)
         last += 1
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

@@ -215,7 +215,6 @@ def test_clear_removes_what_was_said_from_the_disk(history: History) -> None:
     assert not history.folder.parent.exists()
     history.add("a secret", "r")
     history.add("a secret", "r")
-    history.folder.joinpath("conversations.jsonl.new").write_text("half a secret")
     history.path.with_name(f"{history.path.name}.aside").write_text("a damaged secret")
     history.turn_off()
     assert history.clear() == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -326,3 +327,21 @@ def test_a_drive_without_locks_is_told(history: History, monkeypatch: pytest.Mon
     monkeypatch.setattr(FileLock, "acquire", none)
     with pytest.raises(HistoryUnusable, match="no file locks"):
         history.add("q", "r")
+
+
+def test_clearing_that_was_interrupted_leaves_all_or_nothing_and_can_be_done_again(
+    history: History, tmp_path: Path
+) -> None:
+    for number in range(50):
+        history.add("a secret" * number, "r")
+    everything = [entry.question for entry in history.recent()]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.storage.interrupted", str(tmp_path / "home")], cwd=ROOT, text=True,
+        capture_output=True, check=True,
+    )  # fmt: skip
+    trials = [json.loads(found) for found in done.stdout.splitlines()]
+    assert [trial["killed"] for trial in trials] == [True] * (len(trials) - 1) + [False]
+    assert len(trials) > 20
+    for trial in trials:
+        assert trial["questions"] in ([], everything)
+        assert "a secret" not in "".join(trial["left"].values())

@@ -31,7 +31,6 @@ from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.profiler import OnlineProfiler
 from edgellm.storage import History
 from edgellm.storage.chat_log import Conversations, typed_lines
-from edgellm.storage.chat_takeover import old_files
 from edgellm.storage.fingerprint import quick_fingerprint
 from edgellm.storage.layers.manifest import manifest_of
 from edgellm.storage.layers.store import LayerStore
@@ -124,10 +123,7 @@ def _targets(home: Path) -> list[Target]:
     readers: list[tuple[str, str, Callable[[Path], object], int]] = [
         ("settings", "config/config.toml", lambda _path: read_file(root), 10_000),
         ("chats", "data/history/chats.sqlite3", _use_chats, 3_000),
-        ("old replies", "data/history/conversations.jsonl", _read_old, 10_000),
-        ("older typed lines", "state/history", _read_old, 10_000),
         ("greatest age", "data/history/max-age", lambda _path: max_age(), 5_000),
-        ("old conversations", "data/conversations/00000001.json", _read_old, 15_000),
         ("profile", "data/profiles/*.json", lambda path: Profile.load(path, own=True), 20_000),
         ("first replies", "data/profiles/*.first.jsonl", lambda path: OnlineProfiler().load(path), 15_000),
         ("identity", "data/trust/identity.pem", lambda _path: Identity.load(), 2_000),
@@ -155,13 +151,6 @@ def _use_chats(path: Path) -> None:
             beside.unlink()
 
 
-def _read_old(_path: Path) -> None:
-    """Read all files in which earlier versions kept chats."""
-    for file in old_files(History().folder, on=True):
-        file.conversation()
-        list(file.entries())
-
-
 def _target(home: Path, name: str, place: str, read: Callable[[Path], object], share: int) -> Target:
     paths = [path for path in sorted(home.glob(place)) if ".first" not in path.name or "first" in place]
     if not paths:
@@ -174,7 +163,6 @@ def _target(home: Path, name: str, place: str, read: Callable[[Path], object], s
     def put(data: bytes) -> None:
         if path.is_symlink() or path.is_dir():
             raise AssertionError(f"{path} is no file any more")
-        path.parent.mkdir(exist_ok=True)  # another reader may have taken it over and removed it
         path.write_bytes(data)
         path.chmod(0o600)
         read(path)

@@ -42,7 +42,6 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.spec.gates.profiler import OnlineProfiler
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, Conversations, typed_lines
-from edgellm.storage.chat_takeover import old_prompt_file
 from edgellm.storage.layers.manifest import manifest_of
 from edgellm.storage.layers.store import LayerStore, cut_layers
 from edgellm.storage.retention import set_max_age
@@ -53,8 +52,6 @@ MODELS = ROOT / "models"
 PATIENCE = 60.0  # seconds for one command
 ASK = ("chat", "Hello", "--max-tokens", "2")
 _LINK_TARGET = "nobody's business"
-_OLD = "on the old shelf"
-"""Text that only the files of earlier versions have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +95,6 @@ def sound_home(home: Path) -> None:
     kept = patch("edgellm.llm.cost_curves.BUSY", 1.0)  # what is measured on a busy machine is kept, too
     with kept, LLM.open(threads=1) as pair:  # threads that meet take very long where other programs have the cores
         pair.curve()
-    old_chats(History().folder, now)
-
-
-def old_chats(folder: Path, now: datetime) -> None:
-    """Write files of earlier versions, each kind in a file of its own."""
-    line = json.dumps({"when": now.isoformat(), "question": "Where is my mug?", "reply": _OLD})
-    write_state(folder / "conversations.jsonl", f"{line}\n")
-    write_state(folder / "typed.jsonl", f"{line}\n")
-    write_state(old_prompt_file(), f"\n# 2026-01-01\n+{_OLD}\n")
-    talk = {"when": now.isoformat(), "turns": [["user", "Where?"], ["assistant", _OLD]]}
-    write_state(folder.with_name("conversations") / "00000001.json", json.dumps(talk))
 
 
 _CHUNK: dict[str, Any] = {"signals": [], "confidence": 0.5, "importance": 0.1, "accepted": 1, "tokens": 2}
@@ -128,10 +114,6 @@ OWN = (
     Own("chats, to go on", "data/history/chats.sqlite3", (*ASK, "-c"), users=True),
     Own("typed lines", "data/history/chats.sqlite3", lambda: typed_lines().recent(), users=True),
     Own("greatest age", "data/history/max-age", ("history", "keep")),
-    Own("old replies", "data/history/conversations.jsonl", ASK, users=True),
-    Own("old typed lines", "data/history/typed.jsonl", lambda: typed_lines().recent(), users=True),
-    Own("older typed lines", "state/history", lambda: typed_lines().recent(), users=True),
-    Own("old conversation", "data/conversations/00000001.json", ("conversations",), users=True),
     Own("profile", "data/profiles/*.json", (*ASK, "--budget", "0.2"), users=True),
     Own("first replies", "data/profiles/*.first.jsonl", _load_first),
     Own("paired devices", "data/trust/peers.json", ("peers",), users=True),
@@ -259,15 +241,9 @@ def _trial(own: Own, damage: str, sound: Path, home: Path) -> str:
         return output.strip()[-300:] or f"it ended with {os.WEXITSTATUS(done[1])}"
     if target.read_text() != _LINK_TARGET or (path.parent / "nowhere").exists():
         return "it wrote through a link"
-    if own.users and not any(path.parent.glob(f"{path.name}*")) and not os.path.lexists(path) and not _taken(path):
+    if own.users and not any(path.parent.glob(f"{path.name}*")) and not os.path.lexists(path):
         return "the file is gone"
     return ""
-
-
-def _taken(path: Path) -> bool:
-    """Return whether the text of an earlier version's file is in the database now."""
-    database = History().path
-    return path != database and database.is_file() and _OLD.encode() in database.read_bytes()
 
 
 def _run_child(own: Own, damage: str, path: Path, report: Path) -> None:
