@@ -42,18 +42,11 @@ class Part:
     times: bool = field(default=True)
     from_here: bool = field(default=False)
     """Whether this checkout's benchmark takes the other checkout as `--checkout`."""
-    former: str = field(default="")
-    """The module's name before 0.2, where more than its folder has changed."""
 
     def command(self, checkout: Path) -> list[str]:
-        """Return the module and arguments of the run in `checkout`. Before 0.2 all benchmarks were in one folder."""
-        module, option = self.module, "--name"
-        if self.from_here:
-            return [module, *self.arguments, "--checkout", str(checkout), option, RESULT]
-        if not (checkout / f"{module.replace('.', '/')}.py").is_file():
-            module = self.former or f"bench.{module.rpartition('.')[2]}"
-            option = "--out" if module == "bench.decode_loop" else option
-        return [module, *self.arguments, option, RESULT]
+        """Return the module and arguments of the run in `checkout`."""
+        where = ["--checkout", str(checkout)] if self.from_here else []
+        return [self.module, *self.arguments, *where, "--name", RESULT]
 
 
 HOMES = ("the first home", "the second", "the third")
@@ -121,7 +114,6 @@ PARTS = {
         "bench.csgo.cold_start",
         ("--fleets", "3", "--layers", "6"),
         {f"first token of a cold home, {name}": partial(planned_start, at) for at, name in enumerate(HOMES)},
-        former="bench.cold_home",
     ),
 }
 

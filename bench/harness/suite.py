@@ -20,7 +20,6 @@ from types import MappingProxyType
 from typing import Any
 
 from bench.harness import hardware, report
-from bench.harness.old_names import current
 from testkit import ROOT
 
 
@@ -118,12 +117,8 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error(f"options for hardware are for `run`, and this is `{arguments.task}`")
     if arguments.task == "run" and not arguments.names:
         parser.error("say what to run, such as `python -m bench run synera/quality`")
-    names = [current(name) for name in arguments.names]
-    for old, new in zip(arguments.names, names, strict=True):
-        if old != new:
-            print(f"{old} is now called {new}", file=sys.stderr)
     try:
-        some = chosen(names) if names else list(benchmarks().values())
+        some = chosen(arguments.names) if arguments.names else list(benchmarks().values())
     except KeyError as unknown:
         suites = ", ".join(dict.fromkeys(one.suite for one in benchmarks().values()))
         parser.error(f"there is no benchmark {unknown}: choose from {suites}, or see `python -m bench list`")

@@ -1,4 +1,4 @@
-"""`before_after` compares two checkouts, also with one of before the benchmarks were packages."""
+"""`before_after` runs the benchmarks of two checkouts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import importlib.util
 from pathlib import Path
 
 from bench.engine.before_after import PARTS
-from testkit import ROOT
 
 
-def test_a_part_is_run_as_the_checkout_calls_it(tmp_path: Path) -> None:
-    assert PARTS["decode"].command(ROOT)[0] == "bench.engine.decode_loop"
-    assert PARTS["decode"].command(tmp_path)[0] == "bench.decode_loop"
-    assert "--out" in PARTS["decode"].command(tmp_path)
-    assert PARTS["gate"].command(tmp_path)[0] == "bench.gate_cost"
+def test_a_part_is_told_of_the_other_checkout_where_it_is_run_from_here(tmp_path: Path) -> None:
+    assert PARTS["start"].command(tmp_path)[:3] == ["bench.engine.start_up", "--checkout", str(tmp_path)]
+    assert str(tmp_path) not in PARTS["decode"].command(tmp_path)
 
 
 def test_no_benchmarks_of_this_checkout_stand_before_those_of_another_one() -> None:

@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.harness import report
-from bench.harness.old_names import RENAMED, current
 from bench.harness.suite import Benchmark, benchmarks, chosen, main
 from edgellm.cli.app import app
 from edgellm.spec.drafters import verdict_prediction
@@ -86,12 +85,6 @@ def test_the_command_line_names_every_suite() -> None:
     assert set(re.split(r", | or ", named)) == set(by_suite)
     unused = re.findall(r"hardware-PART; of ([a-z, ]+) no part uses any", said)[0]
     assert set(re.split(r", | and ", unused)) == {suite for suite, used in by_suite.items() if not any(used)}
-
-
-def test_every_old_name_leads_to_a_benchmark_that_is_there() -> None:
-    assert all(chosen([current(name)]) for name in RENAMED)
-    assert current("retrieval/speed") == "coordgen/speed"
-    assert current("nonsense/speed") == "nonsense/speed"
 
 
 def test_a_run_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:

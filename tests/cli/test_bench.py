@@ -40,12 +40,6 @@ def test_what_is_not_there_is_said(edge: Edge, tmp_path: Path, monkeypatch: pyte
     assert "not a checkout" in found.err
 
 
-def test_old_names_are_accepted_with_a_notice() -> None:
-    done = asked("coldstart", "home", "--list")
-    assert "csgo/cold_start" in done.stdout
-    assert "coldstart/home is now called csgo/cold_start" in done.stderr
-
-
 def test_options_for_hardware_are_checked_and_handed_on(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str]] = []
 
