@@ -44,16 +44,10 @@ _HOMES = {
     "edgellm.spec.types": ("Explanation", "Notice", "Source", "Summary", "Token"),
     "edgellm.spec.stream": ("Reply",),
 }
-_RENAMED = {"Pair": "LLM"}  # accepted for one version
 
 
 def __getattr__(name: str) -> object:
     """Return a public name, imported when it is first used, because llama.cpp takes a while to load."""
-    if name in _RENAMED:
-        import warnings
-
-        warnings.warn(f"edgellm.{name} is called edgellm.{_RENAMED[name]} now.", DeprecationWarning, stacklevel=2)
-        name = _RENAMED[name]
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(home), name)

@@ -14,18 +14,16 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 
-from edgellm.cli.views.console import say
 from edgellm.errors import ConfigUnusable, StateDamaged
 from edgellm.places import config_dir
 
 FILE = "file"
 DEFAULT = "default"
 _MAX_BYTES = 2**20
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +130,6 @@ def variable_of(option: Any) -> str:
     """Return the name of the environment variable that gives the value of an option, one of a command."""
     names: list[str] = option.envvar
     return next(name for name in names if os.environ.get(name))
-
-
-def renamed(context: typer.Context, old: str, former: T | None, new: str, value: T) -> T:
-    """Return the `value` of the parameter `new`. If only `old` is set, its former name, return that, with a notice."""
-    if former is None:
-        return value
-    say(f"--{old.replace('_', '-')} is called --{new.replace('_', '-')} now; use that name.", style="yellow")
-    source = context.get_parameter_source(new)
-    return former if source is not None and source.name == "DEFAULT" else value
 
 
 def _commands(parent: typer.Context) -> Iterator[typer.Context]:

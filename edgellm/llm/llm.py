@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -62,7 +61,7 @@ from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.model_sampling import sampling_of
-from edgellm.spec.params import BUDGET_CHUNK, RENAMED, ReplyOptions
+from edgellm.spec.params import BUDGET_CHUNK, ReplyOptions
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Constraint, Ids, Notice, Token
@@ -196,7 +195,6 @@ class LLM:
         threads: int | None = None,
         hardware: Hardware = ON_PROCESSOR,
         draft_hardware: Hardware | None = None,
-        gpu_layers: int | None = None,
         progress: Progress | None = None,
         peers: Sequence[str] = (),
         history: bool = True,
@@ -225,13 +223,13 @@ class LLM:
         profile`; by default the pair's own is found by the hashes of its models. `n_ctx` limits prompt and reply
         together, in tokens. `hardware` says how the verifier, or the only model, is loaded and computed;
         `draft_hardware` says it of the draft model, and is the same by default. Where neither says how many layers go
-        on graphics cards, as many do as fit, those of the verifier first. `gpu_layers` is a former way to say that;
-        `threads` holds for both. `progress` is called with a model's name and its loaded share. Without `history`, and
-        while `edgellm history` is off, nothing derived from prompts is written to disk. `beside` are bytes by device
-        that other models take though the system counts them as free. There is to be memory for as many `replies` at
-        once; with `fewer_replies` as many as fit, which `replies` tells then, and `notices` why. What the models in
-        this process have read is kept on disk when the pair is closed, in at most `prompt_cache` bytes for all models,
-        so that a later process need not read the same beginning of a prompt again; but not without `history`.
+        on graphics cards, as many do as fit, those of the verifier first. `threads` holds for both. `progress` is
+        called with a model's name and its loaded share. Without `history`, and while `edgellm history` is off, nothing
+        derived from prompts is written to disk. `beside` are bytes by device that other models take though the system
+        counts them as free. There is to be memory for as many `replies` at once; with `fewer_replies` as many as fit,
+        which `replies` tells then, and `notices` why. What the models in this process have read is kept on disk when
+        the pair is closed, in at most `prompt_cache` bytes for all models, so that a later process need not read the
+        same beginning of a prompt again; but not without `history`.
 
         Raises:
             InvalidOption: both models are left out, `n_ctx` is more than a model was trained for, or there is no such
@@ -251,9 +249,6 @@ class LLM:
             raise InvalidOption("Both the draft model and the verifier are 'none'.", "Give at least one of the two.")
         if n_ctx is not None and n_ctx < 1:
             raise InvalidOption(f"n_ctx is {n_ctx}.", "Give a whole number of at least 1.")
-        if gpu_layers is not None:
-            warnings.warn("gpu_layers is hardware=Hardware(gpu_layers=...) now.", DeprecationWarning, stacklevel=2)
-            hardware = replace(hardware, gpu_layers=gpu_layers)
         if replies < 1:
             raise InvalidOption(f"replies is {replies}.", "Give a whole number of at least 1.")
         hardware, draft_hardware = (
@@ -339,7 +334,6 @@ class LLM:
         """
         began = perf_counter()
         self._check_open()
-        should_stop = _former_name(changes, should_stop)
         options = replace(options or ReplyOptions(), **changes)
         self.check_options(options)
         notices: list[Notice] = []
@@ -383,7 +377,6 @@ class LLM:
         """
         began = perf_counter()
         self._check_open()
-        should_stop = _former_name(changes, should_stop)
         ids = plain_ids(self._text, prompt, self.context_length, should_stop)
         own = self._draft_ids(ids, None, should_stop)
         return self._reply(ids, replace(options or ReplyOptions(), **changes), ChannelSplitter(), began, own)
@@ -474,7 +467,6 @@ class LLM:
         context_lookup: bool = True,
         early_exit: bool = False,
         progress: Callable[[int, int], None] | None = None,
-        precedents: bool | None = None,
     ) -> Profile:
         """Profile the pair on `prompts`, verifying every token, and use the profile from now on, without saving it.
 
@@ -482,8 +474,7 @@ class LLM:
         context's token is the better draft. `early_exit`: also measure where it pays to leave the draft model
         early, which loads parts of it beside it. `progress` is called with the number of finished prompts and of all.
         If it is interrupted, a later call with the same prompts and arguments continues. `Profile.save` saves a
-        profile; `keep_profile` saves it where
-        later processes find it. `precedents` is the former name of `context_lookup`.
+        profile; `keep_profile` saves it where later processes find it.
 
         Raises:
             InvalidOption: one of the two models is missing, they have different tokenizers, or there are too few
@@ -494,9 +485,6 @@ class LLM:
             ProfileStopped: it was interrupted from the keyboard.
         """
         self._check_open()
-        if precedents is not None:
-            warnings.warn(RENAMED["precedents"], DeprecationWarning, stacklevel=2)
-            context_lookup = context_lookup and precedents
         if self._fit.translation is not None:
             raise InvalidOption(
                 "The models have different tokenizers, so every draft is verified, and there is no budget to profile"
@@ -655,15 +643,6 @@ class LLM:
 
     def __exit__(self, *_raised: object) -> None:
         self.close()
-
-
-def _former_name(changes: dict[str, Any], should_stop: ShouldStop) -> ShouldStop:
-    """Return `should_stop`, or the argument `stopped`, its former name, which is removed from `changes`."""
-    if "stopped" not in changes:
-        return should_stop
-    warnings.warn("stopped is called should_stop now; use that name.", DeprecationWarning, stacklevel=3)
-    former: ShouldStop = changes.pop("stopped")
-    return former
 
 
 def generate(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-import warnings
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edgellm.errors import InvalidOption
@@ -28,20 +27,6 @@ DEFAULT_SOURCES = ("context", "history", "analogy")
 ANY_TOOL = "*"
 """As `tool_choice`: one of the tools must be called, and the model decides which."""
 _WITHOUT_BUDGET = ("auto", "confidence", "always", "never")  # these mean something without a budget
-
-
-REMOVED = {
-    "tree": "tree has no effect any more: copied drafts are a single chain of tokens. Leave it out.",
-    "economy": "economy has no effect any more: the budget is spent as given. Leave it out.",
-}
-"""Options that have no effect any more, and the warnings for them."""
-RENAMED = {"precedents": "precedents is called context_lookup now; use that name."}
-"""Former names of options, and the warnings for them."""
-FORMER_GATES = {
-    name: f"The gate {name} is no longer offered: it is a baseline, in bench/synera/baselines.py. The gate is auto."
-    for name in ("hybrid", "edgefm")
-}
-"""Gates that are `auto` now, and the warnings for them."""
 MAX_STOPS, MAX_STOP_LENGTH, MAX_LOGPROBS = 16, 500, 20
 MIN_REPEAT, MAX_PENALTY, MAX_BIAS, MAX_BIASES = 0.01, 100.0, 100.0, 1024
 CHUNK = 4
@@ -109,14 +94,8 @@ class ReplyOptions:
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str | None = None
     truncation: str = "disabled"
-    tree: InitVar[str | None] = None
-    economy: InitVar[bool | None] = None
-    precedents: InitVar[bool | None] = None
 
-    def __post_init__(self, tree: str | None, economy: bool | None, precedents: bool | None) -> None:
-        _warn(tree=tree, economy=economy, precedents=precedents)
-        if precedents is not None:
-            object.__setattr__(self, "context_lookup", precedents and self.context_lookup)
+    def __post_init__(self) -> None:
         _at_least("max_tokens", self.max_tokens, 1)
         if self.temperature is not None and not (math.isfinite(self.temperature) and self.temperature >= 0.0):
             raise InvalidOption(f"temperature is {self.temperature}.", "Give 0 (greedy) or a positive number.")
@@ -125,7 +104,8 @@ class ReplyOptions:
         if self.min_p is not None and not 0.0 <= self.min_p <= 1.0:
             raise InvalidOption(f"min_p is {self.min_p}.", "Give a number from 0 to 1, such as 0.05.")
         self._check_penalties()
-        self._check_gate()
+        if isinstance(self.gate, str) and self.gate not in GATES:
+            raise InvalidOption(f"There is no gate named {self.gate!r}.", f"Choose one of {', '.join(GATES)}.")
         for name in ("confidence_threshold", "exit_threshold"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InvalidOption(f"{name} is {getattr(self, name)}.", "Give a number from 0 to 1, such as 0.8.")
@@ -199,14 +179,6 @@ class ReplyOptions:
             )
         return tuple(name for name in SOURCES if name in wanted)
 
-    def _check_gate(self) -> None:
-        if not isinstance(self.gate, str) or self.gate in GATES:
-            return
-        if self.gate not in FORMER_GATES:
-            raise InvalidOption(f"There is no gate named {self.gate!r}.", f"Choose one of {', '.join(GATES)}.")
-        warnings.warn(FORMER_GATES[self.gate], DeprecationWarning, stacklevel=4)
-        object.__setattr__(self, "gate", "auto")
-
     def _check_budget(self) -> None:
         lossless = self.budget is None and self.gate in ("auto", "always", "never")
         if self.drafter is not None and isinstance(self.gate, str) and not lossless:
@@ -244,12 +216,6 @@ class ReplyOptions:
             chosen(self.top_p, wanted.top_p), seed, chosen(self.min_p, wanted.min_p),
             None if penalties == Penalties(start=prompt_tokens) else penalties,
         )  # fmt: skip
-
-
-def _warn(**given: object) -> None:
-    for name, value in given.items():
-        if value is not None:
-            warnings.warn({**REMOVED, **RENAMED}[name], DeprecationWarning, stacklevel=4)
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from edgellm.cli import help_examples
 from edgellm.cli.commands import chat as chat_module
 from edgellm.cli.entrypoint import run
-from edgellm.spec.params import FORMER_GATES, GATES, SWITCHES
+from edgellm.spec.params import GATES, SWITCHES
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
@@ -123,25 +123,10 @@ def test_explain_and_stats_go_to_stderr(edge: Edge) -> None:
     assert done.out == edge("chat", "Hello", *SHORT).out
 
 
-@pytest.mark.parametrize("words", [("--tree", "on"), ("--no-economy",)], ids=" ".join)
-def test_an_option_that_is_gone_is_accepted_with_a_notice(edge: Edge, words: tuple[str, ...]) -> None:
-    done = edge("chat", "Hello", *SHORT, *words)
-    assert "has no effect any more" in done.err
-    assert done.out == edge("chat", "Hello", *SHORT).out
-    assert words[0] not in edge("chat", "--help").out
-
-
 def test_the_gates_are_those_of_the_library() -> None:
-    assert tuple(gate.value for gate in chat_module.GateName) == (*GATES, *FORMER_GATES)
+    assert tuple(gate.value for gate in chat_module.GateName) == GATES
     assert tuple(help_examples.GATES) == GATES
     assert tuple(each.value for each in chat_module.Exit) == SWITCHES
-
-
-@pytest.mark.parametrize("gate", sorted(FORMER_GATES))
-def test_a_former_gate_is_accepted_with_a_notice(edge: Edge, gate: str) -> None:
-    done = edge("chat", "Hello", "--gate", gate, *SHORT)
-    assert (done.code, done.out) == (0, edge("chat", "Hello", *SHORT).out)
-    assert f"The gate {gate} is no longer offered" in " ".join(done.err.split())
 
 
 def test_gates_complete_in_the_shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from typer.main import get_command
 
 from edgellm.cli.app import app
 from edgellm.cli.settings import bind_variables, config_file
-from edgellm.errors import InvalidOption
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
@@ -153,37 +152,6 @@ def commands(group: Any) -> list[Any]:
     return [
         inner for command in visible for inner in (commands(command) if hasattr(command, "commands") else [command])
     ]
-
-
-@pytest.mark.parametrize(
-    ("words", "variables", "file", "wanted", "notice"),
-    [
-        (("--no-context-lookup",), {}, "", False, False),
-        (("--no-precedents",), {}, "", False, True),
-        ((), {"EDGELLM_CHAT_PRECEDENTS": "no"}, "", False, True),
-        ((), {}, "precedents = false", False, True),
-        (("--context-lookup",), {}, "precedents = false", True, True),
-        ((), {"EDGELLM_CHAT_PRECEDENTS": "no", "EDGELLM_CHAT_CONTEXT_LOOKUP": "yes"}, "", True, True),
-        ((), {}, "", True, False),
-    ],
-)
-def test_a_former_name_of_an_option_is_accepted_with_a_notice(
-    edge: Edge, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], variables: dict[str, str], file: str,
-    wanted: bool, notice: bool,
-) -> None:  # fmt: skip
-    chosen: list[bool] = []
-
-    def options(**given: object) -> None:
-        chosen.append(bool(given["context_lookup"]))
-        raise InvalidOption("That is enough.", "Go on.")
-
-    monkeypatch.setattr("edgellm.spec.params.ReplyOptions", options)
-    write(f"[chat]\n{file}\n")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    said = edge("chat", "Where is my mug?", *words).err
-    assert chosen == [wanted]
-    assert ("--precedents is called --context-lookup now" in said) == notice
 
 
 def test_unknown_commands_are_told(edge: Edge) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import edgellm
-from edgellm.engine import Context, Ids, Message, Model, memory_fit, never
+from edgellm.engine import Context, Message, Model, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import (
     InputNotText,
@@ -410,23 +409,3 @@ def test_what_the_package_exports() -> None:
         assert getattr(edgellm, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         edgellm.nonsense  # noqa: B018
-
-
-def test_the_old_name_is_accepted_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match=r"edgellm\.Pair is called edgellm\.LLM now"):
-        assert edgellm.Pair is edgellm.LLM
-
-
-def test_the_former_name_of_should_stop_is_accepted_with_a_warning(pair: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    polled: list[object] = []
-
-    def noted(_model: Model, _prompt: object, _context: int, should_stop: object, *_arguments: object) -> Ids:
-        polled.append(should_stop)
-        return np.ones(4, dtype=np.int32)
-
-    monkeypatch.setattr("edgellm.llm.llm.chat_ids", noted)
-    monkeypatch.setattr("edgellm.llm.llm.plain_ids", noted)
-    for begin in (pair.reply, pair.complete):
-        with pytest.warns(DeprecationWarning, match="should_stop"):
-            begin("Where is my mug?", stopped=never).close()
-    assert polled == [never, never]

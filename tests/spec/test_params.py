@@ -9,7 +9,7 @@ import pytest
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates.rules import NeverGate
 from edgellm.spec.model_sampling import ModelSampling
-from edgellm.spec.params import DEFAULT_SOURCES, FORMER_GATES, GATES, REMOVED, ReplyOptions
+from edgellm.spec.params import DEFAULT_SOURCES, GATES, ReplyOptions
 from edgellm.spec.types import Penalties, Sampling
 
 
@@ -27,12 +27,6 @@ def test_an_option_that_cannot_be_meant_is_named_with_its_value(option: str, bad
         ReplyOptions(**{option: bad})  # type: ignore[arg-type]
     assert str(bad) in caught.value.what
     assert option in caught.value.what or option == "gate"
-
-
-@pytest.mark.parametrize("gate", sorted(FORMER_GATES))
-def test_a_former_gate_is_auto_now(gate: str) -> None:
-    with pytest.warns(DeprecationWarning, match=gate):
-        assert ReplyOptions(gate=gate, budget=0.2) == ReplyOptions(budget=0.2)
 
 
 @pytest.mark.parametrize("gate", sorted(set(GATES) - {"auto", "confidence", "always", "never"}))
@@ -71,20 +65,6 @@ def test_what_is_given_is_exact_also_where_it_switches_something_off(option: str
     rule = ReplyOptions(**{option: given}).sampling(WANTED)  # type: ignore[arg-type]
     found = {"repeat_penalty": 1.0 if rule.penalties is None else rule.penalties.repeat} | asdict(rule)
     assert {name: found[name] for name in WANTED.figures()} == WANTED.figures() | {option: given}
-
-
-@pytest.mark.parametrize("option", REMOVED)
-def test_an_option_that_is_gone_is_accepted_with_a_notice(option: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"^{option} has no effect any more"):
-        assert ReplyOptions(**{option: "on"}, seed=1) == ReplyOptions(seed=1)  # type: ignore[arg-type]
-
-
-def test_the_former_name_of_context_lookup_is_accepted_with_a_notice() -> None:
-    with pytest.warns(DeprecationWarning, match="^precedents is called context_lookup now"):
-        assert ReplyOptions(precedents=False, seed=1) == ReplyOptions(context_lookup=False, seed=1)
-    with pytest.warns(DeprecationWarning, match="^precedents"):
-        assert replace(ReplyOptions(seed=1), precedents=False).context_lookup is False
-    assert replace(ReplyOptions(context_lookup=False), seed=1).context_lookup is False
 
 
 def test_sources_are_named_in_any_order_and_come_in_one() -> None:

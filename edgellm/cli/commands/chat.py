@@ -33,8 +33,7 @@ from edgellm.cli.model_options import (
     with_hardware,
 )
 from edgellm.cli.pair_opener import ChatPairOpener, with_default_pair
-from edgellm.cli.settings import renamed
-from edgellm.cli.views.console import decode, is_terminal, say
+from edgellm.cli.views.console import decode, is_terminal
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.errors import InvalidOption
 
@@ -49,8 +48,6 @@ class GateName(enum.StrEnum):
     RANDOM = "random"
     ALWAYS = "always"
     NEVER = "never"
-    HYBRID = "hybrid"  # a former name, as is the next
-    EDGEFM = "edgefm"
 
 
 class Exit(enum.StrEnum):
@@ -63,7 +60,6 @@ class Exit(enum.StrEnum):
 
 @with_hardware
 def chat(
-    ctx: typer.Context,
     prompt: Annotated[
         list[str] | None, typer.Argument(help="Question. Default: piped input, or an interactive conversation.")
     ] = None,
@@ -119,13 +115,11 @@ def chat(
         typer.Option("--learn-profile/--no-learn-profile",
                      help="Let replies without a budget make and improve the pair's profile; they take longer."),
     ] = False,
-    economy: Annotated[bool | None, typer.Option("--economy/--no-economy", hidden=True)] = None,
     context_lookup: Annotated[
         bool,
         typer.Option("--context-lookup/--no-context-lookup", help="With a budget: where the draft model is unsure, "
                      "draft the token that followed the same words in the context.")
     ] = True,
-    precedents: Annotated[bool | None, typer.Option("--precedents/--no-precedents", hidden=True)] = None,
     retrieval: Annotated[
         str,
         typer.Option(
@@ -133,7 +127,6 @@ def chat(
             help=f"Sources to copy drafts from, separated by commas: {', '.join(SOURCES)}.",
         ),
     ] = "auto",
-    tree: Annotated[str | None, typer.Option(hidden=True)] = None,
     history: Annotated[
         bool,
         typer.Option("--history/--no-history", help="Draft from past conversations; keep this one and what is derived "
@@ -199,21 +192,15 @@ def chat(
     hardware: HardwareOptions,
 ) -> int:  # fmt: skip
     from edgellm.llm.pair_stats import tidy
-    from edgellm.spec.params import FORMER_GATES, REMOVED, ReplyOptions
+    from edgellm.spec.params import ReplyOptions
     from edgellm.storage.default_pair import resolve_pair
 
-    for name, value in (("tree", tree), ("economy", economy)):
-        if value is not None:
-            say(f"--{REMOVED[name]}", style="dim")
-    if gate in FORMER_GATES:
-        say(FORMER_GATES[gate], style="yellow")
-        gate = GateName.AUTO
     options = ReplyOptions(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
         seed=seed, gate=gate.value,
         budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold,
-        context_lookup=renamed(ctx, "precedents", precedents, "context_lookup", context_lookup), retrieval=retrieval,
+        context_lookup=context_lookup, retrieval=retrieval,
         learn_profile=learn_profile, **thinking(think, reasoning_effort, template_arg),
     )  # fmt: skip
     display = Display(as_json=as_json, explain=explain, stats=stats, quiet=quiet, colours=colors)

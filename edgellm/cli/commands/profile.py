@@ -25,7 +25,6 @@ from edgellm.cli.model_options import (
     with_hardware,
 )
 from edgellm.cli.pair_opener import with_default_pair
-from edgellm.cli.settings import renamed
 from edgellm.cli.views.console import Loading, decode, emit, err, is_terminal, out, say
 from edgellm.errors import InvalidOption, ProfileStopped
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 @with_hardware
 def profile(
-    ctx: typer.Context,
     prompts: Annotated[
         Path,
         typer.Option(
@@ -72,7 +70,6 @@ def profile(
         typer.Option("--early-exit/--no-early-exit",
                      help="Find the layer after which the draft model may stop early. Needs memory for parts of it."),
     ] = False,
-    precedents: Annotated[bool | None, typer.Option("--precedents/--no-precedents", hidden=True)] = None,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File to write.", show_default="where chat finds it"),
@@ -107,11 +104,10 @@ def profile(
     with pair:
         with Progress(*columns, console=err(), disable=not is_terminal(sys.stderr), transient=True) as bar:
             task = bar.add_task("profiling", total=len(read))
-            lookup = renamed(ctx, "precedents", precedents, "context_lookup", context_lookup)
             try:
                 found = pair.profile(
                     read, gamma=gamma, max_tokens=max_tokens, layers=tuple(layer) if layer else None,
-                    context_lookup=lookup, early_exit=early_exit,
+                    context_lookup=context_lookup, early_exit=early_exit,
                     progress=lambda done, total: bar.update(task, completed=done, total=total),
                 )  # fmt: skip
             except ProfileStopped as stopped:

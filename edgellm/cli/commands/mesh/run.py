@@ -123,10 +123,6 @@ def run(
     retrieval: Annotated[
         str, typer.Option(metavar="auto|off|SOURCES", help="Sources to copy drafts from; see edgellm chat --help.")
     ] = "auto",
-    context_length: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, hidden=True),
-    ] = None,
     objective: Annotated[
         Objective, typer.Option(help="Without --split: time to minimise, to the first token or the reply's end.")
     ] = Objective.TTFT,
@@ -155,12 +151,8 @@ def run(
     )  # fmt: skip
     fleet = _fleet(split, devices)
     file = ModelFile.open(resolve(model))
-    if context_length is not None:
-        say("--context-length is called --ctx-size now.", style="dim")
     own = hardware.of(VERIFIER)
-    target = PlanTarget(
-        max(1, len(question) // 4), max_tokens, objective.value, own.n_ctx or context_length, hardware=own
-    )
+    target = PlanTarget(max(1, len(question) // 4), max_tokens, objective.value, own.n_ctx, hardware=own)
     choice = choice_of(file, engine)
     if devices is not None or f32:
         if choice.over_rpc:
