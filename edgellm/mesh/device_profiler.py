@@ -94,7 +94,7 @@ def _measure(
         file.unlink(missing_ok=True)
     return DeviceFigures(
         int(time.time()), reason, blocks.key, rows, seconds, blocks.layer, disk, how, 0, "", taken, unit.description,
-        program_version(), waiting.share(), unit.name,
+        program_version(), waiting.share(), unit.name, unit.reason,
     )  # fmt: skip
 
 

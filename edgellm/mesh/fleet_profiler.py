@@ -380,8 +380,7 @@ def read_links() -> dict[tuple[str, str], MeasuredLink]:
 
 def _link_from_json(row: Any) -> tuple[tuple[str, str], MeasuredLink]:
     line = LinkSpeed(float(row["round_trip"]), float(row["up"]), float(row["down"]))
-    waited, opening = float(row.get("waited", 0.0)), float(row.get("opening", 0.0))
-    stored = MeasuredLink(line, int(row["taken"]), str(row["reason"]), waited, opening)
+    stored = MeasuredLink(line, int(row["taken"]), str(row["reason"]), float(row["waited"]), float(row["opening"]))
     return (str(row["from"]), str(row["to"])), stored
 
 

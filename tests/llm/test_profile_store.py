@@ -244,7 +244,6 @@ def test_replies_at_the_same_time_make_one_profile(
 
 
 def test_a_profile_of_the_first_part_alone_is_not_used(home: Path, draft_path: Path, verifier_path: Path) -> None:
-    """Earlier versions took the first part's hash for that of a split model."""
     home.mkdir(exist_ok=True)
     first = split(verifier_path, home, 2)
     draft, part = fingerprint(draft_path), sha256(first.read_bytes()).hexdigest()

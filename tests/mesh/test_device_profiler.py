@@ -144,15 +144,6 @@ def test_what_was_measured_elsewhere_is_not_used(
     assert measure_device(blocks, folder=tmp_path, unit=CARD).reason == "the processor was a card"
 
 
-def test_figures_of_an_earlier_version_are_of_the_processor(blocks: Blocks, tmp_path: Path) -> None:
-    first = measure_device(blocks, folder=tmp_path, unit=ONE)
-    (kept,) = (tmp_path / "home").rglob("figures/*.json")
-    found = json.loads(kept.read_text())
-    del found["unit"], found["unit_reason"]
-    kept.write_text(json.dumps(found))
-    assert measure_device(blocks, folder=tmp_path, unit=ONE).seconds == first.seconds
-
-
 def test_layers_are_timed_and_loaded_as_they_will_be_computed(
     blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from dataclasses import replace
@@ -75,26 +74,6 @@ def test_what_is_brought_later_is_recorded_with_what_is_there(
     assert held.pieces == (manifest.pieces[1], *several.pieces)
     assert held.layers == {1, 2, 4, 5}
     assert len(list(store.root.glob("models/*/*.json"))) == 1
-
-
-def test_records_of_an_earlier_version_count_and_are_taken_over(
-    store: LayerStore, draft_path: Path, manifest: Manifest
-) -> None:
-    """It cut each layer alone, kept one record for each list of all pieces of a model, and named it by a hash."""
-    put(store, draft_path, manifest, manifest.pieces[1], X)
-    (record,) = store.root.glob("models/*/*.json")
-    old = record.with_name(f"{'d' * 64}.json")
-    record.unlink()
-    old.write_text(json.dumps({"recipe": manifest.to_json(), "pieces": [manifest.pieces[1].sha256]}))
-    made = store.root / "made" / manifest.fingerprint / "whole" / "0003-0008.gguf"
-    made.parent.mkdir(parents=True)
-    made.write_bytes(b"a copy of other pieces")
-    assert store.pieces(manifest.fingerprint) == {manifest.pieces[1]}
-    assert [held.pieces for held in store.models(X)] == [(manifest.pieces[1],)]
-    put(store, draft_path, manifest, manifest.pieces[2], X)
-    assert [held.pieces for held in store.models(X)] == [manifest.pieces[1:3]]
-    assert [path.name for path in record.parent.glob("*.json")] == [record.name]
-    assert not (store.root / "made").exists()
 
 
 def test_a_device_removes_what_it_brought_and_nothing_else(
@@ -180,7 +159,6 @@ def test_records_that_lie_or_are_damaged_are_passed_over(
     (stranger / f"{'0' * 64}.json").write_text(good.replace(manifest.pieces[1].sha256, "3" * 64, 1))
     (stranger / f"{manifest.fingerprint}.json").write_text("[" * 100_000)
     (stranger / f"{'2' * 64}.json").write_text(good.replace('"size": ', '"size": 1e999, "was": ', 1))
-    (folder / f"{manifest.fingerprint}.json").write_text("{}")  # as earlier versions had them
     os.mkfifo(stranger / f"{'1' * 64}.json")
     assert Owners(folder).all() == [record]
     store.clean()

@@ -69,9 +69,8 @@ def print_units(home: Survey) -> None:
     """Print what computes on each device, and why."""
     for name, speed in home.speeds.items():
         figures = speed.figures
-        if figures.unit_reason:  # devices of an earlier version do not say
-            unit = figures.unit or "the processor"
-            say(one_line(f"{name} computes on {unit} ({figures.processor}): {figures.unit_reason}."), style="dim")
+        unit = figures.unit or "the processor"
+        say(one_line(f"{name} computes on {unit} ({figures.processor}): {figures.unit_reason}."), style="dim")
 
 
 @contextmanager

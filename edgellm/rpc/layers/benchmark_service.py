@@ -60,9 +60,9 @@ class DeviceFigures:
     threads: int
     processor: str
     version: str
-    waited: float = 0.0
-    unit: str = ""
-    unit_reason: str = ""
+    waited: float
+    unit: str
+    unit_reason: str
 
     def __post_init__(self) -> None:
         """Raise ProtocolError for numbers that cannot have been measured."""

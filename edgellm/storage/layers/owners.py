@@ -1,8 +1,7 @@
 """The owners of the pieces in a store of layers: no device removes or replaces pieces that another one uploaded.
 
-OWNER/FINGERPRINT.json    the pieces of this model that OWNER has uploaded, or is uploading
-OWNER/DIGEST.json         the same, as earlier versions wrote it: replaced when OWNER uploads pieces of the model again
-OWNER/lock                held while OWNER uploads or removes pieces
+OWNER/FINGERPRINT.json  the pieces of this model that OWNER has uploaded, or is uploading
+OWNER/lock              held while OWNER uploads or removes pieces
 
 OWNER is a device ID in hex, `here` for this device itself, or `cut` for pieces that were cut from this device's own
 model files for a stage, and can be cut again.
@@ -86,9 +85,6 @@ class Owners:
         path = self._folder / owner / f"{manifest.fingerprint}.json"
         private_folder(path.parent)
         self._write(path, _with_pieces(manifest, before | set(pieces)))
-        for one in same:
-            if one.path != path:
-                one.path.unlink(missing_ok=True)
 
     def retain(self, record: OwnerRecord, stored: Collection[str]) -> bool:
         """Reduce a record to the pieces that are still `stored`; return whether any is."""
@@ -100,9 +96,9 @@ class Owners:
         return bool(remaining)
 
     def remove_invalid(self) -> None:
-        """Remove records that cannot be read, or that an earlier version left."""
+        """Remove records that cannot be read."""
         valid = {one.path for one in self.all()}
-        for path in (*self._folder.glob("*.json"), *self._folder.glob("*/*.json")):
+        for path in self._folder.glob("*/*.json"):
             if path not in valid:
                 path.unlink(missing_ok=True)
 

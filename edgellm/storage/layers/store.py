@@ -318,7 +318,6 @@ class LayerStore:
             StoreFull: removing all that may be removed would not be enough for the limit.
             DiskFull: removing all that may be removed would not be enough for the disk.
         """
-        shutil.rmtree(self.root / "made", ignore_errors=True)  # an earlier version's copies of other pieces
         owners: dict[str, set[str]] = {}
         for one in self._owners.all():
             for sha256 in one.pieces:
@@ -377,7 +376,6 @@ class LayerStore:
                 self._owners.retain(one, remaining)
             if owner is None:
                 self._owners.remove_invalid()
-                shutil.rmtree(self.root / "made", ignore_errors=True)
         return CleanResult(len(removed), sum(file.size for file in removed), len(files) - len(removed))
 
     def free(self) -> int:
