@@ -42,7 +42,7 @@ def config_file() -> Path:
 
 
 def bind_variables(root: typer.Context) -> None:
-    """Have each option read the environment variable of its long name; an older one of its own takes precedence."""
+    """Have each option read the environment variable of its long name; one of its own takes precedence."""
     for context in _commands(root):
         for name, option in _options(context).items():
             if option.split_envvar_value is _split_at_commas:

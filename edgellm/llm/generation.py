@@ -323,9 +323,9 @@ def check_grammar(parts: Components, sampling: Sampling) -> None:
     """Raise InvalidOption where the pair's verifier does not follow a constraint, and `sampling` has one."""
     if parts.verifier is not None and sampling.constraint is not None and not parts.verifier.applies_grammars:
         raise InvalidOption(
-            f"The verifier {parts.verifier.name} follows no JSON schema: it is of an older version, or a server that"
-            " does not tell which tokens are likely.",
-            "Leave the schema out, update edgellm on the verifier's device, or use a verifier of edgellm.",
+            f"The verifier {parts.verifier.name} follows no JSON schema: it is a server that does not tell which tokens"
+            " are likely.",
+            "Leave the schema out, or use a verifier of edgellm.",
         )
 
 

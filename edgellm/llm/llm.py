@@ -237,8 +237,8 @@ class LLM:
             ModelNotFound, ModelCorrupt, ModelUnsupported: from loading.
             ModelUnsupported: an EAGLE-3 head does not fit the verifier, which must be in this process.
             MemoryShort: the models and their contexts do not fit; raised before anything is loaded.
-            VocabularyMismatch: a stock server has another tokenizer, or a verifier of an older version that does not
-                send it; names the first token that differs.
+            VocabularyMismatch: a stock server has another tokenizer, or a verifier that does not send it; names the
+                first token that differs.
             ProtocolError: a verifier sends a tokenizer that is not its own.
             VerifierUnreachable: nothing answers at the address.
             PairingRequired, NotPaired, NotPermitted, IdentityClash: the devices do not trust each other.

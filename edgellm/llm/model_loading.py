@@ -416,7 +416,7 @@ def remote_verifier(
     finding = f"{address} is a gateway to {verifier.name}, by {verifier.behind}" if verifier.behind else ""
     return OpenedVerifier(
         verifier, lambda: verifier.model_hash, verifier.up, reason, str(address), verifier.shared_tokens,
-        verifier.sampling or sampling_behind(verifier, its_own or text), finding, text=its_own,
+        verifier.sampling, finding, text=its_own,
     )  # fmt: skip
 
 

@@ -289,7 +289,7 @@ class PairStats:
             if not verifier:
                 raise ProfileUnusable(
                     "The verifier does not report its model's hash, so no profile can be bound to it.",
-                    "Update edgellm there, or use a gate that needs no profile: always, never, random.",
+                    "Use a gate that needs no profile: always, never, random.",
                 )
             self._hashes = self.draft_hash(), verifier
         return self._hashes

@@ -32,18 +32,18 @@ _SAID = 1000  # characters of a verifier's own words
 
 @dataclass(frozen=True, slots=True)
 class VerifierInfo:
-    """What the verifier says of itself: the name of its model, the tokens that one session can hold, and the SHA-256
-    of the model's file in hex, empty if it is unknown. `vocabulary` is the fingerprint of its vocabulary in hex, and
-    `shared_tokens` is `VocabularyMatch.shared`. `chat_template` is its model's, empty if it is not told.
-    `reports_logprobs`: verdicts hold log-probabilities where one asks. `applies_penalties`: it knows penalties.
-    `applies_grammars`: it knows constraints. `drafts_extra`: it drafts extra tokens. `behind`: what verifies
-    in its place, and how, in a few words for people; empty: it verifies itself. `choice`: from what it chooses.
-    `sampling`: what its model wants; None if it does not say."""
+    """What the verifier says of itself: the name of its model, the tokens that one session can hold, what its model
+    wants, and the SHA-256 of the model's file in hex, empty if it is unknown. `vocabulary` is the fingerprint of its
+    vocabulary in hex, and `shared_tokens` is `VocabularyMatch.shared`. `chat_template` is its model's, empty if it is
+    not told. `reports_logprobs`: verdicts hold log-probabilities where one asks. `applies_penalties`: it knows
+    penalties. `applies_grammars`: it knows constraints. `drafts_extra`: it drafts extra tokens. `behind`: what verifies
+    in its place, and how, in a few words for people; empty: it verifies itself. `choice`: from what it chooses."""
 
     model: str
     context_length: int
     vocabulary: str
     shared_tokens: int
+    sampling: ModelSampling
     model_hash: str = ""
     reports_logprobs: bool = False
     chat_template: str = ""
@@ -52,7 +52,6 @@ class VerifierInfo:
     applies_grammars: bool = False
     behind: str = ""
     choice: Choice = WHOLE_ROWS
-    sampling: ModelSampling | None = None
 
 
 async def greet(
@@ -70,8 +69,6 @@ async def greet(
     data = await channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, bytes)(said, timeout=seconds)
     reply = parse_message(pb.HelloReply, data, MAX_GREETING)
     check_protocol(reply.protocol, "the verifier")
-    if model and reply.model != model:  # of an older version, which has one model and does not look for another
-        raise model_missing(where, f"It does not serve {model!r}, but {reply.model[:_NAME]}.")
     for name, digest in (("model", reply.model_hash), ("tokenizer", reply.tokenizer)):
         if len(digest) not in (0, 32):
             raise ProtocolError(f"The verifier's {name} has a hash of {len(digest)} bytes.", SAME_VERSION)
@@ -81,10 +78,9 @@ async def greet(
         raise ProtocolError("The verifier has a context of no tokens.", SAME_VERSION)
     return VerifierInfo(
         reply.model[:_NAME], reply.context_length, reply.vocabulary.hex(), min(ours.size, reply.vocabulary_size),
-        reply.model_hash.hex(), reply.logprobs, reply.chat_template, reply.penalties, reply.drafts_extra,
-        reply.grammars, reply.behind[:_NAME],
+        read_wanted(reply.sampling, "the verifier's device"), reply.model_hash.hex(), reply.logprobs,
+        reply.chat_template, reply.penalties, reply.drafts_extra, reply.grammars, reply.behind[:_NAME],
         Choice(reply.likely_tokens if reply.HasField("likely_tokens") else None, reply.draws_itself),
-        read_wanted(reply.sampling, "the verifier's device") if reply.HasField("sampling") else None,
     )  # fmt: skip
 
 
@@ -174,8 +170,7 @@ def mismatch(
     return VocabularyMismatch(
         f"The draft model and the verifier at {where} differ in their vocabularies, of {ours.size} and {size} tokens:"
         f" {found}.",
-        "Update edgellm on the verifier's device, which sends its tokenizer then, so that drafts are translated; or"
-        " choose another draft model with -m.",
+        "Choose another draft model with -m: the verifier does not send its tokenizer, by which drafts are translated.",
         tokenizer,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NoReturn
 
@@ -35,9 +35,7 @@ def write_open(sampling: Sampling, fingerprint: str, model: str = "") -> pb.Devi
     """Return the first frame of a session with the verifier's `model`, "" being its only one; `fingerprint` is the
     vocabulary's, in hex."""
     wanted, vocabulary = write_sampling(sampling), bytes.fromhex(fingerprint)
-    return pb.DeviceFrame(
-        open=pb.Open(protocol=PROTOCOL, vocabulary=vocabulary, sampling=wanted, takes_more=True, model=model)
-    )
+    return pb.DeviceFrame(open=pb.Open(protocol=PROTOCOL, vocabulary=vocabulary, sampling=wanted, model=model))
 
 
 def write_sampling(sampling: Sampling) -> pb.Sampling:
@@ -157,14 +155,6 @@ def read_verify(
     return VerifyRequest(
         session, sampling, message.position, prefix, chunk, message.extra, logprobs, message.round, tenant
     )
-
-
-def shortened(verdict: Verdict, request: VerifyRequest) -> Verdict:
-    """Return a verdict with no more tokens than `request` asks for."""
-    most = request.extra + 1
-    if len(verdict.tokens) <= most:
-        return verdict
-    return replace(verdict, tokens=verdict.tokens[:most], logprobs=verdict.logprobs[: verdict.accepted + most])
 
 
 def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A002 - the contract's own word

@@ -83,7 +83,7 @@ def test_a_server_follows_a_schema_for_its_own_replies(alone: LLM, f32_pair: tup
             assert ids(pair.reply(case(2), **options)) == ids(alone.reply(case(2), **options))
 
 
-def test_an_older_verifier_is_not_asked(served: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verifier_that_follows_none_is_not_asked(served: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VerifierInfo, "applies_grammars", False)
     with pytest.raises(InvalidOption, match="follows no JSON schema"):
         served.reply(case(2), json_schema="{}")

@@ -101,13 +101,13 @@ def test_a_verdict_on_a_chunk_brings_those_of_what_stands(server: VerifierServer
         assert one.ids.tolist() == token.logprobs.ids.tolist()
 
 
-def test_an_older_verifier_is_not_asked_for_them(
+def test_a_verifier_that_reports_none_is_not_asked_for_them(
     f32_pair: tuple[Path, Path], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def older(*arguments: Any) -> VerifierInfo:
+    async def silent(*arguments: Any) -> VerifierInfo:
         return replace(await greet(*arguments), reports_logprobs=False)
 
-    monkeypatch.setattr("edgellm.services.client.connection.greet", older)
+    monkeypatch.setattr("edgellm.services.client.connection.greet", silent)
     with (
         LLM.open(f32_pair[0], address, threads=1) as linked,
         pytest.raises(InvalidOption, match="another device"),

@@ -15,6 +15,8 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import PROTOCOL, SERVICE
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.handshake import first_different_block
+from edgellm.services.verification_codec import write_wanted
+from edgellm.spec.model_sampling import ModelSampling
 
 # Given the rounds as they come in, and the call: yields frames, or raw bytes.
 Script: TypeAlias = Callable[[Iterator[pb.Verify], grpc.ServicerContext], Iterable[pb.VerifierFrame | bytes]]
@@ -36,6 +38,7 @@ def scripted(
             "vocabulary_size": vocabulary.size,
             "model": "scripted",
             "context_length": 512,
+            "sampling": write_wanted(ModelSampling(0.7)),
         }
         return pb.HelloReply(**(fields | dict(hello or {})))
 
@@ -55,7 +58,7 @@ def scripted(
         for part in tokenizer():
             yield part.SerializeToString()
 
-    newer = {} if tokenizer is None else {"Tokenizer": grpc.unary_stream_rpc_method_handler(send)}
+    optional = {} if tokenizer is None else {"Tokenizer": grpc.unary_stream_rpc_method_handler(send)}
     with ThreadPoolExecutor(8) as pool:
         server = grpc.server(pool, options=[("grpc.so_reuseport", 0)])
         server.add_generic_rpc_handlers(
@@ -70,7 +73,7 @@ def scripted(
                             compare, pb.VocabularyHashes.FromString, pb.VocabularyBlock.SerializeToString
                         ),
                         "Session": grpc.stream_stream_rpc_method_handler(session, pb.DeviceFrame.FromString, bytes),
-                        **newer,
+                        **optional,
                     },
                 ),
             )

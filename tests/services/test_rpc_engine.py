@@ -81,7 +81,7 @@ def first_token(model: Model, text: str) -> tuple[list[int], str]:
 
 def test_a_worker_serves_no_rpc_unless_it_is_told_to(host: Trust, guest: Trust) -> None:
     cache = WeightCache(SeveralSources(), unit=ComputeUnit(Hardware(threads=1)), memory=MEMORY)
-    with WorkerServer(cache, ANYWHERE, trust=host) as running, pytest.raises(DeviceLost, match="has no RPC engine"):
+    with WorkerServer(cache, ANYWHERE, trust=host) as running, pytest.raises(DeviceLost, match="is not a worker"):
         ask_offer(Endpoint("worker", running.address, guest, host.identity.id))
 
 

@@ -17,7 +17,6 @@ from edgellm.services.verification_codec import (
     read_sampling,
     read_verdict,
     read_verify,
-    shortened,
     write_open,
     write_verdict,
     write_verify,
@@ -235,12 +234,11 @@ def test_min_p_and_penalties_that_cannot_be_meant_are_refused(message: pb.Sampli
 
 
 def test_a_verdict_may_have_a_token_in_place_of_each_that_does_not_stand() -> None:
-    """For a verifier that writes on by itself; a device that has not asked for it gets those that it knows of."""
+    """For a verifier that writes on by itself."""
     ask = request(1, 0, array([1]), Chunk(ids=array([2, 3, 4])), 0)
     found = Verdict(1, array([9, 8, 7]))
     message = write_verdict(1, found).verdict
     assert read_verdict(message, ask, VOCABULARY).tokens.tolist() == [9, 8, 7]
-    assert shortened(found, ask).tokens.tolist() == [9]
     message.tokens.append(6)
     with pytest.raises(ProtocolError, match="has 4 tokens"):
         read_verdict(message, ask, VOCABULARY)

@@ -32,7 +32,8 @@ from edgellm.services.client.verifier_client import RemotePending, Stream
 from edgellm.services.handshake import VerifierInfo, greet
 from edgellm.services.server.verification_service import VerificationService
 from edgellm.services.server.verifying_model import VerifyingModel
-from edgellm.services.verification_codec import write_open, write_verdict, write_verify
+from edgellm.services.verification_codec import write_open, write_verdict, write_verify, write_wanted
+from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.patience import VerdictDeadline
 from edgellm.spec.types import GREEDY, Chunk, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.verification import judge
@@ -41,7 +42,10 @@ from edgellm.verifier.requests import MissingPrefix, VerifyRequest
 WORDS, CONTEXT = 300, 512
 _PORTS = count(1)  # each session from a device of its own: those of one device are paced
 VOCABULARY = Vocabulary.of([b"%d" % i for i in range(WORDS)], bytes(WORDS))
-INFO = VerifierInfo("big", CONTEXT, VOCABULARY.fingerprint, WORDS, reports_logprobs=True, applies_penalties=True)
+WANTED = ModelSampling(0.7)
+INFO = VerifierInfo(
+    "big", CONTEXT, VOCABULARY.fingerprint, WORDS, WANTED, reports_logprobs=True, applies_penalties=True
+)  # fmt: skip
 ROUND = 7
 
 
@@ -213,7 +217,8 @@ class _Greeting:
     other: bool
 
     def unary_unary(self, method: str, _write: Any, _read: Any) -> Any:
-        message = pb.HelloReply(protocol=PROTOCOL, vocabulary=b"other", vocabulary_size=9, context_length=1)
+        message = pb.HelloReply(protocol=PROTOCOL, vocabulary=b"other", vocabulary_size=9, context_length=1,
+                                sampling=write_wanted(WANTED))  # fmt: skip
 
         async def answer(_request: Any, timeout: float) -> bytes:  # noqa: ARG001 - gRPC's own
             return message.SerializeToString() if self.other and method == HELLO else self.data
@@ -262,7 +267,8 @@ def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
               pb.VerifierFrame(busy=pb.Busy(round=ROUND, retry_ms=10)),
               pb.VerifierFrame(draining=pb.Draining())]  # fmt: skip
     hello = pb.HelloReply(protocol=PROTOCOL, vocabulary=bytes.fromhex(VOCABULARY.fingerprint), vocabulary_size=WORDS,
-                          model="big", context_length=512, model_hash=bytes(32))  # fmt: skip
+                          model="big", context_length=512, model_hash=bytes(32),
+                          sampling=write_wanted(WANTED))  # fmt: skip
     block = pb.VocabularyBlock(first_token=256, tokens=[b"%d" % i for i in range(44)], kinds=bytes(44))
     own, other = _paired(folder)
     nonce = bytes(32)

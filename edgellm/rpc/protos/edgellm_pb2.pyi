@@ -19,7 +19,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs", "penalties", "chat_template", "grammars", "drafts_extra", "behind", "likely_tokens", "draws_itself", "tokenizer", "sampling")
+    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs", "chat_template", "penalties", "drafts_extra", "grammars", "behind", "likely_tokens", "draws_itself", "tokenizer", "sampling")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -27,10 +27,10 @@ class HelloReply(_message.Message):
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    PENALTIES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
-    GRAMMARS_FIELD_NUMBER: _ClassVar[int]
+    PENALTIES_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_EXTRA_FIELD_NUMBER: _ClassVar[int]
+    GRAMMARS_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
     LIKELY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAWS_ITSELF_FIELD_NUMBER: _ClassVar[int]
@@ -43,16 +43,16 @@ class HelloReply(_message.Message):
     context_length: int
     model_hash: bytes
     logprobs: bool
-    penalties: bool
     chat_template: str
-    grammars: bool
+    penalties: bool
     drafts_extra: bool
+    grammars: bool
     behind: str
     likely_tokens: int
     draws_itself: bool
     tokenizer: bytes
     sampling: Sampling
-    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., penalties: _Optional[bool] = ..., chat_template: _Optional[str] = ..., grammars: _Optional[bool] = ..., drafts_extra: _Optional[bool] = ..., behind: _Optional[str] = ..., likely_tokens: _Optional[int] = ..., draws_itself: _Optional[bool] = ..., tokenizer: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., chat_template: _Optional[str] = ..., penalties: _Optional[bool] = ..., drafts_extra: _Optional[bool] = ..., grammars: _Optional[bool] = ..., behind: _Optional[str] = ..., likely_tokens: _Optional[int] = ..., draws_itself: _Optional[bool] = ..., tokenizer: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
 
 class VocabularyHashes(_message.Message):
     __slots__ = ("blocks", "model")
@@ -109,18 +109,16 @@ class VerifierFrame(_message.Message):
     def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., need_prefix: _Optional[_Union[NeedPrefix, _Mapping]] = ..., working: _Optional[_Union[Working, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol", "vocabulary", "sampling", "takes_more", "model")
+    __slots__ = ("protocol", "vocabulary", "sampling", "model")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    TAKES_MORE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     vocabulary: bytes
     sampling: Sampling
-    takes_more: bool
     model: str
-    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., takes_more: _Optional[bool] = ..., model: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "seed", "min_p", "penalties", "constraint")

@@ -26,7 +26,7 @@ from edgellm.rpc.protos import edgellm_pb2 as edgellm_dot_rpc_dot_protos_dot_edg
 from edgellm.rpc.protos import layers_pb2 as edgellm_dot_rpc_dot_protos_dot_layers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65\x64gellm/rpc/protos/mesh.proto\x12\nedgellm.v1\x1a edgellm/rpc/protos/edgellm.proto\x1a\x1f\x65\x64gellm/rpc/protos/layers.proto\"X\n\x0cHoldsRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\x0c\x12!\n\x06pieces\x18\x04 \x03(\x0b\x32\x11.edgellm.v1.PieceJ\x04\x08\x03\x10\x04\"\xb3\x01\n\nHoldsReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\x0c\n\x04warm\x18\x03 \x03(\r\x12\x0e\n\x06memory\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0e\n\x06\x62\x65gins\x18\x06 \x03(\r\x12\x0c\n\x04\x65nds\x18\x07 \x03(\r\x12\"\n\x07\x62rought\x18\t \x03(\x0b\x32\x11.edgellm.v1.Piece\x12\x0c\n\x04unit\x18\n \x01(\tJ\x04\x08\x08\x10\t\"\xfc\x01\n\x05Order\x12&\n\x07prepare\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.PrepareH\x00\x12(\n\x06parcel\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x12 \n\x04tell\x18\x03 \x01(\x0b\x32\x10.edgellm.v1.TellH\x00\x12&\n\x07waiting\x18\x04 \x01(\x0b\x32\x13.edgellm.v1.WaitingH\x00\x12%\n\x04give\x18\x05 \x01(\x0b\x32\x15.edgellm.v1.GiveCacheH\x00\x12\'\n\x05\x63\x61\x63he\x18\x06 \x01(\x0b\x32\x16.edgellm.v1.LayerCacheH\x00\x42\x07\n\x05order\"\xf2\x02\n\x06Report\x12&\n\x07working\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.WorkingH\x00\x12)\n\x06loaded\x18\x02 \x01(\x0b\x32\x17.edgellm.v1.StageLoadedH\x00\x12(\n\x06onward\x18\x03 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x12)\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x17.edgellm.v1.StageAnswerH\x00\x12)\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x17.edgellm.v1.StageFailedH\x00\x12\'\n\x05times\x18\x06 \x01(\x0b\x32\x16.edgellm.v1.StageTimesH\x00\x12\'\n\x05\x63\x61\x63he\x18\x08 \x01(\x0b\x32\x16.edgellm.v1.LayerCacheH\x00\x12\'\n\x05taken\x18\t \x01(\x0b\x32\x16.edgellm.v1.CacheTakenH\x00\x12\x10\n\x08progress\x18\x07 \x01(\x02\x42\x08\n\x06report\"\xc7\x02\n\x07Prepare\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x66irst\x18\x04 \x01(\r\x12\x0c\n\x04last\x18\x05 \x01(\r\x12\x0e\n\x06layers\x18\x06 \x01(\r\x12\x0e\n\x06n_embd\x18\x07 \x01(\r\x12\x0f\n\x07n_vocab\x18\x08 \x01(\r\x12\x0f\n\x07\x63ontext\x18\t \x01(\r\x12\x10\n\x08sessions\x18\n \x01(\r\x12\x0c\n\x04wide\x18\x0b \x01(\x08\x12\r\n\x05stage\x18\x0c \x01(\x0c\x12\x0c\n\x04next\x18\r \x01(\t\x12\x12\n\nnext_stage\x18\x0e \x01(\x0c\x12\x13\n\x0bnext_device\x18\x0f \x01(\x0c\x12\x0f\n\x07version\x18\x10 \x01(\t\x12!\n\x06pieces\x18\x13 \x03(\x0b\x32\x11.edgellm.v1.Piece\x12\x0e\n\x06stages\x18\x11 \x01(\rJ\x04\x08\x12\x10\x13\"\xbe\x01\n\nMeshParcel\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x0c\n\x04rows\x18\x05 \x01(\x0c\x12\x0c\n\x04wide\x18\x06 \x01(\x08\x12\x1f\n\x03\x61sk\x18\x07 \x01(\x0b\x32\x12.edgellm.v1.Verify\x12&\n\x08sampling\x18\x08 \x01(\x0b\x32\x14.edgellm.v1.Sampling\x12\x0e\n\x06logits\x18\t \x01(\x08\"\t\n\x07Waiting\"/\n\tGiveCache\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x11\n\tpositions\x18\x02 \x01(\r\"\x83\x01\n\nLayerCache\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x11\n\tpositions\x18\x03 \x01(\r\x12\x10\n\x08key_type\x18\x04 \x01(\r\x12\x12\n\nvalue_type\x18\x05 \x01(\r\x12\x0c\n\x04keys\x18\x06 \x01(\x0c\x12\x0e\n\x06values\x18\x07 \x01(\x0c\"0\n\nCacheTaken\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x11\n\tpositions\x18\x02 \x01(\r\"\x17\n\x04Tell\x12\x0f\n\x07session\x18\x01 \x01(\r\")\n\x0bStageLoaded\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\n\n\x02\x61t\x18\x02 \x01(\x01\"`\n\x0bStageAnswer\x12\x0f\n\x07session\x18\x01 \x01(\r\x12$\n\x07verdict\x18\x02 \x01(\x0b\x32\x13.edgellm.v1.Verdict\x12\x0e\n\x06logits\x18\x03 \x01(\x0c\x12\n\n\x02\x61t\x18\x04 \x01(\x01\"O\n\x0bStageFailed\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04what\x18\x03 \x01(\t\x12\x11\n\tnext_step\x18\x04 \x01(\t\"O\n\nStageTimes\x12\x0f\n\x07session\x18\x01 \x01(\r\x12$\n\x05spans\x18\x02 \x03(\x0b\x32\x15.edgellm.v1.StageSpan\x12\n\n\x02\x61t\x18\x03 \x01(\x01\"C\n\tStageSpan\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0c\n\x04what\x18\x02 \x01(\x04\x12\r\n\x05\x62\x65gin\x18\x03 \x01(\x01\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x01\"f\n\x07\x43\x61rried\x12&\n\x07meeting\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.MeetingH\x00\x12(\n\x06parcel\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x42\t\n\x07\x63\x61rried\"*\n\x07Meeting\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05stage\x18\x02 \x01(\x0c\"\x05\n\x03Met2\xa7\x01\n\x04Mesh\x12\x39\n\x05Holds\x12\x18.edgellm.v1.HoldsRequest\x1a\x16.edgellm.v1.HoldsReply\x12\x31\n\x04Work\x12\x11.edgellm.v1.Order\x1a\x12.edgellm.v1.Report(\x01\x30\x01\x12\x31\n\x05\x43\x61rry\x12\x13.edgellm.v1.Carried\x1a\x0f.edgellm.v1.Met(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65\x64gellm/rpc/protos/mesh.proto\x12\nedgellm.v1\x1a edgellm/rpc/protos/edgellm.proto\x1a\x1f\x65\x64gellm/rpc/protos/layers.proto\"R\n\x0cHoldsRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\x0c\x12!\n\x06pieces\x18\x04 \x03(\x0b\x32\x11.edgellm.v1.Piece\"\xad\x01\n\nHoldsReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\x0c\n\x04warm\x18\x03 \x03(\r\x12\x0e\n\x06memory\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0e\n\x06\x62\x65gins\x18\x06 \x03(\r\x12\x0c\n\x04\x65nds\x18\x07 \x03(\r\x12\"\n\x07\x62rought\x18\t \x03(\x0b\x32\x11.edgellm.v1.Piece\x12\x0c\n\x04unit\x18\n \x01(\t\"\xfc\x01\n\x05Order\x12&\n\x07prepare\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.PrepareH\x00\x12(\n\x06parcel\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x12 \n\x04tell\x18\x03 \x01(\x0b\x32\x10.edgellm.v1.TellH\x00\x12&\n\x07waiting\x18\x04 \x01(\x0b\x32\x13.edgellm.v1.WaitingH\x00\x12%\n\x04give\x18\x05 \x01(\x0b\x32\x15.edgellm.v1.GiveCacheH\x00\x12\'\n\x05\x63\x61\x63he\x18\x06 \x01(\x0b\x32\x16.edgellm.v1.LayerCacheH\x00\x42\x07\n\x05order\"\xf2\x02\n\x06Report\x12&\n\x07working\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.WorkingH\x00\x12)\n\x06loaded\x18\x02 \x01(\x0b\x32\x17.edgellm.v1.StageLoadedH\x00\x12(\n\x06onward\x18\x03 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x12)\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x17.edgellm.v1.StageAnswerH\x00\x12)\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x17.edgellm.v1.StageFailedH\x00\x12\'\n\x05times\x18\x06 \x01(\x0b\x32\x16.edgellm.v1.StageTimesH\x00\x12\'\n\x05\x63\x61\x63he\x18\x08 \x01(\x0b\x32\x16.edgellm.v1.LayerCacheH\x00\x12\'\n\x05taken\x18\t \x01(\x0b\x32\x16.edgellm.v1.CacheTakenH\x00\x12\x10\n\x08progress\x18\x07 \x01(\x02\x42\x08\n\x06report\"\xc1\x02\n\x07Prepare\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x66irst\x18\x04 \x01(\r\x12\x0c\n\x04last\x18\x05 \x01(\r\x12\x0e\n\x06layers\x18\x06 \x01(\r\x12\x0e\n\x06n_embd\x18\x07 \x01(\r\x12\x0f\n\x07n_vocab\x18\x08 \x01(\r\x12\x0f\n\x07\x63ontext\x18\t \x01(\r\x12\x10\n\x08sessions\x18\n \x01(\r\x12\x0c\n\x04wide\x18\x0b \x01(\x08\x12\r\n\x05stage\x18\x0c \x01(\x0c\x12\x0c\n\x04next\x18\r \x01(\t\x12\x12\n\nnext_stage\x18\x0e \x01(\x0c\x12\x13\n\x0bnext_device\x18\x0f \x01(\x0c\x12\x0f\n\x07version\x18\x10 \x01(\t\x12!\n\x06pieces\x18\x13 \x03(\x0b\x32\x11.edgellm.v1.Piece\x12\x0e\n\x06stages\x18\x11 \x01(\r\"\xbe\x01\n\nMeshParcel\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x0c\n\x04rows\x18\x05 \x01(\x0c\x12\x0c\n\x04wide\x18\x06 \x01(\x08\x12\x1f\n\x03\x61sk\x18\x07 \x01(\x0b\x32\x12.edgellm.v1.Verify\x12&\n\x08sampling\x18\x08 \x01(\x0b\x32\x14.edgellm.v1.Sampling\x12\x0e\n\x06logits\x18\t \x01(\x08\"\t\n\x07Waiting\"/\n\tGiveCache\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x11\n\tpositions\x18\x02 \x01(\r\"\x83\x01\n\nLayerCache\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x11\n\tpositions\x18\x03 \x01(\r\x12\x10\n\x08key_type\x18\x04 \x01(\r\x12\x12\n\nvalue_type\x18\x05 \x01(\r\x12\x0c\n\x04keys\x18\x06 \x01(\x0c\x12\x0e\n\x06values\x18\x07 \x01(\x0c\"0\n\nCacheTaken\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x11\n\tpositions\x18\x02 \x01(\r\"\x17\n\x04Tell\x12\x0f\n\x07session\x18\x01 \x01(\r\")\n\x0bStageLoaded\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\n\n\x02\x61t\x18\x02 \x01(\x01\"`\n\x0bStageAnswer\x12\x0f\n\x07session\x18\x01 \x01(\r\x12$\n\x07verdict\x18\x02 \x01(\x0b\x32\x13.edgellm.v1.Verdict\x12\x0e\n\x06logits\x18\x03 \x01(\x0c\x12\n\n\x02\x61t\x18\x04 \x01(\x01\"O\n\x0bStageFailed\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04what\x18\x03 \x01(\t\x12\x11\n\tnext_step\x18\x04 \x01(\t\"O\n\nStageTimes\x12\x0f\n\x07session\x18\x01 \x01(\r\x12$\n\x05spans\x18\x02 \x03(\x0b\x32\x15.edgellm.v1.StageSpan\x12\n\n\x02\x61t\x18\x03 \x01(\x01\"C\n\tStageSpan\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0c\n\x04what\x18\x02 \x01(\x04\x12\r\n\x05\x62\x65gin\x18\x03 \x01(\x01\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x01\"f\n\x07\x43\x61rried\x12&\n\x07meeting\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.MeetingH\x00\x12(\n\x06parcel\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x42\t\n\x07\x63\x61rried\"*\n\x07Meeting\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05stage\x18\x02 \x01(\x0c\"\x05\n\x03Met2\xa7\x01\n\x04Mesh\x12\x39\n\x05Holds\x12\x18.edgellm.v1.HoldsRequest\x1a\x16.edgellm.v1.HoldsReply\x12\x31\n\x04Work\x12\x11.edgellm.v1.Order\x1a\x12.edgellm.v1.Report(\x01\x30\x01\x12\x31\n\x05\x43\x61rry\x12\x13.edgellm.v1.Carried\x1a\x0f.edgellm.v1.Met(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,43 +34,43 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edgellm.rpc.protos.mesh_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HOLDSREQUEST']._serialized_start=112
-  _globals['_HOLDSREQUEST']._serialized_end=200
-  _globals['_HOLDSREPLY']._serialized_start=203
-  _globals['_HOLDSREPLY']._serialized_end=382
-  _globals['_ORDER']._serialized_start=385
-  _globals['_ORDER']._serialized_end=637
-  _globals['_REPORT']._serialized_start=640
-  _globals['_REPORT']._serialized_end=1010
-  _globals['_PREPARE']._serialized_start=1013
-  _globals['_PREPARE']._serialized_end=1340
-  _globals['_MESHPARCEL']._serialized_start=1343
-  _globals['_MESHPARCEL']._serialized_end=1533
-  _globals['_WAITING']._serialized_start=1535
-  _globals['_WAITING']._serialized_end=1544
-  _globals['_GIVECACHE']._serialized_start=1546
-  _globals['_GIVECACHE']._serialized_end=1593
-  _globals['_LAYERCACHE']._serialized_start=1596
-  _globals['_LAYERCACHE']._serialized_end=1727
-  _globals['_CACHETAKEN']._serialized_start=1729
-  _globals['_CACHETAKEN']._serialized_end=1777
-  _globals['_TELL']._serialized_start=1779
-  _globals['_TELL']._serialized_end=1802
-  _globals['_STAGELOADED']._serialized_start=1804
-  _globals['_STAGELOADED']._serialized_end=1845
-  _globals['_STAGEANSWER']._serialized_start=1847
-  _globals['_STAGEANSWER']._serialized_end=1943
-  _globals['_STAGEFAILED']._serialized_start=1945
-  _globals['_STAGEFAILED']._serialized_end=2024
-  _globals['_STAGETIMES']._serialized_start=2026
-  _globals['_STAGETIMES']._serialized_end=2105
-  _globals['_STAGESPAN']._serialized_start=2107
-  _globals['_STAGESPAN']._serialized_end=2174
-  _globals['_CARRIED']._serialized_start=2176
-  _globals['_CARRIED']._serialized_end=2278
-  _globals['_MEETING']._serialized_start=2280
-  _globals['_MEETING']._serialized_end=2322
-  _globals['_MET']._serialized_start=2324
-  _globals['_MET']._serialized_end=2329
-  _globals['_MESH']._serialized_start=2332
-  _globals['_MESH']._serialized_end=2499
+  _globals['_HOLDSREQUEST']._serialized_end=194
+  _globals['_HOLDSREPLY']._serialized_start=197
+  _globals['_HOLDSREPLY']._serialized_end=370
+  _globals['_ORDER']._serialized_start=373
+  _globals['_ORDER']._serialized_end=625
+  _globals['_REPORT']._serialized_start=628
+  _globals['_REPORT']._serialized_end=998
+  _globals['_PREPARE']._serialized_start=1001
+  _globals['_PREPARE']._serialized_end=1322
+  _globals['_MESHPARCEL']._serialized_start=1325
+  _globals['_MESHPARCEL']._serialized_end=1515
+  _globals['_WAITING']._serialized_start=1517
+  _globals['_WAITING']._serialized_end=1526
+  _globals['_GIVECACHE']._serialized_start=1528
+  _globals['_GIVECACHE']._serialized_end=1575
+  _globals['_LAYERCACHE']._serialized_start=1578
+  _globals['_LAYERCACHE']._serialized_end=1709
+  _globals['_CACHETAKEN']._serialized_start=1711
+  _globals['_CACHETAKEN']._serialized_end=1759
+  _globals['_TELL']._serialized_start=1761
+  _globals['_TELL']._serialized_end=1784
+  _globals['_STAGELOADED']._serialized_start=1786
+  _globals['_STAGELOADED']._serialized_end=1827
+  _globals['_STAGEANSWER']._serialized_start=1829
+  _globals['_STAGEANSWER']._serialized_end=1925
+  _globals['_STAGEFAILED']._serialized_start=1927
+  _globals['_STAGEFAILED']._serialized_end=2006
+  _globals['_STAGETIMES']._serialized_start=2008
+  _globals['_STAGETIMES']._serialized_end=2087
+  _globals['_STAGESPAN']._serialized_start=2089
+  _globals['_STAGESPAN']._serialized_end=2156
+  _globals['_CARRIED']._serialized_start=2158
+  _globals['_CARRIED']._serialized_end=2260
+  _globals['_MEETING']._serialized_start=2262
+  _globals['_MEETING']._serialized_end=2304
+  _globals['_MET']._serialized_start=2306
+  _globals['_MET']._serialized_end=2311
+  _globals['_MESH']._serialized_start=2314
+  _globals['_MESH']._serialized_end=2481
 # @@protoc_insertion_point(module_scope)

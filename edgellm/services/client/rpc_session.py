@@ -57,7 +57,7 @@ def ask_offer(endpoint: Endpoint) -> RpcOffer:
     """Ask a worker whether it serves llama.cpp's RPC.
 
     Raises:
-        DeviceLost: it does not answer, is too old, or has no server; says what to do.
+        DeviceLost: it does not answer, or has no server; says what to do.
         ProtocolError, PeerTooOld, PeerTooNew: it has another version.
     """
     return run_in_network_loop(_offer(endpoint)).result()
@@ -73,8 +73,6 @@ async def _offer(endpoint: Endpoint) -> RpcOffer:
     except TimeoutError:
         raise lost(f"{endpoint.name} at {endpoint.address} does not answer.") from None
     except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            raise DeviceLost(f"{endpoint.name} has no RPC engine.", "Update edgellm there.") from None
         raise lost(f"{endpoint.name} at {endpoint.address}: {explained(error)}") from None
     finally:
         if channel is not None:

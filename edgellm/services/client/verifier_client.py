@@ -367,7 +367,7 @@ class RemoteVerifier(Verifier):
 
     @property
     def reports_logprobs(self) -> bool:
-        """See `Verifier.reports_logprobs`: older verifiers do not."""
+        """See `Verifier.reports_logprobs`: a gateway to some stock servers does not."""
         return self._connection.peer.reports_logprobs
 
     @property
@@ -377,7 +377,7 @@ class RemoteVerifier(Verifier):
 
     @property
     def applies_grammars(self) -> bool:
-        """See `Verifier.applies_grammars`: older verifiers do not."""
+        """See `Verifier.applies_grammars`: a gateway to some stock servers does not."""
         return self._connection.peer.applies_grammars
 
     @property
@@ -386,8 +386,8 @@ class RemoteVerifier(Verifier):
         return self._connection.peer.choice
 
     @property
-    def sampling(self) -> ModelSampling | None:
-        """What the verifier's model wants; None if the verifier does not say."""
+    def sampling(self) -> ModelSampling:
+        """What the verifier's model wants."""
         return self._connection.peer.sampling
 
     @property
@@ -431,7 +431,7 @@ class RemoteSession(VerifierSession):
         ):  # another one since the reply began
             raise lost("The verifier is a gateway to a stock server now, which applies no penalties.")
         if state.sampling.constraint is not None and not self._connection.peer.applies_grammars:
-            raise lost("The verifier is of an older version, which does not know JSON schemas.")
+            raise lost("The verifier is a gateway to a stock server now, which follows no JSON schemas.")
         if why := self._connection.peer.choice.refusal(state.sampling):
             raise lost(f"The verifier is a gateway to another server now, and {why}.")
         request = VerifyRequest(0, state.sampling, len(prefix), prefix, chunk, extra, state.logprobs, self._round)

@@ -134,7 +134,7 @@ def _classify(
     others = [_Candidate(info, offer, fits(_at(info, offer), info.peer.id)) for offer in offers]
     if found := [one for one in others if one.fit is not TokenizerFit.NONE]:
         return found, ""
-    return (), f"serves {_names(offers)}, which has a different tokenizer, and does not send it: update edgellm there"
+    return (), f"serves {_names(offers)}, which has a different tokenizer, and does not send it"
 
 
 def _names(offers: Sequence[OfferedModel]) -> str:
@@ -142,7 +142,7 @@ def _names(offers: Sequence[OfferedModel]) -> str:
 
 
 def _at(info: PeerInfo, offer: OfferedModel) -> ModelAddress:
-    """Return where a model is; it is named only where a device has several: older ones know no names."""
+    """Return where a model is; it is named only where a device has several."""
     several = sum(one.role == "verifier" for one in info.offers) > 1
     return ModelAddress(info.address, offer.model if several else "")
 

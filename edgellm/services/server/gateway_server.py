@@ -120,10 +120,10 @@ class GatewayServer(SessionServer):
 def _info(model: GatewayModel) -> VerifierInfo:
     vocabulary, pool = model.text.vocabulary, model.pool
     return VerifierInfo(
-        pool.name, pool.context_length, vocabulary.fingerprint, vocabulary.size, pool.identity,
+        pool.name, pool.context_length, vocabulary.fingerprint, vocabulary.size,
+        sampling_elsewhere(pool.name, model.text.file).told_by(pool.choice), pool.identity,
         reports_logprobs=pool.reports_logprobs, chat_template=model.text.chat_template_source, behind=pool.behind,
         applies_penalties=pool.applies_rules, applies_grammars=pool.applies_rules, choice=pool.choice,
-        sampling=sampling_elsewhere(pool.name, model.text.file).told_by(pool.choice),
     )  # fmt: skip
 
 

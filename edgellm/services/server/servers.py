@@ -292,9 +292,9 @@ class VerifierServer(SessionServer):
             self.pieces = self._worker.use_curve(curve.rows, curve.seconds)
         name, vocabulary = name_of(model.path), model.vocabulary
         info = VerifierInfo(
-            name, self.context_length, vocabulary.fingerprint, vocabulary.size, model_hash,
+            name, self.context_length, vocabulary.fingerprint, vocabulary.size, sampling_of(model.file), model_hash,
             reports_logprobs=True, chat_template=model.chat_template_source, applies_penalties=True,
-            drafts_extra=engine.speculator is not None, applies_grammars=True, sampling=sampling_of(model.file),
+            drafts_extra=engine.speculator is not None, applies_grammars=True,
         )  # fmt: skip
         verifying = VerifyingModel(
             info, vocabulary, self._worker, max_waiting, model.grammar, model.size_bytes,

@@ -39,7 +39,6 @@ from edgellm.services.verification_codec import (
     RequestLimits,
     read_sampling,
     read_verify,
-    shortened,
     write_verdict,
     write_wanted,
 )
@@ -103,7 +102,7 @@ class _Model:
             likely_tokens=self.info.choice.likely,
             draws_itself=self.info.choice.draws_itself,
             tokenizer=self._tokenizer_hash,
-            sampling=None if self.info.sampling is None else write_wanted(self.info.sampling),
+            sampling=write_wanted(self.info.sampling),
         )
 
     async def constrained(self, constraint: Constraint) -> ReplyGrammar:
@@ -246,13 +245,12 @@ class VerificationService:
         number, tenant = session.number, session.tenant
         sampling = Sampling()
         grammar: ReplyGrammar | None = None
-        takes_more = False
         await self._pause(tenant)
         last, again = 0, False  # the latest round, and whether it was answered with NeedPrefix
         while (frame := await self._next(stream)) is not None:
             if (model := session.model) is None:
                 model, sampling = self._opened(frame)
-                session.model, takes_more = model, frame.open.takes_more
+                session.model = model
                 if (constraint := sampling.constraint) is not None:
                     grammar = await model.constrained(constraint)
                 continue
@@ -278,8 +276,7 @@ class VerificationService:
                 await _write(stream, pb.VerifierFrame(need_prefix=need))
                 await self._pause(tenant)
             else:
-                verdict = answer if takes_more else shortened(answer, request)
-                await _write(stream, write_verdict(request.round, verdict))
+                await _write(stream, write_verdict(request.round, answer))
                 took = 1e3 * answer.seconds
                 _log.debug("session %d: %d of %d accepted, %.1f ms", number, answer.accepted, len(request.draft), took)
         if self._draining.done():

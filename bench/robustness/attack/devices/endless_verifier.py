@@ -19,6 +19,8 @@ from edgellm.engine import Model
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import PROTOCOL, SERVICE
 from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.services.verification_codec import write_wanted
+from edgellm.spec.model_sampling import ModelSampling
 from edgellm.storage import resolve
 from testkit import ROOT
 
@@ -39,6 +41,7 @@ def hostile(model: Model, honest: int) -> Iterator[Address]:
             vocabulary_size=model.vocabulary.size,
             model="hostile",
             context_length=1024,
+            sampling=write_wanted(ModelSampling(0.7)),
         )
 
     def session(frames: Iterator[pb.DeviceFrame], context: grpc.ServicerContext) -> Iterator[pb.VerifierFrame]:
