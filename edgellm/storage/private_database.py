@@ -79,10 +79,8 @@ class PrivateDatabase:
     def reading(self) -> Iterator[DatabaseConnection]:
         """Yield the database for reading, or an empty one if there is none. A folder that cannot be written, or a full
         disk, does not matter."""
-        with self._errors("read"):
-            check_folder(self.path.parent)
-            with closing(self._open(write=False) if self.exists else self._empty()) as db:
-                yield db
+        with self._errors("read"), closing(self._open(write=False) if self.exists else self._empty()) as db:
+            yield db
 
     @contextmanager
     def writing(
@@ -228,6 +226,7 @@ class PrivateDatabase:
     def _errors(self, action: str, *, keep: bool = False) -> Iterator[None]:
         """Turn errors of SQLite and of the system into ours: the database cannot be `action`."""
         with system_errors(self.path, action):
+            check_folder(self.path.parent)
             before = self.path.lstat().st_ino if self.exists else None
             try:
                 yield

@@ -198,6 +198,6 @@ def test_in_a_folder_that_cannot_be_written_everything_can_be_read(history: Hist
 
 
 def test_nothing_of_it_goes_to_other_files_or_stays_in_its_own(history: History) -> None:
-    with history._writing() as db:
+    with history._database.writing() as db:
         settings = {name: db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("secure_delete", "temp_store")}
     assert settings == {"secure_delete": 1, "temp_store": 2}  # on; in memory

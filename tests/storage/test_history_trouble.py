@@ -329,9 +329,8 @@ def test_a_drive_without_locks_is_told(history: History, monkeypatch: pytest.Mon
         history.add("q", "r")
 
 
-def test_clearing_that_was_interrupted_leaves_all_or_nothing_and_can_be_done_again(
-    history: History, tmp_path: Path
-) -> None:
+def test_clearing_that_was_interrupted_leaves_all_or_nothing_and_can_be_done_again(tmp_path: Path) -> None:
+    history = History(tmp_path / "home" / "data" / "history")
     for number in range(50):
         history.add("a secret" * number, "r")
     everything = [entry.question for entry in history.recent()]
