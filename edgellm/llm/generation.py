@@ -281,14 +281,15 @@ def _checked(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> 
 def _open_retrieval(
     parts: Components, options: ReplyOptions, plan: GenerationPlan, prompt_tokens: int, speculates: bool
 ) -> tuple[NgramSession | None, str]:
-    """Return the retrieval session of the reply, None if it cannot be used; and why. With `speculates` it also chooses
-    when the speculator drafts, then without sources if need be."""
+    """Return the retrieval session of the reply, None if it cannot be used; and why. It also chooses when the draft
+    model or, with `speculates`, the speculator drafts, then without sources if need be."""
     if options.drafter is not None:
         return None, "no retrieval: a custom drafter is used"
     if options.logprobs is not None:
         return None, f"no retrieval: {_LOGPROBS}"
     sources = options.sources()
-    if not sources and not speculates:
+    compares = parts.draft is not None and options.gate == "auto" and options.gamma is None
+    if not sources and not (compares or speculates):
         return None, "no retrieval, as requested"
     if parts.retrieval is None:
         return None, "no retrieval: the verifier is on another device, or missing"

@@ -54,15 +54,15 @@ class ReplyOptions:
     `presence_penalty` those of the reply, as in OpenAI's API; `logit_bias` are amounts added to tokens' logits. They
     hold for greedy replies, too, and in the verifier. `json_schema`: the reply is JSON that is valid by this schema,
     itself JSON. `seed` None draws one, which the summary reports. `gamma` is the number of drafted tokens in a chunk;
-    None means the profile's under a budget, else `CHUNK`. `confidence_threshold` is c_th of the confidence gate without
-    a budget. `retrieval`: `auto`, `off`, or a comma-separated list of `SOURCES` that drafts are copied from; it is used
+    None means the profile's under a budget, else what pays. With `retrieval` off, a given `gamma` and the gate `always`
+    draft in each round, whether that pays or not. `confidence_threshold` is c_th of the confidence gate without a
+    budget. `retrieval`: `auto`, `off`, or a comma-separated list of `SOURCES` that drafts are copied from; it is used
     only if everything is verified, so it never changes the text. `stop`: texts that end the reply; they are not part of
     it. `logprobs`: report each token's log-probability and those of this many others, by the verifier (by the draft
     model, if that is alone); only if everything is verified, in this process. `tools` are functions that the model may
-    call, as OpenAI's API describes them, and `tool_choice` names one that it must call, or is ANY_TOOL;
-    `LLM.calls` tells calls from text. `truncation`: `auto` leaves out a conversation's oldest turns where it is longer
-    than the context, with a notice; `disabled` refuses it. Raises: InvalidOption: a value out of range, named with the
-    range."""
+    call, as OpenAI's API describes them, and `tool_choice` names one that it must call, or is ANY_TOOL; `LLM.calls`
+    tells calls from text. `truncation`: `auto` leaves out a conversation's oldest turns where it is longer than the
+    context, with a notice; `disabled` refuses it. Raises: InvalidOption: a value out of range, named with the range."""
 
     max_tokens: int = 512
     temperature: float | None = None

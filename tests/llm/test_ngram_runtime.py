@@ -25,6 +25,7 @@ from edgellm.storage.fingerprint import FileHash
 from edgellm.verifier.in_process import ContextPool
 from tests.spec.real import case, ids
 
+MODELS = Path(__file__).parents[2] / "models"
 NUMBERS = (2, 5, 6, 5, 2)  # two of them twice: there the first reply can be copied
 MOST = 24
 MAX_SECONDS = cost_curves._MAX_SECONDS  # as it is outside tests
@@ -101,6 +102,18 @@ def test_both_models_write_the_same_with_late_heads(
         told = list(pair.reply(case(5), max_tokens=8, logprobs=3))
     assert len(heads_are_late) > 20
     assert all(token.logprobs is not None for token in told if isinstance(token, Token))
+
+
+def test_a_draft_model_that_does_not_pay_is_dropped_without_retrieval_too() -> None:
+    """The verifier of the code pair drafts for that of the home pair: it is as slow, and hardly ever right."""
+    drafted = {}
+    for gate in ("auto", "always"):
+        with LLM.open(MODELS / "code" / "verifier.gguf", MODELS / "verifier.gguf", threads=1, history=False) as pair:
+            replies = [pair.reply(case(number), max_tokens=MOST, retrieval="off", gate=gate) for number in NUMBERS]
+            written = sum(len(ids(reply)) for reply in replies)
+            drafted[gate] = sum(reply.summary.drafted for reply in replies) / written
+    assert drafted["auto"] < 0.5
+    assert drafted["always"] > 1.0
 
 
 @pytest.mark.usefixtures("rows_are_cheap")

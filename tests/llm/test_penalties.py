@@ -74,7 +74,8 @@ def test_a_penalty_and_a_bias_change_greedy_text(alone: LLM) -> None:
 
 def test_the_draft_model_follows_the_penalties(pair: LLM) -> None:
     """Otherwise it would draft the very tokens that the verifier avoids."""
-    replies = [pair.reply(case(2), max_tokens=MOST, retrieval="off", presence_penalty=amount) for amount in (0.0, 4.0)]
+    options: dict[str, Any] = {"max_tokens": MOST, "retrieval": "off", "gate": "always"}
+    replies = [pair.reply(case(2), presence_penalty=amount, **options) for amount in (0.0, 4.0)]
     rates = []
     for reply in replies:
         ids(reply)

@@ -61,9 +61,9 @@ def test_the_default_is_lossless_and_says_why(local: LLM) -> None:
     reply = local.reply(case(5), max_tokens=12, retrieval="off")
     reply.listen(on_explain=heard.append)
     sources = {token.source for token in reply}
-    assert sources <= {Source.ACCEPTED, Source.CORRECTED, Source.BONUS}
+    assert sources <= {Source.ACCEPTED, Source.CORRECTED, Source.BONUS, Source.VERIFIER}
     assert (heard[0].round, heard[0].text) == (None, "no budget is given, so everything is verified")
-    assert reply.summary.share_offloaded == 1.0
+    assert reply.summary.share_offloaded in (None, 1.0)  # None: no chunk paid
 
 
 def test_auto_says_on_what_evidence(local: LLM) -> None:
@@ -112,7 +112,7 @@ def test_importance_is_measured_where_the_gate_needs_it(local: LLM, gate: str) -
 def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(linked: LLM, local: LLM) -> None:
     tried = hit = 0
     for number in (1, 4, 5):  # in the last of which a guess is wrong
-        reply = linked.reply(case(number), max_tokens=32, retrieval="off")
+        reply = linked.reply(case(number), max_tokens=32, retrieval="off", gate="always")
         list(reply)
         summary = reply.summary
         tried, hit = tried + summary.guesses_tried, hit + summary.guesses_hit

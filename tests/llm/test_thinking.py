@@ -330,6 +330,6 @@ def test_an_endless_template_is_not_sent(f32_pair: tuple[Path, Path], tmp_path: 
 
 def test_draft_and_verifier_read_the_verifiers_template(open_pair: OpenPair) -> None:
     """The draft model of this pair has another template, and drafts for the same prompt."""
-    reply = open_pair("always").reply(case(3), think=5, max_tokens=20, retrieval="off")
+    reply = open_pair("always").reply(case(3), think=5, max_tokens=20, retrieval="off", gate="always")
     tokens = written(reply)
     assert {token.source.value for token in tokens} >= {"accepted"}

@@ -35,7 +35,7 @@ def test_greedy_replies_are_the_verifiers_own(name: str, retokenized: Retokenize
         for number in range(2):
             wanted = ids(alone.reply(case(number), max_tokens=24, retrieval="off"))
             assert ids(pair.reply(case(number), max_tokens=24)) == wanted
-            reply = pair.reply(case(number), max_tokens=24, retrieval="off")
+            reply = pair.reply(case(number), max_tokens=24, retrieval="off", gate="always")
             assert ids(reply) == wanted
             accepted += reply.summary.accepted
             assert reply.summary.share_verified == 1.0
@@ -98,7 +98,7 @@ def test_sampled_replies_are_the_verifiers_own_for_a_seed(retokenized: Retokeniz
     with LLM.open("none", verifier, threads=1) as alone, LLM.open(draft, verifier, threads=1) as pair:
         for seed in range(8):
             asked: dict[str, Any] = {"max_tokens": 16, "temperature": 1.5, "seed": seed, "retrieval": "off"}
-            reply = pair.reply(case(3), **asked)
+            reply = pair.reply(case(3), gate="always", **asked)
             assert ids(reply) == ids(alone.reply(case(3), **asked))
             tested += reply.summary.tested
             accepted += reply.summary.accepted
