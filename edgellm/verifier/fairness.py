@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable
 from time import monotonic
 from typing import Protocol, TypeVar
 
-from edgellm.verifier.batch_shapes import BatchShapes
 from edgellm.verifier.prefill_pieces import PrefillPieces
 from edgellm.verifier.requests import VerifyRequest
 from edgellm.verifier.scheduler import ScheduledBatch, Scheduler, SchedulerLimits, next_batch
@@ -112,7 +111,6 @@ class FairScheduler(Scheduler):
         self.rate = ServiceRate()
         self.pieces = PrefillPieces(limits)
         self._turns, self._cost = DeviceTurns(), PassCost()
-        self._shapes = BatchShapes() if limits.cut_drafts and limits.equal_rows else None
 
     def next(
         self, ready: Collection[VerifyRequest], prefills: int, single_session: bool
@@ -120,13 +118,8 @@ class FairScheduler(Scheduler):
         """See `Scheduler.next`."""
         if self._turns.several_devices():
             budget = self._cost.budget(self.limits)
-            shape = None if self._shapes is None else self._shapes.shape
-            batch = next_batch(self._turns.order(ready), self.chosen, prefills, budget=budget, shape=shape)
-        else:
-            batch = super().next(ready, prefills, single_session)
-        if batch is not None and self._shapes is not None:
-            self._shapes.on_chosen(batch, len(ready) - len(batch.slices))
-        return batch
+            return next_batch(self._turns.order(ready), self.chosen, prefills, budget=budget)
+        return super().next(ready, prefills, single_session)
 
     @property
     def chosen(self) -> SchedulerLimits:
@@ -145,8 +138,6 @@ class FairScheduler(Scheduler):
         """See `Scheduler.on_batch`."""
         self._cost.add(sum(piece.weight for piece in batch.slices), seconds)
         self.pieces.on_batch(batch, seconds)
-        if self._shapes is not None:
-            self._shapes.on_batch(batch)
         self._turns.record_batch({piece.request.device for piece in batch.slices})
         self.rate.batch(seconds, answered)
 

@@ -3,7 +3,7 @@ Algorithm 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -29,14 +29,12 @@ class SchedulerLimits:
     unseen tokens than a chunk needs no prefill: they join its verification. A verification waits behind at most
     `max_prefill_ahead` chunks of prefill, of all sessions together. `equal_rows`: verifications share a batch only if
     they have the same number of rows, because llama.cpp splits a batch of several streams into equal parts.
-    `cut_drafts`: where many devices ask, verify of each draft what pays beside the others (`BatchShapes`).
     """
 
     rows: int = 512
     chunk: int = 32
     max_prefill_ahead: int = 1
     equal_rows: bool = True
-    cut_drafts: bool = True
     solo_chunk: int = 128
 
 
@@ -86,12 +84,10 @@ def next_batch(
     prefills: int,
     single_session: bool = False,
     budget: int | None = None,
-    shape: Callable[[Sequence[R], int | None], Iterable[ScheduledSlice[R]]] | None = None,
 ) -> ScheduledBatch[R] | None:
     """Return the next batch over `requests` (least recently served first) after `prefills` prefill batches; None if no
     request waits. `single_session`: no other session has a slot. `budget`: devices take turns, and beyond the first
-    turn a batch is no heavier than this. `shape` returns the slices of verifications that may share a batch, that of
-    the first one first, each with at most so many drafted tokens; by default, those with the rows of the first one.
+    turn a batch is no heavier than this.
 
     Prefill goes first, as in the paper, unless a prefill has already overtaken a waiting verification. So a
     verification waits behind one prefill batch of `limits.max_prefill_ahead` chunks, and a prefill waits only for the
@@ -120,10 +116,7 @@ def next_batch(
             _fit(pieces, min(limits.rows, limits.max_prefill_ahead * min(limits.chunk, step)), budget),
         )
     if verify:
-        if shape is not None:
-            chosen = shape(verify, max_rows)
-        else:
-            chosen = alike(verify, max_rows) if limits.equal_rows else (verification(one, max_rows) for one in verify)
+        chosen = alike(verify, max_rows) if limits.equal_rows else (verification(one, max_rows) for one in verify)
         return ScheduledBatch(BatchKind.VERIFY, _fit(chosen, limits.rows, budget))
     return None
 
