@@ -5,8 +5,10 @@
 QUESTIONS is Spec-Bench's file of questions, or a part of it; only first turns are asked. *acceptance* is the share of
 tokens of the verifier's greedy reply that are the draft model's likeliest ones behind the same text, and *length* the
 mean acceptance length with chunks of `GAMMA`: accepted tokens and the verifier's own one. *cost* is the time of a token
-of the draft model over that of the verifier. *alone* and *pair* are tokens a second of the greedy reply, by turns, with
-retrieval off, over `--timed` questions of each category; *times* is the median of their quotients, with quartiles.
+of the draft model over that of the verifier. *alone*, *pair* and *each* are tokens a second of the greedy reply, by
+turns, with retrieval off, over `--timed` questions of each category: of the verifier alone, of the pair as it is, and
+of the pair where the draft model drafts in each round, whether that pays or not. *times* is the median of the pair's
+speed over that of the verifier alone, with quartiles.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ GAMMA = 4
 N_CTX = 2_560
 """Tokens of a context: Spec-Bench's longest question has 1,600."""
 ALL = "all"
+SPEEDS = ("alone", "pair", "each")
 
 
 def first_of_each(found: Sequence[Question], per: int) -> list[Question]:
@@ -77,14 +80,17 @@ def cost(draft: Context, verifier: Context, repeats: int = 40) -> float:
 
 
 def speeds(pair: LLM, alone: LLM, question: Question, tokens: int) -> list[float]:
-    """Return the tokens a second of the verifier alone and with the draft model, by turns."""
+    """Return the tokens a second of the verifier alone, of the pair, and of drafts in each round, by turns."""
 
-    def speed(llm: LLM) -> float:
-        reply = llm.reply([Message("user", question.text)], max_tokens=tokens, temperature=0.0, retrieval="off")
+    def speed(llm: LLM, gate: str = "auto") -> float:
+        reply = llm.reply(
+            [Message("user", question.text)], max_tokens=tokens, temperature=0.0, retrieval="off", gate=gate
+        )
         list(reply)
         return reply.summary.tokens_per_second or 0.0
 
-    return [max(taken) for taken in alternate(2, lambda: speed(alone), lambda: speed(pair))]
+    taken = alternate(2, lambda: speed(alone), lambda: speed(pair), lambda: speed(pair, "always"))
+    return [max(each) for each in taken]
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -108,13 +114,14 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         speeds(pair, alone, asked[0], arguments.tokens)  # both have measured themselves after that
         for question, row in zip(asked, rows, strict=True):
             if question in timed:
-                row["alone"], row["pair"] = speeds(pair, alone, question, arguments.tokens)
+                row.update(zip(SPEEDS, speeds(pair, alone, question, arguments.tokens), strict=True))
     return {"cost": share, "rows": rows}
 
 
 def table(found: Mapping[str, Any]) -> str:
     """Return a line for each category, and one for all questions."""
-    lines = [f"{'category':16}{'questions':>10}{'acceptance':>12}{'length':>8}{'alone':>8}{'pair':>8}{'times':>7}"]
+    head = f"{'category':16}{'questions':>10}{'acceptance':>12}{'length':>8}"
+    lines = [head + "".join(f"{name:>8}" for name in SPEEDS) + f"{'times':>7}"]
     categories = [*dict.fromkeys(row["category"] for row in found["rows"]), ALL]
     lines += [_line(one, [row for row in found["rows"] if one in (ALL, row["category"])]) for one in categories]
     lines.append(f"a drafted token takes {found['cost']:.3f} of the verifier's time (1/{1 / found['cost']:.1f})")
@@ -125,9 +132,10 @@ def _line(category: str, rows: Sequence[Mapping[str, Any]]) -> str:
     tokens, accepted, rounds = (sum(row[name] for row in rows) for name in ("tokens", "accepted", "rounds"))
     line = f"{category:16}{len(rows):10}{accepted / tokens:12.2f}{tokens / rounds:8.2f}"
     if timed := [row for row in rows if "pair" in row]:
-        alone, pair = (float(np.median([row[name] for row in timed])) for name in ("alone", "pair"))
+        speed = (float(np.median([row[name] for row in timed])) for name in SPEEDS)
         times = spread([row["pair"] / row["alone"] for row in timed])
-        line += f"{alone:8.0f}{pair:8.0f}{times['median']:7.2f} ({times['q1']:.2f} to {times['q3']:.2f})"
+        line += "".join(f"{each:8.0f}" for each in speed)
+        line += f"{times['median']:7.2f} ({times['q1']:.2f} to {times['q3']:.2f})"
     return line
 
 
