@@ -35,7 +35,7 @@ from edgellm.http.schemas.builder import (
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, GenerationRequest
 from edgellm.http.schemas.responses import ChatResponseBuilder, CompletionResponseBuilder
-from edgellm.http.streaming import Event, ReadReply, ReplyTask, StartReply, TokenTimes, stream_pieces
+from edgellm.http.streaming import Event, ReadReply, ReplyTask, StartReply, TokenTimes, stream_pieces, without_calls
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stream import Reply
@@ -251,7 +251,7 @@ class RequestHandler:
                 requested_at,
                 verified=requires_verified(request, http),
                 progress=request.stream and request.return_progress,
-                read=partial(_read, served.pair, options, _most_calls(request)) if options.tools else iter,
+                read=partial(_read, served.pair, options, _most_calls(request)) if options.tools else without_calls,
             )
             events = task.events()
             first = await anext(events, None) if request.stream else None
@@ -432,10 +432,12 @@ def _most_calls(request: GenerationRequest) -> int | None:
     return 1 if isinstance(request, ChatRequest) and not request.parallel_tool_calls else None
 
 
-def _read(pair: LLM, options: ReplyOptions, most: int | None, tokens: Iterable[Token]) -> Iterator[Token | ToolCall]:
+def _read(
+    pair: LLM, options: ReplyOptions, most: int | None, tokens: Iterable[Token], cut: Callable[[], bool]
+) -> Iterator[Token | ToolCall]:
     """Yield the tokens of a reply, and its first `most` calls of tools."""
     calls = 0
-    for one in pair.calls(tokens, options):
+    for one in pair.calls(tokens, options, cut):
         calls += isinstance(one, ToolCall)
         if not isinstance(one, ToolCall) or most is None or calls <= most:
             yield one

@@ -40,10 +40,15 @@ NOT_VERIFIED = ErrorInfo(
 
 StartReply: TypeAlias = Callable[[Callable[[], bool]], Reply]
 """Starts a reply. It is given a function that returns whether the reply is cancelled."""
-ReadReply: TypeAlias = Callable[[Iterable[Token]], Iterator[Token | ToolCall]]
-"""Tells the calls of tools in a reply from its tokens."""
+ReadReply: TypeAlias = Callable[[Iterable[Token], Callable[[], bool]], Iterator[Token | ToolCall]]
+"""Tells the calls of tools in a reply from its tokens, and knows after the last one whether the reply broke off."""
 OnFinished: TypeAlias = Callable[[Summary | None, TokenTimes, bool], None]
 """Called with the summary, if there is one, the times of tokens, and whether the reply failed."""
+
+
+def without_calls(tokens: Iterable[Token], _cut: Callable[[], bool]) -> Iterator[Token | ToolCall]:
+    """Read a reply that calls no tools."""
+    return iter(tokens)
 
 
 class ReplyTask:
@@ -59,7 +64,7 @@ class ReplyTask:
         redact: Redact = unredacted,
         verified: bool = False,
         progress: bool = False,
-        read: ReadReply = iter,
+        read: ReadReply = without_calls,
     ) -> None:
         """Each of `starts`, called in turn, tokenizes the prompt of a reply, beside other replies; all other computing
         holds `compute_lock`. `on_finished` is called in the thread after each reply, before the client gets its
@@ -155,7 +160,8 @@ class ReplyTask:
     def _write(self, reply: Reply) -> None:
         reply.listen(on_notice=self._publish, on_progress=self._publish if self._progress else None)
         text, tokens = Utf8(), list[Token]()
-        for token in self._read(iter(partial(self._next, reply), None)):
+        written = iter(partial(self._next, reply), None)
+        for token in self._read(written, lambda: reply.summary.finish_reason != "stop"):
             if isinstance(token, ToolCall):
                 self._publish(token)
                 continue

@@ -544,9 +544,12 @@ class LLM:
             opening = f"{markup.closing}\n\n{opening}"  # behind an empty thought
         return check_length(np.concatenate((ids, self._text.tokenize(opening, special=True))), self.context_length)
 
-    def calls(self, reply: Iterable[Token], options: ReplyOptions) -> Iterator[Token | ToolCall]:
-        """Yield the tokens of a `reply` with `options`, and the calls of its tools, whose tokens have no text then."""
-        return split_calls(reply, self._toolbox(options), self._text.control_text)
+    def calls(
+        self, reply: Iterable[Token], options: ReplyOptions, cut: Callable[[], bool] = lambda: False
+    ) -> Iterator[Token | ToolCall]:
+        """Yield the tokens of a `reply` with `options`, and the calls of its tools, whose tokens have no text then.
+        `cut` returns, after the last token, whether the reply broke off there."""
+        return split_calls(reply, self._toolbox(options), self._text.control_text, cut)
 
     def _toolbox(self, options: ReplyOptions) -> Toolbox:
         verifier = self._parts.verifier

@@ -291,7 +291,7 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
         """See `BlockResponseBuilder.call_block`."""
         return [
             *self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}}),
-            *self._delta({"type": "input_json_delta", "partial_json": json.dumps(arguments_of(call))}),
+            *self._delta({"type": "input_json_delta", "partial_json": call.arguments}),
             *named_events({"type": "content_block_stop", "index": self._index}),
         ]
 

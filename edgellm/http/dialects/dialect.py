@@ -40,12 +40,9 @@ class DialectRequest(RequestModel):
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
-    """Return the arguments of a call as an object; a text that is none is the only one in it."""
-    try:
-        found = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": call.arguments}
+    """Return the arguments of a call that the model wrote, as an object."""
+    found: dict[str, Any] = json.loads(call.arguments)
+    return found
 
 
 def chat_request(**fields: Any) -> ChatRequest:

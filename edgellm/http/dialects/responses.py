@@ -445,7 +445,7 @@ def _text_item(channel: Channel, text: str | None, name: str | None = None) -> R
 def _call_item(call: ToolCall) -> ResponsesOutput:
     return ResponsesOutput(
         id=f"fc_{secrets.token_hex(12)}", type="function_call", status="completed", call_id=call.id, name=call.name,
-        arguments=call.arguments or "{}",
+        arguments=call.arguments,
     )  # fmt: skip
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from edgellm.engine import ToolCall
 from edgellm.http.schemas.errors import ErrorInfo
 from edgellm.spec.types import Channel, Notice, PromptProgress, Summary, Token
+from edgellm.valid_json import write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,15 @@ def named_events(*data: Mapping[str, Any]) -> list[bytes]:
 
 
 def json_bytes(data: BaseModel | Mapping[str, Any]) -> bytes:
-    """Return the JSON of `data`, of a model without the fields that are not set."""
-    return data.model_dump_json(exclude_unset=True).encode() if isinstance(data, BaseModel) else to_json(data)
+    """Return the JSON of `data`, of a model without the fields that are not set. Whatever clients or models wrote into
+    it, it is valid UTF-8."""
+    try:
+        if isinstance(data, BaseModel):
+            return data.model_dump_json(exclude_unset=True).encode()
+        return to_json(data, inf_nan_mode="null")
+    except PydanticSerializationError:  # half a surrogate pair
+        plain = data.model_dump(exclude_unset=True) if isinstance(data, BaseModel) else data
+        return write_json(plain).encode()
 
 
 class ResponseBuilder(ABC):

@@ -1,0 +1,128 @@
+"""Calls that are written as JSON, each family's with other texts around them."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from edgellm.engine import ToolCall
+from edgellm.llm.tools.schema import Tool
+from edgellm.valid_json import read_json, valid_text, write_json
+
+Parsed: TypeAlias = tuple[list[ToolCall], str]
+"""The calls at the beginning of a text, and the rest, in which the next one may be incomplete."""
+Parse: TypeAlias = Callable[[str, Mapping[str, Tool], bool], Parsed]
+"""Reads calls in a text, with the tools by name. The flag says that the model has ended the text, so that what is still
+open ends there."""
+
+_MAX_DEPTH = 100  # of objects and lists in arguments: the readers of clients take no more
+
+
+def made(name: str, arguments: Mapping[str, Any]) -> ToolCall | None:
+    """Return a call whose arguments are valid JSON; None where they are nested too deep."""
+    try:
+        deep = _depth(arguments) > _MAX_DEPTH
+        return None if deep else ToolCall(valid_text(name), write_json(arguments), f"call_{secrets.token_hex(12)}")
+    except RecursionError:
+        return None
+
+
+def headed(head: str) -> Parse:
+    """Return the reader of calls whose arguments follow `head`, a pattern with the name in its first group."""
+    pattern = re.compile(head + r"(?=\s*\{)", re.DOTALL)
+
+    def parse(text: str, _tools: Mapping[str, Tool], _ended: bool) -> Parsed:
+        calls: list[ToolCall] = []
+        while (
+            (found := pattern.match(text))
+            and (read := _object(text[found.end() :])) is not None
+            and (call := made(found[1].strip(), read[0])) is not None
+        ):
+            calls.append(call)
+            text = read[1]
+        return calls, text
+
+    return parse
+
+
+def tagged(text: str, _tools: Mapping[str, Tool], _ended: bool) -> Parsed:
+    """Hermes and Qwen: `<tool_call>` around a JSON object."""
+    calls: list[ToolCall] = []
+    while (at := text.find("<tool_call>")) >= 0 and (found := _object(text[at + 11 :])) is not None:
+        if (call := _call(found[0])) is None:
+            break
+        calls.append(call)
+        text = found[1]
+    return calls, text
+
+
+def bare(text: str, tools: Mapping[str, Tool], _ended: bool) -> Parsed:
+    """Llama 3: a JSON object and nothing else, perhaps after `<|python_tag|>`; several with semicolons between."""
+    calls: list[ToolCall] = []
+    while (found := _object(text.lstrip("; \n").removeprefix("<|python_tag|>"))) is not None:
+        call = _call(found[0])
+        if call is None or call.name not in tools:
+            break
+        calls.append(call)
+        text = found[1]
+    return calls, text
+
+
+_MISTRAL = headed(r"\s*\[TOOL_CALLS\]\s*([^\[\]{]+?)(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?")
+
+
+def mistral(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
+    """Mistral: `[TOOL_CALLS]` before an array of objects, or, since 2025, before each name and its arguments."""
+    calls, rest = _MISTRAL(text, tools, ended)
+    if calls:
+        return calls, rest
+    listed = text.strip().removeprefix("[TOOL_CALLS]").lstrip()
+    try:
+        found, end = read_json(listed)
+    except (ValueError, RecursionError):
+        return [], text
+    read = [_call(one) for one in (found if isinstance(found, list) else [found]) if isinstance(one, dict)]
+    calls = [call for call in read if call is not None]
+    return (calls, listed[end:]) if calls else ([], text)
+
+
+harmony = headed(
+    r"\s*(?:<\|call\|>|<\|end\|>)?\s*(?:<\|start\|>\s*assistant)?[^{]*?\bto=(?:functions\.)?([^\s<>{}]+)[^{]*?<\|message\|>"
+)
+"""gpt-oss: a message to `functions.NAME` in the channel `commentary`."""
+
+deepseek = headed(
+    r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"
+    r"([^\s<>{}`]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?"
+)
+"""DeepSeek V3, R1 and V3.1: the name, and JSON in a fence or without one, between control tokens."""
+
+
+def _object(text: str) -> tuple[dict[str, Any], str] | None:
+    """Return the JSON object that `text` begins with, and what follows; None where there is none, or not all of it."""
+    text = text.lstrip()
+    try:
+        found, end = read_json(text)
+    except (ValueError, RecursionError):
+        return None
+    return (found, text[end:]) if isinstance(found, dict) else None
+
+
+def _call(found: Mapping[str, Any]) -> ToolCall | None:
+    """Return the call that a JSON object describes. Arguments may be an object in a text; another text is the only
+    argument."""
+    function = found.get("function")
+    found = function if isinstance(function, dict) else found
+    name = found.get("name", function if isinstance(function, str) else None)
+    arguments = found.get("arguments", found.get("parameters")) or {}
+    if isinstance(arguments, str):
+        read = _object(arguments)
+        arguments = {"arguments": arguments} if read is None or read[1].strip() else read[0]
+    return made(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
+
+
+def _depth(value: object) -> int:
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inside), default=0)

@@ -1,0 +1,192 @@
+"""Values as models write them beside JSON: in Python's form, in Gemma's, and without quotation marks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from edgellm.llm.tools.schema import ANYTHING, Schema
+from edgellm.valid_json import read_json
+
+CALL_END = "<tool_call|>"
+"""Gemma's mark behind a call, where an object ends that lacks its brackets."""
+_QUOTE = r'<\|"\|>'  # Gemma's quotation mark, which nothing escapes
+_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None, "none": None}
+_QUOTED = re.compile(rf"{_QUOTE}|[\"']")
+_KEY = r"[^\s:={}\[\],][^:={}\[\],]*?"  # without quotation marks
+_BEHIND = rf"(?=\s*(?:[,}}\]]|{re.escape(CALL_END)}|$))"  # what follows the bracket that ends an object
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "\\": "\\", "/": "/", '"': '"', "'": "'"}
+
+
+def typed(text: str, schema: Schema) -> object:
+    """Return the value that `text`, written without quotation marks, has by its schema. It is a text where the schema
+    allows one, and no other value that `text` may mean."""
+    bare = text.strip()
+    value = _literal(bare)
+    values = [] if isinstance(value, str) else [value]
+    if isinstance(value, float) and value.is_integer():
+        values.append(int(value))
+    values += [text, bare, value]
+    for exact in (True, False):
+        for one in values:
+            if schema.allows(one, exact=exact):
+                return one
+    return values[0]
+
+
+def _literal(text: str) -> object:
+    """Return the value that `text` has in JSON or in Python; the text itself where it has none."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for read in (read_json, _python):
+        try:
+            value, end = read(text)
+            if end == len(text):
+                return value
+        except (ValueError, RecursionError):
+            """Not in that form."""
+    return text
+
+
+def _python(text: str) -> tuple[Any, int]:
+    return LooseReader(text).value(0, ANYTHING)
+
+
+class LooseReader:
+    """Reads objects and lists with any of three quotation marks, and with `:` or `=` behind keys."""
+
+    def __init__(self, text: str, *, bare: bool = False, ended: bool = False) -> None:
+        """`bare`: keys and texts may have no quotation marks; what follows tells where they end. `ended`: nothing
+        follows `text`, so that brackets which are still open end there."""
+        self._text, self._bare, self._ended = text, bare, ended
+
+    def value(self, at: int, schema: Schema, inside: Schema | None = None) -> tuple[Any, int]:
+        """Return the value at `at`, and where it ends. `inside`: the schema of the object that it lies in; None in a
+        list. Raise ValueError where there is no value, or not all of it."""
+        at = self._blank(at)
+        first = self._text[at : at + 1]
+        if first == "{":
+            return self._object(at + 1, schema)
+        if first == "[":
+            return self._list(at + 1, schema.items())
+        if _QUOTED.match(self._text, at):
+            return self._quoted(at, self._after(inside))
+        if not self._bare:
+            word = re.compile(r"[^\s,\]}]*").match(self._text, at)
+            value = _literal(word[0]) if word and word[0] else ""
+            if word is None or isinstance(value, str):
+                raise ValueError(self._text[at:])
+            return value, word.end()
+        end = self._bare_end(at, inside, _KEY)
+        value = typed(self._text[at:end].strip(), schema)
+        if isinstance(value, str) and inside is not None and (known := _known(inside)):
+            end = self._bare_end(at, inside, known)
+            value = typed(self._text[at:end].strip(), schema)
+        return value, end
+
+    def _object(self, at: int, schema: Schema) -> tuple[dict[str, Any], int]:
+        found: dict[str, Any] = {}
+        while (end := self._end(at, "}")) is None:
+            key, at = self._key(self._blank(at), _known(schema))
+            found[key], at = self.value(at, schema.property(key), schema)
+            at = self._comma(at)
+        return found, end
+
+    def _list(self, at: int, schema: Schema) -> tuple[list[Any], int]:
+        found: list[Any] = []
+        while (end := self._end(at, "]")) is None:
+            value, at = self.value(at, schema)
+            found.append(value)
+            at = self._comma(at)
+        return found, end
+
+    def _end(self, at: int, bracket: str) -> int | None:
+        """Return where an object or a list ends, if it does at `at`."""
+        at = self._blank(at)
+        if self._text.startswith(bracket, at):
+            return at + 1
+        over = self._text.startswith(CALL_END, at) or (self._ended and at == len(self._text))
+        return at if self._bare and over else None
+
+    def _blank(self, at: int) -> int:
+        return at + len(self._text[at:]) - len(self._text[at:].lstrip())
+
+    def _comma(self, at: int) -> int:
+        at = self._blank(at)
+        return at + self._text.startswith(",", at)
+
+    def _key(self, at: int, known: str) -> tuple[str, int]:
+        """Return the key at `at`, and where its value begins."""
+        if _QUOTED.match(self._text, at):
+            key, end = self._quoted(at, re.compile(r"\s*[:=]"))
+        else:
+            found = re.compile(rf"(?:{known or '(?!)'}|{_KEY})(?=\s*[:=])").match(self._text, at)
+            if not (self._bare and found):
+                raise ValueError(self._text[at:])
+            key, end = found[0], found.end()
+        if not (sign := re.compile(r"\s*[:=]").match(self._text, end)):
+            raise ValueError(self._text[at:])
+        return key, sign.end()
+
+    def _quoted(self, at: int, after: re.Pattern[str]) -> tuple[str, int]:
+        """Return the text in quotation marks at `at`, and where it ends: at the first mark that `after` follows; at the
+        first one at all where there is none such."""
+        quote = _QUOTED.match(self._text, at)
+        mark = quote[0] if quote else ""
+        plain = len(mark) > 1
+        upto = re.compile(rf".*?{_QUOTE}" if plain else rf"(?:[^\\{mark}]|\\.)*{mark}", re.DOTALL)
+        ends = [at + len(mark)]
+        while (found := upto.match(self._text, ends[-1])) and not (len(ends) > 1 and after.match(self._text, ends[-1])):
+            ends.append(found.end())
+        if len(ends) == 1:
+            raise ValueError(self._text[at:])
+        end = ends[-1] if after.match(self._text, ends[-1]) else ends[1]
+        text = self._text[ends[0] : end - len(mark)]
+        return (text if plain else _unescaped(text)), end
+
+    def _after(self, inside: Schema | None) -> re.Pattern[str]:
+        """Return what follows a text in quotation marks."""
+        if inside is None or not self._bare:
+            return re.compile(r"\s*(?:[,\]}]|$)")
+        key = rf"(?:{_known(inside) or '(?!)'})\s*[:=]"
+        comma = rf",\s*(?:{key}|{_KEY}\s*[:=]|{_QUOTED.pattern}|\}})"
+        return re.compile(rf"\s*(?:$|\}}{_BEHIND}|{re.escape(CALL_END)}|{key}|{comma})")
+
+    def _bare_end(self, at: int, inside: Schema | None, key: str) -> int:
+        """Return where a text without quotation marks ends, in an object before `key`: where its own brackets have
+        their other halves, if there is such a place."""
+        over = rf"{re.escape(CALL_END)}" + ("|$" if self._ended else "")
+        if inside is None:
+            ends = rf"[,\]]|{over}"
+        else:
+            ends = rf",\s*(?:(?:{key}|{_QUOTE}.*?{_QUOTE}|\"[^\"]*\")\s*[:=]|\}}{_BEHIND})|\}}{_BEHIND}|{over}"
+        places = [found.start() for found in re.compile(ends, re.DOTALL).finditer(self._text, at)]
+        if not places or places[0] == at:
+            raise ValueError(self._text[at:])
+        curly = square = 0
+        for start, end in pairwise((at, *places)):
+            curly += self._text.count("{", start, end) - self._text.count("}", start, end)
+            square += self._text.count("[", start, end) - self._text.count("]", start, end)
+            if curly == square == 0:
+                return end
+        return places[0]
+
+
+def _known(schema: Schema) -> str:
+    """Return the pattern of the names of an object's properties, longer ones first; empty where none are known."""
+    return "|".join(map(re.escape, sorted(schema.names(), key=len, reverse=True)))
+
+
+def _unescaped(text: str) -> str:
+    """Return a text with what its backslashes mean in JSON and in Python; other backslashes stay."""
+
+    def meant(found: re.Match[str]) -> str:
+        code = found[1] or found[2] or found[3]
+        if code is None:
+            return _ESCAPED.get(found[4], found[0])
+        return chr(int(code, 16)) if int(code, 16) <= 0x10FFFF else "\ufffd"
+
+    return _ESCAPE.sub(meant, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

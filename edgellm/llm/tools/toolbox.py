@@ -1,0 +1,145 @@
+"""The tools of a request, as the model is told of them and has to call them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edgellm.engine import Message, Model
+from edgellm.errors import InvalidOption
+from edgellm.llm.tools.formats import TAGGED, ToolFormat, find_format
+from edgellm.llm.tools.schema import Tool
+from edgellm.spec.params import ANY_TOOL, ReplyOptions
+
+_GENERIC = """You can call functions. They are described here, one JSON object per line:
+{tools}
+To call functions, write nothing but one line for each call, in this form:
+<tool_call>{{"name": "NAME", "arguments": {{...}}}}</tool_call>
+The results come in the next message. Answer in plain text if no function is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """The tools of one request, and the model's format for calls.
+
+    `generic`: the model's template knows none, so they are described in a system message. `choice` names the function
+    that must be called, or is ANY_TOOL; None: the model decides. `constrained`: a call that must come follows `schema`.
+    """
+
+    tools: tuple[Tool, ...]
+    format: ToolFormat
+    generic: bool
+    choice: str | None = None
+    constrained: bool = False
+
+    @classmethod
+    def of(cls, model: Model, options: ReplyOptions, *, grammars: bool) -> Toolbox:
+        """Return the tools of `options` as `model` is told of them. `grammars`: whatever chooses the tokens applies
+        grammars. Raise InvalidOption where any of several tools must be called, and no grammar can demand it."""
+        found = find_format(model.chat_template_source, model.describes_tools)
+        made = cls(options.tools, found or TAGGED, found is None, options.tool_choice, grammars)
+        if (schema := made.schema()) is not None:
+            try:
+                model.grammar(schema)
+                return made
+            except InvalidOption:
+                """One of the tools has parameters that no grammar describes."""
+        names = made.chosen()
+        if len(names) > 1:
+            raise InvalidOption(
+                f"tool_choice asks for a call of any of {len(names)} tools, and no grammar of such calls is available:"
+                f" {made.missing(grammars)}.",
+                "Name one of the tools, or leave the choice to the model.",
+            )
+        return replace(made, choice=names[0] if names else None, constrained=False)
+
+    def missing(self, grammars: bool) -> str:
+        """Return why no grammar describes the calls; `grammars` as for `of`."""
+        if not grammars:
+            return "the verifier applies none"
+        if self.format.objects is None:
+            return "the model does not write its calls as JSON objects"
+        return "the parameters of a tool have a schema that cannot be used"
+
+    def chosen(self) -> list[str]:
+        """Return the names of the functions of which one must be called; none where the model decides."""
+        if self.choice is None:
+            return []
+        return [str(tool["function"]["name"]) for tool in self.tools] if self.choice == ANY_TOOL else [self.choice]
+
+    def schema(self) -> str | None:
+        """Return the JSON schema of what follows `opening`; None where nothing is demanded, or no schema describes
+        it."""
+        chosen = set(self.chosen())
+        if not (self.constrained and chosen):
+            return None
+        tools = [tool["function"] for tool in self.tools if tool["function"]["name"] in chosen]
+        parameters = {one["name"]: one.get("parameters") or {"type": "object"} for one in tools}
+        style = self.format
+        if style.objects is None:
+            return json.dumps(parameters[tools[0]["name"]]) if style.json_arguments and len(tools) == 1 else None
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, style.arguments: {"$ref": f"#/$defs/{name}"}},
+                "required": ["name", style.arguments],
+                "additionalProperties": False,
+            }
+            for name in parameters
+        ]
+        return json.dumps(
+            {"anyOf": calls, "$defs": {name: _moved(one, f"#/$defs/{name}") for name, one in parameters.items()}}
+        )
+
+    def arguments(self) -> dict[str, object]:
+        """Return the arguments for the chat template."""
+        return {} if self.generic else {"tools": list(self.tools)}
+
+    def opening(self) -> str:
+        """Return the text that the reply begins with, so that it is a call; empty where the model decides."""
+        if not (chosen := self.chosen()):
+            return ""
+        if self.constrained and self.format.objects is not None:
+            return self.format.objects
+        return self.format.forced.format(name=chosen[0])
+
+    def messages(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the conversation for the chat template: as it is, or in the form of a template without tools."""
+        if not self.generic:
+            return list(messages)
+        described = _GENERIC.format(tools="\n".join(json.dumps(tool["function"]) for tool in self.tools))
+        plain = plain_turns(messages)
+        if plain and plain[0].role == "system":
+            return [replace(plain[0], content=f"{plain[0].content}\n\n{described}"), *plain[1:]]
+        return [Message("system", described), *plain]
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """Return a JSON schema whose references hold where it lies at `to` in another one."""
+    if isinstance(schema, Mapping):
+        moved = {key: _moved(value, to) for key, value in schema.items()}
+        reference = schema.get("$ref")
+        return moved | {"$ref": to + reference[1:]} if isinstance(reference, str) and reference[:1] == "#" else moved
+    return [_moved(one, to) for one in schema] if isinstance(schema, list) else schema
+
+
+def plain_turns(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation whose calls and results are texts, for templates that know neither."""
+    turns: list[Message] = []
+    for message in messages:
+        if message.tool_calls:
+            calls = (f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}</tool_call>'
+                     for call in message.tool_calls)  # fmt: skip
+            text = "\n".join((*([message.content] if message.content else []), *calls))
+            turns.append(replace(message, content=text, tool_calls=()))
+        elif message.role == "tool":
+            text = f"<tool_response>{message.content}</tool_response>"
+            if turns and turns[-1].role == "user" and turns[-1].content.startswith("<tool_response>"):
+                turns[-1] = replace(turns[-1], content=f"{turns[-1].content}\n{text}")
+            else:
+                turns.append(Message("user", text))
+        else:
+            turns.append(message)
+    return turns
