@@ -11,7 +11,7 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")  # json joins whole surrogate pairs; 
 
 
 def _number(text: str) -> float | str:
-    """Return a number; the text itself of one that is not finite, or has too many digits for Python."""
+    """Return a number; the text itself of one that is beyond the numbers which all readers have."""
     try:
         value = int(text) if text.lstrip("-").isdecimal() else float(text)
         return value if math.isfinite(value) else text
@@ -23,9 +23,9 @@ _DECODER = json.JSONDecoder(parse_float=_number, parse_int=_number, parse_consta
 
 
 def read_json(text: str, at: int = 0) -> tuple[Any, int]:
-    """Return the value that stands at `at`, and where it ends. NaN and numbers that are not finite are read as texts,
-    and line breaks may stand in texts as they are. Raise ValueError where there is no value, or not all of it, and
-    RecursionError where it is nested too deep."""
+    """Return the value that stands at `at`, and where it ends. NaN, and numbers that not all readers have, are read as
+    texts, and line breaks may stand in texts as they are. Raise ValueError where there is no value, or not all of it,
+    and RecursionError where it is nested too deep."""
     return _DECODER.raw_decode(text, at)
 
 

@@ -135,6 +135,52 @@ def test_calls_are_streamed(writing: tuple[Writer, Ask, str]) -> None:
     assert json.loads(calls[0].function.arguments) == {"city": "Zürich"}
 
 
+TIMED: Any = {"properties": {"zone": {"description": "half a surrogate pair: \ud800"}}}
+ASKED: dict[str, Any] = {
+    "/v1/chat/completions": {"messages": [USER], "tools": [{"type": "function", "function": {
+        "name": "clock", "parameters": TIMED}}]},
+    "/v1/messages": {"messages": [USER], "max_tokens": 300, "tools": [{"name": "clock", "input_schema": TIMED}]},
+    "/v1/responses": {"input": "Hello.", "tools": [{"type": "function", "name": "clock", "parameters": TIMED}],
+                      "metadata": {"user": "half \udc00"}},
+    "/api/chat": {"model": "writer", "messages": [USER], "tools": [{"type": "function", "function": {
+        "name": "clock", "parameters": TIMED}}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("arguments", [r'{"zone\ud83d": ["\udc00", NaN, -Infinity, 1e999]}', r'"{\"a\": \"\ud83d\"}"'])
+def test_what_leaves_the_server_is_valid_json(
+    writing: tuple[Writer, Ask, str], path: str, stream: bool, arguments: str
+) -> None:
+    writer, ask, _ = writing
+    writer.says(f'<tool_call>{{"name": "clock", "arguments": {arguments}}}</tool_call>')
+    answer = ask("POST", path, {**ASKED[path], "stream": stream})
+    text = answer.body.decode()
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line and not line.startswith((":", "event:"))]
+    read = [json.loads(line, parse_constant=pytest.fail) for line in lines if line != "[DONE]"]
+    json.dumps(read, ensure_ascii=False).encode()
+    assert (answer.status, "\\ud" in text, "\ufffd" in text) == (200, False, True)
+    ends = {"/v1/chat/completions": "[DONE]", "/v1/messages": "message_stop", "/v1/responses": "response.completed"}
+    assert not stream or ends.get(path, '"done":true') in lines[-1]
+
+
+def test_a_call_that_the_limit_cuts_is_no_call(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    template = TEMPLATE.replace("</tool_call>.", "<function=x><parameter=y></tool_call>.")
+    text = "<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich </parameter> or Bern"
+    with Model.load(with_template(f32_pair[1], tmp_path / "xml.gguf", template)) as model:
+        writer = Writer(model)
+        writer.says(text)
+        with LLM(model, draft=None, verifier=writer) as pair, HttpServer(HOME) as server:
+            server.open(ServedModel(pair, "writer"))
+            ended = ask_for(asker(server)).json["choices"][0]
+            cut = ask_for(asker(server), max_tokens=len(model.tokenize(text)) - 1).json["choices"][0]
+    (call,) = ended["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Zürich </parameter> or Bern"}
+    assert (cut["finish_reason"], cut["message"].get("tool_calls")) == ("length", None)
+    assert cut["message"]["content"] == text[: len(cut["message"]["content"])]
+
+
 def test_calls_may_be_limited_forced_and_switched_off(writing: tuple[Writer, Ask, str]) -> None:
     writer, ask, _ = writing
     writer.says(CALLS)

@@ -12,6 +12,8 @@ from edgellm.llm.tools.schema import Schema, Tool
 
 _HEAD = re.compile(r"\s*<\|tool_call>\s*call:\s*([^{}\n]+?)\s*(?=\{)")
 
+_END = re.compile(rf"\s*(?:{CALL_END})?")
+
 
 def gemma(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
     """Read calls of Gemma 4, whose keys, and at times whose texts, have no quotation marks."""
@@ -25,5 +27,5 @@ def gemma(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
         if (call := made(head[1], values)) is None:
             break
         calls.append(call)
-        text = text[end:].lstrip().removeprefix(CALL_END)
+        text = _END.sub("", text[end:], count=1)
     return calls, text

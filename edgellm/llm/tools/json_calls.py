@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from edgellm.engine import ToolCall
+from edgellm.llm.tools.loose import read_loose
 from edgellm.llm.tools.schema import Tool
 from edgellm.valid_json import read_json, valid_text, write_json
 
@@ -33,11 +34,11 @@ def headed(head: str) -> Parse:
     """Return the reader of calls whose arguments follow `head`, a pattern with the name in its first group."""
     pattern = re.compile(head + r"(?=\s*\{)", re.DOTALL)
 
-    def parse(text: str, _tools: Mapping[str, Tool], _ended: bool) -> Parsed:
+    def parse(text: str, _tools: Mapping[str, Tool], ended: bool) -> Parsed:
         calls: list[ToolCall] = []
         while (
             (found := pattern.match(text))
-            and (read := _object(text[found.end() :])) is not None
+            and (read := _object(text[found.end() :], ended)) is not None
             and (call := made(found[1].strip(), read[0])) is not None
         ):
             calls.append(call)
@@ -47,10 +48,10 @@ def headed(head: str) -> Parse:
     return parse
 
 
-def tagged(text: str, _tools: Mapping[str, Tool], _ended: bool) -> Parsed:
+def tagged(text: str, _tools: Mapping[str, Tool], ended: bool) -> Parsed:
     """Hermes and Qwen: `<tool_call>` around a JSON object."""
     calls: list[ToolCall] = []
-    while (at := text.find("<tool_call>")) >= 0 and (found := _object(text[at + 11 :])) is not None:
+    while (at := text.find("<tool_call>")) >= 0 and (found := _object(text[at + 11 :], ended)) is not None:
         if (call := _call(found[0])) is None:
             break
         calls.append(call)
@@ -58,10 +59,10 @@ def tagged(text: str, _tools: Mapping[str, Tool], _ended: bool) -> Parsed:
     return calls, text
 
 
-def bare(text: str, tools: Mapping[str, Tool], _ended: bool) -> Parsed:
+def bare(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
     """Llama 3: a JSON object and nothing else, perhaps after `<|python_tag|>`; several with semicolons between."""
     calls: list[ToolCall] = []
-    while (found := _object(text.lstrip("; \n").removeprefix("<|python_tag|>"))) is not None:
+    while (found := _object(text.lstrip("; \n").removeprefix("<|python_tag|>"), ended)) is not None:
         call = _call(found[0])
         if call is None or call.name not in tools:
             break
@@ -79,13 +80,12 @@ def mistral(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
     if calls:
         return calls, rest
     listed = text.strip().removeprefix("[TOOL_CALLS]").lstrip()
-    try:
-        found, end = read_json(listed)
-    except (ValueError, RecursionError):
+    read = _value(listed, ended)
+    if read is None:
         return [], text
-    read = [_call(one) for one in (found if isinstance(found, list) else [found]) if isinstance(one, dict)]
-    calls = [call for call in read if call is not None]
-    return (calls, listed[end:]) if calls else ([], text)
+    made_of = [_call(one) for one in (read[0] if isinstance(read[0], list) else [read[0]]) if isinstance(one, dict)]
+    calls = [call for call in made_of if call is not None]
+    return (calls, read[1]) if calls else ([], text)
 
 
 harmony = headed(
@@ -100,14 +100,23 @@ deepseek = headed(
 """DeepSeek V3, R1 and V3.1: the name, and JSON in a fence or without one, between control tokens."""
 
 
-def _object(text: str) -> tuple[dict[str, Any], str] | None:
-    """Return the JSON object that `text` begins with, and what follows; None where there is none, or not all of it."""
-    text = text.lstrip()
+def _object(text: str, ended: bool) -> tuple[dict[str, Any], str] | None:
+    """Return the object that `text` begins with, and what follows; None where there is none, or not all of it."""
+    read = _value(text.lstrip(), ended)
+    return read if read is not None and isinstance(read[0], dict) else None
+
+
+def _value(text: str, ended: bool) -> tuple[Any, str] | None:
+    """Return the value that `text` begins with, and what follows; None where there is none, or not all of it. Once a
+    reply has ended, a value in Python's form counts, too."""
     try:
         found, end = read_json(text)
     except (ValueError, RecursionError):
-        return None
-    return (found, text[end:]) if isinstance(found, dict) else None
+        try:
+            found, end = read_loose(text) if ended else (None, 0)
+        except (ValueError, RecursionError):
+            return None
+    return (found, text[end:]) if end else None
 
 
 def _call(found: Mapping[str, Any]) -> ToolCall | None:
@@ -118,7 +127,7 @@ def _call(found: Mapping[str, Any]) -> ToolCall | None:
     name = found.get("name", function if isinstance(function, str) else None)
     arguments = found.get("arguments", found.get("parameters")) or {}
     if isinstance(arguments, str):
-        read = _object(arguments)
+        read = _object(arguments, ended=True)
         arguments = {"arguments": arguments} if read is None or read[1].strip() else read[0]
     return made(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
 

@@ -10,13 +10,13 @@ from typing import Any
 from edgellm.llm.tools.schema import ANYTHING, Schema
 from edgellm.valid_json import read_json
 
-CALL_END = "<tool_call|>"
-"""Gemma's mark behind a call, where an object ends that lacks its brackets."""
+CALL_END = r"<tool_call\|>"
+"""Gemma's mark behind a call, where objects and lists end that lack their brackets."""
 _QUOTE = r'<\|"\|>'  # Gemma's quotation mark, which nothing escapes
 _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None, "none": None}
 _QUOTED = re.compile(rf"{_QUOTE}|[\"']")
 _KEY = r"[^\s:={}\[\],][^:={}\[\],]*?"  # without quotation marks
-_BEHIND = rf"(?=\s*(?:[,}}\]]|{re.escape(CALL_END)}|$))"  # what follows the bracket that ends an object
+_BEHIND = rf"(?=\s*(?:[,}}\]]|{CALL_END}|$))"  # what follows the bracket that ends an object
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "\\": "\\", "/": "/", '"': '"', "'": "'"}
 
@@ -41,7 +41,7 @@ def _literal(text: str) -> object:
     """Return the value that `text` has in JSON or in Python; the text itself where it has none."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    for read in (read_json, _python):
+    for read in (read_json, read_loose) if text[:1] in ("{", "[") else (read_json,):
         try:
             value, end = read(text)
             if end == len(text):
@@ -51,7 +51,9 @@ def _literal(text: str) -> object:
     return text
 
 
-def _python(text: str) -> tuple[Any, int]:
+def read_loose(text: str) -> tuple[Any, int]:
+    """Return the value that `text` begins with in JSON's form or Python's, and where it ends. Raise ValueError where
+    there is none, or not all of it."""
     return LooseReader(text).value(0, ANYTHING)
 
 
@@ -66,20 +68,24 @@ class LooseReader:
     def value(self, at: int, schema: Schema, inside: Schema | None = None) -> tuple[Any, int]:
         """Return the value at `at`, and where it ends. `inside`: the schema of the object that it lies in; None in a
         list. Raise ValueError where there is no value, or not all of it."""
-        at = self._blank(at)
+        at = self._past(r"\s*", at)
         first = self._text[at : at + 1]
         if first == "{":
             return self._object(at + 1, schema)
         if first == "[":
             return self._list(at + 1, schema.items())
         if _QUOTED.match(self._text, at):
-            return self._quoted(at, self._after(inside))
+            try:
+                return self._quoted(at, self._after(inside))
+            except ValueError:  # a mark within a text that has none around it
+                if not self._bare:
+                    raise
         if not self._bare:
-            word = re.compile(r"[^\s,\]}]*").match(self._text, at)
-            value = _literal(word[0]) if word and word[0] else ""
-            if word is None or isinstance(value, str):
+            end = self._past(r"[^\s,\]}<]*", at)
+            value = _literal(self._text[at:end])
+            if isinstance(value, str):
                 raise ValueError(self._text[at:])
-            return value, word.end()
+            return value, end
         end = self._bare_end(at, inside, _KEY)
         value = typed(self._text[at:end].strip(), schema)
         if isinstance(value, str) and inside is not None and (known := _known(inside)):
@@ -90,9 +96,9 @@ class LooseReader:
     def _object(self, at: int, schema: Schema) -> tuple[dict[str, Any], int]:
         found: dict[str, Any] = {}
         while (end := self._end(at, "}")) is None:
-            key, at = self._key(self._blank(at), _known(schema))
+            key, at = self._key(self._past(r"\s*", at), _known(schema))
             found[key], at = self.value(at, schema.property(key), schema)
-            at = self._comma(at)
+            at = self._past(r"\s*,?", at)
         return found, end
 
     def _list(self, at: int, schema: Schema) -> tuple[list[Any], int]:
@@ -100,23 +106,20 @@ class LooseReader:
         while (end := self._end(at, "]")) is None:
             value, at = self.value(at, schema)
             found.append(value)
-            at = self._comma(at)
+            at = self._past(r"\s*,?", at)
         return found, end
 
     def _end(self, at: int, bracket: str) -> int | None:
         """Return where an object or a list ends, if it does at `at`."""
-        at = self._blank(at)
+        at = self._past(r"\s*", at)
         if self._text.startswith(bracket, at):
             return at + 1
-        over = self._text.startswith(CALL_END, at) or (self._ended and at == len(self._text))
-        return at if self._bare and over else None
+        return at if self._ended and re.compile(rf"{CALL_END}|$").match(self._text, at) else None
 
-    def _blank(self, at: int) -> int:
-        return at + len(self._text[at:]) - len(self._text[at:].lstrip())
-
-    def _comma(self, at: int) -> int:
-        at = self._blank(at)
-        return at + self._text.startswith(",", at)
+    def _past(self, pattern: str | re.Pattern[str], at: int) -> int:
+        """Return where what `pattern` matches at `at` ends; `at` where it does not."""
+        found = re.compile(pattern).match(self._text, at)
+        return found.end() if found else at
 
     def _key(self, at: int, known: str) -> tuple[str, int]:
         """Return the key at `at`, and where its value begins."""
@@ -127,44 +130,43 @@ class LooseReader:
             if not (self._bare and found):
                 raise ValueError(self._text[at:])
             key, end = found[0], found.end()
-        if not (sign := re.compile(r"\s*[:=]").match(self._text, end)):
+        if (value := self._past(r"\s*[:=]", end)) == end:
             raise ValueError(self._text[at:])
-        return key, sign.end()
+        return key, value
 
     def _quoted(self, at: int, after: re.Pattern[str]) -> tuple[str, int]:
-        """Return the text in quotation marks at `at`, and where it ends: at the first mark that `after` follows; at the
-        first one at all where there is none such."""
-        quote = _QUOTED.match(self._text, at)
-        mark = quote[0] if quote else ""
+        """Return the text in quotation marks at `at`, and where it ends: at the first mark that `after` follows. Raise
+        ValueError where there is none."""
+        end = begin = self._past(_QUOTED, at)
+        mark = self._text[at:begin]
         plain = len(mark) > 1
-        upto = re.compile(rf".*?{_QUOTE}" if plain else rf"(?:[^\\{mark}]|\\.)*{mark}", re.DOTALL)
-        ends = [at + len(mark)]
-        while (found := upto.match(self._text, ends[-1])) and not (len(ends) > 1 and after.match(self._text, ends[-1])):
-            ends.append(found.end())
-        if len(ends) == 1:
-            raise ValueError(self._text[at:])
-        end = ends[-1] if after.match(self._text, ends[-1]) else ends[1]
-        text = self._text[ends[0] : end - len(mark)]
-        return (text if plain else _unescaped(text)), end
+        part = re.compile(rf".*?{_QUOTE}" if plain else rf"(?:[^\\{mark}]|\\.)*{mark}", re.DOTALL)
+        while found := part.match(self._text, end):
+            end = found.end()
+            if after.match(self._text, end):
+                text = self._text[begin : end - len(mark)]
+                return (text if plain else _unescaped(text)), end
+        raise ValueError(self._text[at:])
 
     def _after(self, inside: Schema | None) -> re.Pattern[str]:
         """Return what follows a text in quotation marks."""
         if inside is None or not self._bare:
-            return re.compile(r"\s*(?:[,\]}]|$)")
+            return re.compile(rf"\s*(?:[,\]}}]|{CALL_END}|$)")
         key = rf"(?:{_known(inside) or '(?!)'})\s*[:=]"
         comma = rf",\s*(?:{key}|{_KEY}\s*[:=]|{_QUOTED.pattern}|\}})"
-        return re.compile(rf"\s*(?:$|\}}{_BEHIND}|{re.escape(CALL_END)}|{key}|{comma})")
+        return re.compile(rf"\s*(?:$|\}}{_BEHIND}|{CALL_END}|{key}|{comma})")
 
     def _bare_end(self, at: int, inside: Schema | None, key: str) -> int:
         """Return where a text without quotation marks ends, in an object before `key`: where its own brackets have
         their other halves, if there is such a place."""
-        over = rf"{re.escape(CALL_END)}" + ("|$" if self._ended else "")
+        over = CALL_END + ("|$" if self._ended else "")
         if inside is None:
             ends = rf"[,\]]|{over}"
         else:
-            ends = rf",\s*(?:(?:{key}|{_QUOTE}.*?{_QUOTE}|\"[^\"]*\")\s*[:=]|\}}{_BEHIND})|\}}{_BEHIND}|{over}"
+            quoted = rf"{_QUOTE}(?:(?!{_QUOTE}).)*{_QUOTE}|\"[^\"]*\""
+            ends = rf",\s*(?:{key}|{quoted})\s*[:=]|,?\s*\}}{_BEHIND}|{over}"
         places = [found.start() for found in re.compile(ends, re.DOTALL).finditer(self._text, at)]
-        if not places or places[0] == at:
+        if not places or at == len(self._text):
             raise ValueError(self._text[at:])
         curly = square = 0
         for start, end in pairwise((at, *places)):

@@ -15,7 +15,7 @@ from edgellm.llm.tools.json_calls import Parsed, made
 from edgellm.llm.tools.loose import typed
 from edgellm.llm.tools.schema import ANYTHING, Schema, Tool
 
-_MOST_READINGS = 48  # that are followed side by side
+_MOST_READINGS = 24  # that are followed side by side
 
 # Faults of a reading, and their weights.
 _UNPAIRED = 1  # a tag in a value, without its other half
@@ -26,7 +26,7 @@ _STRAY = 3  # a tag, or a text, where none can be
 _NOT_ON_ITS_LINE = 3  # a value without its closing tag, and the next parameter in the middle of a line
 
 _XML = re.compile(
-    r"(?P<open>(?:<tool_call>\s*)?<function=(?P<name>[^>\n]+)>)|(?P<key><parameter=(?P<parameter>[^>\n]+)>)"
+    r"(?P<open>(?:<tool_call>\s*)?<function=(?P<name>[^<>\n]+)>)|(?P<key><parameter=(?P<parameter>[^<>\n]+)>)"
     r"|(?P<end></parameter>)|(?P<close></function>(?:\s*</tool_call>)?|</tool_call>)"
 )
 _PAIRS = re.compile(
@@ -94,7 +94,7 @@ class _Reading:
     def value(self, end: int, text: str, *, tag: bool) -> _Reading:
         """Return the reading with the value ended at `end`, by its `tag` or without one."""
         value = text[self.at : end] if tag else text[self.at : end].rstrip("\n")
-        faults = self.faults + self.depth * _UNPAIRED + (0 if tag else _NO_END)
+        faults = self.faults + self.depth * _UNPAIRED + (0 if tag else _NO_END if value.strip() else _STRAY)
         return replace(self, faults=faults, values=(*self.values, (self.key or "", value)), key=None, depth=0, at=end)
 
     def call(self, *, tag: bool) -> _Reading:

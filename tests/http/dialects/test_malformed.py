@@ -63,7 +63,20 @@ BODIES = (
     b"", b"{", b"null", b"[]", b'"text"', b"5", b"\xff\xfe", b"{}", b"[" * 100_000, b'{"messages": ' + b"[" * 100_000,
     b'{"model": NaN}', b'{"stream": Infinity, "model": 5}', b'{"": 1}',
 )  # fmt: skip
-VALUES: tuple[Any, ...] = (-1, 10**400, 1e300, "", "\ud800", "x" * 600, [5], [[]], {"a": {}}, [{"type": "image"}], True)
+VALUES: tuple[Any, ...] = (
+    -1,
+    10**400,
+    1e300,
+    "",
+    "\ud800",
+    "x" * 600,
+    [5],
+    [[]],
+    {"a": {}},
+    [{"type": "image"}],
+    True,
+    {"a": "\ud800"},
+)
 JARGON = ("Input should", "pydantic", "alidation", "no parameter .", "Traceback", "model_", "type=")
 
 

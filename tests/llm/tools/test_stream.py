@@ -155,6 +155,21 @@ def test_a_call_that_breaks_off_is_text(family: str) -> None:
     assert kept.startswith(before)
 
 
+@pytest.mark.parametrize("family", ["qwen3-coder", "glm", "gemma"])
+def test_calls_between_tags_are_read_once_the_reply_has_ended(family: str) -> None:
+    template, text, calls, _ = REPLIES[family]
+    pieces = [text.encode()[at : at + 4] for at in range(0, len(text.encode()), 4)]
+    came: list[object] = []
+
+    def tokens() -> Iterator[Token]:
+        for number, piece in enumerate(pieces):
+            yield Token(number, piece, Source.VERIFIER)
+        assert not [one for one in came if isinstance(one, ToolCall)]
+
+    came.extend(split_calls(tokens(), toolbox(template), pieces.__getitem__))
+    assert plain([one for one in came if isinstance(one, ToolCall)]) == calls
+
+
 @pytest.mark.parametrize("family", REPLIES)
 def test_a_forced_call_continues_its_opening(family: str) -> None:
     template = REPLIES[family][0]
