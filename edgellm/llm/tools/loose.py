@@ -63,7 +63,8 @@ class LooseReader:
     def __init__(self, text: str, *, bare: bool = False, ended: bool = False) -> None:
         """`bare`: keys and texts may have no quotation marks; what follows tells where they end. `ended`: nothing
         follows `text`, so that brackets which are still open end there."""
-        self._text, self._bare, self._ended = text, bare, ended
+        self._text, self._bare = text, bare
+        self._over = CALL_END + ("|$" if ended else "") if bare else "(?!)"  # where all brackets end
 
     def value(self, at: int, schema: Schema, inside: Schema | None = None) -> tuple[Any, int]:
         """Return the value at `at`, and where it ends. `inside`: the schema of the object that it lies in; None in a
@@ -114,7 +115,7 @@ class LooseReader:
         at = self._past(r"\s*", at)
         if self._text.startswith(bracket, at):
             return at + 1
-        return at if self._ended and re.compile(rf"{CALL_END}|$").match(self._text, at) else None
+        return at if re.compile(self._over).match(self._text, at) else None
 
     def _past(self, pattern: str | re.Pattern[str], at: int) -> int:
         """Return where what `pattern` matches at `at` ends; `at` where it does not."""
@@ -159,14 +160,13 @@ class LooseReader:
     def _bare_end(self, at: int, inside: Schema | None, key: str) -> int:
         """Return where a text without quotation marks ends, in an object before `key`: where its own brackets have
         their other halves, if there is such a place."""
-        over = CALL_END + ("|$" if self._ended else "")
         if inside is None:
-            ends = rf"[,\]]|{over}"
+            ends = rf"[,\]]|{self._over}"
         else:
             quoted = rf"{_QUOTE}(?:(?!{_QUOTE}).)*{_QUOTE}|\"[^\"]*\""
-            ends = rf",\s*(?:{key}|{quoted})\s*[:=]|,?\s*\}}{_BEHIND}|{over}"
+            ends = rf",\s*(?:{key}|{quoted})\s*[:=]|,?\s*\}}{_BEHIND}|{self._over}"
         places = [found.start() for found in re.compile(ends, re.DOTALL).finditer(self._text, at)]
-        if not places or at == len(self._text):
+        if not places or (places[0] == at and self._text[at : at + 1] not in (",", "}")):
             raise ValueError(self._text[at:])
         curly = square = 0
         for start, end in pairwise((at, *places)):

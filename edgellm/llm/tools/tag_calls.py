@@ -110,7 +110,7 @@ def _followed(reading: _Reading, tag: re.Match[str], text: str, schemas: Mapping
         reading = replace(reading, text=reading.text + between, at=tag.end())
         yield replace(reading, faults=reading.faults + _STRAY, text=reading.text + tag[0])
         if kind == "open":
-            yield _opened(reading, tag, schemas)
+            yield replace(reading, name=tag["name"].strip())
         return
     if reading.key is not None:
         begins = kind in ("open", "key")
@@ -131,17 +131,12 @@ def _followed(reading: _Reading, tag: re.Match[str], text: str, schemas: Mapping
     if kind == "close":
         yield reading.call(tag=True)
     elif kind == "open":
-        yield _opened(reading.call(tag=False), tag, schemas)
+        yield replace(reading.call(tag=False), name=tag["name"].strip())
     elif kind == "key":
         key = tag["parameter"].strip()
         known = schemas.get(reading.name or "", ANYTHING).names()
         new = (not known or key in known) and all(key != one for one, _ in reading.values)
         yield replace(reading, key=key, faults=reading.faults + (0 if new else _UNKNOWN))
-
-
-def _opened(reading: _Reading, tag: re.Match[str], schemas: Mapping[str, Schema]) -> _Reading:
-    name = tag["name"].strip()
-    return replace(reading, name=name, at=tag.end(), faults=reading.faults + (0 if name in schemas else _UNKNOWN))
 
 
 def _finished(reading: _Reading, text: str, schemas: Mapping[str, Schema], ended: bool) -> Iterator[_Reading]:

@@ -50,7 +50,9 @@ def test_arguments_are_read(written: str, properties: dict[str, Any], values: di
 
 def test_open_brackets_end_with_the_reply_or_the_call() -> None:
     text = '<|tool_call>call:f{a:{b:[<|"|>x<|"|>'
-    for call, ended in ((text, True), (f"{text}<tool_call|>", True)):
-        assert [one.arguments for one in gemma(call, {}, ended)[0]] == ['{"a": {"b": ["x"]}}']
-    for cut in (text, text[:-5], text[:22], "<|tool_call>call:f"):
+    for whole, ended in ((text, True), (f"{text}<tool_call|>", False)):
+        assert [one.arguments for one in gemma(whole, {}, ended)[0]] == ['{"a": {"b": ["x"]}}']
+    (call,), _ = gemma("<|tool_call>call:f{a:[{<tool_call|>:[", {}, False)
+    assert call.arguments == '{"a": [{}]}'
+    for cut in (text, text[:-5], text[:22], "<|tool_call>call:f", "<|tool_call>call:f{a:"):
         assert gemma(cut, {}, False) == ([], cut)

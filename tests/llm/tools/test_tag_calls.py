@@ -38,7 +38,8 @@ def read(parse: Any, text: str, *, ended: bool = True) -> tuple[list[Any], str]:
     [
         "", "\n", "a\n\n", "a </parameter> b", "a </function> b", "a </tool_call> b", "</parameter>", "a\n</parameter>",
         "</parameter>\n</function>\n</tool_call>", "a\n</parameter>\n</function>\n</tool_call>\nb", "<parameter=path>",
-        "a <parameter=mode> b", "<function=write>", "a\n<tool_call>\n<function=write>\n<parameter=path>\nb", EXAMPLE,
+        "a <parameter=mode> b", "<parameter=mode>", "a </parameter> b\n<parameter=mode>\nc", "<function=write>",
+        "a\n<tool_call>\n<function=write>\n<parameter=path>\nb", EXAMPLE,
         f"First:\n{EXAMPLE}\nThen:\n{EXAMPLE}\nDone.", "<parameter=mode>\nx\n</parameter>",
         "re = '<parameter=q>(.*?)</parameter>'",
         "<function=write>\n<parameter=path>\nx\n</parameter>\n</function>", "<arg_value>x</arg_value>", "a </tool_call",
@@ -96,9 +97,17 @@ def test_a_call_that_breaks_off_is_text_and_loses_no_other(end: int) -> None:
     assert rest == text.strip()
 
 
+def test_a_call_before_a_long_one_that_breaks_off_is_kept() -> None:
+    text = XML.format("\n".join(f"<parameter={i}>" for i in range(60)))[:-60]
+    calls, rest = read(xml, f"{XML.format('a')}\n{text}", ended=False)
+    assert (calls, rest) == ([("write", {"path": "a.md", "content": "a"})], text)
+
+
 def test_a_call_without_its_end_needs_what_its_function_requires() -> None:
     text = "<tool_call>\n<function=strict>\n<parameter=path>\na\n</parameter>\n"
     assert read(xml, text)[0] == []
+    open_value = "b </parameter> c"
+    assert read(xml, f"{text}<parameter=content>\n{open_value}")[0][0][1]["content"] == open_value
     assert read(xml, f"{text}<parameter=content>\nb")[0] == [("strict", {"path": "a", "content": "b"})]
     assert read(xml, "<tool_call>\n<function=clock>")[0] == [("clock", {})]
 
