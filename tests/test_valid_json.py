@@ -16,7 +16,8 @@ from edgellm.valid_json import read_json, write_json
     ("text", "value"),
     [
         ("NaN", "NaN"), ("-Infinity", "-Infinity"), ("1e999", "1e999"), ("[-1e999]", ["-1e999"]), ("1e3", 1000.0),
-        ("9" * 5000, "9" * 5000), ("1" * 400, "1" * 400), ("1" * 300, int("1" * 300)), ("-0", 0), ("5.0", 5.0), ('"a\nb"', "a\nb"),
+        ("9" * 5000, "9" * 5000), ("1" * 400, "1" * 400),
+        ("1" * 300, int("1" * 300)), ("-0", 0), ("5.0", 5.0), ('"a\nb"', "a\nb"),
     ],
 )  # fmt: skip
 def test_numbers_that_json_has_not_are_texts(text: str, value: object) -> None:

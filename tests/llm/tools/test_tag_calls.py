@@ -38,7 +38,7 @@ def read(parse: Any, text: str, *, ended: bool = True) -> tuple[list[Any], str]:
     [
         "", "\n", "a\n\n", "a </parameter> b", "a </function> b", "a </tool_call> b", "</parameter>", "a\n</parameter>",
         "</parameter>\n</function>\n</tool_call>", "a\n</parameter>\n</function>\n</tool_call>\nb", "<parameter=path>",
-        "a <parameter=mode> b", "<parameter=mode>", "a </parameter> b\n<parameter=mode>\nc", "<function=write>",
+        "a <parameter=mode> b", "<parameter=mode>", "a </parameter> b <parameter=mode> c", "<function=write>",
         "a\n<tool_call>\n<function=write>\n<parameter=path>\nb", EXAMPLE,
         f"First:\n{EXAMPLE}\nThen:\n{EXAMPLE}\nDone.", "<parameter=mode>\nx\n</parameter>",
         "re = '<parameter=q>(.*?)</parameter>'",
