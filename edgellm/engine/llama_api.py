@@ -125,25 +125,24 @@ def load_model(
                 progress(share)
         except BaseException as error:  # noqa: BLE001  nothing may be raised through C
             raised.append(error)
-        return not raised and not native.process_exit.in_other_thread
+        return not (raised or interrupted() or native.process_exit.in_other_thread)
 
     params.progress_callback = lib.llama_progress_callback(report)
     mark = native.log.count
-    with native.NativeGuard():
+    with native.deferred_interrupt() as interrupted, native.NativeGuard():
         pointer = lib.llama_model_load_from_file(os.fsencode(path), params)
+        owned = native.Owned(pointer, lib.llama_model_free) if pointer else None
     native.process_exit.block_if_exiting()
     if raised:
-        if pointer:
-            lib.llama_model_free(pointer)
         raise raised[0]
-    if not pointer:
+    if owned is None:
         raise ModelUnsupported(
             f"llama.cpp cannot load {path}: {native.log.since(mark) or 'it gives no reason'}.",
             "Use another file of this model, or update llama-cpp-python.",
         )
     if not (dry or text_only):  # what was laid out anew is not read in the file again
         system.release_mapped(path)
-    return native.Owned(pointer, lib.llama_model_free)
+    return owned
 
 
 def check_sizes(n_ctx: int, n_seq: int, n_batch: int, threads: int | None, unified: bool, spare: int | None) -> None:
@@ -217,14 +216,15 @@ def open_context(
     if not flash_attention:
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
     mark = native.log.count
-    with native.NativeGuard():
+    with native.deferred_interrupt(), native.NativeGuard():
         pointer = lib.llama_init_from_model(model.pointer, params)
-    if not pointer:
+        owned = native.Owned(pointer, lib.llama_free, parent=model) if pointer else None
+    if owned is None:
         raise EngineFailed(
             f"llama.cpp cannot open a context of {positions} positions: {native.log.since(mark)}.",
             "Ask for a shorter context, or close other programs.",
         )
-    return native.Owned(pointer, lib.llama_free, parent=model)
+    return owned
 
 
 def set_cancel(context: native.Owned, stop: Stop | None) -> None:

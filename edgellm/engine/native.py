@@ -18,6 +18,7 @@ import ctypes
 import functools
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -219,12 +220,34 @@ class NativeLog:
 log = NativeLog()
 
 
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Defer Ctrl-C to the end of the `with`, and yield whether it was pressed.
+
+    Python handles a signal at the first Python function that C calls, before any of its lines: an exception of the
+    handler is lost there, as nothing may be raised through C.
+    """
+    number = signal.SIGINT
+    if threading.current_thread() is not threading.main_thread() or not callable(signal.getsignal(number)):
+        yield lambda: False
+        return
+    pressed: list[int] = []
+    before = signal.signal(number, lambda number, _frame: pressed.append(number))
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(number, before)
+        if pressed:
+            signal.raise_signal(number)
+
+
 @functools.cache
 def start() -> None:
     """Initialise llama.cpp once per process, and take over its log."""
-    lib.llama_log_set(log.callback, ctypes.c_void_p(0))  # first: backends log which cards they find
-    _load_backends()
-    lib.llama_backend_init()
+    with deferred_interrupt():
+        lib.llama_log_set(log.callback, ctypes.c_void_p(0))  # first: backends log which cards they find
+        _load_backends()
+        lib.llama_backend_init()
     atexit.register(_detach_log)
     weakref.finalize(
         process_exit, process_exit.begin

@@ -42,6 +42,41 @@ def test_what_backends_log_while_they_start_goes_to_our_log() -> None:
     assert done.stdout == "listen start\n", done.stderr
 
 
+@pytest.mark.parametrize("where", ["log of the model", "log of the context", "progress"])
+def test_ctrl_c_within_a_callback_of_llama_cpp_is_not_lost(where: str, draft_path: Path) -> None:
+    """Nothing may be raised through C; what is raised in a callback all the same, Python prints and forgets."""
+    done = run(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        from edgellm.engine import Context, Model, native
+        where, calls = sys.argv[2], []
+
+        def interrupt(*_):
+            calls.append(where)
+            if len(calls) == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        interrupt_in_log = native.lib.llama_log_callback(interrupt)
+        native.start()
+        try:
+            if where == "log of the model":
+                native.lib.llama_log_set(interrupt_in_log, None)
+            model = Model.load(Path(sys.argv[1]), probe=False, progress=interrupt if where == "progress" else None)
+            if where == "log of the context":
+                native.lib.llama_log_set(interrupt_in_log, None)
+            Context(model, n_ctx=64)
+        except KeyboardInterrupt:
+            print(len(calls), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+        """,
+        draft_path, where,
+    )  # fmt: skip
+    assert done.stderr == ""
+    calls, restored = done.stdout.split()
+    assert restored == "True"
+    assert (int(calls) == 1) == (where == "progress"), "the load ends at once"
+
+
 LOAD = """
     import sys, threading, time
     from pathlib import Path
