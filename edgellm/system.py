@@ -7,12 +7,13 @@ runs.
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import platform
 import struct
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -38,7 +39,10 @@ _DONTNEED = 4  # MADV_DONTNEED
 _THREADS = Path("/proc/self/task")
 _PROCESSORS = Path("/sys/devices/system/cpu")
 _HYBRID = Path("/sys/devices/cpu_core/cpus")  # of Intel's hybrid processors: those of the performance cores
-_CGROUPS = Path("/sys/fs/cgroup")
+CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""Where Linux shows the limits of control groups (cgroup), and in which groups this process is."""
+_V1_MEMORY = "memory.limit_in_bytes", "memory.usage_in_bytes"
+_V2_MEMORY = "memory.max", "memory.current"
 _WINDOWS_AVX2, _WINDOWS_AVX512 = 40, 41  # PF_AVX2_INSTRUCTIONS_AVAILABLE, PF_AVX512F_INSTRUCTIONS_AVAILABLE
 _CARDS = ("/dev/dri", "/dev/nvidiactl", "/dev/dxg")
 
@@ -228,6 +232,54 @@ def is_stopped(process: int) -> bool:
     return status.rpartition(")")[2].split()[0] in ("T", "t")
 
 
+# --- memory and control groups --------------------------------------------------------------------------------------
+
+
+def total_memory() -> int:
+    """Return the bytes of memory of this machine, or of this process's control groups where they have less."""
+    import psutil
+
+    return min((int(psutil.virtual_memory().total), *(limit for limit, _ in _memory_limits())))
+
+
+def available_memory() -> tuple[int, str]:
+    """Return the bytes that are free, and what bounds them: the machine's memory, or this process's control groups."""
+    import psutil
+
+    machine = int(psutil.virtual_memory().available), "the machine's free memory"
+    groups = ((left, "the free memory of its control group") for _, left in _memory_limits())
+    return min((machine, *groups), key=operator.itemgetter(0))
+
+
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """Yield the bytes that each control group may have, where it has a limit, and those that are left of them."""
+    for group in _control_groups("memory"):
+        for names in (_V1_MEMORY, _V2_MEMORY):
+            with suppress(OSError, ValueError):  # "max": no limit
+                limit, used = (int((group / name).read_text(encoding="ascii")) for name in names)
+                yield limit, max(0, limit - used + _cached(group / "memory.stat"))
+
+
+def _cached(stat: Path) -> int:
+    """Return the bytes of files that a control group keeps in memory, and gives up for programs."""
+    with suppress(OSError, ValueError):
+        values = dict(line.split() for line in stat.read_text(encoding="ascii").splitlines())
+        return sum(int(values.get(name, 0)) for name in ("active_file", "inactive_file"))
+    return 0
+
+
+def _control_groups(controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's control groups that may limit what `controller` counts, and of the groups
+    above them. In a container the topmost folder is the container's own group."""
+    with suppress(OSError, ValueError):
+        for line in OWN_GROUPS.read_text(encoding="utf-8").splitlines():
+            _number, controllers, place = line.split(":", 2)
+            if controller in controllers.split(",") or not controllers:  # version 2 has none in that place
+                root = CONTROL_GROUPS / (controller if controllers else "")
+                folder = root / place.lstrip("/")
+                yield from (group for group in (folder, *folder.parents) if group.is_relative_to(root))
+
+
 # --- processors -----------------------------------------------------------------------------------------------------
 
 
@@ -337,19 +389,18 @@ def may_have_card() -> bool:
 
 
 def processor_quota() -> int | None:
-    """Return the processors' worth of time that the cgroup grants, rounded up; None without a limit."""
-    try:
-        quota, period = (_CGROUPS / "cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        try:
-            quota = (_CGROUPS / "cpu/cpu.cfs_quota_us").read_text(encoding="ascii")
-            period = (_CGROUPS / "cpu/cpu.cfs_period_us").read_text(encoding="ascii")
-        except OSError:
-            return None
-    try:
-        return -(-int(quota) // int(period)) if int(quota) > 0 else None
-    except (ValueError, ZeroDivisionError):  # "max"
-        return None
+    """Return the processors' worth of time that the control groups grant, rounded up; None without a limit."""
+    granted = []
+    old = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+    for group in _control_groups("cpu"):
+        with suppress(OSError, ValueError, ZeroDivisionError):  # "max" or -1: no limit
+            try:
+                quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+            except FileNotFoundError:
+                quota, period = ((group / name).read_text(encoding="ascii") for name in old)
+            if int(quota) > 0:
+                granted.append(-(-int(quota) // int(period)))
+    return min(granted, default=None)
 
 
 def running_threads() -> int:

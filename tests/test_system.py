@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -200,14 +201,75 @@ def test_windows_efficient_cores_do_not_count(monkeypatch: pytest.MonkeyPatch) -
         system._processor_information()
 
 
+GROUP = "the free memory of its control group"
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict[str, str]], None]:
+    """Put this process into control groups with these files."""
+
+    def set_groups(own: str, files: dict[str, str]) -> None:
+        monkeypatch.setattr(system, "OWN_GROUPS", tmp_path / "own")
+        monkeypatch.setattr(system, "CONTROL_GROUPS", tmp_path / "groups")
+        (tmp_path / "own").write_text(own)
+        for name, text in files.items():
+            path = tmp_path / "groups" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n")
+
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16_000, available=9_000))
+    return set_groups
+
+
 @pytest.mark.parametrize(
-    ("quota", "whole"), [("150000 100000", 2), ("50000 100000", 1), ("max 100000", None), ("?", None)]
+    ("own", "files", "total", "available"),
+    [
+        ("", {}, 16_000, 9_000),
+        ("0::/", {}, 16_000, 9_000),
+        ("0::/", {"memory.max": "900", "memory.current": "200"}, 900, 700),  # a container
+        ("0::/a/b", {"a/memory.max": "900", "a/memory.current": "200", "a/b/memory.max": "max",
+                     "a/b/memory.current": "100"}, 900, 700),
+        ("0::/a/b", {"a/memory.max": "900", "a/memory.current": "200", "a/b/memory.max": "800",
+                     "a/b/memory.current": "0"}, 800, 700),  # the one above has less left
+        ("0::/a", {"a/memory.max": "900", "a/memory.current": "890",
+                   "a/memory.stat": "anon 15\nactive_file 20\ninactive_file 60"}, 900, 90),  # files give way
+        ("0::/a", {"a/memory.max": "900", "a/memory.current": "950"}, 900, 0),
+        ("0::/a", {"a/memory.max": "99999", "a/memory.current": "1"}, 16_000, 9_000),
+        ("0::/a", {"a/memory.max": "?", "a/memory.current": ""}, 16_000, 9_000),
+        ("5:cpu:/\n4:memory:/a", {"memory/a/memory.limit_in_bytes": "900", "memory/a/memory.usage_in_bytes": "100",
+                                 "memory/memory.limit_in_bytes": str(2**62)}, 900, 800),
+        ("4:memory:/docker/1f", {"memory/memory.limit_in_bytes": "900", "memory/memory.usage_in_bytes": "100"},
+         900, 800),  # in a container, which sees its own group alone
+        ("4:memory,hugetlb:/a\n0::/", {"memory/a/memory.limit_in_bytes": "900", "memory/a/memory.usage_in_bytes": "1"},
+         900, 899),
+        ("nonsense", {"memory.max": "900", "memory.current": "200"}, 16_000, 9_000),
+    ],
+)  # fmt: skip
+def test_memory_is_what_the_control_groups_leave(
+    groups: Callable[[str, dict[str, str]], None], own: str, files: dict[str, str], total: int, available: int
+) -> None:
+    groups(own, files)
+    assert system.total_memory() == total
+    assert system.available_memory() == (available, GROUP if available < 9_000 else "the machine's free memory")
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "whole"),
+    [
+        ("0::/", {"cpu.max": "150000 100000"}, 2),
+        ("0::/a/b", {"a/cpu.max": "50000 100000", "a/b/cpu.max": "max 100000"}, 1),
+        ("0::/", {"cpu.max": "max 100000"}, None),
+        ("0::/", {"cpu.max": "?"}, None),
+        ("0::/", {"cpu.max": "1 0"}, None),
+        ("0::/", {}, None),
+        ("3:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}, 3),
+        ("3:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, None),
+    ],
 )
 def test_the_processor_quota_is_rounded_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, whole: int | None
+    groups: Callable[[str, dict[str, str]], None], own: str, files: dict[str, str], whole: int | None
 ) -> None:
-    monkeypatch.setattr(system, "_CGROUPS", tmp_path)
-    (tmp_path / "cpu.max").write_text(quota)
+    groups(own, files)
     assert system.processor_quota() == whole
 
 

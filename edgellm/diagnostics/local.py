@@ -14,12 +14,12 @@ from pathlib import Path
 
 import psutil
 
+from edgellm import system
 from edgellm.errors import TrustUnusable
 from edgellm.places import data_dir
 from edgellm.rpc.trust.identity import Identity, trust_folder
 from edgellm.rpc.trust.peer_store import Peers
 from edgellm.storage.model_files import hub_cache
-from edgellm.system import processor_flags
 
 
 class State(StrEnum):
@@ -66,7 +66,7 @@ _FAST = {
 def examine_machine() -> Iterator[Finding]:
     """Yield the findings as they come."""
     yield from _library()
-    yield _memory(psutil.virtual_memory().available)
+    yield _memory(*system.available_memory())
     yield from _disks()
     yield clock(datetime.now(UTC))
     yield from _identity()
@@ -79,7 +79,7 @@ def _library() -> Iterator[Finding]:
 
     found = features()
     yield fine("llama.cpp", f"{description()}.")
-    if unused := unused_instructions(processor_flags(), found.instructions):
+    if unused := unused_instructions(system.processor_flags(), found.instructions):
         yield note(
             "llama.cpp", f"It makes no use of this processor's {unused}.",
             "Compiled for this machine it does, which reads prompts of a Q4_0 model half again as fast: "
@@ -173,14 +173,14 @@ def processor(threads: int, processors: int) -> Finding:
     return fine("processor", f"Decodes use {threads} threads, one for each performance core they may use{rest}.")
 
 
-def _memory(available: int) -> Finding:
+def _memory(available: int, bound: str) -> Finding:
     if available < _LEAST_MEMORY:
         return problem(
             "memory",
-            f"Only {_size(available)} of memory is free.",
+            f"Only {_size(available)} of memory is free: {bound}.",
             "Close programs, or use a smaller model; see: edgellm ls",
         )
-    return fine("memory", f"{_size(available)} of memory is free; a model must be smaller than that.")
+    return fine("memory", f"{_size(available)} are {bound}; a model must be smaller than that.")
 
 
 def _disks() -> Iterator[Finding]:

@@ -10,13 +10,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import psutil
-
+from edgellm import system
 from edgellm.engine import native
 from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token, recurrent_state_bytes
 from edgellm.engine.gguf.overheads import converted_bytes, graph_bytes, model_bytes, output_rows
@@ -43,8 +41,6 @@ LEAST_CONTEXT = 4_096
 """Positions of a context by default, at least, unless the model was trained for fewer."""
 _CACHE_SHARE = 1 / 16  # of the free memory, for the keys and values of one context by default
 _TRIES = 4
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")  # of a control group
-_V2 = ("memory.max", "memory.current")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _ASSIGNED = re.compile(r"layer +(\d+) assigned to device (\S+),")
 _COMPUTE = re.compile(r": +(\S+) +(?:compute|output) buffer size = +([\d.]+) MiB")
@@ -76,43 +72,7 @@ class MemoryUse:
 
 def free_memory() -> int:
     """Return the bytes of memory that this process can still have."""
-    return available_memory()[0]
-
-
-def available_memory(proc: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/sys/fs/cgroup")) -> tuple[int, str]:
-    """Return the bytes that are free, and what bounds them: the machine's memory, or this process's control groups."""
-    free, reason = psutil.virtual_memory().available, "the machine's free memory"
-    with suppress(OSError, ValueError):
-        for line in proc.read_text(encoding="utf-8").splitlines():
-            _number, controllers, place = line.split(":", 2)
-            if controllers in ("", "memory"):
-                root, names = (mounts / "memory", _V1) if controllers else (mounts, _V2)
-                left = _cgroup_free(root, place, names)
-                if left is not None and left < free:
-                    free, reason = left, "the free memory of its control group"
-    return max(0, free), reason
-
-
-def _cgroup_free(root: Path, place: str, names: tuple[str, str]) -> int | None:
-    """Return the least memory that a control group or one above it leaves; None without a limit."""
-    least: int | None = None
-    folder = root / place.lstrip("/")
-    for group in (folder, *folder.parents):
-        if not group.is_relative_to(root):
-            break
-        with suppress(OSError, ValueError):  # "max": no limit
-            limit, used = (int((group / name).read_text(encoding="utf-8")) for name in names)
-            left = limit - used + _cached(group / "memory.stat")
-            least = min(left, least if least is not None else limit)
-    return least
-
-
-def _cached(stat: Path) -> int:
-    """Return the bytes of files that a control group keeps in memory, and gives up for programs."""
-    with suppress(OSError, ValueError):
-        values = dict(line.split() for line in stat.read_text(encoding="utf-8").splitlines())
-        return sum(int(values.get(name, 0)) for name in ("active_file", "inactive_file"))
-    return 0
+    return system.available_memory()[0]
 
 
 def spare_memory(card: ComputeDevice) -> int:

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from edgellm import system
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, ComputeDevice, Hardware, offload_devices
-from edgellm.engine.memory_fit import available_memory, spare_memory
+from edgellm.engine.memory_fit import spare_memory
 from edgellm.errors import InvalidOption
-from edgellm.system import processor
 
 _SPARE = 0.1  # of what is free is left to others
 
 
 def free_memory() -> tuple[int, str]:
     """Return the bytes that are free for layers on the processor, and what bounds them."""
-    free, reason = available_memory()
+    free, reason = system.available_memory()
     return int(free * (1.0 - _SPARE)), f"{reason}, less a tenth"
 
 
@@ -61,7 +61,7 @@ class ComputeUnit:
     @property
     def description(self) -> str:
         """The name of the processor, or the names of the cards, by their makers."""
-        return " and ".join(card.description for card in self._cards())[:100] if self.name else processor()
+        return " and ".join(card.description for card in self._cards())[:100] if self.name else system.processor()
 
     @property
     def devices(self) -> tuple[str, ...]:

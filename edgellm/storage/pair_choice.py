@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import NamedTuple, Self
 
-import psutil
-
+from edgellm import system
 from edgellm.engine.hardware import compute_devices
-from edgellm.engine.memory_fit import available_memory, spare_memory
+from edgellm.engine.memory_fit import spare_memory
 from edgellm.errors import InvalidOption, MemoryShort
 from edgellm.storage.catalog import Catalog, CatalogModel
 from edgellm.storage.device_speed import memory_speed
@@ -43,8 +42,8 @@ class ModelRoom:
     @classmethod
     def look(cls, *, measure: bool = False) -> Self:
         """Return what this machine has now. `measure`: also how fast its memory is, which takes half a second."""
-        free, bound = available_memory()
-        share = int(MEMORY_SHARE * psutil.virtual_memory().total)
+        free, bound = system.available_memory()
+        share = int(MEMORY_SHARE * system.total_memory())
         reason = (
             f"{bound}, {free / 1e9:.1f} GB" if free < share else f"three quarters of its memory, {share / 1e9:.1f} GB"
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from edgellm import system
 from edgellm.engine import ModelFile
 from edgellm.engine.hardware import ComputeDevice
 from testkit.gguf.split_file import split
@@ -65,7 +65,7 @@ def test_pull_of_a_split_model(edge: Edge, hub: Hub, draft_path: Path, tmp_path:
 
 
 def test_pull_warns_of_a_model_that_is_too_large(edge: Edge, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=300_000))
+    monkeypatch.setattr(system, "total_memory", lambda: 300_000)
     done = edge("pull", REPO)
     assert "downloading tiny-Q4_K_M.gguf" in done.err
     assert "three quarters" not in done.err
@@ -76,7 +76,7 @@ def test_pull_warns_of_a_model_that_is_too_large(edge: Edge, hub: Hub, monkeypat
 
 def test_the_memory_of_graphics_cards_counts(edge: Edge, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """A card has its own, and what is part of the processor shares the machine's."""
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=100_000))
+    monkeypatch.setattr(system, "total_memory", lambda: 100_000)
     monkeypatch.setattr(sys, "platform", "linux")
     devices = [ComputeDevice("Vulkan0", "", "igpu", 0, 10**9)]
     monkeypatch.setattr("edgellm.engine.hardware.compute_devices", lambda: devices)

@@ -268,28 +268,3 @@ def test_the_record_travels_with_the_model(draft_path: Path) -> None:
         assert (context.threads, context.n_batch, context.flash) == (1, 32, True)
     with Model.load(draft_path, hardware=Hardware(flash_attn=True)) as model, Context(model, n_ctx=256) as context:
         assert context.flash
-
-
-def test_memory_is_what_the_control_groups_leave(tmp_path: Path) -> None:
-    free, reason = memory_fit.available_memory(tmp_path / "none", tmp_path)
-    assert free > 0
-    assert "free memory" in reason
-    proc = tmp_path / "cgroup"
-    old = tmp_path / "memory" / "user" / "box"
-    old.mkdir(parents=True)
-    for folder, limit, used in ((old, 10**6, 2 * 10**5), (old.parent, 2**62, 0)):
-        (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
-        (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
-    proc.write_text("5:cpu:/\n4:memory:/user/box\n")
-    assert memory_fit.available_memory(proc, tmp_path) == (800_000, "the free memory of its control group")
-    new = tmp_path / "box"
-    new.mkdir()
-    (new / "memory.max").write_text("max\n")
-    (new / "memory.current").write_text("5\n")
-    proc.write_text("0::/box\n")
-    assert "free memory" in memory_fit.available_memory(proc, tmp_path)[1]
-    (new / "memory.max").write_text("105\n")
-    assert memory_fit.available_memory(proc, tmp_path)[0] == 100
-    (new / "memory.current").write_text("95\n")
-    (new / "memory.stat").write_text("anon 15\nactive_file 20\ninactive_file 60\n")
-    assert memory_fit.available_memory(proc, tmp_path)[0] == 90  # files in memory give way

@@ -10,10 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import pytest
 
-from edgellm import __version__
+from edgellm import __version__, system
 from edgellm.diagnostics import local, network
 from edgellm.diagnostics.local import Finding, State
 from edgellm.diagnostics.network import (
@@ -110,11 +109,9 @@ def test_little_room_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch, free: i
 
 
 def test_little_memory_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Memory(NamedTuple):
-        available: int = 2**20
-
-    monkeypatch.setattr(psutil, "virtual_memory", Memory)
-    assert only(local.examine_machine(), "memory").state is State.PROBLEM
+    monkeypatch.setattr(system, "available_memory", lambda: (2**20, "the free memory of its control group"))
+    found = only(local.examine_machine(), "memory")
+    assert (found.state, "control group" in found.what) == (State.PROBLEM, True)
 
 
 def test_a_clock_that_has_lost_its_time_is_told() -> None:
@@ -135,7 +132,7 @@ def test_a_library_that_could_be_faster_is_told(
     me: Trust, monkeypatch: pytest.MonkeyPatch, library: Features, topic: str, says: str
 ) -> None:
     monkeypatch.setattr("edgellm.engine.native.features", lambda: library)
-    monkeypatch.setattr(local, "processor_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(system, "processor_flags", lambda: frozenset({"avx2"}))
     monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
     notes = [one for one in local.examine_machine() if one.topic == topic and one.state is State.NOTE]
     assert len(notes) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from edgellm import system
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware
 from edgellm.errors import InvalidOption
 from edgellm.mesh import compute_unit
@@ -62,5 +63,5 @@ def test_a_card_that_shares_the_memory_has_no_more_than_there_is(cards: list[Com
 
 
 def test_a_tenth_of_the_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute_unit, "available_memory", lambda: (10 * GB, "the machine's free memory"))
+    monkeypatch.setattr(system, "available_memory", lambda: (10 * GB, "the machine's free memory"))
     assert ComputeUnit().available() == (9 * GB, "the machine's free memory, less a tenth")

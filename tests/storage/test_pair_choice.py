@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgellm import system
 from edgellm.engine.hardware import ComputeDevice
 from edgellm.errors import InvalidOption, MemoryShort
 from edgellm.storage import catalog, pair_choice
@@ -146,10 +146,10 @@ def test_what_is_proposed_fits(memory: int, cards: int, speed: float, wanted: st
 
 
 def test_the_room_is_what_is_free_or_three_quarters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=16 * GB))
+    monkeypatch.setattr(system, "total_memory", lambda: 16 * GB)
     monkeypatch.setattr(sys, "platform", "linux")
     free = 14 * GB, "the machine's free memory"
-    monkeypatch.setattr(pair_choice, "available_memory", lambda: free)
+    monkeypatch.setattr(system, "available_memory", lambda: free)
     devices = [ComputeDevice("CPU", "", "cpu", 0, 0), ComputeDevice("CUDA0", "", "gpu", 8 * GB, 8 * GB)]
     monkeypatch.setattr(pair_choice, "compute_devices", lambda: devices)
     room = ModelRoom.look()

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import psutil
 from filelock import FileLock, Timeout
 
+from edgellm import system
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelNotFound, ModelUnsupported, PullFailed
 from edgellm.storage.catalog import CatalogModel, Wheel
 from edgellm.storage.hub.download import (
@@ -211,7 +211,7 @@ def _memory() -> int:
     from edgellm.engine.hardware import compute_devices
 
     cards = [] if sys.platform == "darwin" else [device for device in compute_devices() if device.kind == "gpu"]
-    return int(psutil.virtual_memory().total) + sum(card.total for card in cards)
+    return system.total_memory() + sum(card.total for card in cards)
 
 
 def _renamed(name: HubName, listing: Listing) -> str:
