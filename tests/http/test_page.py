@@ -529,6 +529,61 @@ def test_markdown_is_shown_and_what_a_model_writes_is_not_trusted(page: Page) ->
             assert text.strip() in pieces[int(token)], (text, pieces[int(token)])
 
 
+DEMANDING = {
+    "quotes": "> " * 20_000 + "x",
+    "lists": "1. " * 20_000 + "x",
+    "lists in quotes": "> - " * 5_000 + "x",
+    "lists by their indentation": "".join("  " * level + "- item\n" for level in range(200)),
+    "emphasis": "*a " * 6_000 + "x" + " a*" * 6_000,
+    "links": "[a](" * 5_000 + "x",
+    "cells beyond the header": "| a | b |\n|---|---|\n| x | y | extra |\n",
+    "a long table": "|a|b|\n|-|-|\n" + "|mug|shelf|\n" * 1_500,
+    "addresses by themselves": "[mug]: http://shelf.example/ladder\n[go](javascript:here)\n",
+    "one long word": "x" * 60_000,
+    "entities": "a&copy; " * 5_000,
+    "tags": "<b><i " * 5_000 + "<!-- never closed\n\nafter",
+    "carriage returns": "a\r\n" * 2_000 + "x",
+    "many paragraphs": "mug\n\n" * 1_500,
+    "code: tags": "```html\n" + "<a " * 20_000 + "\n```\n\nafter",
+    "code: lines of tags": "```html\n" + ("<a " * 200 + "\n") * 100 + "```\n\nafter",
+    "code: dashes": "```yaml\n" + "- " * 20_000 + "x\n```",
+    "code: a long word": "```java\n" + "$" * 60_000 + "x",
+    "code: many functions": "~~~python\n" + "def f(x):\n    return x\n\n" * 800 + "~~~\nafter",
+}
+"""Replies that overflow a parser's stack, keep it busy for long, or have parts that Markdown leaves out."""
+MOST_AT_ONCE = 6_000  # characters of a block or of a piece of code, as in markdown.js
+
+
+@needs_browser
+@pytest.mark.parametrize("text", DEMANDING.values(), ids=DEMANDING)
+def test_no_word_of_a_demanding_reply_is_lost(page: Page, text: str) -> None:
+    def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        yield from said(*[text[at : at + 500].encode() for at in range(0, len(text), 500)])
+
+    words = re.sub(r"[^a-z]", "", re.sub(r"(```|~~~)[a-z]+|&copy;", "", text))
+    shown = """wanted => {
+        const blocks = [...document.querySelectorAll(".words .block")].map((one) => one.cloneNode(true));
+        for (const block of blocks) for (const head of block.querySelectorAll(".code-head")) head.remove();
+        return blocks.map((one) => one.textContent).join("").replace(/[^a-z]/g, "") === wanted;
+    }"""
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(cast(LLM, Scripted(script)), "made-up"))
+        page.goto(server.url)
+        page.evaluate("sessionStorage.clear()")
+        say(page, "Show it")
+        expect(page.locator(".said").first).to_contain_text("tokens")
+        page.wait_for_function(shown, arg=words)
+        if text.startswith("```html"):
+            expect(page.locator(".hljs-tag").first).to_be_attached()
+        sizes = page.locator(".block:not(:has(.code)), .code code > span").evaluate_all(
+            "all => all.map((one) => one.textContent.trim().length)"
+        )
+        assert max(sizes) <= MOST_AT_ONCE
+        assert page.locator(".words :is(blockquote, ol, ul, em)" + " > * " * 44).count() == 0
+        page.reload()  # a stored reply is shown at once, and needs no less
+        page.wait_for_function(shown, arg=words)
+
+
 @needs_browser
 def test_files_go_before_the_question(page: Page) -> None:
     asked: list[list[Message]] = []

@@ -50,16 +50,10 @@ export class Marks {
 
   // How many words of the text have a part that no verifier has checked.
   uncheckedWords(text) {
-    let words = 0, last = -1;
-    for (let token = 0; token < this.size; token += 1) {
-      if (!UNVERIFIED.includes(this.source(token))) continue;
-      const part = text.slice(this.ends[token - 1] ?? 0, this.ends[token]);
-      for (const found of part.matchAll(/\S+/g)) {
-        let begin = (this.ends[token - 1] ?? 0) + found.index;
-        while (begin > 0 && /\S/.test(text[begin - 1])) begin -= 1;
-        if (begin !== last) words += 1;
-        last = begin;
-      }
+    let words = 0, token = 0;
+    for (const { 0: word, index } of text.matchAll(/\S+/g)) {
+      while (token < this.size && (this.ends[token] <= index || !UNVERIFIED.includes(this.source(token)))) token += 1;
+      if (token < this.size && (this.ends[token - 1] ?? 0) < index + word.length) words += 1;
     }
     return words;
   }
@@ -78,22 +72,22 @@ export class Marks {
 
 const REACH = 16; // characters of markup or of an entity that the source may have between two characters that are shown
 
-// Wraps the text in `root`, whose pieces know where they stand in `text`, in an element for each token.
-export function mark(root, marks, text) {
+// Wraps the text of pieces, which know where they stand in `text`, in an element for each token.
+export function mark(pieces, marks, text) {
   if (!marks.size) return;
-  for (const piece of root.querySelectorAll("[data-at]")) {
+  for (const piece of pieces) {
     const leaves = document.createTreeWalker(piece, NodeFilter.SHOW_TEXT), nodes = [];
     while (leaves.nextNode()) nodes.push(leaves.currentNode);
     let place = Number(piece.dataset.at);
     for (const node of nodes) {
       const parts = [];
       for (const character of node.data) {
-        const found = text.indexOf(character, place);
-        const here = found >= 0 && found - place < REACH ? found : place;
+        const found = text.slice(place, place + REACH).indexOf(character);
+        const here = found < 0 ? place : place + found;
         const token = Math.min(marks.at(here), marks.size - 1);
         if (parts.at(-1)?.token === token) parts.at(-1).text += character;
         else parts.push({ token, text: character });
-        place = found >= 0 && found - place < REACH ? found + character.length : place;
+        if (found >= 0) place = here + character.length;
       }
       node.replaceWith(...parts.map((part) => word(part, marks)));
     }

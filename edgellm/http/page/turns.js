@@ -4,11 +4,16 @@ import { byId, copyText, element, iconButton, oncePerFrame } from "./dom.js";
 import { blocksOf, highlight } from "./markdown.js";
 import { fillStrip, mark, Marks, showDetailsIn } from "./provenance.js";
 
+const BUSY_MS = 30; // for which a reply is drawn before the page answers again
+
 const seconds = (ms) => `${Math.max(0, Math.round(ms / 1000))} s`;
 
 // A reply, which can grow. `node` is its turn in the conversation.
 export class ReplyView {
   #blocks = []; // the source and the place of each block that is shown, and its element
+  #finished = 0; // of them, the number that no more text can change, and where the text of the next one begins
+  #next = 0;
+  #coloured = 0; // of them, the number whose code is coloured
   #marks;
   #began = 0;
   #timer = 0;
@@ -116,25 +121,37 @@ export class ReplyView {
     body.textContent = thought;
   }
 
+  // Shows the words that have come since, and what is left after `BUSY_MS` in the next frame.
   #showWords() {
-    const { text } = this.node, writing = this.box.classList.contains("writing");
-    const blocks = blocksOf(text);
-    let same = 0;
-    while (same < blocks.length && blocks[same].source === this.#blocks[same]?.source && blocks[same].at === this.#blocks[same].at) same += 1;
-    for (const gone of this.#blocks.splice(same)) gone.box.remove();
-    for (const block of blocks.slice(same)) {
-      const box = element("div", "block", block.render());
-      mark(box, this.#marks, text);
-      this.#blocks.push({ ...block, box });
-      this.words.append(box);
+    const { text } = this.node, until = performance.now() + BUSY_MS;
+    let end = 0;
+    do {
+      const found = blocksOf(text, this.#next);
+      this.#showBlocks(found.blocks);
+      ({ next: this.#next, end } = found);
+      this.#finished = this.#blocks.length - (this.#next < end ? 1 : 0);
+    } while (end < text.length && performance.now() < until);
+    const ended = end === text.length && !this.box.classList.contains("writing");
+    for (const { box } of this.#blocks.slice(this.#coloured, ended ? undefined : this.#finished)) {
+      highlight(box, (piece) => mark([piece], this.#marks, text));
+      this.#coloured += 1;
     }
-    const whole = writing ? this.#blocks.slice(0, -1) : this.#blocks;
-    for (const { box } of whole) this.#colour(box);
     this.words.hidden = !text;
+    if (end < text.length) this.#draw.soon();
   }
 
-  async #colour(box) {
-    if (await highlight(box)) mark(box, this.#marks, this.node.text);
+  // Shows blocks after the finished ones. Those that are the same stay as they are.
+  #showBlocks(blocks) {
+    const shown = this.#blocks.slice(this.#finished);
+    let same = 0;
+    while (same < Math.min(blocks.length, shown.length) && blocks[same].source === shown[same].source) same += 1;
+    for (const gone of this.#blocks.splice(this.#finished + same)) gone.box.remove();
+    for (const block of blocks.slice(same)) {
+      const box = element("div", "block", block.render());
+      mark(box.querySelectorAll("[data-at]"), this.#marks, this.node.text);
+      this.#blocks.push({ source: block.source, box });
+      this.words.append(box);
+    }
   }
 
   #showNotes() {
@@ -242,7 +259,7 @@ export class TurnList {
   }
 
   #reply(node) {
-    const view = new ReplyView(node, (change) => change());
+    const view = new ReplyView(node, (change) => view.box.isConnected ? this.#keepingEnd(change) : change());
     view.end();
     this.#fillFoot(view);
     return view.box;
