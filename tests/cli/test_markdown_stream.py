@@ -6,9 +6,11 @@ import io
 import re
 import sys
 import time
+from collections import Counter
+from html import unescape
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from edgellm.cli.views.console import THOUGHT
@@ -103,6 +105,39 @@ def test_the_screen_is_the_same_however_the_text_came(
     assert letters(text) == letters(whole)
     if height >= text.count("\n") + len(text) // 10:  # else rows that have left the screen cannot be mended
         assert shown(pieces, monkeypatch, width, height).shown == whole
+
+
+PARTS = st.sampled_from(
+    ["mug", "shelf", "ladder ", "Ünder", "1", "23", "> ", "- ", "1. ", "+ ", "  ", "    ", "\t",
+     "\n", "\n\n", "\n> ", "\n- ",
+     "|", " | ", "|-", "\n| a | b |\n|---|---|\n", "|film|day|drill", "`", "```\n",
+     "*", "**", "_", "~~", "[", "](", ")", ' "', "<",
+     ">", "</b>", "&amp;", "&copy;", "\\", "# ", "\n===\n", "\n---\n", "http://x.y/z", "[mug]: ", "!["]
+)  # fmt: skip
+DEEP = st.tuples(st.sampled_from(["> ", "- ", "1. ", "> - ", "12) "]), st.integers(1, 40)).map(
+    lambda one: one[0] * one[1] + "drill"
+)
+STEPS = st.integers(1, 30).map(lambda count: "".join(f"{'  ' * level}- film\n" for level in range(count)))
+WIDE = st.tuples(st.integers(1, 30), st.integers(1, 30)).map(
+    lambda counts: f"{'|mug' * counts[0]}|\n{'|-' * counts[0]}|\n{'|shelf' * counts[1]}|\n"
+)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(PARTS | DEEP | STEPS | WIDE, max_size=24).map("".join), st.integers(10, 60))
+@example("".join(f"{'  ' * level}- film\n" for level in range(12)), 60)
+@example(">" * 25 + " film", 80)
+@example("| a | b |\n|---|---|\n| x | y | extra |", 60)
+@example('[mug](http://x.y/z "shelf")', 60)
+@example("".join(f"|{letter}" for letter in "abcdefghijklmnop") + "|\n" + "|-" * 16 + "|\n" + "|shelf" * 16 + "|", 30)
+@example("1. mug\n1. shelf\n1. drill", 60)
+def test_no_word_is_lost(monkeypatch: pytest.MonkeyPatch, text: str, width: int) -> None:
+    missing = Counter(re.findall(r"[^\W\d_]", unescape(text))) - Counter(shown([text], monkeypatch, width, 30).shown)
+    assert not missing
+
+
+def test_items_of_equal_numbers_are_shown_as_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(["1. mug\n1. **shelf**\n"], monkeypatch).shown.split() == ["1", "mug", "1", "shelf"]
 
 
 def letters(text: str) -> str:

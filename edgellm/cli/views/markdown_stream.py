@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+import re
 import sys
 import threading
 import time
+from collections import Counter
+from html import unescape
 from math import ceil
 from typing import TYPE_CHECKING, ClassVar
 
@@ -35,6 +38,7 @@ _PARSER = (
     .enable(["strikethrough", "table"])
     .disable(["reference", "image"])  # which would not be shown in full
 )
+_ITEM_NUMBER = re.compile(r"(?<![^\s>])\d{1,9}[.)](?!\S)")
 _THEME = Theme(
     {
         "markdown.code": "cyan", "markdown.h1": "bold underline", "markdown.h2": "bold underline",
@@ -133,8 +137,12 @@ class MarkdownWriter:
         if not tokens:
             return []
         options = self._console.options.update(width=max(1, self._console.width - 1), height=None)
-        page = _Page(tokens, continued=follows is _Follows.CODE)
-        lines = [_stripped(line) for line in Segment.split_lines(self._console.render(page, options))]
+        continued = follows is _Follows.CODE
+        lines = list(Segment.split_lines(self._console.render(_Page(tokens, continued=continued), options)))
+        if not continued and _letters(text) - _letters("".join(part.text for line in lines for part in line)):
+            plain = Text(text, no_wrap=True, overflow="ignore")
+            lines = list(Segment.split_lines(self._console.render(plain, options)))
+        lines = [_stripped(line) for line in lines]
         while lines and not lines[-1]:
             lines.pop()
         while lines and not lines[0]:
@@ -173,6 +181,15 @@ def _finished(source: str) -> tuple[list[tuple[str, _Follows]], str]:
         parts.append(("\n".join(lines[at:end]), follows))
         at = end
     return parts, again + "\n".join(lines[at:])
+
+
+def _letters(text: str) -> Counter[str]:
+    """Count the letters and digits of Markdown, or of what is shown of it: the same but for the numbers of list items.
+
+    What is shown has fewer where something is nested too deeply, a table has more cells than its header or more columns
+    than the screen, or a link has a title.
+    """
+    return Counter(filter(str.isalnum, unescape(_ITEM_NUMBER.sub("", text))))
 
 
 def _start(token: MarkdownToken) -> int:
