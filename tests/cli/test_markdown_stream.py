@@ -136,6 +136,14 @@ def test_no_word_is_lost(monkeypatch: pytest.MonkeyPatch, text: str, width: int)
     assert not missing
 
 
+@pytest.mark.parametrize(
+    "text", ["> " * 11 + "drill", "> - " * 6 + "drill", "".join("  " * i + "- drill\n" for i in range(15))]
+)
+def test_deep_text_keeps_half_of_the_screen(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    assert shown([text], monkeypatch, 80).shown.split() == text.split()
+    assert "drill" in shown([text], monkeypatch, 30).shown
+
+
 def test_items_of_equal_numbers_are_shown_as_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(["1. mug\n1. **shelf**\n"], monkeypatch).shown.split() == ["1", "mug", "1", "shelf"]
 

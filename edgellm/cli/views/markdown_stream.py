@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from html import unescape
+from itertools import accumulate
 from math import ceil
 from typing import TYPE_CHECKING, ClassVar
 
@@ -38,6 +39,8 @@ _PARSER = (
     .enable(["strikethrough", "table"])
     .disable(["reference", "image"])  # which would not be shown in full
 )
+_INDENTS = {"blockquote": 4, "ul": 3, "ol": 3}
+"""Columns by which lines are indented; half of the screen at most, so that words are not broken."""
 _ITEM_NUMBER = re.compile(r"(?<![^\s>])\d{1,9}[.)](?!\S)")
 _THEME = Theme(
     {
@@ -139,7 +142,9 @@ class MarkdownWriter:
         options = self._console.options.update(width=max(1, self._console.width - 1), height=None)
         continued = follows is _Follows.CODE
         lines = list(Segment.split_lines(self._console.render(_Page(tokens, continued=continued), options)))
-        if not continued and _letters(text) - _letters("".join(part.text for line in lines for part in line)):
+        indent = max(accumulate(_INDENTS.get(token.tag, 0) * token.nesting for token in tokens))
+        lost = _letters(text) - _letters("".join(part.text for line in lines for part in line))
+        if not continued and (lost or 2 * indent > self._console.width):
             plain = Text(text, no_wrap=True, overflow="ignore")
             lines = list(Segment.split_lines(self._console.render(plain, options)))
         lines = [_stripped(line) for line in lines]
@@ -186,8 +191,8 @@ def _finished(source: str) -> tuple[list[tuple[str, _Follows]], str]:
 def _letters(text: str) -> Counter[str]:
     """Count the letters and digits of Markdown, or of what is shown of it: the same but for the numbers of list items.
 
-    What is shown has fewer where something is nested too deeply, a table has more cells than its header or more columns
-    than the screen, or a link has a title.
+    What is shown has fewer where a table has more cells than its header or more columns than the screen, a link has a
+    title, or something is nested too deeply for the parser.
     """
     return Counter(filter(str.isalnum, unescape(_ITEM_NUMBER.sub("", text))))
 
