@@ -223,10 +223,17 @@ def embedding(server: HttpServer | None, model: str | None, hardware: Hardware) 
         yield
 
 
-def print_urls(server: HttpServer) -> None:
-    """Print the addresses of the server."""
+def print_urls(server: HttpServer, room: int | None = None) -> None:
+    """Print the addresses of the server, and how many replies it writes at once. There may be memory for `room`."""
     say(f"Web page: {server.page_url}", style="bold")
     say(f"OpenAI's API: {server.url}/v1", style="bold")
+    most = min(server.replies, room or server.replies)
+    replies = f"{most} replies are" if most > 1 else "1 reply is"
+    why = "each takes memory and slows the others" if most == server.replies else "there is no memory for more"
+    say(
+        f"{replies} written at once (--replies), as {why}; {server.waiting} more requests wait (--waiting).",
+        style="dim",
+    )
 
 
 def _credentials(options: HTTPOptions, names: Sequence[str]) -> Credentials:

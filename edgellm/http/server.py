@@ -233,6 +233,7 @@ class HttpServer:
         for name, value, least in (("replies", replies, 1), ("waiting", waiting, 0)):
             if not least <= value <= 1000:
                 raise InvalidOption(f"{name} is {value}.", f"Give a whole number from {least} to 1000.")
+        self.replies, self.waiting = replies, waiting
         self.address, self.scheme = address, "http" if credentials is None else "https"
         self._credentials, self._names = credentials, tuple(names)
         key = key if credentials is None else credentials.key

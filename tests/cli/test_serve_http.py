@@ -158,8 +158,33 @@ def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
 
 
 @pytest.mark.parametrize(
+    ("replies", "waiting", "room", "says"),
+    [
+        (2, 16, None, "2 replies are written at once (--replies), as each takes memory and slows the others; 16 more"),
+        (2, 16, 2, "2 replies are written at once (--replies), as each takes memory"),
+        (8, 0, 3, "3 replies are written at once (--replies), as there is no memory for more; 0 more requests wait"),
+        (2, 16, 1, "1 reply is written at once (--replies), as there is no memory for more"),
+    ],
+)
+def test_it_says_how_many_replies_it_writes_at_once(
+    replies: int, waiting: int, room: int | None, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with HttpServer(Address.parse("127.0.0.1:0"), replies=replies, waiting=waiting) as server:
+        options.print_urls(server, room)
+    assert says in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("words", [("--no-announce",), ("--no-rpc",), ("--no-announce", "--no-rpc")])
+def test_what_is_switched_off_belongs_to_every_role(edge: Callable[..., Done], words: tuple[str, ...]) -> None:
+    done = edge("serve", "--http-port", "70000", *words)
+    assert ("belongs to" in done.err, "70000" in done.err) == (False, True)
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("--announce",), "--announce belongs to the roles verifier and worker"),
+        (("--rpc",), "--rpc belongs to the role worker"),
         (("--host", "192.0.2.1"), "Use --http-host"),
         (("--keep", "5"), "--keep belongs to the role worker"),
         (("--role", "verifier", "--mesh", "here:1-12"), "--mesh belongs to the role pair"),
@@ -241,7 +266,8 @@ def test_the_link_has_the_pages_key_and_a_folder_that_cannot_be_used_stops_no_se
     with options.http_server(chosen) as server:
         assert server is not None
         options.print_urls(server)
-        assert f"Web page: {server.url}/#key={page_key()}" in capsys.readouterr().err.replace("\n", "")
+        said = capsys.readouterr().err.replace("\n", "")
+        assert f"Web page: {server.url}/#key={page_key()}" in said
     key = tmp_path / "data" / "http" / "page-key"
     key.unlink()
     key.symlink_to(tmp_path / "elsewhere")

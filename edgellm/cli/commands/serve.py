@@ -343,9 +343,9 @@ _OF_A_PAIR = {
 
 
 def _check_role(role: Role, ctx: typer.Context) -> None:
-    """Refuse options on the command line that do not belong to this role."""
+    """Refuse options on the command line that do not belong to this role, except that one may be switched off."""
     for name in sorted(set().union(*_USES.values()) - _USES[role]):
-        if on_command_line(ctx, name):
+        if on_command_line(ctx, name) and ctx.params[name] is not False:
             roles = [one for one, uses in _USES.items() if name in uses]
             instead = _OF_A_PAIR.get(name) if role is Role.PAIR else None
             raise InvalidOption(
@@ -418,7 +418,7 @@ def _serve_pair(
         if http is not None:
             catalog = PairedModels(LocalModels(defaults), defaults)
             http.open(served, plan_shown, opener=opener, catalog=catalog)
-            print_urls(http)
+            print_urls(http, served.replies)
         until_stopped([http])
 
 
