@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import socket
 import threading
 from collections.abc import Coroutine, Sequence
@@ -50,6 +51,7 @@ def _start_loop() -> asyncio.AbstractEventLoop:
 PROTOCOL = 3
 DEFAULT_PORT = 50151
 MAX_MESSAGE = 16 * 2**20  # bytes, either way
+MAX_VERDICT = 2**20  # bytes of what a verifier sends in a session: a verdict with all log-probabilities has 0.8 MB
 MAX_CHUNK = 256  # tokens
 MAX_EXTRA = 4096  # tokens
 HELLO_SECONDS = 2.0  # within which the verifier must answer Hello
@@ -65,6 +67,8 @@ COMPARE_VOCABULARY = f"/{SERVICE}/{_SERVICE.methods_by_name['CompareVocabulary']
 TOKENIZER = f"/{SERVICE}/{_SERVICE.methods_by_name['Tokenizer'].name}"
 SESSION = f"/{SERVICE}/{_SERVICE.methods_by_name['Session'].name}"
 
+_SESSION_LIMIT = {"name": [{"service": SERVICE, "method": "Session"}], "maxResponseMessageBytes": MAX_VERDICT}
+
 Options: TypeAlias = list[tuple[str, int | str]]
 
 _LIMITS: Options = [
@@ -79,6 +83,7 @@ _CHANNEL: Options = [
     ("grpc.use_local_subchannel_pool", 1),  # a new channel opens a new connection, not a broken shared one
     ("grpc.enable_http_proxy", 0),  # a home device is never behind the environment's proxy
     ("grpc.enable_retries", 0),  # retrying is the session's decision
+    ("grpc.service_config", json.dumps({"methodConfig": [_SESSION_LIMIT]})),
 ]
 _SERVER: Options = [
     *_LIMITS,

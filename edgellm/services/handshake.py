@@ -27,6 +27,7 @@ _BLOCK = 256  # tokens behind one hash
 _ROUNDS = 100  # blocks that are asked for: Gemma's 6,242 unused tokens are in 25
 _SHOWN = 40  # bytes of a token that a message shows
 _NAME = 200  # characters of a model's name
+_LEAST_CONTEXT = 32  # tokens, without which no question and its reply fit; the most is llama.cpp's
 _SAID = 1000  # characters of a verifier's own words
 
 
@@ -74,8 +75,12 @@ async def greet(
             raise ProtocolError(f"The verifier's {name} has a hash of {len(digest)} bytes.", SAME_VERSION)
     if reply.vocabulary != said.vocabulary:
         await _compare(channel, ours, reply, seconds, where, model)
-    if reply.context_length < 1:
-        raise ProtocolError("The verifier has a context of no tokens.", SAME_VERSION)
+    elif reply.vocabulary_size != ours.size:
+        raise ProtocolError(
+            f"The verifier tells of {reply.vocabulary_size} tokens, of which {ours.size} are known.", SAME_VERSION
+        )
+    if not _LEAST_CONTEXT <= reply.context_length < 2**31:
+        raise ProtocolError(f"The verifier has a context of {reply.context_length} tokens.", SAME_VERSION)
     return VerifierInfo(
         reply.model[:_NAME], reply.context_length, reply.vocabulary.hex(), min(ours.size, reply.vocabulary_size),
         read_wanted(reply.sampling, "the verifier's device"), reply.model_hash.hex(), reply.logprobs,

@@ -184,6 +184,8 @@ def read_verdict(message: pb.Verdict, request: VerifyRequest, vocabulary: int) -
         )
     if not (math.isfinite(message.seconds) and message.seconds >= 0.0):
         _refuse(f"A verdict reports an invalid time of {message.seconds} seconds.")
+    if message.passes > drafted + request.extra + 1:  # each judges a token at least
+        _refuse(f"A verdict reports {message.passes} passes for {drafted} drafted tokens and {request.extra} more.")
     tokens = read_ids(message.tokens, vocabulary)
     likely = _plausible(message.plausible, drafted) if request.draft.retrieved and message.plausible else None
     message_logprobs: tuple[Logprobs, ...] = ()

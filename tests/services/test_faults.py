@@ -190,6 +190,7 @@ def test_a_verifier_that_works_for_ever_is_waited_for_no_longer_than_its_work_ta
         verdict(1, 2**20),
         verdict(1, 1, accepted=3),
         verdict(1),
+        pb.VerifierFrame(verdict=pb.Verdict(round=1, tokens=[1], passes=2**32 - 1)),
         working(99),
         pb.VerifierFrame(need_prefix=pb.NeedPrefix(round=1, position=0)),  # everything was sent
     ],
@@ -207,6 +208,31 @@ def test_nonsense_is_a_lost_verifier_and_not_a_crash(vocabulary: Vocabulary, fra
         assert "violates the protocol" in lost(session)
         assert eventually(session.ready)
         assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
+
+
+@pytest.mark.parametrize("size", [2 * 2**20, 14 * 2**20])
+def test_a_frame_with_more_than_a_verdict_has_is_not_taken(vocabulary: Vocabulary, size: int) -> None:
+    """What is not known in a message is kept with it, and takes memory."""
+    length = bytes((size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21))
+    padded = working(1).SerializeToString() + b"\x82\x01" + length + bytes(size)  # in field 16
+
+    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
+        for ask in rounds:
+            yield padded if ask.round == 1 else verdict(ask.round, 5)
+
+    with asking(vocabulary, script) as session:
+        assert "larger than max" in lost(session)
+        assert eventually(session.ready)
+        assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
+
+
+def test_the_time_that_a_verdict_took_is_no_longer_than_it_was_waited_for(vocabulary: Vocabulary) -> None:
+    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
+        for ask in rounds:
+            yield pb.VerifierFrame(verdict=pb.Verdict(round=ask.round, tokens=[5], passes=1, seconds=1e9))
+
+    with asking(vocabulary, script) as session:
+        assert session.submit(TEXT, Chunk()).result().seconds < 1e6
 
 
 def test_a_frame_that_nobody_asked_for_ends_the_session(vocabulary: Vocabulary) -> None:

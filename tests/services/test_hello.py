@@ -124,10 +124,22 @@ def test_a_hash_that_is_none_is_refused(vocabulary: Vocabulary) -> None:
         RemoteVerifier(address, vocabulary)
 
 
-def test_a_verifier_without_room_is_refused(vocabulary: Vocabulary) -> None:
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"context_length": 0}, "a context of 0 tokens"),
+        ({"context_length": 1}, "a context of 1 tokens"),
+        ({"context_length": 31}, "a context of 31 tokens"),
+        ({"context_length": 2**31}, "a context of 2147483648 tokens"),
+        ({"context_length": 2**32 - 1}, "a context of 4294967295 tokens"),
+        ({"vocabulary_size": 0}, "tells of 0 tokens"),
+        ({"vocabulary_size": 2**32 - 1}, "tells of 4294967295 tokens"),
+    ],
+)
+def test_figures_that_cannot_be_are_refused(vocabulary: Vocabulary, figures: dict[str, int], said: str) -> None:
     with (
-        scripted(vocabulary, lambda _rounds, _context: (), {"context_length": 0}) as address,
-        pytest.raises(ProtocolError),
+        scripted(vocabulary, lambda _rounds, _context: (), figures) as address,
+        pytest.raises(ProtocolError, match=said),
     ):
         RemoteVerifier(address, vocabulary)
 

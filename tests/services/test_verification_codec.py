@@ -159,6 +159,9 @@ def test_sampling_that_cannot_be_meant_is_refused(sampling: pb.Sampling) -> None
         pb.Verdict(accepted=1, tokens=[VOCABULARY]),
         pb.Verdict(accepted=1, tokens=[1], seconds=math.nan),
         pb.Verdict(accepted=1, tokens=[1], seconds=-1),
+        pb.Verdict(accepted=1, tokens=[1], seconds=math.inf),
+        pb.Verdict(accepted=1, tokens=[1], passes=4),
+        pb.Verdict(accepted=1, tokens=[1], passes=2**32 - 1),
     ],
     ids=str,
 )

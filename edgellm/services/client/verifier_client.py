@@ -200,9 +200,9 @@ class Stream:
             verdict = read_verdict(frame.verdict, pending.asked, self._vocabulary)
             self._pending = None
             self._connection.loop_answered()
-            work = VerdictWork(pending.work.unseen, len(verdict.tokens))
-            self._connection.patience.record(work, monotonic() - self._asked)
-            pending.settle(verdict)
+            work, passed = VerdictWork(pending.work.unseen, len(verdict.tokens)), monotonic() - self._asked
+            self._connection.patience.record(work, passed)
+            pending.settle(replace(verdict, seconds=min(verdict.seconds, passed)))
         elif kind == "need_prefix":
             if frame.need_prefix.position >= pending.position:
                 raise ProtocolError("The verifier asks for tokens that it already has.", SAME_VERSION)
