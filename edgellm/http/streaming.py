@@ -19,7 +19,7 @@ from edgellm.http.schemas.builder import ResponseBuilder, TextDelta
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, error_info
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply, Utf8
-from edgellm.spec.types import Notice, PromptProgress, Source, Summary, Token
+from edgellm.spec.types import UNVERIFIED, Notice, PromptProgress, Summary, Token
 
 Event: TypeAlias = TextDelta | ToolCall | Notice | PromptProgress | Summary
 
@@ -32,7 +32,6 @@ class TokenTimes:
     gaps: tuple[float, ...]
 
 
-_UNVERIFIED = (Source.DRAFT, Source.PARALLEL)
 NOT_VERIFIED = ErrorInfo(
     503, "The verifier is not available, and the request allows no unverified text. Try again, or leave"
     " require_verified out.", SERVER, code="not_verified", retry_after=2.0,
@@ -165,7 +164,7 @@ class ReplyTask:
             if isinstance(token, ToolCall):
                 self._publish(token)
                 continue
-            if self._verified and token.source in _UNVERIFIED:
+            if self._verified and token.source in UNVERIFIED:
                 raise ApiError(NOT_VERIFIED)
             self._token_times.append(perf_counter())
             if tokens and tokens[0].channel is not token.channel:

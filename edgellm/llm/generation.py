@@ -104,19 +104,21 @@ class GenerationPlan:
 def write(
     parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, channels: ChannelSplitter, stats: Stats,
     explain: bool, should_stop: ShouldStop, on_progress: OnProgress, *, draft_prompt: Ids | None = None,
+    heads: Sequence[str] = (),
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write the reply to `prompt` (n,), separated by `channels`, while nothing else is computed; `draft_prompt` as for
-    `GenerationState`. Raise what `generate` raises, and ProfileUnusable."""
+    `GenerationState`, `heads` as for `cut_at_stops`. Raise what `generate` raises, and ProfileUnusable."""
     with parts.idle.suspended():
         yield from _write(
             parts, prompt, options, sampling, channels, stats, explain, should_stop, on_progress,
-            draft_prompt=draft_prompt,
+            draft_prompt=draft_prompt, heads=heads,
         )  # fmt: skip
 
 
 def _write(
     parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, channels: ChannelSplitter, stats: Stats,
     explain: bool, should_stop: ShouldStop, on_progress: OnProgress, *, draft_prompt: Ids | None,
+    heads: Sequence[str],
 ) -> Generator[Event, None, None]:  # fmt: skip
     plan = plan_reply(parts, options, sampling)
     yield from plan.notices
@@ -158,7 +160,7 @@ def _write(
             parts, state, channels, plan, gate, verifier, ngram, stats, options.drafter, drafts=drafts,
             speculates=speculates,
         )  # fmt: skip
-        yield from cut_at_stops(options.stop, events, stats) if options.stop else events
+        yield from cut_at_stops(options.stop, events, stats, heads) if options.stop or heads else events
     finally:
         _log.info("reply of %d tokens to a prompt of %d: %s", stats.tokens, len(prompt), stats.finish_reason)
         if ngram is not None:

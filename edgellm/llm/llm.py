@@ -32,6 +32,7 @@ from edgellm.llm.messages import (
     leave_out_turns,
     plain_ids,
     room_for_reply,
+    turn_heads,
     turns_of,
     without_turns,
 )
@@ -342,7 +343,10 @@ class LLM:
         else:
             ids = self.prompt_ids(prompt, options, should_stop)
         own = self._draft_ids(ids, prompt, should_stop)
-        return self._reply(ids, options, channels_of(self._text, ids), began, own, notices)
+        heads: tuple[str, ...] = ()
+        if self._parts.linked:  # the draft model may have to go on alone
+            heads = turn_heads(self._text.detokenize(ids).decode("utf-8", "replace"), prompt)
+        return self._reply(ids, options, channels_of(self._text, ids), began, own, notices, heads)
 
     def _truncated(
         self, messages: Sequence[Message], options: ReplyOptions, should_stop: ShouldStop
@@ -400,7 +404,7 @@ class LLM:
 
     def _reply(
         self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, began: float, draft_prompt: Ids | None,
-        notices: Sequence[Notice] = (),
+        notices: Sequence[Notice] = (), heads: Sequence[str] = (),
     ) -> Reply:  # fmt: skip
         sampling = options.sampling(self.sampling, len(ids))
         sampling = replace(sampling, constraint=self._constraint(ids, options, channels))
@@ -409,7 +413,7 @@ class LLM:
         if options.logprobs is not None:
             reporting(self._parts, options)  # raises now if they are not available
         reply = Reply(
-            partial(write, self._parts, ids, options, sampling, channels, draft_prompt=draft_prompt),
+            partial(write, self._parts, ids, options, sampling, channels, draft_prompt=draft_prompt, heads=heads),
             prompt_tokens=len(ids),
             seed=sampling.seed,
             prepared=perf_counter() - began,

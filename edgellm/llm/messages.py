@@ -120,6 +120,7 @@ def _without_markup(model: Model, message: Message) -> Message:
     return replace(message, content=answer, thinking=message.thinking or thought)
 
 
+_HEAD = 40  # characters of a line with which a turn begins
 _PROMPT_END = 32  # tokens, enough for the markup that opens a thought
 
 
@@ -145,6 +146,16 @@ def draft_ids(
         return plain_ids(draft, text, context, should_stop)
     except (InvalidOption, PromptTooLong, TextRefused):
         return None
+
+
+def turn_heads(text: str, prompt: str | Sequence[Message]) -> tuple[str, ...]:
+    """Return the lines with which turns begin in the `text` of a conversation `prompt` without its control tokens, such
+    as "user". A draft model that is no chat model may go on with them where its turn ends."""
+    question = prompt if isinstance(prompt, str) else prompt[-1].whole().content
+    before, found, after = text.rpartition(question.strip() or text)
+    lines = (before.rstrip().rpartition("\n")[2], before.endswith("\n")), after.lstrip().partition("\n")[:2]
+    heads = [f"\n{line.strip()}" + "\n" * bool(ends) for line, ends in lines if 0 < len(line.strip()) <= _HEAD]
+    return tuple(dict.fromkeys(heads)) if found else ()
 
 
 def plain_ids(model: Model, prompt: str | Sequence[int], context: int, should_stop: ShouldStop = never) -> Ids:

@@ -8,9 +8,9 @@ from time import perf_counter
 
 from edgellm.spec.drafters.verdict_prediction import PredictionStats
 from edgellm.spec.gates.rules import BudgetController
-from edgellm.spec.types import Channel, Round, Source, Summary, Token, TryingCost
+from edgellm.spec.types import UNVERIFIED, Channel, Round, Source, Summary, Token, TryingCost
 
-_VERIFIED_SOURCES = frozenset(Source) - {Source.DRAFT, Source.PARALLEL}
+_VERIFIED_SOURCES = frozenset(Source) - UNVERIFIED
 _ACCEPTED_SOURCES = frozenset({Source.ACCEPTED, Source.RETRIEVED})
 
 
@@ -126,7 +126,8 @@ class Stats:
         self.acceptance_length -= source in _ACCEPTED_SOURCES
 
     def cut(self, count: int, by: str) -> None:
-        """End the reply and drop its last `count` bytes, at whose beginning the stop sequence `by` was found."""
+        """End the reply and drop its last `count` bytes, at whose beginning the stop sequence `by` was found; "" is
+        the head of another turn."""
         text = b"".join(self.pieces)
         self.pieces = [text[: len(text) - count]]
         self.finish_reason, self.stopped_by = "stop", by

@@ -14,7 +14,7 @@ from edgellm.engine import Stop
 from edgellm.errors import EdgeError, Stopped
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import Channel, Explanation, Notice, PromptProgress, Summary, Token
+from edgellm.spec.types import UNVERIFIED, Channel, Explanation, Notice, PromptProgress, Summary, Token
 
 
 class Utf8:
@@ -38,14 +38,16 @@ class Utf8:
 
 
 def cut_at_stops(
-    stops: Sequence[str], events: Generator[Event, None, None], stats: Stats
+    stops: Sequence[str], events: Generator[Event, None, None], stats: Stats, heads: Sequence[str] = ()
 ) -> Generator[Event, None, None]:
-    """Yield the same events up to the first complete sequence of `stops` in the answer, which is not yielded.
+    """Yield the same events up to the first complete sequence of `stops` in the answer, which is not yielded; or up to
+    one of the `heads` of turns in what no verifier has checked.
 
     A token whose bytes may begin a stop sequence is held back until the following bytes are known. A sequence may begin
     and end within tokens: the bytes before it are yielded as a shorter token. `stats` records the sequence.
     """
-    sequences = [(stop.encode(), stop) for stop in stops]
+    wanted = [(stop.encode(), stop) for stop in stops]
+    unchecked = [*wanted, *((head.encode(), "") for head in heads)]
     held: list[Token] = []
     try:
         for event in events:
@@ -53,6 +55,7 @@ def cut_at_stops(
                 yield event
                 continue
             held.append(event)
+            sequences = unchecked if event.source in UNVERIFIED else wanted
             text = b"".join(token.piece for token in held)
             if (found := _first(sequences, text)) is not None:
                 start, stop = found
@@ -79,7 +82,7 @@ def _first(sequences: Sequence[tuple[bytes, str]], text: bytes) -> tuple[int, st
 
 def _held_bytes(sequences: Sequence[tuple[bytes, str]], text: bytes) -> int:
     """Return how many bytes at the end of `text` may be the beginning of a sequence."""
-    most = min(len(text), max(len(data) for data, _ in sequences) - 1)
+    most = min(len(text), max((len(data) for data, _ in sequences), default=1) - 1)
     return next((n for n in range(most, 0, -1) if any(data.startswith(text[-n:]) for data, _ in sequences)), 0)
 
 

@@ -29,6 +29,9 @@ class Source(StrEnum):
     VERIFIER = "verifier"  # the verifier wrote alone
 
 
+UNVERIFIED = frozenset({Source.DRAFT, Source.PARALLEL})
+
+
 class Channel(StrEnum):
     """The part of a reply that a token belongs to."""
 

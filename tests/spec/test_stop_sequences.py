@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -105,3 +106,23 @@ def test_the_reply_is_closed_with_what_reads_it() -> None:
     next(going)
     going.close()
     assert ended
+
+
+@pytest.mark.parametrize(
+    ("pieces", "source", "shown"),
+    [
+        ([b"At 8.", b"\n", b"user", b"\n", b"Where?"], Source.DRAFT, b"At 8."),
+        ([b"At 8.\nus", b"er\nWhere?"], Source.PARALLEL, b"At 8."),
+        ([b"At 8.\n\nuser\n"], Source.DRAFT, b"At 8.\n"),
+        ([b"At 8.", b"\n", b"user", b"s"], Source.DRAFT, b"At 8.\nusers"),
+        ([b"A user\n", b"x"], Source.DRAFT, b"A user\nx"),
+        ([b"At 8.", b"\n", b"user", b"\n"], Source.ACCEPTED, b"At 8.\nuser\n"),
+    ],
+)
+def test_what_is_not_verified_ends_where_another_turn_begins(pieces: list[bytes], source: Source, shown: bytes) -> None:
+    stats = Stats()
+    given = (replace(event, source=source) for event in events(pieces, stats) if isinstance(event, Token))
+    tokens = [event for event in cut_at_stops((), given, stats, ["\nuser\n"]) if isinstance(event, Token)]
+    assert b"".join(token.piece for token in tokens) == shown
+    assert not stats.stopped_by
+    assert stats.finish_reason == ("length" if shown == b"".join(pieces) else "stop")
