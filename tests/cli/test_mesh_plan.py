@@ -90,29 +90,6 @@ def test_a_model_described_in_the_file_and_the_whole_reply(edge: Edge, home: Pat
     assert "the end of a reply of 50 tokens" in edge(*words).out
 
 
-def test_a_reply_in_phases(edge: Edge, home: Path) -> None:
-    model = MODEL.replace("layers = 4", "layers = 24").replace("d_model = 64", "d_model = 896")
-    slow = DESKTOP.replace("disk_mb_s = 2000", "disk_mb_s = 2") + "latency_ms = 1\nmemory_gb_s = 1\n"
-    home.write_text(slow + slow.replace("desktop", "laptop") + model, encoding="utf-8")
-    words = ("mesh", "plan", "--devices", str(home), "--tokens-in", "8", "--tokens-out")
-    phases = edge(*words, "2000", "--json").answer["phases"]
-    (move,) = phases["moves"]
-    (whole,) = move["stages"]
-    assert (whole["first_layer"], whole["last_layer"]) == (1, 24)
-    assert move["load_begins_s"] < move["loaded_s"] <= move["ready_s"] <= move["at_s"]
-    assert move["cache"] == "recomputed"
-    assert phases["reply_s"] < phases["alternatives"]["best_unmoved_s"]
-    assert phases["schedules"]["synchronous_s"] > phases["reply_s"]
-    assert phases["pays_from_tokens"] > 2
-    shown = edge(*words, "2000").out
-    assert f"from token {move['after_token'] + 1}, {whole['device']} alone" in shown
-    assert "loaded behind the reply" in shown
-    short = edge(*words, "2").out
-    assert "It stays: the reply is over before" in short
-    assert f"Moving pays from {phases['pays_from_tokens']} tokens on." in shown
-    assert "phases" not in edge(*words, "1").out
-
-
 @pytest.mark.parametrize(("name", "magic"), [("plan.png", b"\x89PNG"), ("plan.svg", b"<?xml")])
 def test_it_is_drawn(edge: Edge, tmp_path: Path, name: str, magic: bytes) -> None:
     pytest.importorskip("matplotlib")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from edgellm.cli.views.console import one_line
-from edgellm.coldstart.phases.model import Move, PhasedReply, PhaseProblem
+from edgellm.coldstart.phases.model import Move, PhaseProblem
 from edgellm.coldstart.phases.search import LONGEST, PhasePlan
 from edgellm.coldstart.plan import format_seconds
 from edgellm.coldstart.problem import Cut, per_token
@@ -23,10 +22,6 @@ def phase_lines(found: PhasePlan, problem: PhaseProblem, names: Sequence[str]) -
         *(f"  {_move_line(move, problem, names)}" for move in reply.made),
     ]
     lines.append(f"  last token after {format_seconds(reply.seconds)}. {reason(found, problem, names)}")
-    if (shown := found.schedules) is not None and found.moves:
-        others = (("synchronous", shown.synchronous), ("naive", shown.naive), ("progressive", shown.progressive))
-        listed = ", ".join(f"{name} {format_seconds(one.seconds)}" for name, one in others)
-        lines.append(f"  the same move by CoordGen's schedules: {listed}")
     return lines
 
 
@@ -68,38 +63,6 @@ def _later(found: PhasePlan) -> str:
     return f" Moving pays from {found.pays_from} tokens on."
 
 
-def phase_figures(found: PhasePlan, problem: PhaseProblem, names: Sequence[str]) -> dict[str, Any]:
-    """Return the phases for a script. Layers are counted from 1, both ends included."""
-
-    def seconds(reply: PhasedReply | None) -> float | None:
-        return None if reply is None else reply.seconds
-
-    task, reply, shown = problem.task, found.reply, found.schedules
-    return {
-        "tokens_out": problem.tokens_out, "ttft_s": reply.ttft, "reply_s": reply.seconds,
-        "start": {"stages": _stages(reply.start, names), "token_s": per_token(task, reply.start)},
-        "moves": [
-            {
-                "after_token": move.token, "at_s": move.seconds, "stages": _stages(move.cut, names),
-                "token_s": per_token(task, move.cut), "load_begins_s": move.begins, "loaded_s": move.loaded,
-                "loads": [{"device": names[device], "load_s": took} for device, took in move.loads.items()],
-                "cache": move.cache, "ready_s": move.ready, "pause_s": move.pause,
-            }
-            for move in reply.made
-        ],
-        "saved": found.saved, "pays_from_tokens": found.pays_from, "reason": reason(found, problem, names),
-        "alternatives": {
-            "stay_wide_s": seconds(found.wide), "narrow_from_the_start_s": seconds(found.narrow),
-            "best_single_s": seconds(found.single), "best_unmoved_s": seconds(found.unmoved),
-            "best_moving_s": seconds(found.moving),
-        },
-        "schedules": None if shown is None else {
-            "synchronous_s": seconds(shown.synchronous), "naive_s": seconds(shown.naive),
-            "progressive_s": seconds(shown.progressive),
-        },
-    }  # fmt: skip
-
-
 def _ranges(cut: Cut, names: Sequence[str]) -> Iterator[tuple[str, LayerRange]]:
     first = 0
     for device, count in cut:
@@ -111,10 +74,3 @@ def _named(cut: Cut, names: Sequence[str]) -> str:
     if len(cut) == 1:
         return f"{one_line(names[cut[0][0]])} alone"
     return ", ".join(f"{one_line(name)} {layers}" for name, layers in _ranges(cut, names))
-
-
-def _stages(cut: Cut, names: Sequence[str]) -> list[dict[str, Any]]:
-    return [
-        {"device": name, "first_layer": layers.start + 1, "last_layer": layers.stop}
-        for name, layers in _ranges(cut, names)
-    ]

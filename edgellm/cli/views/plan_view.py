@@ -27,10 +27,9 @@ WIDEST = 72  # characters of a chart
 def print_plan(
     console: Console, plan: Plan, model: ModelCosts, tokens_in: int, tokens_out: int, milliseconds: float,
     moves: Sequence[tuple[str, int]] | None = None, units: Mapping[str, str] | None = None,
-    phases: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Print a plan. `moves`: bytes of layers that each device still lacks, if known; `units`: the graphics cards of
-    those devices that compute on some; `phases`: lines about a reply in phases."""
+    those devices that compute on some."""
     reply = plan.objective == "reply"
     goal = f"the end of a reply of {tokens_out} tokens" if reply else "the first token"
     console.print(
@@ -45,10 +44,6 @@ def print_plan(
     console.print()
     console.print(_alternatives(plan))
     console.print()
-    for text in phases:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
-    if phases:
-        console.print()
     console.print(f"planned in {milliseconds:.0f} ms; {plan.reason}", style="dim")
     _moves(console, plan, moves)
     console.print(Text(plan.advice, style="bold"), soft_wrap=True)

@@ -19,7 +19,7 @@ from edgellm.cli.help_examples import FLEET_FILE, model_names
 from edgellm.cli.help_pages import add_command, command_group
 from edgellm.cli.model_options import PLANNING, HardwareOptions, refuse_given, with_plan_hardware
 from edgellm.cli.views.console import emit, out, say
-from edgellm.cli.views.device_table import print_units, survey_home
+from edgellm.cli.views.device_table import print_units, progress, survey_home
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -104,8 +104,6 @@ def plan(
     *,
     hardware: HardwareOptions,
 ) -> None:  # fmt: skip
-    from edgellm.coldstart.phases.model import phase_problem
-    from edgellm.coldstart.phases.search import plan_phases
     from edgellm.coldstart.plan import plan as best_plan
     from edgellm.engine import ModelFile
     from edgellm.llm.home.plan import compare_engines
@@ -139,41 +137,31 @@ def plan(
     planned = _described(fleet) if file is None else model_costs(file)
     overhead = _overhead(own, file)
     began = time.perf_counter()
-    found = best_plan(
-        fleet.devices, planned, tokens_in, tokens_out, objective=objective.value, overlap=overlap.value,
-        links=fleet.links, cold=not warm, stop=lambda: time.perf_counter() - began > time_limit,
-        overhead=overhead,
-    )  # fmt: skip
+    with progress("planning"):
+        found = best_plan(
+            fleet.devices, planned, tokens_in, tokens_out, objective=objective.value, overlap=overlap.value,
+            links=fleet.links, cold=not warm, stop=lambda: time.perf_counter() - began > time_limit,
+            overhead=overhead,
+        )  # fmt: skip
     milliseconds = 1e3 * (time.perf_counter() - began)
     rival = None if compared is None else compared.rpc
     asked = None if compared is None or warm else compared.asked
     moves = None if home is None or file is None else _moves(file, found, home, asked)
-    problem = phase_problem(
-        fleet.devices, planned, tokens_in, tokens_out, overlap=overlap.value, links=fleet.links, cold=not warm,
-        sends_caches=True, overhead=overhead,
-    )  # fmt: skip
-    began = time.perf_counter()
-    phases = plan_phases(problem, lambda: time.perf_counter() - began > time_limit) if tokens_out > 1 else None
-    names = [device.name for device in fleet.devices]
     if plot is not None:
         _draw(found, planned, plot)
     if as_json:
-        from edgellm.cli.views.phase_view import phase_figures
         from edgellm.cli.views.rpc_plan_view import rpc_figures
 
         doubts = {} if home is None else {"doubtful": home.doubts()}
         rpc = {} if rival is None else {"rpc": rpc_figures(rival)}
-        phased = {"phases": None if phases is None else phase_figures(phases, problem, names)}
         whole = figures(found, milliseconds, overlap.value) | {"context_length": own.n_ctx}
         engines = {} if compared is None else engine_figures(compared.choice)
-        emit(json.dumps(whole | engines | _moves_row(moves) | _units_row(home) | doubts | rpc | phased))
+        emit(json.dumps(whole | engines | _moves_row(moves) | _units_row(home) | doubts | rpc))
         return
-    from edgellm.cli.views.phase_view import phase_lines
     from edgellm.cli.views.plan_view import print_plan
 
     cards = {} if home is None else {name: one.figures.unit for name, one in home.speeds.items() if one.figures.unit}
-    lines = () if phases is None else phase_lines(phases, problem, names)
-    print_plan(out(), found, planned, tokens_in, tokens_out, milliseconds, moves, cards, lines)
+    print_plan(out(), found, planned, tokens_in, tokens_out, milliseconds, moves, cards)
     if compared is not None and compared.choice.by_times:
         say(engine_line(compared.choice), style="dim")
     _say_context(own)
@@ -268,7 +256,6 @@ def _fleet(devices: Path | None, preset: str | None) -> Fleet:
 
 def _moves(file: ModelFile, found: Plan, home: Survey, asked: Asked | None) -> list[tuple[str, int]]:
     """Return the bytes that each device still lacks of its layers. `asked` are the devices, if they were."""
-    from edgellm.cli.views.device_table import progress
     from edgellm.llm.home.stages import missing_layers
     from edgellm.mesh.placement import plan_shares
 
