@@ -52,7 +52,8 @@ export class Marks {
   uncheckedWords(text) {
     let words = 0, token = 0;
     for (const { 0: word, index } of text.matchAll(/\S+/g)) {
-      while (token < this.size && (this.ends[token] <= index || !UNVERIFIED.includes(this.source(token)))) token += 1;
+      while (token < this.size && (this.ends[token] <= index || !this.numbers[4 * token + 1] ||
+        !UNVERIFIED.includes(this.source(token)))) token += 1;
       if (token < this.size && (this.ends[token - 1] ?? 0) < index + word.length) words += 1;
     }
     return words;
