@@ -21,6 +21,7 @@ from edgellm.http.dialects import add_dialects, error_body
 from edgellm.http.handlers import IGNORED, RequestHandler
 from edgellm.http.metrics import CONTENT_TYPE
 from edgellm.http.middleware import redact
+from edgellm.http.schemas.body import BodyRoute
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info, error_responses
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, UnloadRequest
 from edgellm.http.schemas.responses import ChatCompletion, Completion, Health, ModelInfo, ModelList, Unloaded
@@ -74,13 +75,14 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
         description="OpenAI's API over a pair of models. Parameters that are not described here have no effect; the"
         f" header {IGNORED} of the response names them. A strict server refuses them.",
     )  # fmt: skip
+    app.router.route_class = BodyRoute
     _add_error_handlers(app, handler)
     _add_models(app, handler)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["server"], summary="Whether requests are accepted", responses=error_responses(503),
              response_model_exclude_none=True)  # fmt: skip
-    def health() -> Health:
+    async def health() -> Health:
         return server_health(handler)
 
     @app.get("/status", tags=["server"], summary="The page's data: models, devices, links",
@@ -186,8 +188,10 @@ def _validation_error(request: Request, errors: Sequence[Any]) -> ErrorInfo:
         return ErrorInfo(415, f"The Content-Type is {media_type or 'missing'}. Send application/json.")
     if not errors:
         return ErrorInfo(400, "The request is not as /openapi.json describes it.")
-    # of alternatives, the one that came nearest
-    first = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
+    # of alternatives, the one that came nearest: a list that is too long is of the right kind
+    first = max(
+        errors, key=lambda error: (error["type"] == "too_long", len(error["loc"]), not error["type"].endswith("_type"))
+    )
     if first["type"] == "json_invalid":
         return ErrorInfo(400, f"The body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")
     name = ".".join(part for part in map(str, first["loc"][1:]) if _FIELD.fullmatch(part) and part not in _TYPES)

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, 
 from edgellm.errors import ConversationChanged, ConversationTooLong, HistoryUnusable
 from edgellm.http.middleware import bearer_token
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, error_responses
-from edgellm.http.schemas.requests import RequestModel
+from edgellm.http.schemas.request_model import RequestModel
 from edgellm.storage.chat_log import MAX_BYTES, Conversation, Conversations
 
 PATH = "/conversations"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import time
 
 import numpy as np
 
-from edgellm.engine import Floats
+from edgellm.engine import Floats, ModelFile
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.errors import InvalidOption, Stopped
+from edgellm.http.schemas.responses import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,20 @@ class ServedEmbedder:
     def __init__(self, embedder: Embedder, name: str) -> None:
         self._embedder, self.name, self.width = embedder, name, embedder.width
         self._lock = threading.Lock()
+        self._created = int(time())
+
+    def info(self) -> ModelInfo:
+        positions = self._embedder.positions
+        return ModelInfo(id=self.name, created=self._created, context_length=positions, loaded=True, embeds=True)
+
+    @property
+    def file(self) -> ModelFile:
+        return self._embedder.model.file
+
+    @property
+    def offloaded(self) -> bool:
+        """Return whether layers of the model are in the memory of a GPU."""
+        return self._embedder.model.offloaded
 
     def embed(
         self, texts: Sequence[str | Sequence[int]], has_left: Callable[[], bool], *, cut: bool = False

@@ -24,6 +24,7 @@ from edgellm.http.mesh_status import MeshRecorder, PlanOut
 from edgellm.http.metrics import Metrics
 from edgellm.http.middleware import redact, unredacted
 from edgellm.http.model_host import KEEP_ALIVE, Lease, ModelCatalog, ModelHost, Opener, ServedModel, keep_alive_seconds
+from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import (
     MakeBuilder,
     ResponseBuilder,
@@ -59,9 +60,9 @@ SIGN_OF_LIFE = 10.0  # seconds between signs of a stream that waits for a model,
 
 @dataclass(frozen=True, slots=True)
 class PreparedReply:
-    """How a reply is written, with which options, and the builder of its responses."""
+    """How the replies to each prompt are written, with which options, and the builder of their responses."""
 
-    write: Callable[..., Reply]
+    writes: Sequence[Callable[..., Reply]]
     options: ReplyOptions
     builder: ResponseBuilder
 
@@ -98,7 +99,6 @@ class RequestHandler:
         self.metrics = Metrics(self.admission)
         self.plan: PlanOut | None = None
         self.rtt_ms: float | None = None  # of the last reply that reported one
-        self._embedder: ServedEmbedder | None = None
         self._fair_lock = FairLock()
         self._executor = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
         self._tasks: set[ReplyTask] = set()
@@ -116,11 +116,11 @@ class RequestHandler:
 
     def open_embedder(self, embedder: ServedEmbedder) -> None:
         """Embed texts with `embedder` from now on."""
-        self._embedder = embedder
+        self.models.open_embedder(embedder)
 
     def embedder(self, name: str | None) -> ServedEmbedder:
         """Return the embedding model. Raises ApiError (404) where there is none, or none of that `name`."""
-        if (served := self._embedder) is None:
+        if (served := self.models.embedder) is None:
             message = "This server embeds no texts. Start it with --embeddings MODEL."
             raise ApiError(ErrorInfo(404, message, code="model_not_found"))
         if name not in (None, served.name):
@@ -142,12 +142,17 @@ class RequestHandler:
                 reply failed before its first token.
             InvalidOption: a parameter is out of range.
         """
-        messages, names = request.turns(), [*(request.unknown() if ignored is None else ignored), *request.unkept()]
-        make = make_builder or partial(ChatResponseBuilder, include_usage=request.include_usage)
+        messages, names = await in_reader(
+            lambda: (
+                request.turns(),
+                header_names([*(request.unknown() if ignored is None else ignored), *request.unkept()]),
+            )
+        )
+        make = make_builder or partial(ChatResponseBuilder, include_usage=request.include_usage, n=request.n)
 
         def prepare(served: ServedModel) -> PreparedReply:
             builder = make(served.name, served.pair.piece)
-            return PreparedReply(partial(served.pair.reply, messages), served.options_for(request), builder)
+            return PreparedReply([partial(served.pair.reply, messages)], served.options_for(request), builder)
 
         return await self._respond(request, http, prepare, make, names)
 
@@ -155,23 +160,26 @@ class RequestHandler:
         self, request: CompletionRequest, http: Request, make_builder: MakeBuilder | None = None,
         ignored: Iterable[str] | None = None,
     ) -> Response:  # fmt: skip
-        """Return the continuation of a text, as `chat` does. Raises what `chat` raises."""
-        prompt, names = request.text_or_ids(), request.unknown() if ignored is None else ignored
-        make = make_builder or partial(CompletionResponseBuilder, include_usage=request.include_usage)
+        """Return the continuations of texts, as `chat` does. Raises what `chat` raises."""
+        names = await in_reader(
+            lambda: header_names([*(request.unknown() if ignored is None else ignored), *request.unkept()])
+        )
+        make = make_builder or partial(CompletionResponseBuilder, include_usage=request.include_usage, n=request.n)
 
         def prepare(served: ServedModel) -> PreparedReply:
             builder = make(served.name, served.pair.piece)
-            return PreparedReply(partial(served.pair.complete, prompt), served.options_for(request), builder)
+            writes = [partial(served.pair.complete, prompt) for prompt in request.prompts()]
+            return PreparedReply(writes, served.options_for(request), builder)
 
         return await self._respond(request, http, prepare, make, names)
 
     async def count_tokens(self, request: ChatRequest, http: Request, ignored: Iterable[str]) -> int | Response:
         """Return how many tokens the prompt of a conversation has. Raises what `chat` raises."""
-        messages = request.turns()
-        self.check_known(header_names(ignored))
+        messages, names = await in_reader(lambda: (request.turns(), header_names(ignored)))
+        self.check_known(names)
         lease = await self.models.lease(request.model)
         try:
-            pair, options = lease.served.pair, lease.served.options_for(request)
+            pair, options = lease.served.pair, await in_reader(lease.served.options_for, request)
             ids = await self.compute(http, lambda left: pair.prompt_ids(messages, options, left))
         finally:
             lease.release()
@@ -199,12 +207,11 @@ class RequestHandler:
 
     async def _respond(
         self, request: GenerationRequest, http: Request, prepare: Callable[[ServedModel], PreparedReply],
-        make_builder: MakeBuilder, ignored: Iterable[str],
+        make_builder: MakeBuilder, ignored: Sequence[str],
     ) -> Response:  # fmt: skip
         """Return a reply by the model that `request` names, which `prepare` is called with once it is in memory."""
-        names = header_names(ignored)
-        self.check_known(names)
-        headers = {IGNORED: ", ".join(names)} if names else {}
+        self.check_known(ignored)
+        headers = {IGNORED: ", ".join(ignored)} if ignored else {}
         disconnect = asyncio.create_task(_wait_for_disconnect(http.receive))
         begin = asyncio.ensure_future(self._begin(request, http, prepare, disconnect))
         stream: StreamingResponse | None = None
@@ -218,6 +225,7 @@ class RequestHandler:
                 return await _collect(begun.task, begun.events, begun.builder, headers)
             waiting = make_builder(request.model or "", bytes)
             pieces = self._pieces(begin, disconnect, waiting)
+            headers["X-Accel-Buffering"] = "no"  # or nginx holds a stream back
             stream = StreamingResponse(pieces, media_type=waiting.media_type, headers=headers)
             return stream
         finally:
@@ -237,11 +245,13 @@ class RequestHandler:
             return None
         task: ReplyTask | None = None
         try:
-            served, prepared = lease.served, prepare(lease.served)
+            served, prepared = lease.served, await in_reader(prepare, lease.served)
             options = prepared.options
             self._check_verified(request, http, served, options)
-            seeds = (None if options.seed is None else options.seed + number for number in range(request.n))
-            starts = [partial(_started, prepared.write, replace(options, seed=seed)) for seed in seeds]
+            seeds = [None if options.seed is None else options.seed + number for number in range(request.n)]
+            starts = [
+                partial(_started, write, replace(options, seed=seed)) for write in prepared.writes for seed in seeds
+            ]
             if not await self._admit(disconnect, served):
                 return None
             task = self._start(
@@ -465,5 +475,6 @@ async def _collect(
         return Response(status_code=499)  # the reply was cancelled, as the client has left
     if count := turns_left_out(written[0].notices):
         headers[LEFT_OUT] = str(count)
-    headers[VERIFIED] = f"{written[0].summary.share_verified or 0.0:.4f}"
+    if written[0].summary.tokens:
+        headers[VERIFIED] = f"{written[0].summary.share_verified or 0.0:.4f}"
     return Response(json_bytes(builder.whole(written)), headers=headers, media_type="application/json")

@@ -21,6 +21,7 @@ from typing import Protocol
 from edgellm.engine import ModelFile
 from edgellm.errors import EdgeError, InvalidOption, MemoryShort, ModelNotFound, Stopped
 from edgellm.http.admission import STOPPING
+from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.mesh_status import MeshRecorder
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
 from edgellm.http.schemas.requests import GenerationRequest
@@ -173,6 +174,7 @@ class ModelHost:
         self._tasks: set[asyncio.Task[None]] = set()
         self._catalog: ModelCatalog | None = None
         self._default: str | None = None
+        self._embedder: ServedEmbedder | None = None
         self._no_model_reason = ""
         self._closing = False
 
@@ -188,6 +190,14 @@ class ModelHost:
     def add(self, served: ServedModel) -> None:
         """Serve another model by its name from now on; it is left open."""
         self._loaded = {**self._loaded, served.name: _Loaded(served, None, math.inf)}
+
+    def open_embedder(self, embedder: ServedEmbedder) -> None:
+        """Embed texts with `embedder` from now on, beside the models that write replies."""
+        self._embedder = embedder
+
+    @property
+    def embedder(self) -> ServedEmbedder | None:
+        return self._embedder
 
     def open_without_model(self, reason: str) -> None:
         """Refuse requests for a model with `reason` from now on."""
@@ -239,19 +249,22 @@ class ModelHost:
         """Return all models that can be named, the default one first."""
         listed = [] if self._catalog is None else await asyncio.to_thread(self._catalog.infos)
         here = {name: one.served.info() for name, one in self._loaded.items()}
-        known = {info.id: info for info in listed} | here
+        embeds = {} if self._embedder is None else {self._embedder.name: self._embedder.info()}
+        known = {info.id: info for info in listed} | embeds | here
         first = [self.default_name] if self.default_name in known else []
         return [known[name] for name in dict.fromkeys([*first, *known])]
 
     async def info(self, name: str) -> ModelInfo:
         """Return one model. Raises ApiError (404) where there is none of that name."""
-        found = await self._find(name)
+        found = name if self._embeds(name) else await self._find(name)
         known = next((info for info in await self.infos() if info.id == found), None)
         return known or self._loaded[found].served.info()
 
     async def file(self, name: str) -> ModelFile | None:
         """Return the file of a model; None where it is on another device. Raises ApiError (404) where there is none of
         that name."""
+        if self._embedder is not None and self._embeds(name):
+            return self._embedder.file
         found = await self._find(name)
         model = None if (loaded := self._loaded.get(found)) is None else loaded.served.pair.text_model
         if model is not None:
@@ -324,6 +337,9 @@ class ModelHost:
             raise ApiError(ErrorInfo(404, self._no_model_reason, code="model_not_found"))
         if name is None:
             return default
+        if self._embeds(name):
+            message = f"{name} embeds texts, and writes no replies. Ask for {default!r}, or leave model out."
+            raise ApiError(ErrorInfo(400, message, param="model"))
         if name in self._loaded or name in self._openers:
             return name
         if self._catalog is None:
@@ -338,6 +354,10 @@ class ModelHost:
         if opener.name not in self._openers:
             self._openers[opener.name] = opener
         return opener.name
+
+    def _embeds(self, name: str) -> bool:
+        """Return whether `name` is the model that embeds texts, and no other one in memory."""
+        return self._embedder is not None and name == self._embedder.name and name not in self._loaded
 
     def _release(self, loaded: _Loaded) -> None:
         loaded.users -= 1

@@ -86,7 +86,7 @@ def test_a_message_without_text_is_refused_in_plain_words(ask: Ask) -> None:
     [
         ({"max_tokens": "5"}, "max_tokens is '5'. Give a whole number."),
         ({"max_tokens": 0}, "max_tokens is 0. Give a number of at least 1."),
-        ({"temperature": 3}, "temperature is 3. Give a number of at most 2.0."),
+        ({"temperature": 300}, "temperature is 300. Give a number of at most 100.0."),
         ({"stream": "yes"}, "stream is 'yes'. Give true or false."),
         ({"stop": ["a"] * 17}, "stop has a wrong value. Give at most 16 of them."),
         ({"messages": "Hello"}, "messages is 'Hello'. Give a list."),

@@ -53,7 +53,7 @@ TEXT_LOGPROBS = {
     "tokens": ["str"], "token_logprobs": ["float"], "top_logprobs": ["a float for each token"], "text_offset": ["int"],
 }  # fmt: skip
 MODEL = {"id": "str", "object": "str", "created": "int", "owned_by": "str", "context_length": "int",
-         "loaded": "bool", "device": "null"}  # fmt: skip
+         "loaded": "bool", "device": "null", "embeds": "bool"}  # fmt: skip
 
 Shape = Any
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 from edgellm.engine.grammar.formats import FORMATS
 from edgellm.errors import InvalidOption
@@ -13,7 +15,7 @@ from edgellm.errors import InvalidOption
 Schema: TypeAlias = Mapping[str, Any]
 
 MAX_DEPTH = 32
-_MAX_MERGED, _MAX_ALTERNATIVES = 2000, 64
+_MAX_MERGED, _MAX_ALTERNATIVES = 500, 64
 _MAX_COMPARED, _MAX_DEPTH_COMPARED = 20_000, 8
 _MAX_UNIQUE = 8  # values that an array may have once each: a state for each set of those that are left
 
@@ -114,9 +116,9 @@ class SchemaReader:
             raise refused(f"$ref is {json.dumps(ref)[:60]}", "Only references within the schema (#/$defs/NAME) work.")
         target: Any = self._root
         for part in ref.split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
             if not isinstance(target, dict) or key not in target:
-                raise refused(f"$ref {ref!r} leads nowhere", "Check the name.")
+                raise refused(f"$ref {reprlib.repr(ref)} leads nowhere", "Check the name.")
             target = target[key]
         return target
 

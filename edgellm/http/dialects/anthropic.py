@@ -13,13 +13,24 @@ from starlette.responses import Response
 
 from edgellm.engine import ToolCall
 from edgellm.http.dialects.blocks import BlockResponseBuilder
-from edgellm.http.dialects.dialect import Dialect, DialectRequest, arguments_of, chat_request
+from edgellm.http.dialects.dialect import Dialect, arguments_of, chat_request
 from edgellm.http.handlers import RequestHandler
+from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import WrittenReply, named_events
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
-from edgellm.http.schemas.requests import MAX_TEXT, MAX_TOKENS, TOOL_NAME, ChatRequest, RequestModel, StopText
+from edgellm.http.schemas.request_model import (
+    MAX_TEXT,
+    MAX_TOKENS,
+    MostTokens,
+    ReplyRequest,
+    RequestModel,
+    Stops,
+    Temperature,
+    TopK,
+    TopP,
+)
+from edgellm.http.schemas.requests import TOOL_NAME, ChatRequest
 from edgellm.http.schemas.responses import ChunkExtension, summary_extension
-from edgellm.spec.params import MAX_STOPS
 from edgellm.spec.types import Channel, Summary
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -142,7 +153,7 @@ class AnthropicMetadata(RequestModel):
     user_id: str = Field("", max_length=1000, description="Accepted, but neither used nor passed on.")
 
 
-class AnthropicPrompt(DialectRequest):
+class AnthropicPrompt(ReplyRequest):
     """The parameters that say what the model reads."""
 
     messages: list[AnthropicTurn] = Field(min_length=1, max_length=4096)
@@ -178,12 +189,12 @@ class AnthropicPrompt(DialectRequest):
 
 
 class AnthropicRequest(AnthropicPrompt):
-    max_tokens: int = Field(ge=1, le=MAX_TOKENS, description="The longest reply, with its thought.")
+    max_tokens: MostTokens = Field(description="The longest reply, with its thought.")
     stream: bool = False
-    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 is greedy; null: as the model wants.")
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=0, le=MAX_TOKENS)
-    stop_sequences: list[StopText] = Field([], max_length=MAX_STOPS)
+    temperature: Temperature | None = Field(None, description="0 is greedy; null: as the model wants.")
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    stop_sequences: Stops = None
     metadata: AnthropicMetadata | None = None
     output_config: AnthropicOutput | None = Field(None, description="format: the reply is JSON, valid by its schema.")
     output_format: AnthropicFormat | None = Field(None, description="The former place of output_config.format.")
@@ -194,7 +205,7 @@ class AnthropicRequest(AnthropicPrompt):
         schema = None if form is None else {"type": "json_schema", "json_schema": {"schema": form.schema_}}
         return self.chat(
             max_tokens=self.max_tokens, stream=self.stream, temperature=self.temperature, top_p=self.top_p,
-            top_k=self.top_k, stop=self.stop_sequences or None, response_format=schema,
+            top_k=self.top_k, stop=self.stop_sequences, response_format=schema,
         )  # fmt: skip
 
 
@@ -365,12 +376,12 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     @app.post("/v1/messages", tags=["Anthropic"], summary="Reply to a conversation", response_model=AnthropicReply,
               responses=stream | errors)  # fmt: skip
     async def messages(body: AnthropicRequest, request: Request) -> Response:
-        return await handler.chat(body.completion(), request, AnthropicResponseBuilder, body.unknown())
+        return await handler.chat(await in_reader(body.completion), request, AnthropicResponseBuilder, body.unknown())
 
     @app.post("/v1/messages/count_tokens", tags=["Anthropic"], summary="The tokens of a conversation",
               response_model=AnthropicTokenCount, responses=errors)  # fmt: skip
     async def count_tokens(body: AnthropicPrompt, request: Request) -> Response | AnthropicTokenCount:
-        count = await handler.count_tokens(body.chat(), request, body.unknown())
+        count = await handler.count_tokens(await in_reader(body.chat), request, body.unknown())
         return count if isinstance(count, Response) else AnthropicTokenCount(input_tokens=count)
 
 

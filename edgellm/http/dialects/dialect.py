@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from edgellm.engine import ToolCall
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.schemas.errors import ErrorInfo, invalid_request
-from edgellm.http.schemas.requests import ChatRequest, RequestModel
+from edgellm.http.schemas.requests import ChatRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,6 @@ class Dialect:
     def has(self, path: str) -> bool:
         """Return whether `path` belongs to this API."""
         return any(path == prefix or path.startswith(f"{prefix}/") for prefix in self.prefixes)
-
-
-class DialectRequest(RequestModel):
-    """The parameters that requests for a reply have in every dialect."""
-
-    model: str | None = Field(None, max_length=500, description="The name from /v1/models; may be left out.")
-    require_verified: bool = Field(
-        False, description="End with an error instead of a token that the verifier has not checked. Our extension."
-    )
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:

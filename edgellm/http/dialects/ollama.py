@@ -12,29 +12,37 @@ from time import perf_counter_ns, time
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, Field, JsonValue
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgellm.engine import ModelFile, ToolCall
 from edgellm.engine.thinking import find_markup
-from edgellm.http.dialects.dialect import Dialect, DialectRequest, arguments_of, chat_request
+from edgellm.http.dialects.dialect import Dialect, arguments_of, chat_request
+from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.model_host import LoadedModel, keep_alive_seconds
+from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import ResponseBuilder, TextDelta, WrittenReply, json_lines
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
-from edgellm.http.schemas.requests import (
+from edgellm.http.schemas.request_model import (
     MAX_TEXT,
     MAX_TOKENS,
-    ChatRequest,
-    CompletionRequest,
+    MinP,
+    MostTokens,
+    Penalty,
+    Repeat,
+    ReplyRequest,
     RequestModel,
-    StopText,
-    ToolSchema,
+    Seed,
+    Stops,
+    Temperature,
+    TopK,
+    TopP,
 )
+from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, ToolSchema
 from edgellm.http.schemas.responses import ChunkExtension, ModelInfo, summary_extension
 from edgellm.spec.model_sampling import sampling_of
-from edgellm.spec.params import MAX_PENALTY, MAX_STOPS, MIN_REPEAT
 from edgellm.spec.types import Channel, Summary
 
 API_VERSION = "0.13.0"
@@ -46,21 +54,23 @@ _NEVER = "9999-12-31T00:00:00Z"
 class OllamaOptions(RequestModel):
     """The options that have an effect here."""
 
-    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 is greedy; null: as the model wants.")
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=0, le=MAX_TOKENS)
-    min_p: float | None = Field(None, ge=0.0, le=1.0)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    num_predict: int | None = Field(None, ge=-2, le=MAX_TOKENS, description="The longest reply; below 1: what fits.")
-    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
-    repeat_penalty: float | None = Field(None, ge=MIN_REPEAT, le=MAX_PENALTY)
-    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    temperature: Temperature | None = Field(None, description="0 is greedy; null: as the model wants.")
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    num_predict: (
+        Annotated[MostTokens, BeforeValidator(lambda value: -1 if value == 0 and value is not False else value)] | None
+    ) = Field(None, description="The longest reply; below 1: what fits.")
+    stop: Stops = None
+    repeat_penalty: Repeat | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the options that are given, by their names in OpenAI's API."""
-        named = self.model_dump(include=set(type(self).model_fields) - {"num_predict"}, exclude_none=True)
-        return named | ({"max_tokens": self.num_predict} if self.num_predict and self.num_predict > 0 else {})
+        named = self.model_dump(exclude_none=True, include=set(type(self).model_fields))
+        return {"max_tokens" if name == "num_predict" else name: value for name, value in named.items()}
 
 
 class OllamaFunction(RequestModel):
@@ -75,7 +85,7 @@ class OllamaCall(RequestModel):
 
 
 class OllamaMessage(RequestModel):
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = Field("", max_length=MAX_TEXT)
     thinking: str = Field("", max_length=MAX_TEXT, description="The thought before an assistant's content.")
     images: list[JsonValue] = Field([], description="Refused: the models here read only text.")
@@ -96,7 +106,7 @@ class OllamaMessage(RequestModel):
         }  # fmt: skip
 
 
-class OllamaRequest(DialectRequest):
+class OllamaRequest(ReplyRequest):
     """The parameters of both kinds of replies."""
 
     model: str = Field(max_length=500, description="The name from /api/tags, with or without :latest.")
@@ -176,13 +186,13 @@ class OllamaGenerateRequest(OllamaRequest):
         if not self.raw:
             system = [{"role": "system", "content": self.system}] if self.system else []
             return self.completion(name, [*system, {"role": "user", "content": self.prompt}])
-        if self.format or self.system:
-            raise invalid_request("A raw prompt has no format and no system prompt here. Leave them out.", "raw")
-        return CompletionRequest(
-            model=name, prompt=self.prompt, stream=self.stream, keep_alive=self.keep_alive,
-            require_verified=self.require_verified,
-            **{"max_tokens": MAX_TOKENS, **self.sampling()},
-        )  # fmt: skip
+        if self.system:
+            raise invalid_request("A raw prompt has no system prompt here. Leave it out.", "system")
+        fields = {
+            "model": name, "prompt": self.prompt, "stream": self.stream, "keep_alive": self.keep_alive,
+            "require_verified": self.require_verified, "response_format": self._response_format(), "max_tokens": -1,
+        }  # fmt: skip
+        return CompletionRequest.model_validate(fields | self.sampling())
 
 
 class OllamaModelName(RequestModel):
@@ -329,9 +339,9 @@ class OllamaResponseBuilder(ResponseBuilder):
         thought = one.text(Channel.THINKING).rstrip()
         return self._reply(text, thought, calls, done=True, **self._figures(one.summary))
 
-    def loaded(self) -> BaseModel:
-        """Return the answer to a request that only has the model loaded."""
-        return self._reply("", "", done=True, done_reason="load")
+    def loaded(self, reason: Literal["load", "unload"]) -> BaseModel:
+        """Return the answer to a request that only has the model loaded, or unloaded."""
+        return self._reply("", "", done=True, done_reason=reason)
 
     def _reply(self, text: str, thought: str, calls: Sequence[OllamaCallOut] = (), **fields: Any) -> OllamaReply:
         more: dict[str, Any] = {"thinking": thought} if thought else {}
@@ -412,6 +422,14 @@ async def _running(handler: RequestHandler, loaded: LoadedModel) -> OllamaRunnin
     return OllamaRunningModel(**(entry | sizes), expires_at=expires, context_length=loaded.context_length)
 
 
+def _running_embedder(embedder: ServedEmbedder) -> OllamaRunningModel:
+    info, size = embedder.info(), embedder.file.header.file_size
+    return OllamaRunningModel(
+        **_entry(info.id, info.created, embedder.file), expires_at=_NEVER, size_vram=size if embedder.offloaded else 0,
+        context_length=info.context_length or 0,
+    )  # fmt: skip
+
+
 def _card(info: ModelInfo, file: ModelFile | None) -> OllamaModelCard:
     known: dict[str, Any] = {} if file is None else dict(file.header.metadata)
     plain: dict[str, JsonValue] = {name: value for name, value in known.items() if isinstance(value, (str, int, float))}
@@ -423,7 +441,8 @@ def _card(info: ModelInfo, file: ModelFile | None) -> OllamaModelCard:
         plain["general.parameter_count"] = sum(tensor.n_elements for tensor in file.header.tensors)
     return OllamaModelCard(
         modelfile=f"FROM {info.id}", parameters=parameters, template=template, details=_details(file), model_info=plain,
-        capabilities=["completion", "tools", *(["thinking"] if thinks else [])], modified_at=_time(info.created),
+        capabilities=["embedding"] if info.embeds else ["completion", "tools", *(["thinking"] if thinks else [])],
+        modified_at=_time(info.created),
     )  # fmt: skip
 
 
@@ -454,7 +473,8 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         make_builder = partial(OllamaResponseBuilder, chat=True)
         if body.is_empty():
             return await _load(handler, body, make_builder)
-        return await handler.chat(body.chat(plain_name(body.model)), request, make_builder, body.unknown())
+        asked = await in_reader(body.chat, plain_name(body.model))
+        return await handler.chat(asked, request, make_builder, body.unknown())
 
     @app.post("/api/generate", tags=["Ollama"], summary="Reply to a text", response_model=OllamaReply,
               responses=responses)  # fmt: skip
@@ -462,7 +482,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         make_builder = partial(OllamaResponseBuilder, chat=False)
         if body.is_empty():
             return await _load(handler, body, make_builder)
-        asked = body.request(plain_name(body.model))
+        asked = await in_reader(body.request, plain_name(body.model))
         if isinstance(asked, CompletionRequest):
             return await handler.complete(asked, request, make_builder, body.unknown())
         return await handler.chat(asked, request, make_builder, body.unknown())
@@ -476,7 +496,10 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
 
     @app.get("/api/ps", tags=["Ollama"], summary="The models in memory", responses=few)
     async def running() -> OllamaRunningModels:
-        return OllamaRunningModels(models=[await _running(handler, one) for one in handler.models.loaded()])
+        models = [await _running(handler, one) for one in handler.models.loaded()]
+        if (embedder := handler.models.embedder) is not None:
+            models.append(_running_embedder(embedder))
+        return OllamaRunningModels(models=models)
 
     @app.post("/api/show", tags=["Ollama"], summary="What is known of a model", responses=errors)
     async def show(body: OllamaModelName) -> OllamaModelCard:
@@ -498,9 +521,8 @@ async def _load(
     lease = await handler.models.lease(plain_name(body.model), keep_alive)
     lease.release()
     builder = make_builder(lease.served.name, lease.served.pair.piece)
-    return Response(
-        json_lines(builder.loaded())[0], media_type=builder.media_type if body.stream else "application/json"
-    )
+    answer = builder.loaded("unload" if keep_alive == 0 else "load")
+    return Response(json_lines(answer)[0], media_type=builder.media_type if body.stream else "application/json")
 
 
 DIALECT = Dialect(("/api",), _error, _add)

@@ -16,11 +16,13 @@ from starlette.responses import Response
 
 from edgellm.engine import ToolCall
 from edgellm.http.dialects.blocks import BlockResponseBuilder
-from edgellm.http.dialects.dialect import Dialect, DialectRequest, chat_request
+from edgellm.http.dialects.dialect import Dialect, chat_request
 from edgellm.http.handlers import RequestHandler
+from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import WrittenReply, named_events
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, ErrorResponse, error_responses, invalid_request
-from edgellm.http.schemas.requests import MAX_TEXT, MAX_TOKENS, TOOL_NAME, ChatRequest, RequestModel
+from edgellm.http.schemas.request_model import MAX_TEXT, MostTokens, ReplyRequest, RequestModel, Temperature, TopP
+from edgellm.http.schemas.requests import TOOL_NAME, ChatRequest
 from edgellm.http.schemas.responses import ChunkExtension, summary_extension
 from edgellm.spec.types import Channel, Summary
 
@@ -103,15 +105,15 @@ class ResponsesReasoning(RequestModel):
     effort: str | None = Field(None, max_length=40, description="Level of thinking; none: no thought.")
 
 
-class ResponsesRequest(DialectRequest):
+class ResponsesRequest(ReplyRequest):
     input: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[ResponsesItem], Field(max_length=4096)]
     instructions: str = Field("", max_length=MAX_TEXT, description="The system prompt; not kept for later requests.")
     previous_response_id: str | None = Field(None, max_length=200, description="Continue that conversation.")
     store: bool = Field(True, description="Keep the conversation in this process, to be continued.")
     stream: bool = False
-    max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The longest reply, with its thought.")
-    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 is greedy; null: as the model wants.")
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    max_output_tokens: MostTokens | None = Field(None, description="The longest reply, with its thought.")
+    temperature: Temperature | None = Field(None, description="0 is greedy; null: as the model wants.")
+    top_p: TopP | None = None
     tools: list[ResponsesTool] = Field([], max_length=128)
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -458,14 +460,14 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     @app.post("/v1/responses", tags=["OpenAI"], summary="Reply to a conversation, perhaps a kept one",
               response_model=ResponsesReply, responses={**stream, **error_responses()})  # fmt: skip
     async def respond(body: ResponsesRequest, request: Request) -> Response:
-        turns = [*store.turns(body.previous_response_id), *body.turns()]
+        turns = [*store.turns(body.previous_response_id), *await in_reader(body.turns)]
 
         def keep(response: str, message: Turn) -> None:
             if body.store:
                 store.keep(response, [*turns, message])
 
         make_builder = partial(ResponsesBuilder, request=body, keep=keep)
-        return await handler.chat(body.chat(turns), request, make_builder, body.unknown())
+        return await handler.chat(await in_reader(body.chat, turns), request, make_builder, body.unknown())
 
 
 def _error(info: ErrorInfo) -> BaseModel:

@@ -89,7 +89,7 @@ const LIST_EVERY = 15; // states of the server
 export async function showModels(status) {
   if (heard++ % LIST_EVERY === 0 || !models.some((one) => one.id === status.model)) {
     try {
-      models = (await call("GET", "/v1/models")).data;
+      models = (await call("GET", "/v1/models")).data.filter((one) => !one.embeds);
     } catch { /* the state line says that the server is gone */ }
   }
   const found = new Map(models.map((one) => [one.id, one.device ? `${one.id} on ${one.device}` : one.id]));

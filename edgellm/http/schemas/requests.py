@@ -1,77 +1,45 @@
-"""Requests: those of OpenAI's parameters that have an effect here, and a few of our own.
-
-A parameter that is null counts as left out. Unknown ones are accepted and named in the response, as clients send more
-than any server knows; a strict server refuses them. Parameters that would change the text and are not supported are
-accepted only with the value that changes nothing.
-"""
+"""Requests: those of OpenAI's parameters that have an effect here, and a few of our own."""
 
 from __future__ import annotations
 
 import json
 import reprlib
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from edgellm.engine import Message, ToolCall
-from edgellm.engine.grammar import unkept
+from edgellm.engine.grammar import MAX_SCHEMA, unkept
+from edgellm.http.schemas.body import json_text
 from edgellm.http.schemas.errors import invalid_request
+from edgellm.http.schemas.request_model import (
+    MAX_TEXT,
+    MAX_TOKENS,
+    MinP,
+    MostTokens,
+    Penalty,
+    Repeat,
+    ReplyRequest,
+    RequestModel,
+    Seed,
+    Stops,
+    Temperature,
+    TopK,
+    TopP,
+    Whole,
+)
 from edgellm.spec.params import (
     ANY_TOOL,
     GATES,
     MAX_BIAS,
     MAX_BIASES,
     MAX_LOGPROBS,
-    MAX_PENALTY,
-    MAX_STOP_LENGTH,
-    MAX_STOPS,
-    MIN_REPEAT,
     ReplyOptions,
 )
 
-MAX_TOKENS = 2**20
-MAX_TEXT = 2**22
-MAX_CHOICES = 16
-_MAX_SEED = 2**63 - 1
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "echo": (False,),
-    "suffix": ("",),
-}
-"""Parameters of other servers that are not supported here, and the values that ask for nothing."""
-
-StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-
-
-class RequestModel(BaseModel):
-    """Data from a client. Unknown fields are kept apart, nothing is converted silently, and null counts as left out."""
-
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-
-    def unknown(self, path: str = "") -> Iterator[str]:
-        """Yield the paths of unknown fields, here and within."""
-        yield from (path + name for name in self.model_extra or ())
-        for name in self.model_fields_set & set(type(self).model_fields):
-            value = getattr(self, name)
-            if isinstance(value, RequestModel):
-                yield from value.unknown(f"{path}{name}.")
-            for number, item in enumerate(value if isinstance(value, list) else ()):
-                if isinstance(item, RequestModel):
-                    yield from item.unknown(f"{path}{name}.{number}.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {name: value for name, value in data.items() if value is not None}
-        return data
+MAX_CHOICES, MAX_PROMPTS = 16, 64
 
 
 class UnloadRequest(RequestModel):
@@ -82,39 +50,46 @@ class StreamOptions(RequestModel):
     include_usage: bool = Field(False, description="Send the usage in a last chunk, which has no choices.")
 
 
-class GenerationRequest(RequestModel):
+class NamedSchema(RequestModel):
+    name: str = Field("", max_length=200)
+    description: str = Field("", max_length=MAX_TEXT)
+    strict: bool = Field(True, description="The schema is always kept.")
+    schema_: dict[str, JsonValue] = Field({}, alias="schema")
+
+
+class ResponseFormat(RequestModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    schema_: dict[str, JsonValue] | None = Field(None, alias="schema", description="As llama.cpp has it.")
+
+
+class GenerationRequest(ReplyRequest):
     """The parameters that chat completions and completions share."""
 
-    model: str | None = Field(None, max_length=500, description="The name from /v1/models; may be left out.")
     stream: bool = Field(False, description="Send server-sent events, with [DONE] at the end.")
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(
-        None, ge=0.0, le=2.0, description="0 is greedy: always the likeliest token. Null here and in the next four:"
-        " as the model wants; /status says how.",
+    temperature: Temperature | None = Field(
+        None, description="0 is greedy: always the likeliest token. Null here and in the next four: as the model wants;"
+        " /status says how.",
     )  # fmt: skip
-    top_p: float | None = Field(
-        None, gt=0.0, le=1.0, description="Sample from the likeliest tokens with this total share."
+    top_p: TopP | None = Field(
+        None, description="Sample from the likeliest tokens with this total share; 0: the likeliest."
     )
-    top_k: int | None = Field(
-        None, ge=0, le=MAX_TOKENS, description="Sample from this many of the likeliest tokens; 0: all."
+    top_k: TopK | None = Field(None, description="Sample from this many of the likeliest tokens; 0 and below: all.")
+    min_p: MinP | None = Field(None, description="Least probability, as a share of the likeliest token's.")
+    repeat_penalty: Repeat | None = Field(
+        None, description="Above 1: repeat the last 64 tokens less, as in llama.cpp; 0 and 1: off."
     )
-    min_p: float | None = Field(
-        None, ge=0.0, le=1.0, description="Least probability, as a share of the likeliest token's."
-    )
-    repeat_penalty: float | None = Field(
-        None, ge=MIN_REPEAT, le=MAX_PENALTY, description="Above 1: repeat the last 64 tokens less, as in llama.cpp."
-    )
-    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0, description="Subtracted for each time in the reply.")
-    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0, description="Subtracted for tokens that the reply has.")
+    frequency_penalty: Penalty = Field(0.0, description="Subtracted for each time in the reply.")
+    presence_penalty: Penalty = Field(0.0, description="Subtracted for tokens that the reply has.")
     logit_bias: dict[
         Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
     ] = Field({}, max_length=MAX_BIASES, description="Amounts added to the logits of tokens, by their ids.")
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="How many replies to write, one after the other.")
-    seed: int | None = Field(
-        None, ge=-(2**63), le=_MAX_SEED, description="Repeats a sampled reply; null: a new one for each."
-    )
-    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = Field(
-        None, description="The reply ends before the first of these texts."
+    n: Whole = Field(1, ge=1, le=MAX_CHOICES, description="How many replies to write, one after the other.")
+    seed: Seed | None = Field(None, description="Repeats a sampled reply; null and -1: a new one for each.")
+    stop: Stops = Field(None, description="The reply ends before the first of these texts.")
+    response_format: ResponseFormat | None = Field(
+        None, description="json_object or json_schema: the reply is JSON, valid by the schema."
     )
     return_progress: bool = Field(
         False, description="As in llama.cpp: a stream has prompt_progress while a long prompt is read."
@@ -122,9 +97,6 @@ class GenerationRequest(RequestModel):
     user: str | None = Field(None, max_length=1000, description="Accepted, but neither used nor passed on.")
     keep_alive: float | Annotated[str, Field(max_length=40)] | None = Field(
         None, description="How long the model stays in memory after it: 5m, 300, -1 for ever. As in Ollama's API."
-    )
-    require_verified: bool = Field(
-        False, description="End with an error instead of a token that the verifier has not checked. Our extension."
     )
     budget: float | None = Field(
         None, ge=0.0, le=1.0, description="The share of drafted chunks to verify; null: all. Our extension."
@@ -138,16 +110,47 @@ class GenerationRequest(RequestModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _supported(cls, data: Any) -> Any:
+    def _one_schema(cls, data: Any) -> Any:
+        """Take other servers' names of a JSON schema for `response_format`."""
         if not isinstance(data, dict):
             return data
-        for name in [name for name in data if name in NEUTRAL and name not in cls.model_fields]:
-            value = data[name]
-            if value is not None and not any(type(value) is type(one) and value == one for one in _neutral(name)):
+        named = {name: data[name] for name in ("json_schema", "guided_json") if data.get(name)}
+        outputs = data.get("structured_outputs")
+        if isinstance(outputs, dict) and (given := {name: value for name, value in outputs.items() if value}):
+            if given.keys() not in ({"json"}, {"json_object"}):
                 raise invalid_request(
-                    f"{name} is {reprlib.repr(value)}, which is not supported here. Leave {name} out.", name
-                )
-        return {name: value for name, value in data.items() if name not in NEUTRAL or name in cls.model_fields}
+                    f"structured_outputs has {reprlib.repr(sorted(given))}, and only json and json_object are supported"
+                    " here. Leave the others out.", "structured_outputs",
+                )  # fmt: skip
+            named["structured_outputs"] = given.get("json", {"type": "object"})
+        if not named:
+            return {name: value for name, value in data.items() if name != "structured_outputs" or value is not outputs}
+        name, schema = next(iter(named.items()))
+        if len(named) > 1 or data.get("response_format"):
+            raise invalid_request("There are several schemas of the reply. Give response_format alone.", name)
+        form = {"type": "json_schema", "json_schema": {"schema": _parsed(schema, name)}}
+        return {key: value for key, value in data.items() if key != name} | {"response_format": form}
+
+    def reply_schema(self) -> str | None:
+        """Return the JSON schema of the reply; None where any text will do."""
+        form = self.response_format
+        if form is None or form.type == "text":
+            return None
+        schema = form.schema_ if form.json_schema is None else form.json_schema.schema_
+        if schema is None and form.type == "json_schema":
+            raise invalid_request("response_format has no json_schema. Give it.", "response_format.json_schema")
+        text = json.dumps({"type": "object"} if schema is None else schema)
+        if len(text) > MAX_SCHEMA:
+            raise invalid_request(
+                f"The JSON schema has {len(text)} characters; at most {MAX_SCHEMA} are allowed. Shorten it.",
+                "response_format.json_schema",
+            )
+        return text
+
+    def unkept(self) -> list[str]:
+        """Return the keywords of the reply's JSON schema that the reply may break. Raise InvalidOption where it is no
+        schema."""
+        return [] if (schema := self.reply_schema()) is None else unkept(schema)
 
     @property
     def include_usage(self) -> bool:
@@ -178,7 +181,8 @@ class GenerationRequest(RequestModel):
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             logit_bias={int(token): amount for token, amount in self.logit_bias.items()},
-            seed=None if self.seed is None else self.seed & (2**64 - 1),
+            json_schema=self.reply_schema(),
+            seed=None if self.seed in (None, -1) else self.seed & (2**64 - 1),
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             logprobs=self._logprobs(),
             budget=self.budget,
@@ -194,10 +198,14 @@ class GenerationRequest(RequestModel):
         """Return how many other tokens' log-probabilities to report beside each token's own; None: report none."""
 
 
-def _neutral(name: str) -> tuple[Any, ...]:
-    """Return the neutral values of a parameter, numbers as int and as float."""
-    known = NEUTRAL[name]
-    return (*known, *(float(one) for one in known if type(one) is int))
+def _parsed(schema: Any, name: str) -> Any:
+    """Return a JSON schema, which some clients send as a text."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return json.loads(json_text(schema))
+    except (ValueError, RecursionError):
+        raise invalid_request(f"{name} is no JSON. Give a JSON schema.", name) from None
 
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -222,7 +230,9 @@ TOOL_NAME = r"^[\w.-]{1,64}$"
 
 class CalledFunction(RequestModel):
     name: str = Field(pattern=TOOL_NAME)
-    arguments: str = Field("{}", max_length=MAX_TEXT, description="A JSON object, as text.")
+    arguments: Annotated[str, AfterValidator(json_text)] = Field(
+        "{}", max_length=MAX_TEXT, description="A JSON object, as text."
+    )
 
     @model_validator(mode="after")
     def _is_object(self) -> Self:
@@ -298,26 +308,14 @@ class ToolChoice(RequestModel):
     function: ChosenFunction
 
 
-class NamedSchema(RequestModel):
-    name: str = Field("", max_length=200)
-    description: str = Field("", max_length=MAX_TEXT)
-    strict: bool = Field(True, description="The schema is always kept.")
-    schema_: dict[str, JsonValue] = Field({}, alias="schema")
-
-
-class ResponseFormat(RequestModel):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: NamedSchema | None = None
-
-
 class ChatRequest(GenerationRequest):
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
-    max_tokens: int | None = Field(
-        None, ge=1, le=MAX_TOKENS, description="The longest reply, with its thought; null: what fits."
+    max_tokens: MostTokens | None = Field(
+        None, description="The longest reply, with its thought; null and -1: what fits."
     )
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The newer name of max_tokens.")
+    max_completion_tokens: MostTokens | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool = Field(False, description="Report the log-probability of each token.")
-    top_logprobs: int | None = Field(
+    top_logprobs: Whole | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="Report those of this many other tokens, too; needs logprobs."
     )
     reasoning_effort: str | None = Field(
@@ -329,9 +327,6 @@ class ChatRequest(GenerationRequest):
     tools: list[ToolSchema] = Field([], max_length=128, description="Functions that the model may call.")
     tool_choice: Literal["none", "auto", "required"] | ToolChoice = Field(
         "auto", description="Whether functions are called: none; auto, if the model likes; required; or one by name."
-    )
-    response_format: ResponseFormat | None = Field(
-        None, description="json_object or json_schema: the reply is JSON, valid by the schema."
     )
     parallel_tool_calls: bool = Field(True, description="false: only the first call of a reply is returned.")
     think: bool | Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
@@ -353,7 +348,7 @@ class ChatRequest(GenerationRequest):
             arguments["reasoning_effort"] = self.reasoning_effort
         chosen = super().options(defaults, context_length)
         return replace(
-            chosen, json_schema=self._schema(), think=think, template_args=arguments | self.chat_template_kwargs,
+            chosen, think=think, template_args=arguments | self.chat_template_kwargs,
             tools=self._offered(), tool_choice=self._choice(), truncation=self.truncation,
         )  # fmt: skip
 
@@ -363,25 +358,15 @@ class ChatRequest(GenerationRequest):
             return ()
         return tuple(tool.model_dump(exclude_unset=True) for tool in self.tools)
 
-    def _schema(self) -> str | None:
-        """Return the JSON schema of the reply; None where any text will do."""
-        if self.response_format is None or self.response_format.type == "text":
-            return None
-        if self.tool_choice != "none" and self.tools:
+    def reply_schema(self) -> str | None:
+        """See `GenerationRequest.reply_schema`."""
+        schema = super().reply_schema()
+        if schema is not None and self.tool_choice != "none" and self.tools:
             raise invalid_request(
                 "response_format asks for JSON, and a call of the tools is none. Leave one of them out, or send"
                 " tool_choice none.", "response_format",
             )  # fmt: skip
-        if self.response_format.type == "json_object":
-            return '{"type": "object"}'
-        if self.response_format.json_schema is None:
-            raise invalid_request("response_format has no json_schema. Give it.", "response_format.json_schema")
-        return json.dumps(self.response_format.json_schema.schema_)
-
-    def unkept(self) -> list[str]:
-        """Return the keywords of the reply's JSON schema that the reply may break. Raise InvalidOption where it is no
-        schema."""
-        return [] if (schema := self._schema()) is None else unkept(schema)
+        return schema
 
     def _choice(self) -> str | None:
         """Return the name of the function that must be called, or ANY_TOOL; None where the model decides."""
@@ -415,7 +400,7 @@ class ChatRequest(GenerationRequest):
         return next(iter(given), None)
 
     def _logprobs(self) -> int | None:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid_request(
                 f"top_logprobs is {self.top_logprobs}, but logprobs is not true. Set logprobs to true, or leave"
                 " top_logprobs out.", "top_logprobs",
@@ -423,22 +408,36 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+PromptText = Annotated[str, Field(max_length=MAX_TEXT)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1, max_length=MAX_TOKENS)]
+
+
+def as_list(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    """Return a text, the ids of one, or several of them as several."""
+    if isinstance(given, str):
+        return [given]
+    ids = [one for one in given if isinstance(one, int)]
+    return [ids] if ids else [one for one in given if not isinstance(one, int)]
+
+
 class CompletionRequest(GenerationRequest):
     prompt: (
-        Annotated[str, Field(max_length=MAX_TEXT)]
-        | Annotated[list[str], Field(min_length=1, max_length=1)]
-        | Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1, max_length=MAX_TOKENS)]
-    ) = Field(description="The text to continue (also as a list of one), or token ids. No chat template is applied.")
-    max_tokens: int = Field(16, ge=1, le=MAX_TOKENS, description="The longest reply.")
-    logprobs: int | None = Field(
+        PromptText
+        | TokenIds
+        | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    ) = Field(
+        description="A text to continue, or its token ids; a list of them: n choices for each. No chat template is"
+        " applied."
+    )
+    max_tokens: MostTokens = Field(16, description="The longest reply; -1: what fits.")
+    logprobs: Whole | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="Report the log-probability of each token, and of this many others."
     )
 
-    def text_or_ids(self) -> str | list[int]:
-        if isinstance(self.prompt, str):
-            return self.prompt
-        text = "".join(part for part in self.prompt if isinstance(part, str))
-        return text or [token for token in self.prompt if isinstance(token, int)]
+    def prompts(self) -> list[str | list[int]]:
+        """Return the texts or the ids to continue."""
+        return as_list(self.prompt)
 
     def _max_tokens(self) -> int | None:
         return self.max_tokens

@@ -51,6 +51,7 @@ class ModelInfo(BaseModel):
     device: str | None = Field(
         default=None, description="The paired device that verifies with the model; null: this one."
     )
+    embeds: bool = Field(default=False, description="Whether the model embeds texts, and writes no replies.")
 
 
 class ModelList(BaseModel):
@@ -290,8 +291,10 @@ class OpenAIResponseBuilder(ResponseBuilder):
     _whole: ClassVar[tuple[type[_Whole], str]]
     _chunk: ClassVar[tuple[type[_Chunk], str]]
 
-    def __init__(self, model: str, piece: Callable[[int], bytes], *, include_usage: bool) -> None:
-        """`piece` returns the bytes of a token. `include_usage`: the last chunk of a stream has the usage."""
+    def __init__(self, model: str, piece: Callable[[int], bytes], *, include_usage: bool, n: int = 1) -> None:
+        """`piece` returns the bytes of a token. `include_usage`: the last chunk of a stream has the usage. There are
+        `n` choices for each prompt."""
+        self._n = n
         self._piece = piece
         self._include_usage = include_usage
         self._index = 0  # of the choice being written
@@ -337,7 +340,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
         self._index, self._called = self._index + 1, 0
         if not last:
             return chunks
-        usage = events(self._make_chunk(usage=_usage(self._past))) if self._include_usage else []
+        usage = events(self._make_chunk(usage=_usage(self._past, self._n))) if self._include_usage else []
         return [*chunks, *usage, b"data: [DONE]\n\n"]
 
     def failure(self, info: ErrorInfo) -> list[bytes]:
@@ -361,8 +364,8 @@ class OpenAIResponseBuilder(ResponseBuilder):
         )
         model, kind = self._whole
         return model(
-            object=kind, choices=choices, usage=_usage([one.summary for one in written]), timings=_timings(summary),
-            edgellm=extension, **self._head,
+            object=kind, choices=choices, usage=_usage([one.summary for one in written], self._n),
+            timings=_timings(summary), edgellm=extension, **self._head,
         )  # fmt: skip
 
     def _make_chunk(self, *choices: BaseModel, **fields: Any) -> BaseModel:
@@ -504,9 +507,10 @@ def _token_infos(deltas: Sequence[TextDelta]) -> list[TokenInfo]:
     ]  # fmt: skip
 
 
-def _usage(summaries: Sequence[Summary]) -> Usage:
-    """Return the usage of one prompt and all replies to it."""
-    prompt, reply = summaries[0].prompt_tokens, sum(summary.tokens for summary in summaries)
+def _usage(summaries: Sequence[Summary], n: int) -> Usage:
+    """Return the usage of prompts and of the `n` replies to each."""
+    prompt = sum(summary.prompt_tokens for summary in summaries[::n])
+    reply = sum(summary.tokens for summary in summaries)
     details = CompletionTokensDetails(reasoning_tokens=sum(summary.thinking_tokens for summary in summaries))
     return Usage(
         prompt_tokens=prompt, completion_tokens=reply, total_tokens=prompt + reply, completion_tokens_details=details

@@ -115,7 +115,7 @@ def test_a_body_is_json_whatever_its_type_is_said_to_be(ask: Ask) -> None:
 def test_errors_are_the_clients_own(client: ollama.Client) -> None:
     for asked, status, said in (
         ({"model": "llama3.2", "messages": ASKED["messages"]}, 404, "is not served here"),
-        ({**ASKED, "options": {"temperature": 9.0}}, 400, "options.temperature is 9.0. Give a number of at most 2.0."),
+        ({**ASKED, "options": {"temperature": 900}}, 400, "options.temperature is 900. Give a number of at most 100"),
         ({**ASKED, "format": "json", "tools": TOOLS}, 400, "Leave one of them out"),
     ):
         with pytest.raises(ollama.ResponseError, match=said) as raised:

@@ -1,0 +1,123 @@
+"""The JSON of requests: limits that are checked before it is parsed, and threads in which it is read.
+
+A body of a few megabytes has room for millions of values, which take seconds to parse and to check, while no other
+request is answered. Few values take little time, whatever is in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgellm.http.schemas.errors import ApiError, ErrorInfo, invalid_request
+
+MAX_VALUES = 2**18  # such as the token ids of texts to embed
+MAX_NODES = 2**15  # lists, objects and members of objects, which cost far more than numbers
+MAX_DEPTH = 128  # lists and objects within each other
+_SLICE = 2**16  # bytes that are counted at once: other threads go on in between
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_READERS = ThreadPoolExecutor(2, thread_name_prefix="edgellm-bodies")  # more would keep the event loop from its turn
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+async def in_reader(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Return what `call` returns, for which a body's size may matter, from a thread beside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_READERS, lambda: call(*args, **kwargs))
+
+
+def check_json(data: bytes) -> None:
+    """Raise ApiError where JSON has too many values (413), or is too deep (400). What is no JSON may pass."""
+    values = nodes = depth = 0
+    within, rest = False, b""
+    for start in range(0, len(data), _SLICE):
+        part = rest + data[start : start + _SLICE]
+        # a backslash stays with what it escapes
+        end = len(part) - (len(part) - len(part.rstrip(b"\\"))) % 2
+        part, rest = part[:end], part[end:]
+        quoted = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        plain = b"".join(quoted[within::2])
+        within ^= len(quoted) % 2 == 0
+        for bracket in plain.translate(None, _NOT_BRACKETS):
+            depth += 1 if bracket in b"[{" else -1
+            if depth > MAX_DEPTH:
+                raise invalid_request(f"The JSON has more than {MAX_DEPTH} lists and objects within each other.")
+            if depth < 0:
+                return
+        nodes += plain.count(b"[") + plain.count(b"{") + plain.count(b":")
+        values += plain.count(b",")
+        if nodes > MAX_NODES:
+            raise _too_large(f"more than {MAX_NODES} lists, objects and members of objects")
+        if values > MAX_VALUES:
+            raise _too_large(f"more than {MAX_VALUES} values")
+
+
+def json_text(text: str) -> str:
+    """Return a text of JSON that is parsed later. Raises ApiError as `check_json`."""
+    check_json(text.encode("utf-8", "surrogatepass"))
+    return text
+
+
+def _too_large(what: str) -> ApiError:
+    return ApiError(ErrorInfo(413, f"The JSON has {what}. Shorten it.", code="request_too_large"))
+
+
+class BodyRoute(APIRoute):
+    """A route whose body is parsed and checked in a thread."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See `APIRoute.get_route_handler`."""
+        handle = super().get_route_handler()
+
+        async def read(request: Request) -> Response:
+            if self.body_field is None or not _is_json(request) or not (data := await request.body()):
+                return await handle(request)
+            return await handle(_ReadRequest(request, data, await in_reader(self._read, data)))
+
+        return read
+
+    def _read(self, data: bytes) -> Any:
+        """Return a body as the route's handler takes it. Raises RequestValidationError, HTTPException, ApiError."""
+        check_json(data)
+        try:
+            found = json.loads(data.decode("utf-8-sig"))  # as bytes it could be in another coding than was counted
+        except json.JSONDecodeError as error:
+            raise RequestValidationError(
+                [{"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}, "input": {}}]
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise HTTPException(400) from error
+        if self.body_field is None:  # never: `read` has asked
+            raise RuntimeError
+        value, errors = self.body_field.validate(found, {}, loc=("body",))
+        if errors:
+            raise RequestValidationError(errors)
+        return value
+
+
+class _ReadRequest(Request):
+    """A request whose body was read."""
+
+    def __init__(self, request: Request, data: bytes, value: Any) -> None:
+        super().__init__(request.scope, request.receive)
+        self._data, self._value = data, value
+
+    async def body(self) -> bytes:
+        return self._data
+
+    async def json(self) -> Any:
+        return self._value
+
+
+def _is_json(request: Request) -> bool:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return media_type == "application/json" or media_type.endswith("+json")
