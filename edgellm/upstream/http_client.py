@@ -28,6 +28,8 @@ from edgellm.storage.state import read_state
 
 KEY_VARIABLE = "EDGELLM_VERIFIER_KEY"
 MAX_ANSWER = 64 * 2**20  # bytes: rows of a whole prompt, which some servers add
+MAX_FACTS = 2**20  # bytes about a server and its models, which are read before anything is known of it
+_ANSWER, _ANSWER_A_BYTE = 2**21, 2**10  # bytes: of a request's answer, and more of them for each byte of the request
 CONNECT_SECONDS = 2.0
 CONNECTIONS = 32
 LONGEST_BUSY = 60.0  # seconds after which a busy server is asked again at the latest
@@ -155,7 +157,8 @@ class HttpClient:
     def __init__(
         self, url: ServerURL, key: str = "", *, max_answer: int = MAX_ANSWER, connections: int = CONNECTIONS
     ) -> None:
-        """`key` is sent as a bearer token; answers have at most `max_answer` bytes. Up to `connections` are kept."""
+        """`key` is sent as a bearer token; answers to the longest requests have at most `max_answer` bytes. Up to
+        `connections` are kept."""
         self.url = url
         self._key, self._max_answer, self._connections = key, max_answer, connections
         self._loop = asyncio.new_event_loop()
@@ -253,6 +256,7 @@ class HttpClient:
 
     async def _exchange(self, method: str, path: str, body: bytes | None) -> _RawAnswer:
         headers = {} if body is None else {"Content-Type": "application/json"}
+        most = MAX_FACTS if body is None else min(self._max_answer, _ANSWER + _ANSWER_A_BYTE * len(body))
         async with self._session.request(
             method, self.url.base + path, data=body, headers=headers, allow_redirects=False
         ) as response:
@@ -261,8 +265,8 @@ class HttpClient:
             data = bytearray()
             async for part in response.content.iter_any():
                 data += part
-                if len(data) > self._max_answer:
-                    raise self._lost(f"answers with more than {self._max_answer} bytes")
+                if len(data) > most:
+                    raise self._lost(f"answers with more than {most} bytes")
             return _RawAnswer(response.status, response.headers.get("Retry-After", ""), bytes(data))
 
     def garbled(self, what: str) -> VerifierLost:

@@ -113,3 +113,13 @@ def test_a_certificate_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for client in client_of(server.port, "https"):
         assert client.wait(client.get("/props")).json == {}
     server.close()
+
+
+@pytest.mark.parametrize(("body", "most"), [(None, 2**20), ({"tokens": [1]}, 2**21 + 14 * 2**10)])
+def test_no_more_is_read_than_a_request_explains(body: dict[str, object] | None, most: int) -> None:
+    fat = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n[" % 2**26 + b"[]," * (most // 3 + 1)
+    server = Scripted((fat,))
+    for client in client_of(server.port):
+        with pytest.raises(VerifierLost, match=f"more than {most} bytes"):
+            client.wait(client.get("/v1/models") if body is None else client.post("/detokenize", body))
+    server.close()
