@@ -116,7 +116,8 @@ class GenerationRequest(ReplyRequest):
             return data
         named = {name: data[name] for name in ("json_schema", "guided_json") if data.get(name)}
         outputs = data.get("structured_outputs")
-        if isinstance(outputs, dict) and (given := {name: value for name, value in outputs.items() if value}):
+        given = {name: value for name, value in outputs.items() if value} if isinstance(outputs, dict) else {}
+        if given:
             if given.keys() not in ({"json"}, {"json_object"}):
                 raise invalid_request(
                     f"structured_outputs has {reprlib.repr(sorted(given))}, and only json and json_object are supported"
@@ -124,7 +125,7 @@ class GenerationRequest(ReplyRequest):
                 )  # fmt: skip
             named["structured_outputs"] = given.get("json", {"type": "object"})
         if not named:
-            return {name: value for name, value in data.items() if name != "structured_outputs" or value is not outputs}
+            return {**data, "structured_outputs": None} if isinstance(outputs, dict) else data
         name, schema = next(iter(named.items()))
         if len(named) > 1 or data.get("response_format"):
             raise invalid_request("There are several schemas of the reply. Give response_format alone.", name)
