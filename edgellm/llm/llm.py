@@ -433,7 +433,7 @@ class LLM:
         self._text.grammar(schema)
         after: list[int] = []
         opened = called is not None and toolbox is not None and toolbox.opening()
-        if not opened and (markup := self._text.thinking) is not None:
+        if not opened and channels.thinks and (markup := self._text.thinking) is not None:
             if markup.channels:
                 after = self._text.tokenize("<|channel|>final<|message|>", special=True).tolist()
             elif channels.channel is Channel.THINKING or options.think:

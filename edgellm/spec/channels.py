@@ -50,6 +50,7 @@ class ChannelSplitter:
         `control_text` returns the text of a control token."""
         self.reason = "no thoughts are looked for" if markup is None else f"the model thinks: {markup.reason}"
         """Says if thoughts are looked for, and why."""
+        self.thinks = markup is not None
         self._opened, self._control_text = opened, control_text
         self._place = _Place.ANSWER if markup is None else _Place.START
         self._markers: Mapping[_Place, Mapping[bytes, _Place]] = {} if markup is None else _markers(markup, opened)

@@ -208,6 +208,51 @@ def test_penalties_min_p_and_biases_are_those_of_the_pair(ask: Ask, own: LLM) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "prompts", [["The film", "Where is"], [[300, 301], [302]], ["The film"], [[300, 301]]], ids=str
+)
+def test_several_prompts_have_n_choices_each(ask: Ask, prompts: list[object], stream: bool) -> None:
+    asked = {"temperature": 2.0, "top_p": 1.0, "top_k": 0, "seed": 5, "max_tokens": 5, "n": 2}
+    single = [ask("POST", "/v1/completions", asked | {"prompt": prompt}).json for prompt in prompts]
+    more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = ask("POST", "/v1/completions", asked | {"prompt": prompts} | more)
+    wanted = [choice["text"] for one in single for choice in one["choices"]]
+    if stream:
+        assert answer.headers["x-accel-buffering"] == "no"
+        texts, events = [""] * len(wanted), answer.events
+        for event in events[:-1]:
+            texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+        usage = events[-1]["usage"]
+    else:
+        texts, usage = [choice["text"] for choice in answer.json["choices"]], answer.json["usage"]
+    assert texts == wanted
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert usage[name] == sum(one["usage"][name] for one in single)
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [[]], ["a", 5], [[1], "a"], [[1.5]], ["a"] * 65, [[10**6]]], ids=lambda p: str(p)[:20]
+)
+def test_what_is_no_list_of_prompts(ask: Ask, prompt: object) -> None:
+    answer = ask("POST", "/v1/completions", {"prompt": prompt})
+    assert (answer.status, len(answer.error["message"]) < 200) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes", "no"]}}}},
+        {"json_schema": {"enum": ["yes", "no"]}}, {"guided_json": '{"enum": ["yes", "no"]}'},
+        {"structured_outputs": {"json": {"enum": ["yes", "no"]}}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_completion_keeps_a_schema(ask: Ask, named: dict[str, object]) -> None:
+    answer = ask("POST", "/v1/completions", {"prompt": "The film", **named})
+    assert answer.json["choices"][0]["text"] in ('"yes"', '"no"')
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_n_replies_are_those_of_the_seeds_that_follow(ask: Ask, own: LLM, path: str, stream: bool) -> None:
     asked = conversation() if "chat" in path else {"prompt": own.prompt_ids(QUESTION).tolist()}

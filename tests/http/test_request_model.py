@@ -1,4 +1,4 @@
-"""Fields that requests have in common: limits that mean none, other servers' parameters, and the faults that are told."""
+"""Fields that requests have in common: limits that mean none, other servers' parameters, and the first fault."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ VALID: dict[type[ReplyRequest], dict[str, Any]] = {
         ("top_p", 1.5, 1.0), ("top_k", -1, 0), ("top_k", -100, 0), ("top_k", 40.0, 40), ("top_k", 2**31, MAX_TOKENS),
         ("min_p", -0.5, 0.0), ("min_p", 2, 1.0), ("repeat_penalty", 0, 1.0), ("repeat_penalty", -1, 1.0),
         ("repeat_penalty", 0.001, 0.01), ("repeat_penalty", 1000, 100.0), ("frequency_penalty", 2.5, 2.5),
-        ("seed", 1.0, 1), ("seed", -1, None), ("seed", -1.0, None), ("seed", -2, 2**64 - 2), ("seed", 2**64 - 1, 2**64 - 1),
+        ("seed", 1.0, 1), ("seed", -1, None), ("seed", -1.0, None), ("seed", -2, 2**64 - 2),
+        ("seed", 2**64 - 1, 2**64 - 1),
         ("stop", "", ()), ("stop", [""], ()), ("stop", [], ()), ("stop", ["", "a", ""], ("a",)), ("stop", "a", ("a",)),
     ],
     ids=str,

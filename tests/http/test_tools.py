@@ -96,6 +96,13 @@ def ask_for(ask: Ask, **more: object) -> Any:
     return ask("POST", "/v1/chat/completions", {"messages": [USER], "tools": TOOLS, **more})
 
 
+def test_a_reply_of_no_token_has_no_share_of_verified_ones(writing: tuple[Writer, Ask, str]) -> None:
+    writer, ask, _ = writing
+    for text in ("", "Wait."):
+        writer.says(text)
+        assert ("x-edgellm-verified" in ask_for(ask, tools=[]).headers) == bool(text)
+
+
 def test_the_openai_client_calls_tools_and_returns_their_results(writing: tuple[Writer, Ask, str]) -> None:
     writer, _, url = writing
     writer.says(CALLS)

@@ -89,3 +89,37 @@ def test_what_is_refused(embedding: HttpServer, ask: Ask) -> None:
     assert (none.status, none.error["code"]) == (404, "model_not_found")
     assert "--embeddings MODEL" in none.error["message"]
     assert "--embeddings" in ask("POST", "/api/embed", {"model": "bert", "input": "a"}).json["error"]
+
+
+def test_the_lists_of_models_name_it(embedding: HttpServer, embedder: Embedder) -> None:
+    asked = asker(embedding)
+    (bert,) = [one for one in asked("GET", "/v1/models").json["data"] if one["embeds"]]
+    assert (bert["id"], bert["loaded"], bert["context_length"]) == ("bert", True, embedder.positions)
+    assert asked("GET", "/v1/models/bert").json == bert
+    with ollama.Client(host=embedding.url) as client:
+        assert [one.model for one in client.list().models] == ["edgellm-verifier:latest", "bert:latest"]
+        running = client.ps().models[-1]
+        assert (running.model, running.context_length) == ("bert:latest", embedder.positions)
+        assert running.size == embedder.model.size_bytes
+        for name in ("bert", "bert:latest"):
+            shown = client.show(name)
+            assert (shown.capabilities, shown.details and shown.details.family) == (["embedding"], "bert")
+    chat = asked("POST", "/v1/chat/completions", {"model": "bert", "messages": [{"role": "user", "content": "a"}]})
+    assert (chat.status, "bert embeds texts" in chat.error["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(("path", "more"), [("/v1/embeddings", {}), ("/api/embed", {"options": {"num_ctx": 5}})])
+def test_unknown_parameters_and_limits_are_named(embedding: HttpServer, path: str, more: dict[str, object]) -> None:
+    asked = asker(embedding)
+    answer = asked("POST", path, {"model": "bert", "input": "a", "normalize": True, **more})
+    assert answer.headers["x-edgellm-ignored"] == ", ".join(sorted(["normalize", *more]))
+    for many in (["a"] * 2049, [[1]] * 2049):
+        refused = asked("POST", path, {"model": "bert", "input": many if path == "/v1/embeddings" else ["a"] * 2049})
+        assert b"at most 2048 of them" in refused.body
+
+
+def test_empty_texts_have_vectors_in_ollamas_api(embedding: HttpServer, embedder: Embedder) -> None:
+    with ollama.Client(host=embedding.url) as client:
+        found = np.array(client.embed("bert", ["a", "", "b"]).embeddings, np.float32)
+        assert list(client.embed("bert", []).embeddings) == []
+    np.testing.assert_array_equal(found[1], embedder.embed(embedder.ids("")))

@@ -98,6 +98,8 @@ def test_what_clients_ask_about_models(client: ollama.Client, own: LLM, ask: Ask
 def test_a_request_without_a_prompt_has_the_model_loaded(client: ollama.Client) -> None:
     assert client.generate(model="edgellm-verifier").done_reason == "load"
     assert client.chat(model="edgellm-verifier:latest").done_reason == "load"
+    assert client.generate(model="edgellm-verifier", keep_alive="0s").done_reason == "unload"
+    assert client.chat(model="edgellm-verifier", keep_alive=0).done_reason == "unload"
 
 
 def test_a_body_is_json_whatever_its_type_is_said_to_be(ask: Ask) -> None:
