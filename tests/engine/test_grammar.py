@@ -147,6 +147,7 @@ def test_what_follows_a_grammar_is_valid(model: Model, schema: Any, seed: int) -
             "dog": {"type": "object", "properties": {"bark": {"type": "integer"}}, "required": ["bark"]},
             "box": {"type": "object", "required": ["pet"], "properties": {
                 "pet": {"anyOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}]}}}}}, '{"pet": {"bark": 3}}'),
+        ({"$ref": "#/$defs/an%20id", "$defs": {"an id": {"type": "null"}}}, "null"),
         ({"type": "integer", "minimum": 1}, "17"),
         ({"enum": ['"', "\\", "é"]}, '"\\\\"'),
     ],

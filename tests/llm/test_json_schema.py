@@ -22,6 +22,7 @@ from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Constraint, Distribution
 from edgellm.verifier.in_process import LocalSession
+from testkit.thinking_templates import CHANNELS, with_template
 from tests.spec.real import case, ids
 
 SCHEMAS: tuple[dict[str, Any], ...] = (
@@ -69,6 +70,14 @@ def test_sampled_text_is_the_verifiers_own_for_a_seed(alone: LLM, pair: LLM, ser
         wanted = ids(alone.reply(case(2), retrieval="off", **options))
         for one in (pair, served):
             assert ids(one.reply(case(2), gamma=4, **options)) == wanted
+
+
+def test_a_continued_text_has_no_channel_to_wait_for(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    path = with_template(f32_pair[1], tmp_path / "channels.gguf", CHANNELS)
+    with LLM.open("none", path, threads=1, history=False) as opened:
+        reply = opened.complete("Sure?", json_schema='{"enum": ["yes", "no"]}')
+        list(reply)
+        assert json.loads(reply.summary.text) in ("yes", "no")
 
 
 def test_a_server_follows_a_schema_for_its_own_replies(alone: LLM, f32_pair: tuple[Path, Path]) -> None:
