@@ -78,6 +78,7 @@ SCHEMA = {"enum": ["yes", "no"]}
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
         {"response_format": {"type": "json_schema", "schema": SCHEMA}},
         {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"response_format": {"type": "text", "schema": SCHEMA}},
         {"json_schema": SCHEMA}, {"guided_json": SCHEMA}, {"guided_json": json.dumps(SCHEMA)},
         {"structured_outputs": {"json": SCHEMA}}, {"structured_outputs": {"json": json.dumps(SCHEMA), "regex": None}},
     ],
@@ -98,7 +99,8 @@ def test_what_would_change_a_reply_is_kept_or_refused(form: type[ReplyRequest], 
     kept = name in form.model_fields or (
         form in (ChatRequest, CompletionRequest) and name in ("json_schema", "guided_json")
     )
-    for nothing in ("", {}, [], None, False):
+    empty: tuple[Any, ...] = ("", {}, [], None, False)
+    for nothing in empty:
         if not kept:
             assert list(form.model_validate({**VALID[form], name: nothing}).unknown()) == []
     if kept:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import sys
 import tempfile
 import threading
 import time
@@ -86,7 +87,7 @@ BODIES: Mapping[str, Callable[[], tuple[str, bytes]]] = {
 
 def freezing(quick: bool) -> Found:
     """Send each body, and ask for /health all the time; the server must answer both soon."""
-    figures, wrong = dict[str, float](), list[str]()
+    found, wrong = list[tuple[float, float, float]](), list[str]()
     with tempfile.TemporaryDirectory() as folder:
         for name, made in list(BODIES.items())[:: 4 if quick else 1]:
             path, body = made()
@@ -96,10 +97,13 @@ def freezing(quick: bool) -> Found:
                 memory = (most_memory(process.pid) - before) / 2**20
                 if answered >= PATIENCE:  # it may be busy for minutes, and deaf to a request to end
                     process.kill()
-            figures |= {f"{name} s": answered, f"{name} health s": slowest, f"{name} MiB": memory}
+            shown = f"{name}: answered after {answered:.2f} s, /health after {1e3 * slowest:.0f} ms, {memory:.0f} MiB"
+            print(shown, file=sys.stderr, flush=True)
+            found.append((answered, 1e3 * slowest, memory))
             if answered > LATEST_ANSWER or slowest > LATEST_HEALTH:
-                wrong.append(f"{name}: answered after {answered:.2f} s, /health after {slowest:.3f} s")
-    return Found(len(figures) // 3, tuple(wrong), figures)
+                wrong.append(shown)
+    longest, latest, most = map(max, zip(*found, strict=True))
+    return Found(len(found), tuple(wrong), {"longest s": longest, "health ms": latest, "most MiB": most})
 
 
 def _attack(port: int, path: str, body: bytes) -> tuple[float, float]:

@@ -25,7 +25,7 @@ _LEAST_SHARE = 1e-9  # of the likeliest tokens, which are one then
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,), "functions": (), "function_call": ("none", "auto"), "modalities": (["text"],), "echo": (),
-    "suffix": (), "response_format": ({"type": "text"},), "format": ("text",), "text": (), "output_config": (),
+    "suffix": (), "response_format": ({"type": "text"},), "format": ("text",),
     "output_format": (), "json_schema": (), "guided_json": (), "structured_outputs": (), "structural_tag": (),
     "grammar": (), "grammar_string": (), "guided_grammar": (), "ebnf": (), "regex": (), "regex_pattern": (),
     "guided_regex": (), "guided_choice": (),

@@ -134,10 +134,11 @@ class GenerationRequest(ReplyRequest):
 
     def reply_schema(self) -> str | None:
         """Return the JSON schema of the reply; None where any text will do."""
-        form = self.response_format
-        if form is None or form.type == "text":
+        if (form := self.response_format) is None:
             return None
         schema = form.schema_ if form.json_schema is None else form.json_schema.schema_
+        if schema is None and form.type == "text":
+            return None
         if schema is None and form.type == "json_schema":
             raise invalid_request("response_format has no json_schema. Give it.", "response_format.json_schema")
         text = json.dumps({"type": "object"} if schema is None else schema)
