@@ -55,6 +55,12 @@ def header_names(names: Iterable[str]) -> list[str]:
     return [re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:_MAX_NAME] for name in sorted(names)[:_MAX_NAMED]]
 
 
+def _without_effect(request: GenerationRequest, ignored: Iterable[str] | None) -> list[str]:
+    """Return the names of a request's parameters that have no effect: those that another API has `ignored`, or the
+    unknown ones, and keywords of its schema."""
+    return header_names([*(request.unknown() if ignored is None else ignored), *request.unkept()])
+
+
 SIGN_OF_LIFE = 10.0  # seconds between signs of a stream that waits for a model, a slot or its first token
 
 
@@ -142,12 +148,7 @@ class RequestHandler:
                 reply failed before its first token.
             InvalidOption: a parameter is out of range.
         """
-        messages, names = await in_reader(
-            lambda: (
-                request.turns(),
-                header_names([*(request.unknown() if ignored is None else ignored), *request.unkept()]),
-            )
-        )
+        messages, names = await in_reader(lambda: (request.turns(), _without_effect(request, ignored)))
         make = make_builder or partial(ChatResponseBuilder, include_usage=request.include_usage, n=request.n)
 
         def prepare(served: ServedModel) -> PreparedReply:
@@ -161,9 +162,7 @@ class RequestHandler:
         ignored: Iterable[str] | None = None,
     ) -> Response:  # fmt: skip
         """Return the continuations of texts, as `chat` does. Raises what `chat` raises."""
-        names = await in_reader(
-            lambda: header_names([*(request.unknown() if ignored is None else ignored), *request.unkept()])
-        )
+        names = await in_reader(_without_effect, request, ignored)
         make = make_builder or partial(CompletionResponseBuilder, include_usage=request.include_usage, n=request.n)
 
         def prepare(served: ServedModel) -> PreparedReply:

@@ -25,10 +25,9 @@ _LEAST_SHARE = 1e-9  # of the likeliest tokens, which are one then
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,), "functions": (), "function_call": ("none", "auto"), "modalities": (["text"],), "echo": (),
-    "suffix": (), "response_format": ({"type": "text"},), "format": ("text",),
-    "output_format": (), "json_schema": (), "guided_json": (), "structured_outputs": (), "structural_tag": (),
-    "grammar": (), "grammar_string": (), "guided_grammar": (), "ebnf": (), "regex": (), "regex_pattern": (),
-    "guided_regex": (), "guided_choice": (),
+    "suffix": (), "response_format": ({"type": "text"},), "format": ("text",), "output_format": (), "json_schema": (),
+    "guided_json": (), "structured_outputs": (), "structural_tag": (), "grammar": (), "grammar_string": (),
+    "guided_grammar": (), "ebnf": (), "regex": (), "regex_pattern": (), "guided_regex": (), "guided_choice": (),
 }  # fmt: skip
 """Parameters of other APIs and servers that would change the text and are not supported where they have no field, and
 the values beside empty ones that ask for nothing."""
@@ -107,7 +106,7 @@ def _check_length(most: int, value: Any) -> Any:
 
 
 class RequestModel(BaseModel):
-    """Data from a client. Unknown fields are kept apart, nothing is converted silently, and null counts as left out."""
+    """Data from a client. Unknown fields are kept apart, null counts as left out, and a list tells its first fault."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
