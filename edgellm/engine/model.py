@@ -17,7 +17,7 @@ from edgellm.engine import llama_api, native
 from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokenizer
 from edgellm.engine.gguf.reader import GgufArray, ModelFile, attention_layers
 from edgellm.engine.gguf.tokens import tokenizer_hash
-from edgellm.engine.grammar import Grammar, to_gbnf
+from edgellm.engine.grammar import Grammar
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware, offload_devices, placement
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.speculators.eagle3 import Eagle3Model, check_eagle3
@@ -267,9 +267,16 @@ class Model:
         )
 
     def grammar(self, schema: str) -> Grammar:
-        """Return the grammar of replies that are valid by a JSON `schema`. Raises InvalidOption as `to_gbnf` does."""
-        self._check_vocabulary()
-        return Grammar(cast(native.Owned, self._owned), self._vocab, to_gbnf(schema))
+        """Return the grammar of replies that are valid by a JSON `schema`. Raises InvalidOption as `Grammar` does, and
+        ModelUnsupported without a tokenizer or a token that ends a reply."""
+        vocabulary = self.vocabulary
+        if not self._all_ends:
+            raise ModelUnsupported(f"No token of {self.name} ends a reply.", "Use another model for a JSON schema.")
+        return Grammar(vocabulary, self._all_ends, schema)
+
+    @cached_property
+    def _all_ends(self) -> tuple[int, ...]:
+        return tuple(filter(self.is_eog, self.vocabulary.markup()))
 
     def tokenize(
         self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never

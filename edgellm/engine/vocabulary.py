@@ -6,7 +6,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
 
@@ -61,11 +61,11 @@ class Vocabulary:
     template writes.
     """
 
-    size: int
+    size: int = field(compare=False)
     fingerprint: str
-    block_hashes: tuple[bytes, ...]
-    pieces: tuple[bytes, ...]
-    kinds: bytes
+    block_hashes: tuple[bytes, ...] = field(compare=False)
+    pieces: tuple[bytes, ...] = field(compare=False)
+    kinds: bytes = field(compare=False)
     required: frozenset[int] = frozenset()
 
     @classmethod
@@ -100,6 +100,13 @@ class Vocabulary:
                 if piece and bool(kind & _BYTE) == single and (kind & _DEFINED or _is_written(piece, kind)):
                     found.setdefault(piece, token)
         return found
+
+    def markup(self) -> list[int]:
+        """Return the ids that no value in a reply holds: control tokens, unused ones, and marks of its parts."""
+        return [
+            token for token, (piece, kind) in enumerate(zip(self.pieces, self.kinds, strict=True))
+            if kind & (_UNUSED | _CONTROL) or (kind & _DEFINED and piece[:1] == b"<" and piece[-1:] == b">")
+        ]  # fmt: skip
 
     def entry(self, token: int) -> Entry | None:
         """Return the text and the kind of a token, None beyond the vocabulary."""

@@ -1,9 +1,9 @@
 """A grammar that a reply must follow, applied to distributions and drafts.
 
 Temperature and truncation come first, and the grammar removes what it forbids of the tokens that are left; where it
-forbids all of them, the most probable token that it allows is certain. So a few dozen tokens are looked at instead of
-the whole vocabulary, and no token comes back that truncation had removed while another one is allowed. The rule depends
-on nothing but the text before, so verifying drafts by it gives what the verifier writes alone.
+forbids all of them, the most probable token that it allows is certain. So no token comes back that truncation had
+removed while another one is allowed. The rule depends on nothing but the text before, so verifying drafts by it gives
+what the verifier writes alone.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy.typing as npt
 from edgellm.errors import EngineFailed
 from edgellm.spec.types import Constraint, Distribution, Floats, Ids
 
-_FIRST, _WIDER = 64, 16  # tokens that are looked at first where all others are forbidden, and how many times more then
+_LEAST = np.float32(-1e30)  # an allowed token's logit: some rows lack tokens of another vocabulary
 
 
 class GrammarState(Protocol):
     """The part of `edgellm.engine.grammar.Grammar` that is used."""
 
-    def allowed(self, text: Ids, candidates: Ids) -> npt.NDArray[np.bool_]: ...
+    def mask(self, text: Ids) -> npt.NDArray[np.bool_]: ...
 
 
 class ReplyGrammar:
@@ -46,14 +46,12 @@ class ReplyGrammar:
         left = self.kept(distribution, text)
         if left is not None:
             return left
-        return Distribution(self.likeliest(logits, text)[:1], np.ones(1, dtype=np.float32))
+        best = int(self.masked(logits, text).argmax())
+        return Distribution(np.array([best], dtype=np.int32), np.ones(1, dtype=np.float32))
 
     def kept(self, distribution: Distribution, text: Ids) -> Distribution | None:
         """Return what is left of a `distribution` behind `text` (n,); None where that is nothing."""
-        if (reply := self._constrained(text)) is None:
-            return distribution
-        kept = self._grammar.allowed(reply, distribution.ids)
-        if kept.all():
+        if (mask := self._mask(text)) is None or (kept := mask[distribution.ids]).all():
             return distribution
         if not kept.any():
             return None
@@ -62,39 +60,31 @@ class ReplyGrammar:
 
     def allowed(self, candidates: Ids, text: Ids) -> Ids:
         """Return those of the `candidates` (k,) that may follow `text` (n,)."""
-        reply = self._constrained(text)
-        return candidates if reply is None else candidates[self._grammar.allowed(reply, candidates)]
+        mask = self._mask(text)
+        return candidates if mask is None else candidates[mask[candidates]]
 
-    def likeliest(self, logits: Floats, text: Ids) -> Ids:
-        """Return the most probable tokens that may follow `text`, the likeliest first, of equal ones the lower id."""
-        reply, most = self._constrained(text), _FIRST
-        while True:
-            n = min(most, len(logits))
-            least = logits.min() if n == len(logits) else np.partition(logits, len(logits) - n)[len(logits) - n]
-            # all that equal the least one, so that the choice does not depend on the machine
-            ids: Ids = np.flatnonzero(logits >= least).astype(np.int32)
-            allowed: Ids = ids if reply is None else ids[self._grammar.allowed(reply, ids)]
-            if len(allowed):
-                order = np.lexsort((allowed, -logits[allowed]))
-                return allowed[order]
-            if n == len(logits):
-                raise EngineFailed("No token of the vocabulary continues the reply.", "Use another JSON schema.")
-            most *= _WIDER
+    def masked(self, logits: Floats, text: Ids) -> Floats:
+        """Return `logits` (n_vocab,), which follow `text`, with those of forbidden tokens at minus infinity."""
+        if (mask := self._mask(text)) is None:
+            return logits
+        if not (allowed := mask[: len(logits)]).any():
+            raise EngineFailed("No token of the vocabulary continues the reply.", "Use another JSON schema.")
+        return np.where(allowed, np.maximum(logits, _LEAST), np.float32(-np.inf))
 
     def follows(self, text: Ids, drafted: Ids) -> int:
         """Return how many of the `drafted` tokens (k,) may follow `text`, one after the other."""
-        for n in range(len(drafted)):
-            reply = self._constrained(np.concatenate((text, drafted[:n])))
-            if reply is not None and not self._grammar.allowed(reply, drafted[n : n + 1])[0]:
+        whole = np.concatenate((text, drafted))
+        for n, token in enumerate(drafted.tolist()):
+            if (mask := self._mask(whole[: len(text) + n])) is not None and not mask[token]:
                 return n
         return len(drafted)
 
-    def _constrained(self, text: Ids) -> Ids | None:
-        """Return the part of `text` that the grammar is about; None where that has not begun."""
+    def _mask(self, text: Ids) -> npt.NDArray[np.bool_] | None:
+        """Return which tokens may follow `text`; None where the grammar has not begun."""
         reply, n = text[self._start :], len(self._after)
         if not n:
-            return reply
+            return self._grammar.mask(reply)
         if len(reply) < n:
             return None
         found = np.flatnonzero((np.lib.stride_tricks.sliding_window_view(reply, n) == self._after).all(axis=1))
-        return reply[found[0] + n :] if len(found) else None
+        return self._grammar.mask(reply[found[0] + n :]) if len(found) else None

@@ -1,9 +1,8 @@
-"""Grammars that a reply must follow: made from JSON schemas, and applied by llama.cpp."""
+"""JSON schemas that a reply must follow: prepared for llguidance, and applied as masks over the vocabulary."""
 
 from __future__ import annotations
 
-from edgellm.engine.grammar.json_schema import MAX_SCHEMA, to_gbnf
-from edgellm.engine.grammar.keywords import unkept
-from edgellm.engine.grammar.sampler import Grammar
+from edgellm.engine.grammar.json_schema import MAX_SCHEMA, unkept
+from edgellm.engine.grammar.matcher import Grammar, Mask
 
-__all__ = ["MAX_SCHEMA", "Grammar", "to_gbnf", "unkept"]
+__all__ = ["MAX_SCHEMA", "Grammar", "Mask", "unkept"]

@@ -65,7 +65,9 @@ class ChunkBuilder:
             logits = penalised(logits, text, self._penalties)
             facts = top2(logits)
         if self._grammar is not None:
-            facts = self._allowed(self._grammar, logits, facts)
+            text = np.concatenate((self._text, np.array(self.ids, dtype=np.int32)))
+            if not self._grammar.follows(text, np.array([facts.id], dtype=np.int32)):
+                facts = top2(self._grammar.masked(logits, text))
         token = facts.id
         if self._draws:
             token = self._drawn(logits)
@@ -86,16 +88,6 @@ class ChunkBuilder:
             text = np.concatenate((self._text, np.array(self.ids, dtype=np.int32)))
             found = self._grammar.limited(found, logits, text)
         return draw(found, self._sampling.seed, len(self._text) + len(self.ids))
-
-    def _allowed(self, grammar: ReplyGrammar, logits: Floats, facts: Top2) -> Top2:
-        """Return the likeliest two tokens that the grammar allows, with their shares of the likeliest ones."""
-        text = np.concatenate((self._text, np.array(self.ids, dtype=np.int32)))
-        if grammar.follows(text, np.array([facts.id], dtype=np.int32)):
-            return facts
-        ids = grammar.likeliest(logits, text)
-        shares = np.exp(logits[ids] - logits[ids[0]])
-        p1, p2 = np.append(shares, 0.0)[:2] / shares.sum()
-        return Top2(int(ids[0]), float(p1), float(p2))
 
     def _look_up(self, token: int, confidence: float) -> int:
         """Return `token`, or the context's token if the model is not confident."""

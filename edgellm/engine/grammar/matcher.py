@@ -1,0 +1,137 @@
+"""The grammar of one reply: which tokens may come next, by llguidance.
+
+llguidance meets a hostile schema with an error instead of an exception: a matcher that reaches one of its limits is in
+error from then on. The limits keep a mask below some milliseconds, and a grammar below some tens of megabytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from edgellm.engine.grammar.json_schema import prepared, refused
+from edgellm.engine.vocabulary import Ids, Vocabulary, common_prefix
+from edgellm.errors import EngineFailed, InvalidOption
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+"""For each token whether it may come next, (n_vocab,)."""
+
+_LIMITS = LLParserLimits(
+    max_items_in_row=500,  # ways to read the text so far
+    initial_lexer_fuel=500_000,  # 10 ms
+    step_lexer_fuel=50_000,  # 4 ms a mask
+    step_max_items=10_000,
+    max_lexer_states=10_000,  # of 1 to 2 kB
+    max_grammar_size=100_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,  # a message would hold the schema
+)
+_GRAMMAR = '%llguidance {{"no_forcing": true}}\nstart: %json {}'
+"""Without forcing, a mask says what the text may be, and not in which tokens it is written."""
+_COMPACT = {"x-guidance": {"whitespace_flexible": False, "json_allowed_escapes": 'bfnrt"\\'}}
+"""No blanks, and no escapes by number: they could be half a character."""
+_MOST_MASKS = 64  # kept of one text: a bit a token each
+
+
+class Grammar:
+    """The grammar of one reply, with its state behind the text that was asked about last. For one thread at a time."""
+
+    def __init__(self, vocabulary: Vocabulary, ends: tuple[int, ...], schema: str) -> None:
+        """Compile a JSON `schema` for the tokens of `vocabulary`, of which `ends` end a reply.
+
+        Raises:
+            InvalidOption: it is no JSON schema, too large or ambiguous, or has a keyword that is not kept.
+        """
+        self._end = np.zeros(vocabulary.size, dtype=np.bool_)
+        self._end[list(ends)] = True
+        grammar = _GRAMMAR.format(json.dumps(prepared(schema) | _COMPACT))
+        self._matcher = LLMatcher(_tokenizer(vocabulary, ends), grammar, log_level=0, limits=_LIMITS)
+        if self._matcher.is_error():
+            raise refused(_said(self._matcher.get_error()), "Leave that out, or say it in another way.")
+        self._ids = np.empty(0, dtype=np.int32)
+        self._masks: dict[int, bytes] = {}  # by the number of tokens before them
+        try:
+            self.mask(self._ids)
+        except InvalidOption as error:
+            raise refused(f"no value is valid by it, or it is too ambiguous ({error.what})", "Simplify it.") from None
+
+    def mask(self, text: Ids) -> Mask:
+        """Return which tokens may follow the reply's `text` (n,), which follows the grammar itself.
+
+        Raises:
+            EngineFailed: the text breaks the grammar.
+            InvalidOption: the grammar is too ambiguous there.
+        """
+        if len(text) and self._end[text[-1]]:  # the matcher is not told of these
+            if not self.mask(text[:-1])[text[-1]]:
+                raise _broken(int(text[-1]))
+            return self._end
+        self._advance(text)
+        if (bits := self._masks.get(len(text))) is None:
+            bits = self._matcher.compute_bitmask()
+            self._check()
+            if len(self._masks) >= _MOST_MASKS:
+                self._masks.clear()
+            self._masks[len(text)] = bits
+        return np.unpackbits(np.frombuffer(bits, np.uint8), count=len(self._end), bitorder="little").view(np.bool_)
+
+    def _advance(self, text: Ids) -> None:
+        """Bring the matcher behind `text`."""
+        self._check()
+        same = common_prefix(text, self._ids)
+        if (back := len(self._ids) - same) and not self._matcher.rollback(back):
+            self._check()
+        self._ids = text[:same]
+        self._masks = {place: bits for place, bits in self._masks.items() if place <= same}
+        taken = self._matcher.try_consume_tokens(text[same:].tolist())
+        self._ids = text[: same + taken]
+        self._check()
+        if same + taken < len(text):
+            raise _broken(int(text[same + taken]))
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise InvalidOption(
+                f"The JSON schema is too ambiguous to follow: {_said(self._matcher.get_error())}.", "Simplify it."
+            )
+
+
+def _broken(token: int) -> EngineFailed:
+    return EngineFailed(f"Token {token} of a reply breaks its grammar.", "Report this.")
+
+
+def _said(message: str) -> str:
+    """Return what llguidance says, without what it says of its state, and in words for whoever wrote the schema."""
+    text = message.rsplit("failed to compile JSON schema: ", maxsplit=1)[-1]
+    if found := re.search(r"regex parse error:.*\nerror: ([^\n]*)", text, re.DOTALL):
+        return f"a pattern cannot be read, as {found[1]}"
+    if text.startswith("oneOf constraints"):
+        return "what is valid by one schema of a oneOf may be valid by another one of them, too"
+    if found := re.match(r"Unimplemented keys: \[(.*?)\]", text):
+        return f"the keyword {found[1]} is not supported"
+    return text.split("\n")[0][:200].rstrip(". :")
+
+
+@lru_cache(maxsize=2)  # a pair's vocabularies, mostly one: 7 MB for 49,000 tokens, 50 MB for 152,000
+def _tokenizer(vocabulary: Vocabulary, ends: tuple[int, ...]) -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary, ends[0])), eos_token=list(ends), slices=[])
+
+
+class _Tokens:
+    """A vocabulary as llguidance reads it. Texts are never split into tokens, as nothing is forced."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, end: int) -> None:
+        self.eos_token_id = end
+        self.tokens = vocabulary.pieces
+        self.special_token_ids = vocabulary.markup()
+
+    def __call__(self, text: bytes) -> list[int]:
+        raise NotImplementedError
