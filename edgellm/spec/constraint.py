@@ -79,6 +79,11 @@ class ReplyGrammar:
                 return n
         return len(drafted)
 
+    def prepare(self, text: Ids, drafted: Ids) -> None:
+        """Have the masks ready that a verdict on `drafted` (k,) behind `text` needs, so that it need not wait."""
+        if self.follows(text, drafted) == len(drafted):
+            self._mask(np.concatenate((text, drafted)))
+
     def _mask(self, text: Ids) -> npt.NDArray[np.bool_] | None:
         """Return which tokens may follow `text`; None where the grammar has not begun."""
         reply, n = text[self._start :], len(self._after)

@@ -24,10 +24,11 @@ Schema: TypeAlias = Mapping[str, Any]
 MAX_SCHEMA = 2**15  # characters of a schema as JSON
 _MAX_DEPTH = 64  # levels of a schema: llguidance reads it by recursion
 _MAX_PATTERNS, _MAX_MERGED_PATTERNS = 128, 8  # different ones; an intersection of n takes a time of about 2 ** n
-_MAX_REMAINDERS = 10_000  # of multipleOf: each is a state of 250 bytes
+_MAX_REMAINDERS = 2000  # of multipleOf: a mask costs a step for each
 _MAX_UNIQUE = 6  # values that an array may have once each: it has 1,957 forms then
 _MAX_COMPARED = 64  # alternatives of a oneOf, each compared with all others
 _MOST = {"minLength": 100_000, "minItems": 1000, "minProperties": 1}  # more would not be kept, or fit no context
+_NEAR = 10**6  # whole bounds below it are narrowed by a millionth instead of being open
 _DIGITS = 10**15  # whole numbers end below it, as a small model may go on with digits
 
 _NOTES = frozenset(
@@ -39,6 +40,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # have sch
 _LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")  # have lists of schemas
 _SINGLE = ("items", "additionalProperties", "additionalItems", "propertyNames")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_OPEN_BOUNDS = (("exclusiveMinimum", "minimum", 1e-6, max), ("exclusiveMaximum", "maximum", -1e-6, min))
 _MERGED = {"allOf", "anyOf", "oneOf", "$ref"}  # beside other keywords, these are merged with them
 _AHEAD = re.compile(r"\^((?:\(\?=(?:[^()\\]|\\.|\[[^]]*\])*\))+)([^|]*)", re.DOTALL)
 _ONE_AHEAD = re.compile(r"\(\?=((?:[^()\\]|\\.|\[[^]]*\])*)\)", re.DOTALL)
@@ -105,7 +107,7 @@ class _Preparation:
                 f"Use at most {most} different ones.",
             )
         if (lcm(*self._multiples) if self._merges else max(self._multiples, default=1)) > _MAX_REMAINDERS:
-            raise refused("multipleOf is too large, or has too many digits", f"Stay below {_MAX_REMAINDERS}.")
+            raise refused("multipleOf is too large, or has too many digits", f"Use at most {_MAX_REMAINDERS}.")
         return found
 
     def _survey(self, schema: Any, depth: int) -> None:
@@ -154,6 +156,9 @@ class _Preparation:
         if isinstance(multiple, int | float) and isfinite(multiple):
             digits = "".join(map(str, Decimal(repr(multiple)).as_tuple().digits)).strip("0")
             self._multiples.add(int(digits or 0))
+        for bound, plain, nearest, tighter in _OPEN_BOUNDS:  # llguidance lets 0 through where x > 0 and x <= 0.5
+            if made.get("type") != "integer" and abs(limit := made.get(bound, 0.5)) < _NEAR and limit == int(limit):
+                made[plain] = tighter(made.get(plain, made.pop(bound)), limit + nearest)
         if made.get("type") == "integer" and all(abs(made.get(key, 0)) < _DIGITS for key in _BOUNDS):
             made.setdefault("minimum", 1 - _DIGITS)
             made.setdefault("maximum", _DIGITS - 1)

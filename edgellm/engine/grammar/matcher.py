@@ -23,10 +23,10 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 """For each token whether it may come next, (n_vocab,)."""
 
 _LIMITS = LLParserLimits(
-    max_items_in_row=500,  # ways to read the text so far
+    max_items_in_row=4000,  # ways to read the text so far: an optional property has four
     initial_lexer_fuel=500_000,  # 10 ms
     step_lexer_fuel=50_000,  # 4 ms a mask
-    step_max_items=10_000,
+    step_max_items=20_000,
     max_lexer_states=10_000,  # of 1 to 2 kB
     max_grammar_size=100_000,
     precompute_large_lexemes=False,
@@ -36,7 +36,7 @@ _GRAMMAR = '%llguidance {{"no_forcing": true}}\nstart: %json {}'
 """Without forcing, a mask says what the text may be, and not in which tokens it is written."""
 _COMPACT = {"x-guidance": {"whitespace_flexible": False, "json_allowed_escapes": 'bfnrt"\\'}}
 """No blanks, and no escapes by number: they could be half a character."""
-_MOST_MASKS = 64  # kept of one text: a bit a token each
+_MOST_MASKS = 257  # kept of one text, of a bit a token: those of a chunk and of the token behind it
 
 
 class Grammar:
@@ -54,8 +54,9 @@ class Grammar:
         self._matcher = LLMatcher(_tokenizer(vocabulary, ends), grammar, log_level=0, limits=_LIMITS)
         if self._matcher.is_error():
             raise refused(_said(self._matcher.get_error()), "Leave that out, or say it in another way.")
-        self._ids = np.empty(0, dtype=np.int32)
-        self._masks: dict[int, bytes] = {}  # by the number of tokens before them
+        self._ids = np.empty(0, dtype=np.int32)  # a text whose masks are known,
+        self._masks: dict[int, bytes] = {}  # by the number of tokens before them,
+        self._at = 0  # and how many of its tokens the matcher has taken
         try:
             self.mask(self._ids)
         except InvalidOption as error:
@@ -72,28 +73,38 @@ class Grammar:
             if not self.mask(text[:-1])[text[-1]]:
                 raise _broken(int(text[-1]))
             return self._end
-        self._advance(text)
-        if (bits := self._masks.get(len(text))) is None:
+        if (bits := self._known(text)) is None:
+            self._advance(text)
             bits = self._matcher.compute_bitmask()
             self._check()
             if len(self._masks) >= _MOST_MASKS:
-                self._masks.clear()
+                del self._masks[next(iter(self._masks))]
             self._masks[len(text)] = bits
         return np.unpackbits(np.frombuffer(bits, np.uint8), count=len(self._end), bitorder="little").view(np.bool_)
 
-    def _advance(self, text: Ids) -> None:
-        """Bring the matcher behind `text`."""
+    def _known(self, text: Ids) -> bytes | None:
+        """Return the mask behind `text` if it is known; otherwise forget those of another text."""
         self._check()
         same = common_prefix(text, self._ids)
-        if (back := len(self._ids) - same) and not self._matcher.rollback(back):
-            self._check()
-        self._ids = text[:same]
-        self._masks = {place: bits for place, bits in self._masks.items() if place <= same}
-        taken = self._matcher.try_consume_tokens(text[same:].tolist())
-        self._ids = text[: same + taken]
+        if same < len(text):
+            self._ids = text
+            self._masks = {place: bits for place, bits in self._masks.items() if place <= same}
+            self._back_to(same)
+        return self._masks.get(len(text))
+
+    def _advance(self, text: Ids) -> None:
+        """Bring the matcher behind `text`, which begins as the text that it is in."""
+        self._back_to(len(text))
+        self._at += self._matcher.try_consume_tokens(text[self._at :].tolist())
         self._check()
-        if same + taken < len(text):
-            raise _broken(int(text[same + taken]))
+        if self._at < len(text):
+            self._ids = text[: self._at]
+            raise _broken(int(text[self._at]))
+
+    def _back_to(self, place: int) -> None:
+        if self._at > place:
+            self._matcher.rollback(self._at - place)
+            self._at = place
 
     def _check(self) -> None:
         if self._matcher.is_error():

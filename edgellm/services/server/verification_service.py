@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
 from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import grpc
 import grpc.aio
@@ -20,7 +21,6 @@ from edgellm.errors import (
     ContextFull,
     DeviceStuck,
     EdgeError,
-    InvalidOption,
     ModelNotFound,
     PeerTooNew,
     PeerTooOld,
@@ -34,6 +34,7 @@ from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method, caller_i
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, parse_message
 from edgellm.services.handshake import PREPARING, check_protocol, first_different_block
+from edgellm.services.server.session_grammar import GrammarOwner, SessionGrammar
 from edgellm.services.server.verifying_model import VerifyingModel, find_model
 from edgellm.services.verification_codec import (
     RequestLimits,
@@ -42,8 +43,7 @@ from edgellm.services.verification_codec import (
     write_verdict,
     write_wanted,
 )
-from edgellm.spec.constraint import ReplyGrammar
-from edgellm.spec.types import Constraint, Sampling
+from edgellm.spec.types import Sampling
 from edgellm.verifier.fairness import Pacing, Queue
 from edgellm.verifier.requests import Answer, MissingPrefix, Tenant, VerifyRequest
 
@@ -105,16 +105,6 @@ class _Model:
             sampling=write_wanted(self.info.sampling),
         )
 
-    async def constrained(self, constraint: Constraint) -> ReplyGrammar:
-        """Return the grammar of a session, compiled in a thread: a schema may take a second."""
-        if self.grammar is None:
-            raise ProtocolError("This verifier follows no JSON schemas.", SAME_VERSION)
-        try:
-            compiled = await asyncio.to_thread(self.grammar, constraint.schema)
-        except InvalidOption as error:
-            raise ProtocolError(error.what, error.next_step) from None
-        return ReplyGrammar(compiled, constraint)
-
 
 class _Session:
     """A session of a device; it has a model once it is open."""
@@ -122,11 +112,14 @@ class _Session:
     def __init__(self, number: int, tenant: Tenant) -> None:
         self.number, self.tenant = number, tenant
         self.model: _Model | None = None
+        self.grammar: SessionGrammar | None = None
 
     def end(self) -> None:
-        """Have the backend forget it."""
+        """Have the backend forget it, and let go of its grammar."""
         if self.model is not None:
             self.model.backend.end_session(self.number)
+        if self.grammar is not None:
+            self.grammar.end()
 
 
 class VerificationService:
@@ -145,6 +138,7 @@ class VerificationService:
         self._models = tuple(models)
         self._by_name = {model.name: _Model(model) for model in models}
         self._pacing = Pacing()
+        self._owners: WeakValueDictionary[str, GrammarOwner] = WeakValueDictionary()
         self._notify = notify
         self._guard, self._preparing = guard, preparing
         self._numbers = count(1)
@@ -244,7 +238,6 @@ class VerificationService:
     async def _serve(self, session: _Session, stream: Stream) -> None:
         number, tenant = session.number, session.tenant
         sampling = Sampling()
-        grammar: ReplyGrammar | None = None
         await self._pause(tenant)
         last, again = 0, False  # the latest round, and whether it was answered with NeedPrefix
         while (frame := await self._next(stream)) is not None:
@@ -252,17 +245,16 @@ class VerificationService:
                 model, sampling = self._opened(frame)
                 session.model = model
                 if (constraint := sampling.constraint) is not None:
-                    grammar = await model.constrained(constraint)
+                    owner = self._owners.setdefault(tenant.device, GrammarOwner())
+                    session.grammar = SessionGrammar(owner, constraint, model.grammar)
                 continue
             if frame.WhichOneof("frame") != "verify":
                 raise ProtocolError("The session was opened twice, or a frame is empty.", SAME_VERSION)
             request = read_verify(frame.verify, model.bounds, number, sampling, tenant)
-            request.grammar = grammar
             if request.round < last or (request.round == last and not again):
                 raise ProtocolError(f"Round {request.round} was sent after round {last}.", SAME_VERSION)
             last, again = request.round, False
-            if model.queue.full(tenant.device):
-                await self._push_back(request, model.backend.wait_seconds(), stream)
+            if not await self._admitted(model, session.grammar, request, stream):
                 continue
             answer = await self._answer(model, request, stream)
             if isinstance(answer, VerifierBusy):
@@ -276,11 +268,26 @@ class VerificationService:
                 await _write(stream, pb.VerifierFrame(need_prefix=need))
                 await self._pause(tenant)
             else:
+                if session.grammar is not None:
+                    session.grammar.observe(request, answer)
                 await _write(stream, write_verdict(request.round, answer))
                 took = 1e3 * answer.seconds
                 _log.debug("session %d: %d of %d accepted, %.1f ms", number, answer.accepted, len(request.draft), took)
         if self._draining.done():
             await _write(stream, pb.VerifierFrame(draining=pb.Draining()))
+
+    async def _admitted(
+        self, model: _Model, grammar: SessionGrammar | None, request: VerifyRequest, stream: Stream
+    ) -> bool:
+        """Return whether a request can be answered now, by the session's `grammar`; if not, have the device ask
+        again."""
+        if model.queue.full(request.device):
+            await self._push_back(request, model.backend.wait_seconds(), stream)
+        elif grammar is not None and not await grammar.prepare(request):
+            await self._push_back(request, _HELD_SECONDS, stream)
+        else:
+            return True
+        return False
 
     async def _push_back(self, request: VerifyRequest, seconds: float, stream: Stream) -> None:
         """Have the device ask again after about `seconds`. What the session holds stays as it was."""

@@ -136,6 +136,19 @@ def written(model: Model, grammar: Grammar, seed: int, most: int = 400) -> str |
     return None
 
 
+def test_json_is_compact_and_whole(model: Model) -> None:
+    """No blank between values, no escape by number (half a character is possible with it), no control token."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array"}}, "required": ["a", "b"]}
+    grammar = model.grammar(json.dumps(schema))
+    vocabulary, opened = model.vocabulary, model.tokenize('{"a":"')
+    assert not any(vocabulary.pieces[token][:1].isspace() for token in np.flatnonzero(grammar.mask(opened[:0])))
+    inside = {vocabulary.pieces[token] for token in np.flatnonzero(grammar.mask(opened)).tolist()}
+    assert b" " in inside
+    assert not inside & {vocabulary.pieces[token] for token in vocabulary.markup()}
+    escaped = grammar.mask(np.concatenate((opened, model.tokenize("\\"))).astype(np.int32))
+    assert not any(vocabulary.pieces[token][:1] in (b"u", b"U") for token in np.flatnonzero(escaped))
+
+
 @given(schema=schemas, seed=st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None)
 def test_what_follows_a_grammar_is_valid(model: Model, schema: Any, seed: int) -> None:
@@ -232,6 +245,8 @@ def test_what_pydantic_asks_for_is_read_by_pydantic(model: Model, seed: int) -> 
     [
         ({"type": "number", "minimum": 0}, ["-1", "-0"]),
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 1.5}, ["0", "1.6", "2", "0.0"]),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, ["0", "0.0"]),
+        ({"type": "number", "minimum": -0.25, "exclusiveMaximum": 0}, ["0", "-0"]),
         ({"type": "integer", "exclusiveMinimum": 0}, ["0", "-3"]),
         ({"type": "integer", "multipleOf": 5}, ["3", "52"]),
         ({"type": "string", "pattern": "^a+$"}, ['"b"', '"ab"', '""']),

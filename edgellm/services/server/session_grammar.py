@@ -1,0 +1,97 @@
+"""The grammar of a session: whose it is, how many a device may have, and masks made before the decoding thread needs
+them.
+
+A schema is a stranger's. So each device has a number of grammars at once and one thread for them, and what a session
+has compiled ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import thread_time
+from typing import TypeVar
+
+import numpy as np
+
+from edgellm.errors import SAME_VERSION, InvalidOption, ProtocolError
+from edgellm.spec.constraint import GrammarState, ReplyGrammar
+from edgellm.spec.types import NO_IDS, Constraint, Verdict
+from edgellm.verifier.requests import VerifyRequest
+
+R = TypeVar("R")
+
+MAX_GRAMMARS = 8  # of one device at once, each of up to some tens of megabytes
+_SLOW_SECONDS = 0.002  # of the processor, for a mask
+
+
+class GrammarOwner:
+    """A device, with what it has of grammars on this verifier."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self._turn = asyncio.Lock()
+
+    async def run(self, work: Callable[[], R]) -> R:
+        """Return the result of `work`, in a thread: one at a time, also where a device leaves meanwhile."""
+        async with self._turn:
+            running = asyncio.ensure_future(asyncio.to_thread(work))
+            try:
+                return await asyncio.shield(running)
+            finally:
+                await asyncio.wait({running})
+
+
+class SessionGrammar:
+    """The grammar of one session of `owner`, from its first request on until `end`."""
+
+    def __init__(
+        self, owner: GrammarOwner, constraint: Constraint, compile_schema: Callable[[str], GrammarState] | None
+    ) -> None:
+        """Compile by `compile_schema`; None: this verifier follows no schemas."""
+        self._owner, self._constraint, self._compile = owner, constraint, compile_schema
+        self._grammar: ReplyGrammar | None = None
+        self._holds = self._slow = False
+        self._text = NO_IDS  # the session's, as far as it is known
+
+    async def prepare(self, request: VerifyRequest) -> bool:
+        """Have the verdict on `request` follow the grammar, with masks that are made now; return False where the device
+        has too many grammars for another one.
+
+        Raises:
+            ProtocolError: the schema cannot be followed.
+            EngineFailed: the text breaks the grammar.
+        """
+        if not self._holds:
+            if self._owner.held >= MAX_GRAMMARS:
+                return False
+            self._owner.held += 1
+            self._holds = True
+        try:
+            await self._owner.run(lambda: self._make_masks(request))
+        except InvalidOption as error:
+            raise ProtocolError(error.what, error.next_step) from None
+        if self._slow:  # their masks would be made by the decoding thread, while other devices wait
+            request.extra = 0
+        request.grammar = self._grammar
+        return True
+
+    def _make_masks(self, request: VerifyRequest) -> None:
+        if self._grammar is None:
+            if self._compile is None:
+                raise ProtocolError("This verifier follows no JSON schemas.", SAME_VERSION)
+            self._grammar = ReplyGrammar(self._compile(self._constraint.schema), self._constraint)
+        if request.position <= len(self._text):  # otherwise the device is asked for the tokens between
+            self._text = np.concatenate((self._text[: request.position], request.prefix))
+            began = thread_time()
+            self._grammar.prepare(self._text, request.draft.ids)
+            self._slow |= thread_time() - began > _SLOW_SECONDS * (len(request.draft) + 1)
+
+    def observe(self, request: VerifyRequest, verdict: Verdict) -> None:
+        """Note what the session's text goes on with."""
+        self._text = np.concatenate((self._text, request.draft.ids[: verdict.accepted], verdict.tokens))
+
+    def end(self) -> None:
+        """Give the device's place back; may be called again."""
+        self._owner.held -= self._holds
+        self._holds, self._grammar = False, None
