@@ -29,7 +29,7 @@ _MAX_UNIQUE = 6  # values that an array may have once each: it has 1,957 forms t
 _MAX_COMPARED = 64  # alternatives of a oneOf, each compared with all others
 _MOST = {"minLength": 100_000, "minItems": 1000, "minProperties": 1}  # more would not be kept, or fit no context
 _NEAR = 10**6  # whole bounds below it are narrowed by a millionth instead of being open
-_DIGITS = 10**15  # whole numbers end below it, as a small model may go on with digits
+_DIGITS, _DECIMALS = 10**15, 9  # numbers stay below it, and have so many decimals: small models go on with digits
 
 _NOTES = frozenset(
     ("$schema", "$id", "$comment", "title", "description", "default", "examples", "example", "deprecated", "readOnly",
@@ -159,9 +159,13 @@ class _Preparation:
         for bound, plain, nearest, tighter in _OPEN_BOUNDS:  # llguidance lets 0 through where x > 0 and x <= 0.5
             if made.get("type") != "integer" and abs(limit := made.get(bound, 0.5)) < _NEAR and limit == int(limit):
                 made[plain] = tighter(made.get(plain, made.pop(bound)), limit + nearest)
-        if made.get("type") == "integer" and all(abs(made.get(key, 0)) < _DIGITS for key in _BOUNDS):
+        limits = [made.get(key, 0) for key in _BOUNDS]
+        kinds = made.get("type", ())
+        if ("number" in kinds or "integer" in kinds) and all(abs(limit) < _DIGITS for limit in limits):
             made.setdefault("minimum", 1 - _DIGITS)
             made.setdefault("maximum", _DIGITS - 1)
+            if "number" in kinds and all(round(limit, _DECIMALS) == limit for limit in limits):
+                made.setdefault("multipleOf", 10**-_DECIMALS)
 
     def _object(self, made: dict[str, Any]) -> None:
         if isinstance(made.get("properties"), dict):
