@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
+from pathlib import Path
 
 import jsonschema_rs
 import pytest
 
 from bench.robustness.json_schema import REFUSED, is_valid, measured, random_schema, table
-from edgellm.engine.grammar.json_schema import to_gbnf
+from edgellm.engine import Model
 from edgellm.errors import InvalidOption
 
 
-def test_random_schemas_are_schemas_that_a_grammar_keeps() -> None:
+@pytest.fixture(scope="module")
+def text(verifier_path: Path) -> Iterator[Model]:
+    with Model.load(verifier_path, text_only=True) as model:
+        yield model
+
+
+def test_random_schemas_are_schemas_that_a_grammar_keeps(text: Model) -> None:
     chance = random.Random(1)
     for _ in range(300):
         schema = random_schema(chance)
         jsonschema_rs.validator_for(schema)
-        assert "root" in to_gbnf(json.dumps(schema))
+        text.grammar(json.dumps(schema))
 
 
 @pytest.mark.parametrize("keyword", REFUSED)
-def test_what_a_grammar_would_not_keep_is_refused(keyword: str) -> None:
+def test_what_a_grammar_would_not_keep_is_refused(text: Model, keyword: str) -> None:
     jsonschema_rs.validator_for(REFUSED[keyword])
     with pytest.raises(InvalidOption, match=r"schema"):
-        to_gbnf(json.dumps(REFUSED[keyword]))
+        text.grammar(json.dumps(REFUSED[keyword]))
 
 
 def test_what_is_not_valid_is_found() -> None:

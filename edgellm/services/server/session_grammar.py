@@ -29,8 +29,18 @@ class GrammarOwner:
     """A device, with what it has of grammars on this verifier."""
 
     def __init__(self) -> None:
-        self.held = 0
+        self._held = 0
         self._turn = asyncio.Lock()
+
+    def take_place(self) -> bool:
+        """Count one more grammar; return False where there are too many."""
+        free = self._held < MAX_GRAMMARS
+        self._held += free
+        return free
+
+    def free_place(self) -> None:
+        """Count one grammar less."""
+        self._held -= 1
 
     async def run(self, work: Callable[[], R]) -> R:
         """Return the result of `work`, in a thread: one at a time, also where a device leaves meanwhile."""
@@ -62,11 +72,9 @@ class SessionGrammar:
             ProtocolError: the schema cannot be followed.
             EngineFailed: the text breaks the grammar.
         """
+        self._holds = self._holds or self._owner.take_place()
         if not self._holds:
-            if self._owner.held >= MAX_GRAMMARS:
-                return False
-            self._owner.held += 1
-            self._holds = True
+            return False
         try:
             await self._owner.run(lambda: self._make_masks(request))
         except InvalidOption as error:
@@ -93,5 +101,6 @@ class SessionGrammar:
 
     def end(self) -> None:
         """Give the device's place back; may be called again."""
-        self._owner.held -= self._holds
+        if self._holds:
+            self._owner.free_place()
         self._holds, self._grammar = False, None
