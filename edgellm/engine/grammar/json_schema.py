@@ -25,7 +25,9 @@ MAX_SCHEMA = 2**15  # characters of a schema as JSON
 _MAX_DEPTH = 64  # levels of a schema: llguidance reads it by recursion
 _MAX_PATTERNS, _MAX_MERGED_PATTERNS = 128, 8  # different ones; an intersection of n takes a time of about 2 ** n
 _MAX_REMAINDERS = 2000  # of multipleOf: a mask costs a step for each
-_MAX_UNIQUE = 6  # values that an array may have once each: it has 1,957 forms then
+_MAX_UNIQUE, _MAX_LISTED = 6, 500  # values that an array may have once each, and their characters
+_MAX_FORMS = 2000  # of such arrays, of which six values make 1,957
+_MAX_AHEAD = 1000  # characters of a pattern in which look-aheads are looked for
 _MAX_COMPARED = 64  # alternatives of a oneOf, each compared with all others
 _MOST = {"minLength": 100_000, "minItems": 1000, "minProperties": 1}  # more would not be kept, or fit no context
 _NEAR = 10**6  # whole bounds below it are narrowed by a millionth instead of being open
@@ -36,14 +38,15 @@ _NOTES = frozenset(
      "writeOnly", "discriminator", "contentMediaType", "contentEncoding", "contentSchema")
 )  # fmt: skip
 """Keywords that say nothing about what is valid."""
+_TYPES = {"string": str, "integer": int, "boolean": bool}
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # have schemas by name
 _LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")  # have lists of schemas
 _SINGLE = ("items", "additionalProperties", "additionalItems", "propertyNames")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OPEN_BOUNDS = (("exclusiveMinimum", "minimum", 1e-6, max), ("exclusiveMaximum", "maximum", -1e-6, min))
 _MERGED = {"allOf", "anyOf", "oneOf", "$ref"}  # beside other keywords, these are merged with them
-_AHEAD = re.compile(r"\^((?:\(\?=(?:[^()\\]|\\.|\[[^]]*\])*\))+)([^|]*)", re.DOTALL)
-_ONE_AHEAD = re.compile(r"\(\?=((?:[^()\\]|\\.|\[[^]]*\])*)\)", re.DOTALL)
+_AHEAD = re.compile(r"\^((?:\(\?=(?:[^()\\\[]|\\.|\[[^]]*\])*\))+)([^|]*)", re.DOTALL)
+_ONE_AHEAD = re.compile(r"\(\?=((?:[^()\\\[]|\\.|\[[^]]*\])*)\)", re.DOTALL)
 _SAME = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$"}  # pydantic's Decimal, without look-ahead
 
 
@@ -95,6 +98,7 @@ class _Preparation:
         self._patterns: set[str] = set()
         self._multiples: set[int] = set()
         self._merges = False
+        self._forms = 0
         self._tags: set[Any] = set()  # properties that discriminators name
 
     def schema(self) -> Any:
@@ -209,14 +213,14 @@ class _Preparation:
             made |= {} if more is None else {"items": more}
         if made.pop("uniqueItems", False) is not True:
             return
-        items = self._followed(made.get("items", True))
-        values = items.get("enum", [False, True] if items.get("type") == "boolean" else None)
-        if not isinstance(values, list) or len(values) > _MAX_UNIQUE or "prefixItems" in made:
+        values = _listed(self._followed(made.get("items", True)))
+        if values is None or "prefixItems" in made or self._forms > _MAX_FORMS:
             self.unkept.add("uniqueItems")
             return
         counts = range(int(made.pop("minItems", 0)), int(min(made.pop("maxItems", len(values)), len(values))) + 1)
         del made["items"]
         made["enum"] = [list(some) for count in counts for some in permutations(values, count)]
+        self._forms += len(made["enum"])
 
     def _text(self, made: dict[str, Any]) -> list[Schema]:
         """Take the pattern and the format out of a schema; return schemas for those that it does not hold itself."""
@@ -227,7 +231,7 @@ class _Preparation:
             self.unkept.add(f"format.{name}")
         if isinstance(pattern := made.get("pattern"), str):
             pattern = _SAME.get(pattern, pattern)
-            if split := _AHEAD.fullmatch(pattern):
+            if len(pattern) <= _MAX_AHEAD and (split := _AHEAD.fullmatch(pattern)):
                 patterns += [f"^(?:{ahead})" for ahead in _ONE_AHEAD.findall(split[1])]
                 pattern = f"^{split[2]}"
             patterns.append(pattern)
@@ -300,6 +304,15 @@ def _kinds(schema: Schema) -> set[str]:
     kinds = schema.get("type", [])
     named = {kinds} if isinstance(kinds, str) else set(map(str, kinds))
     return {"number" if kind == "integer" else kind for kind in named}
+
+
+def _listed(items: Schema) -> list[Any] | None:
+    """Return the values of items that are a few short ones of one type, or of any; otherwise None."""
+    kind, values = items.get("type"), items.get("enum", [False, True])
+    alike = kind is None or all(type(value) is _TYPES.get(str(kind)) for value in values)
+    listed = "enum" in items or kind == "boolean"
+    small = len(values) <= _MAX_UNIQUE and len(json.dumps(values)) <= _MAX_LISTED
+    return list(values) if listed and alike and small and set(items) - _NOTES <= {"type", "enum"} else None
 
 
 def _values(schema: Schema) -> set[str]:
