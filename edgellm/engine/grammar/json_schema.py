@@ -29,7 +29,7 @@ _MAX_UNIQUE, _MAX_LISTED = 6, 500  # values that an array may have once each, an
 _MAX_FORMS = 2000  # of such arrays, of which six values make 1,957
 _MAX_AHEAD = 1000  # characters of a pattern in which look-aheads are looked for
 _MAX_COMPARED = 64  # alternatives of a oneOf, each compared with all others
-_MOST = {"minLength": 100_000, "minItems": 1000, "minProperties": 1}  # more would not be kept, or fit no context
+_MOST = {"minLength": 100_000, "minItems": 1000}  # more fit no context
 _NEAR = 10**6  # whole bounds below it are narrowed by a millionth instead of being open
 _DIGITS, _DECIMALS = 10**15, 9  # numbers stay below it, and have so many decimals: small models go on with digits
 
@@ -174,9 +174,11 @@ class _Preparation:
     def _object(self, made: dict[str, Any]) -> None:
         if isinstance(made.get("properties"), dict):
             made["required"] = self._always(made)
-            if made.get("minProperties") in range(len(made["required"]) + 1):
-                del made["minProperties"]
-        elif "patternProperties" not in made:
+        if (least := made.get("minProperties", 0)) <= len(made.get("required", ())):
+            made.pop("minProperties", None)
+        elif least > 1:
+            raise refused(f"minProperties is {least}", "Give at most 1: a name that comes twice is one property.")
+        if not {"properties", "patternProperties"} & set(made):
             return
         if not self._merges and made.get("additionalProperties", True) is True:
             made["additionalProperties"] = False
@@ -194,18 +196,20 @@ class _Preparation:
         if made.get("propertyNames", False) is False or {"properties", "patternProperties"} & set(made):
             return
         names = self._followed(made["propertyNames"])
-        if isinstance(values := names.get("enum"), list):
-            pattern = "|".join(re.sub(r"([\\^$.|?*+()\[\]{}])", r"\\\1", str(value)) for value in values)
-            names = {"pattern": f"^(?:{pattern})$"}
-        elif {"minLength", "maxLength"} & set(names) and not {"pattern", "format"} & set(names):
-            names = {"pattern": f"(?s)^.{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"}
-        elif names.get("format") in FORMATS:
-            names = {"pattern": FORMATS[names["format"]]}
-        if set(names) - {"type"} <= {"pattern"}:
-            del made["propertyNames"]
-            if "pattern" in names:
-                made["patternProperties"] = {names["pattern"]: made.get("additionalProperties", True)}
-                made["additionalProperties"] = False
+        said, pattern = set(names) - _NOTES - {"type"}, names.get("pattern")
+        if said == {"enum"}:
+            values = (re.sub(r"([\\^$.|?*+()\[\]{}])", r"\\\1", str(value)) for value in names["enum"])
+            pattern = f"^(?:{'|'.join(values)})$"
+        elif said and said <= {"minLength", "maxLength"}:
+            pattern = f"(?s)^.{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+        elif said == {"format"} and names["format"] in FORMATS:
+            pattern = FORMATS[names["format"]]
+        elif said - {"pattern"}:
+            return
+        del made["propertyNames"]
+        if pattern is not None:
+            made["patternProperties"] = {pattern: made.get("additionalProperties", True)}
+            made["additionalProperties"] = False
 
     def _array(self, made: dict[str, Any]) -> None:
         if isinstance(made.get("items"), list):  # as drafts before 2020 have it
@@ -246,12 +250,16 @@ class _Preparation:
     def _followed(self, schema: Any) -> Schema:
         """Return a schema behind its references; an empty one where it says nothing, or they lead nowhere."""
         for _ in range(_MAX_DEPTH):
-            if isinstance(schema, dict) and isinstance(parts := schema.get("allOf"), list) and len(parts) == 1:
+            said = (
+                {key: value for key, value in schema.items() if key not in _NOTES} if isinstance(schema, dict) else {}
+            )
+            if set(said) == {"allOf"} and isinstance(parts := said["allOf"], list) and len(parts) == 1:
                 schema = parts[0]  # as references with notes beside them are written
-            if not isinstance(schema, dict) or not isinstance(ref := schema.get("$ref"), str):
+                continue
+            if set(said) != {"$ref"} or not isinstance(said["$ref"], str):
                 break
             schema = self._root
-            for part in ref.split("/")[1:]:
+            for part in said["$ref"].split("/")[1:]:
                 key = part.replace("~1", "/").replace("~0", "~")
                 schema = schema.get(key) if isinstance(schema, dict) else None
         return schema if isinstance(schema, dict) else {}

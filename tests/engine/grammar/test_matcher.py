@@ -172,6 +172,15 @@ def test_what_follows_a_grammar_is_valid(model: Model, schema: Any, seed: int) -
             "box": {"type": "object", "required": ["pet"], "properties": {
                 "pet": {"anyOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}]}}}}}, '{"pet": {"bark": 3}}'),
         ({"$ref": "#/$defs/an%20id", "$defs": {"an id": {"type": "null"}}}, "null"),
+        ({"properties": {"a": {}, "b": {}}, "required": ["a", "b"], "minProperties": 2}, '{"a":1,"b":2}'),
+        ({"type": "string", "pattern": r"^(?=.*[A-Z])(?=.*\d)\S{4,}$"}, '"Ab1cd"'),
+        ({"type": "string", "pattern": r"^\p{L}+$"}, '"Zoë"'),
+        ({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string",
+            "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]}, '"3.14"'),
+        ({"allOf": [{"$ref": "#/$defs/a"}, {"properties": {"y": {"type": "null"}}, "required": ["y"]}], "$defs": {
+            "a": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}}}, '{"x":1,"y":null}'),
+        ({"oneOf": [{"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]},
+                    {"type": "object", "properties": {"b": {"type": "null"}}, "required": ["b"]}]}, '{"b":null}'),
         ({"type": "integer", "minimum": 1}, "17"),
         ({"enum": ['"', "\\", "é"]}, '"\\\\"'),
     ],
@@ -359,6 +368,7 @@ REFUSED: list[Any] = [
     {"oneOf": [{"type": "object", "properties": {"a": {"enum": [n]}}} for n in range(2)]},
     {"type": "object", "minProperties": 2},
     {"type": "object", "propertyNames": False},
+    {"type": "object", "propertyNames": {"allOf": [pattern("^a")], "maxLength": 3}},
     {"type": "string", "enum": [1, 2]},
     {"$ref": "https://example.org/schema.json"},
     {"$ref": "file:///etc/passwd"},
