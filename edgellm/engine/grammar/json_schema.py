@@ -127,6 +127,9 @@ class _Preparation:
         self._merges |= bool(said & _MERGED) and (len(said) > 1 or (isinstance(parts, list) and len(parts) > 1))
         if isinstance(tag := schema.get("discriminator"), dict) and isinstance(name := tag.get("propertyName"), str):
             self._tags.add(name)
+        ref = schema.get("$ref", "#")
+        if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
+            raise refused(f"$ref is {json.dumps(ref)[:60]}", "Only references within the schema (#/$defs/NAME) work.")
         for _, part in _parts(schema):
             self._survey(part, depth + 1)
 
