@@ -36,8 +36,8 @@ from jinja2.parser import Parser
 from bench.harness.report import write
 from bench.harness.statistics import alternate
 from edgellm.engine import Model
-from edgellm.engine.chat_template import Template
-from edgellm.engine.thinking import find_markup
+from edgellm.engine.chat.template import Template
+from edgellm.engine.chat.thinking import find_markup
 from edgellm.errors import ModelUnsupported
 from testkit import ROOT
 

@@ -3,7 +3,7 @@
 from edgellm.engine import native  # noqa: F401 - before anything else imports llama.cpp: OpenMP reads its settings then
 
 # isort: split
-from edgellm.engine.chat_template import Message, ToolCall
+from edgellm.engine.chat.messages import Message, ToolCall
 from edgellm.engine.context import Context
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.engine.gguf.memory_estimate import MemoryEstimate, costs_of

@@ -14,7 +14,11 @@ from typing import Any, Self, cast
 import numpy as np
 
 from edgellm.engine import llama_api, native
-from edgellm.engine.chat_template import ChatTemplate, Message, Template, Tokenizer
+from edgellm.engine.chat.effort import fitting
+from edgellm.engine.chat.messages import Message
+from edgellm.engine.chat.prompt import ChatTemplate, Tokenizer
+from edgellm.engine.chat.template import Template
+from edgellm.engine.chat.thinking import ThinkingMarkup, find_markup
 from edgellm.engine.gguf.reader import GgufArray, ModelFile, attention_layers
 from edgellm.engine.gguf.tokens import tokenizer_hash
 from edgellm.engine.grammar import Grammar
@@ -24,7 +28,6 @@ from edgellm.engine.speculators.eagle3 import Eagle3Model, check_eagle3
 from edgellm.engine.speculators.mtp import MtpModel
 from edgellm.engine.speculators.speculator import SpeculatorModel
 from edgellm.engine.speculators.support import drafter_file, mtp_support
-from edgellm.engine.thinking import ThinkingMarkup, find_markup
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
 from edgellm.engine.trial.probe import (
     EAGLE3,
@@ -336,9 +339,11 @@ class Model:
         arguments: Mapping[str, object] = MappingProxyType({}),
         most: int | None = None,
         should_stop: ShouldStop = never,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> Ids:
         """Return the ids of the conversation in the model's chat template, shape (n,), ready for the assistant's turn.
-        `arguments` are given to the template; those that it does not read have no effect.
+        `arguments` are given to the template; those that it does not read have no effect. `tell` is called with what
+        was changed in a conversation that the template does not want as it is.
 
         Raises:
             InvalidOption: an unknown role, no message, or an argument that cannot be written as JSON.
@@ -347,7 +352,7 @@ class Model:
             PromptTooLong, TextRefused, Stopped: as `tokenize` does.
         """
         self._check_vocabulary()
-        return self._begun(self._chat_template.prompt(messages, arguments, most, should_stop))
+        return self._begun(self._chat_template.prompt(messages, arguments, most, should_stop, tell))
 
     @property
     def chat_template_source(self) -> str:
@@ -374,6 +379,13 @@ class Model:
         """
         self._check_vocabulary()
         self._chat_template.check(arguments)
+
+    def fitting_arguments(self, arguments: Mapping[str, object]) -> tuple[dict[str, object], bool | None, list[str]]:
+        """Return what `effort.fitting` does for this model's chat template. Raises what `chat_prompt` raises."""
+        if not arguments:
+            return {}, None, []
+        self._check_vocabulary()
+        return fitting(arguments, self._chat_template, self.thinking is not None)
 
     @property
     def describes_tools(self) -> bool:

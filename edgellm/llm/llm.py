@@ -65,7 +65,7 @@ from edgellm.spec.model_sampling import sampling_of
 from edgellm.spec.params import BUDGET_CHUNK, ReplyOptions
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Channel, Constraint, Ids, Notice, Token
+from edgellm.spec.types import Channel, Constraint, Explanation, Ids, Notice, Token
 from edgellm.storage import History, name_of
 from edgellm.storage.caches.saved_prompts import SavedPrompts
 from edgellm.storage.default_pair import DEFAULT, Named, resolve_pair
@@ -338,25 +338,28 @@ class LLM:
         options = replace(options or ReplyOptions(), **changes)
         self.check_options(options)
         notices: list[Notice] = []
+        told: list[str] = []
         if options.truncation == "auto" and not isinstance(prompt, str):
-            ids, prompt, notices = self._truncated(prompt, options, should_stop)
+            ids, prompt, notices = self._truncated(prompt, options, should_stop, told.append)
         else:
-            ids = self.prompt_ids(prompt, options, should_stop)
+            ids = self.prompt_ids(prompt, options, should_stop, told.append)
         own = self._draft_ids(ids, prompt, should_stop)
         heads: tuple[str, ...] = ()
         if self._parts.linked:  # the draft model may have to go on alone
             heads = turn_heads(self._text.detokenize(ids).decode("utf-8", "replace"), prompt)
-        return self._reply(ids, options, channels_of(self._text, ids), began, own, notices, heads)
+        first: list[Notice | Explanation] = [*notices]
+        first += [Explanation(None, one) for one in dict.fromkeys(told)]
+        return self._reply(ids, options, channels_of(self._text, ids), began, own, first, heads)
 
     def _truncated(
-        self, messages: Sequence[Message], options: ReplyOptions, should_stop: ShouldStop
+        self, messages: Sequence[Message], options: ReplyOptions, should_stop: ShouldStop, tell: Callable[[str], None]
     ) -> tuple[Ids, Sequence[Message], list[Notice]]:
         """Return the ids (n,) of a conversation, and what is sent of it: without its oldest turns where it would leave
         the reply no room, of which there is a notice then. Raises what `reply` raises."""
         turns, end = turns_of(messages)
         most = self.context_length - room_for_reply(options.max_tokens, self.context_length)
         ids, begin = leave_out_turns(
-            turns, end, lambda at: self.prompt_ids(without_turns(messages, at), options, should_stop),
+            turns, end, lambda at: self.prompt_ids(without_turns(messages, at), options, should_stop, tell),
             lambda ids: len(ids) <= most,
         )  # fmt: skip
         if not (count := sum(at < begin for at in turns)):
@@ -395,6 +398,15 @@ class LLM:
                 "Leave it out, or use a model whose chat template has thoughts.",
             )
 
+    def fitting_options(self, options: ReplyOptions) -> tuple[ReplyOptions, list[str]]:
+        """Return `options` with what the model has of the thoughts that they ask for, or what is nearest to it, and the
+        names of those that it has not, or not so."""
+        arguments, thinks, left_out = self._text.fitting_arguments(options.template_args)
+        think = thinks if thinks is False or (thinks and not options.think) else options.think
+        if think and self._text.thinking is None:
+            think, left_out = None, [*left_out, "think"]
+        return replace(options, template_args=arguments, think=think), left_out
+
     def _draft_ids(self, ids: Ids, prompt: str | Sequence[Message] | None, should_stop: ShouldStop) -> Ids | None:
         """Return the prompt for a draft model with another tokenizer, None without one; see `draft_ids`."""
         if self._fit.translation is None or self._parts.draft is None:
@@ -404,7 +416,7 @@ class LLM:
 
     def _reply(
         self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, began: float, draft_prompt: Ids | None,
-        notices: Sequence[Notice] = (), heads: Sequence[str] = (),
+        first: Sequence[Notice | Explanation] = (), heads: Sequence[str] = (),
     ) -> Reply:  # fmt: skip
         sampling = options.sampling(self.sampling, len(ids))
         sampling = replace(sampling, constraint=self._constraint(ids, options, channels))
@@ -417,7 +429,7 @@ class LLM:
             prompt_tokens=len(ids),
             seed=sampling.seed,
             prepared=perf_counter() - began,
-            notices=notices,
+            first=first,
         )
         self._replies.add(reply)
         return reply
@@ -523,18 +535,19 @@ class LLM:
         return self._parts.knowledge.use(profile)
 
     def prompt_ids(
-        self, prompt: str | Sequence[Message], options: ReplyOptions | None = None, should_stop: ShouldStop = never
-    ) -> Ids:
-        """Return the token ids of the prompt, shape (n,), for a reply with `options`. Raises what `reply` raises for a
-        prompt."""
+        self, prompt: str | Sequence[Message], options: ReplyOptions | None = None, should_stop: ShouldStop = never,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> Ids:  # fmt: skip
+        """Return the token ids of the prompt, shape (n,), for a reply with `options`; `tell` is called with what the
+        chat template wants changed. Raises what `reply` raises for a prompt."""
         options = options or ReplyOptions()
         arguments = options.template_arguments()
         used = not isinstance(prompt, str) and any(turn.tool_calls or turn.role == "tool" for turn in prompt)
         if not (options.tools or used):
-            return chat_ids(self._text, prompt, self.context_length, should_stop, arguments)
+            return chat_ids(self._text, prompt, self.context_length, should_stop, arguments, tell)
         toolbox = self._toolbox(options)
         turns = toolbox.messages(compose(prompt) if isinstance(prompt, str) else prompt)
-        ids = chat_ids(self._text, turns, self.context_length, should_stop, arguments | toolbox.arguments())
+        ids = chat_ids(self._text, turns, self.context_length, should_stop, arguments | toolbox.arguments(), tell)
         if not (opening := toolbox.opening()):
             return ids
         markup = self._text.thinking

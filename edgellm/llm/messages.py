@@ -88,9 +88,10 @@ def chat_ids(
     context: int,
     should_stop: ShouldStop = never,
     arguments: Mapping[str, object] = MappingProxyType({}),
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Ids:
     """Return the ids of a question or a conversation in the model's chat template, shape (n,), n below `context`.
-    `should_stop` is polled; `arguments` are given to the template.
+    `should_stop` is polled; `arguments` are given to the template, and `tell` is called with what it wants changed.
 
     An assistant's turn that still has the model's markup around its thought is separated into thought and answer.
 
@@ -102,13 +103,14 @@ def chat_ids(
         PromptTooLong: it does not fit the context; states both lengths.
     """
     messages = compose(prompt) if isinstance(prompt, str) else [message.whole() for message in prompt]
-    if not messages or not (messages[-1].content.strip() or messages[-1].role == "tool"):
+    turns = [message for message in messages if message.role != "system"] or messages
+    if not any(turn.content.strip() or turn.tool_calls for turn in turns):
         raise InvalidOption("The prompt is empty.", "Write a question.")
     for message in messages:
         _check_text(message.content)
         _check_text(message.thinking)
     messages = [_without_markup(model, message) for message in messages]
-    ids = model.chat_prompt(messages, arguments=arguments, most=context - 1, should_stop=should_stop)
+    ids = model.chat_prompt(messages, arguments=arguments, most=context - 1, should_stop=should_stop, tell=tell)
     return check_length(ids, context)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from edgellm.engine.thinking import ThinkingMarkup
+from edgellm.engine.chat.thinking import ThinkingMarkup
 from edgellm.spec.types import Channel, Source, Token
 
 _CHANNEL_NAME = re.compile(rb"<\|channel\|>\s*(\w+)")

@@ -114,9 +114,9 @@ class Reply(Iterator[Token]):
         prompt_tokens: int,
         seed: int,
         prepared: float = 0.0,
-        notices: Sequence[Notice] = (),
+        first: Sequence[Notice | Explanation] = (),
     ) -> None:
-        """Prepare the reply; `prepared` seconds have gone into the request already. `notices` are delivered first."""
+        """Prepare the reply; `prepared` seconds have gone into the request already. `first` is delivered first."""
         self._on_notice: Callable[[Notice], None] | None = None
         self._on_explain: Callable[[Explanation], None] | None = None
         self._on_progress: Callable[[PromptProgress], None] | None = None
@@ -124,7 +124,7 @@ class Reply(Iterator[Token]):
         self._prompt_tokens = prompt_tokens
         self._seed = seed
         self._prepared = prepared
-        self._notices = notices
+        self._first = first
         self._stats: Stats | None = None
         self._events: Generator[Event, None, None] | None = None
         self._should_stop = Stop()
@@ -196,8 +196,8 @@ class Reply(Iterator[Token]):
 
     def _start(self) -> None:
         if not self._should_stop():
-            for notice in self._notices:
-                self._deliver(notice)
+            for event in self._first:
+                self._deliver(event)
             self._stats = Stats(self._prepared)
             self._events = self._write(self._stats, self._on_explain is not None, self._should_stop, self._report)
 

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from edgellm.engine.chat_template import MOST_SOURCE
+from edgellm.engine.chat.template import MOST_SOURCE
 from edgellm.engine.gguf.reader import KEPT_ELEMENTS, MAX_ENTRIES, MAX_TOKENS
 from testkit.gguf.random_model import CONTROL
 

@@ -27,7 +27,9 @@ from edgellm.llm.model_loading import place_pair
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Explanation, Notice, PromptProgress, Token
+from testkit.chat_traits import TRAITS
 from testkit.gguf.changed import with_sampling
+from testkit.thinking_templates import with_template
 from tests.spec.real import case, ids
 
 # --- stopping, and starting again -----------------------------------------------------------------------------------
@@ -409,3 +411,13 @@ def test_what_the_package_exports() -> None:
         assert getattr(edgellm, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         edgellm.nonsense  # noqa: B018
+
+
+def test_what_a_chat_template_wants_changed_is_explained(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    path = with_template(f32_pair[1], tmp_path / "model.gguf", TRAITS["no system"])
+    with LLM.open("none", path, threads=1) as alone:
+        reasons: list[str] = []
+        reply = alone.reply([Message("system", "Be brief."), Message("user", "Hi")], max_tokens=2)
+        reply.listen(on_explain=lambda explanation: reasons.append(explanation.text))
+        list(reply)
+    assert [reason for reason in reasons if reason.startswith("The system messages are in the first question.")]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine.thinking import ThinkingMarkup, find_markup
+from edgellm.engine.chat.thinking import ThinkingMarkup, find_markup
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.spec import loop
 from edgellm.spec.channels import ChannelSplitter, split_text

@@ -37,6 +37,7 @@ from edgellm.rpc.trust.peer_store import Peer, Peers
 from edgellm.rpc.trust.rights import Right
 from edgellm.spec.loop import Event
 from edgellm.spec.model_sampling import ModelSampling
+from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice, Source, Token
@@ -124,6 +125,10 @@ class Made:
             raise VerifierLost(self._text, self._text)
 
         return Reply(write, prompt_tokens=3, seed=0)
+
+    def fitting_options(self, options: ReplyOptions) -> tuple[ReplyOptions, list[str]]:
+        """Return the options as they are."""
+        return options, []
 
     def piece(self, _token: int) -> bytes:
         """Return the text of a token."""

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgellm.engine import ModelFile, ToolCall
-from edgellm.engine.thinking import find_markup
+from edgellm.engine.chat.thinking import find_markup
 from edgellm.http.dialects.dialect import Dialect, arguments_of, chat_request
 from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.handlers import RequestHandler

@@ -7,6 +7,6 @@ follows instructions, and clients need not know which does.
 
 from edgellm.llm.tools.formats import find_format
 from edgellm.llm.tools.stream import split_calls
-from edgellm.llm.tools.toolbox import Toolbox, plain_turns
+from edgellm.llm.tools.toolbox import Toolbox
 
-__all__ = ["Toolbox", "find_format", "plain_turns", "split_calls"]
+__all__ = ["Toolbox", "find_format", "split_calls"]

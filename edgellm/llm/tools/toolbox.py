@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgellm.engine import Message, Model
+from edgellm.engine.chat.messages import plain_turns
 from edgellm.errors import InvalidOption
 from edgellm.llm.tools.formats import TAGGED, ToolFormat, find_format
 from edgellm.llm.tools.schema import Tool
@@ -95,7 +96,7 @@ class Toolbox:
 
     def arguments(self) -> dict[str, object]:
         """Return the arguments for the chat template."""
-        return {} if self.generic else {"tools": list(self.tools)}
+        return {"tools": list(self.tools)} if self.tools and not self.generic else {}
 
     def opening(self) -> str:
         """Return the text that the reply begins with, so that it is a call; empty where the model decides."""
@@ -123,23 +124,3 @@ def _moved(schema: Any, to: str) -> Any:
         reference = schema.get("$ref")
         return moved | {"$ref": to + reference[1:]} if isinstance(reference, str) and reference[:1] == "#" else moved
     return [_moved(one, to) for one in schema] if isinstance(schema, list) else schema
-
-
-def plain_turns(messages: Sequence[Message]) -> list[Message]:
-    """Return a conversation whose calls and results are texts, for templates that know neither."""
-    turns: list[Message] = []
-    for message in messages:
-        if message.tool_calls:
-            calls = (f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}</tool_call>'
-                     for call in message.tool_calls)  # fmt: skip
-            text = "\n".join((*([message.content] if message.content else []), *calls))
-            turns.append(replace(message, content=text, tool_calls=()))
-        elif message.role == "tool":
-            text = f"<tool_response>{message.content}</tool_response>"
-            if turns and turns[-1].role == "user" and turns[-1].content.startswith("<tool_response>"):
-                turns[-1] = replace(turns[-1], content=f"{turns[-1].content}\n{text}")
-            else:
-                turns.append(Message("user", text))
-        else:
-            turns.append(message)
-    return turns

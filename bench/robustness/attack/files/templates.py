@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from bench.robustness.attack.harness import Attack, Found
-from edgellm.engine.chat_template import MOST_SOURCE, Template
+from edgellm.engine.chat.template import MOST_SOURCE, Template
 from edgellm.errors import ModelUnsupported
 from testkit.hostile.inputs import ESCAPES, HARMLESS, HOSTILE, LONG_TO_COMPILE
 from testkit.memory import most_memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgellm.engine.thinking import find_markup
+from edgellm.engine.chat.thinking import find_markup
 from edgellm.isolation.template_child import arguments
 from testkit.hostile.inputs import LONG_TO_COMPILE
 from testkit.thinking_templates import ALWAYS, CHANNELS, FAMILIES, LITERAL, MARKERS, OPENED

@@ -19,8 +19,9 @@ from jinja2 import nodes
 from llama_cpp import llama_chat_format
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from edgellm.engine import Message, Model, chat_template
-from edgellm.engine.chat_template import MOST_SOURCE, Template
+from edgellm.engine import Message, Model
+from edgellm.engine.chat import template as chat_template
+from edgellm.engine.chat.template import MOST_SOURCE, Template
 from edgellm.errors import EngineFailed, ModelUnsupported
 from edgellm.isolation.child_process import ChildProcess
 from edgellm.isolation.template_child import arguments, compile_template
@@ -340,7 +341,7 @@ def test_threads_render_by_turns_in_one_process(opened: Open) -> None:
 
 PARENT = """
 import sys
-from edgellm.engine.chat_template import Template
+from edgellm.engine.chat.template import Template
 template = Template(sys.argv[1], "a model")
 template.render([{"role": "user", "content": "a"}], "", "")
 print("rendered", flush=True)
@@ -354,7 +355,7 @@ def test_a_process_that_ends_leaves_no_child(end: str) -> None:
     source = f"{{% if messages|length > 1 %}}{ENDLESS}{{% endif %}}"
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)]),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, sys.path)]),
     }
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment

@@ -1,0 +1,1 @@
+"""Conversations: their messages, the chat template that writes them as a text, and the tokens of that text."""

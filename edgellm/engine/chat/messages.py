@@ -1,0 +1,144 @@
+"""The messages of a conversation, with the calls of tools and their results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A model's call of a function: its name, its `arguments` as JSON, and an id that its result refers to."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+    def values(self) -> dict[str, Any]:
+        """Return the arguments by name; what is no JSON object, as of a call that broke off, is the only one."""
+        found = self._object()
+        return {"arguments": self.arguments} if found is None else found[1]
+
+    def text(self) -> str:
+        """Return `values` as JSON: as it was written, where it is an object."""
+        found = self._object()
+        return json.dumps({"arguments": self.arguments}, ensure_ascii=False) if found is None else found[0]
+
+    def _object(self) -> tuple[str, dict[str, Any]] | None:
+        """Return the JSON object that was written, and what it says; None where it is none."""
+        text = self.arguments or "{}"
+        for _ in range(2):  # some clients send the JSON of a text that is the JSON of an object
+            try:
+                found = json.loads(text)
+            except (ValueError, RecursionError):
+                return None
+            if isinstance(found, dict) or found is None:
+                return ("{}", {}) if found is None else (text, found)
+            if not isinstance(found, str):
+                return None
+            text = found
+        return None
+
+    def fields(self, *, parsed: bool = True) -> dict[str, object]:
+        """Return the call as templates know it; most take the arguments `parsed`, and some as a text."""
+        arguments: object = self.values() if parsed else self.text()
+        return {"type": "function", "id": self.id, "function": {"name": self.name, "arguments": arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; `role` is `system`, `user`, `assistant` or `tool`. `thinking` is the thought before
+    an assistant's `content`; most templates leave it out of earlier turns. `tool_calls` are an assistant's; the result
+    of one of them is the content of a turn of `tool`, with the call's `call_id` and the function's `name`. `context`
+    are texts that a user's question is about, which `whole` puts before it."""
+
+    role: str
+    content: str
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
+    context: tuple[str, ...] = ()
+
+    def whole(self) -> Message:
+        """Return the message with its `context` in its content: a blank line after each text, as the bundled models are
+        trained."""
+        texts = [stripped for text in self.context if (stripped := text.strip())]
+        return replace(self, content="\n\n".join([*texts, self.content]), context=())
+
+    def fields(self, *, parsed: bool = True) -> dict[str, object]:
+        """Return the message as templates know it: under the two names in use for thoughts, and with the arguments of
+        calls `parsed` or as texts."""
+        found: dict[str, object] = {"role": self.role, "content": self.content}
+        if self.thinking:
+            found |= {"reasoning_content": self.thinking, "thinking": self.thinking}
+        if self.tool_calls:
+            found["tool_calls"] = [call.fields(parsed=parsed) for call in self.tool_calls]
+        return found | ({"tool_call_id": self.call_id, "name": self.name} if self.role == "tool" else {})
+
+    def changed(self, change: Callable[[str], str], value: Callable[[str], str] | None = None) -> Message:
+        """Return the message with `change` made to all its texts but the role; `value` is made to the content and to
+        the texts within the arguments of calls instead."""
+        value = value or change
+        calls = tuple(
+            ToolCall(change(call.name), json.dumps(change_texts(call.values(), value, change)), change(call.id))
+            for call in self.tool_calls
+        )
+        return Message(
+            self.role, value(self.content), change(self.thinking), calls, change(self.call_id), change(self.name)
+        )
+
+
+def change_texts(data: Any, change: Callable[[str], str], key: Callable[[str], str] | None = None) -> Any:
+    """Return JSON data with `change` made to each text within, and `key`, by default the same, to the names."""
+    if isinstance(data, str):
+        return change(data)
+    if isinstance(data, Mapping):
+        return {(key or change)(name): change_texts(value, change, key) for name, value in data.items()}
+    return [change_texts(one, change, key) for one in data] if isinstance(data, (list, tuple)) else data
+
+
+def with_calls(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield the messages, each result with the id and the name of its call: of the call with its id, else of the next
+    that has no result yet, one of its name first."""
+    waiting: list[ToolCall] = []
+    done: dict[str, ToolCall] = {}
+    for message in messages:
+        waiting += message.tool_calls
+        if message.role != "tool":
+            yield message
+            continue
+        fitting = [call for call in waiting if call.id == message.call_id]
+        if not fitting:
+            fitting = [done[message.call_id]] if message.call_id in done else waiting
+        if not fitting:
+            yield message
+            continue
+        call = next((call for call in fitting if call.name == message.name), fitting[0])
+        waiting = [one for one in waiting if one is not call]
+        done[call.id] = call
+        yield replace(message, call_id=call.id, name=message.name or call.name)
+
+
+def plain_turns(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation whose calls and results are texts, for templates that know neither."""
+    turns: list[Message] = []
+    for message in messages:
+        if message.tool_calls:
+            calls = (f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.text()}}}</tool_call>'
+                     for call in message.tool_calls)  # fmt: skip
+            text = "\n".join((*([message.content] if message.content else []), *calls))
+            turns.append(replace(message, content=text, tool_calls=()))
+        elif message.role == "tool":
+            text = f"<tool_response>{message.content}</tool_response>"
+            if turns and turns[-1].role == "user" and turns[-1].content.startswith("<tool_response>"):
+                turns[-1] = replace(turns[-1], content=f"{turns[-1].content}\n{text}")
+            else:
+                turns.append(Message("user", text))
+        else:
+            turns.append(message)
+    return turns

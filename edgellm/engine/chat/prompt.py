@@ -1,0 +1,269 @@
+"""A conversation as token ids in which only the chat template can write control tokens.
+
+A conversation is rendered a second time, with placeholders for its messages and for the arguments of calls: that shows
+which control tokens are the template's own, and whether everything is in its text. What spells out a control token,
+be it in a message, a tool or a call, is then tokenised as plain text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, count
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from edgellm.engine.chat.forms import FORMS, Change, TemplateInput
+from edgellm.engine.chat.messages import ROLES, Message, with_calls
+from edgellm.engine.chat.template import Template, TemplateRaised
+from edgellm.engine.native import ShouldStop, never
+from edgellm.engine.vocabulary import Ids
+from edgellm.errors import InvalidOption, ModelUnsupported
+
+RESERVED = frozenset(
+    ("messages", "tools", "tool_choice", "functions", "function_call", "bos_token", "eos_token",
+     "add_generation_prompt", "raise_exception", "strftime_now")
+)  # fmt: skip
+"""Variables of a template that no caller sets."""
+_OPEN, _CLOSE = "\ue000", "\ue001"  # around a placeholder's number; in that rendering only our own text holds them
+_HOLDER = re.compile(rf"(?:{_OPEN}|\\ue000)(\d+)")  # some templates write JSON in ASCII
+_OURS = re.compile(f"[{_OPEN}{_CLOSE}]")
+_MARKUP = re.compile(r"[<>|\[\]{}/\uff5c\u2581]")  # the last two are in DeepSeek's control tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """The functions of a model that the template needs: text to ids, and which of the ids are control tokens.
+
+    `encode` takes a text, whether control tokens in it are parsed, the most ids and whether the caller has given up;
+    `check_length` a text and the most ids. Both raise PromptTooLong.
+    """
+
+    encode: Callable[[str, bool, int | None, Callable[[], bool]], Ids]
+    check_length: Callable[[str, int | None], None]
+    text: Callable[[int], str]
+    is_control: Callable[[int], bool]
+
+    def controls(self, text: str, ids: Ids) -> list[str]:
+        """Return the control tokens among the `ids` of `text` that it spells out, in order."""
+        names = {token: self.text(token) for token in {*ids.tolist()} if self.is_control(token)}
+        written = {token: name for token, name in names.items() if name in text}
+        return [written[token] for token in ids.tolist() if token in written] if written else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A conversation in one of its forms, its text, the text as `shown` with placeholders, and how many of them are
+    missing there."""
+
+    conversation: TemplateInput
+    text: str
+    shown: str
+    missing: int
+
+
+class ChatTemplate:
+    """A model's chat template."""
+
+    def __init__(self, template: Template, bos: str, eos: str, tokenizer: Tokenizer, model: str) -> None:
+        """Set up; `bos` and `eos` are the texts of those tokens, `model` the name for messages."""
+        self._template, self._tokenizer, self._model = template, tokenizer, model
+        self._bos, self._eos = bos, eos
+
+    def close(self) -> None:
+        """End the template's process."""
+        self._template.close()
+
+    def arguments(self) -> list[str]:
+        """Return the names of the arguments that the template reads and callers set."""
+        return [name for name in self._template.arguments() if name not in RESERVED]
+
+    def check(self, arguments: Mapping[str, object]) -> None:
+        """Raise InvalidOption where the template does not read one of the `arguments`, or callers do not set it."""
+        if not arguments:
+            return
+        known = self.arguments()
+        if unknown := sorted(set(arguments) - set(known)):
+            raise InvalidOption(
+                f"{unknown[0]!r} is not an argument of the chat template of {self._model}.",
+                f"It reads {', '.join(known)}." if known else "It reads none; leave it out.",
+            )
+
+    def names(self, value: str) -> bool:
+        """Return whether the template has `value` as a text of its own."""
+        return any(quote + value + quote in self._template.source for quote in "'\"")
+
+    def takes(self, arguments: Mapping[str, object]) -> bool:
+        """Return whether the template writes a question with these `arguments`, some of whose values it may refuse."""
+
+        def writes(arguments: Mapping[str, object]) -> bool:
+            try:
+                self._render(TemplateInput((Message("user", "Hello"),)), arguments)
+            except TemplateRaised:
+                return False
+            return True
+
+        return writes(arguments) or not writes({})
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        arguments: Mapping[str, object] = MappingProxyType({}),
+        most: int | None = None,
+        should_stop: ShouldStop = never,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> Ids:
+        """Return the ids of the rendered conversation, shape (n,), with the opening of the assistant's turn at the end.
+
+        `arguments` are given to the template; those that it does not read have no effect. Where it fails on the
+        conversation, or leaves a message out, it gets another one of `FORMS`; `tell` is called with what was changed.
+
+        Raises:
+            InvalidOption: an unknown role, no message, or an argument that cannot be written as JSON.
+            ModelUnsupported: the template is not valid, refuses the conversation in every form, or takes more than its
+                limits.
+            EngineFailed: the process that renders it could not be started, or was ended from outside.
+            PromptTooLong: there are more than `most` ids.
+            TextRefused, Stopped: as for `VocabTokenizer.encode`.
+        """
+        if not messages:
+            raise InvalidOption("There is no message to answer.", "Give at least one.")
+        for message in messages:
+            if message.role not in ROLES:
+                raise InvalidOption(f"{message.role!r} is not a message role.", f"Use one of {', '.join(ROLES)}.")
+
+        try:
+            tools: Any = arguments.get("tools")
+            rendered = self._in_fitting_form(TemplateInput(tuple(with_calls(messages)), tools), arguments, tell)
+            self._tokenizer.check_length(rendered.text, most)
+            return self._tokenise(rendered, arguments, most, should_stop)
+        except RecursionError:
+            raise InvalidOption("A tool or a call is nested too deeply.", "Use fewer levels.") from None
+
+    def _in_fitting_form(
+        self, conversation: TemplateInput, arguments: Mapping[str, object], tell: Callable[[str], None]
+    ) -> _Rendered:
+        """Return the conversation in the first form of which everything is in the text, with no change that is not
+        needed for that; where there is none, in the one of which most is."""
+        failed: list[TemplateRaised] = []
+        best: tuple[_Rendered, list[tuple[str, Change]]] | None = None
+
+        def attempt(changes: list[tuple[str, Change]]) -> bool:
+            """Return whether everything is in the text of the conversation with `changes`."""
+            nonlocal best
+            changed = conversation
+            for _, change in changes:
+                changed = change(changed)
+            try:
+                rendered = self._rendered(changed, arguments)
+            except TemplateRaised as error:
+                failed.append(error)
+                return False
+            if best is None or rendered.missing < best[0].missing or (rendered.missing == best[0].missing == 0):
+                best = rendered, changes
+            return not rendered.missing
+
+        chosen: list[tuple[str, Change]] = []
+        for form in (None, *FORMS):
+            if form is not None:
+                if form[1](conversation) == conversation:
+                    continue
+                chosen.append(form)
+            if attempt(chosen.copy()):
+                for needless in chosen[:-1]:
+                    fewer = [one for one in chosen if one is not needless]
+                    chosen = fewer if attempt(fewer) else chosen
+                break
+        if best is None:
+            raise failed[0]
+        for sentence, _ in best[1]:
+            tell(f"{sentence} The chat template of {self._model} wants it so.")
+        return best[0]
+
+    def _rendered(self, conversation: TemplateInput, arguments: Mapping[str, object]) -> _Rendered:
+        text = self._render(conversation, arguments)
+        numbers, (mark, _) = count(), _unused(text)
+
+        def held(value: str) -> str:  # what is empty stays so: templates write less then
+            return f"{_OPEN}{next(numbers)}{_CLOSE}" if value.strip() else value
+
+        shown = self._render(conversation.changed(lambda value: _marked(value, mark), held), arguments)
+        return _Rendered(conversation, text, shown, next(numbers) - len({*_HOLDER.findall(shown)}))
+
+    def _tokenise(
+        self, rendered: _Rendered, arguments: Mapping[str, object], most: int | None, should_stop: ShouldStop
+    ) -> Ids:
+        """Return the ids of a conversation, in which control tokens that it spells out are plain text."""
+
+        def encode(text: str, special: bool = True, most: int | None = most) -> Ids:
+            return self._tokenizer.encode(text, special, most, should_stop)
+
+        def render(change: Callable[[str], str]) -> str:
+            text = self._render(rendered.conversation.changed(change), arguments)
+            return text.replace(_in_ascii(begin), begin).replace(_in_ascii(end), end)
+
+        controls = self._tokenizer.controls
+        ids = encode(rendered.text)
+        found = controls(rendered.text, ids)
+        if found == controls(rendered.shown, encode(rendered.shown, most=None)) and all(map(_MARKUP.search, found)):
+            return ids
+        names, (begin, end) = {*found}, _unused(rendered.text)
+        marked = render(lambda text: _marked(text, begin, names))
+        expected = controls(marked, encode(marked, most=None))
+        if found == expected:  # the template goes another way with placeholders than with texts
+            return ids
+        within = render(lambda text: _within(text, begin, end) if any(name in text for name in names) else text)
+        parts = re.split(f"{begin}([^{begin}{end}]*){end}", within)
+        encoded = [encode(part, special=not number % 2) for number, part in enumerate(parts)]
+        own = [name for part, ids in zip(parts, encoded, strict=True) for name in controls(part, ids)]
+        if own != expected or any(one in part for part in parts for one in (begin, end)):
+            encoded = list(map(encode, marked.split(begin)))  # the template takes texts apart, or changes them
+        return np.concatenate(encoded)
+
+    def _render(self, conversation: TemplateInput, arguments: Mapping[str, object] = MappingProxyType({})) -> str:
+        given = dict(arguments) if conversation.tools is None else {**arguments, "tools": conversation.tools}
+        text = self._template.render(conversation.fields(), self._bos, self._eos, given)
+        return text.encode("utf-8", "replace").decode()  # JSON may spell out half of a pair of surrogates
+
+    @cached_property
+    def describes_tools(self) -> bool:
+        """Whether the template describes the tools that it is given: it is tried, as names that a template reads may
+        also be those of its macros' arguments."""
+        name = "name_of_a_tool"
+        schema = {"type": "object", "properties": {}}
+        tool = {"type": "function", "function": {"name": name, "description": "", "parameters": schema}}
+        try:
+            return name in self._render(TemplateInput((Message("user", "Hello"),), (tool,)))
+        except ModelUnsupported:
+            return False
+
+
+def _unused(text: str) -> tuple[str, str]:
+    """Return two characters that `text` does not have, not as JSON in ASCII either, and that stand for nothing."""
+    used = set(text)
+    candidates = map(chr, chain(range(0xF8FF, 0xE001, -1), range(0xF0000, 0xFFFFE)))
+    unused = (one for one in candidates if one not in used and _in_ascii(one) not in text)
+    return next(unused), next(unused)
+
+
+def _in_ascii(character: str) -> str:
+    return json.dumps(character)[1:-1]
+
+
+def _within(text: str, begin: str, end: str) -> str:
+    """Return the text between two characters, with the blanks around it outside, which templates strip."""
+    kept = text.strip()
+    return text.replace(kept, f"{begin}{kept}{end}")
+
+
+def _marked(text: str, mark: str, names: Iterable[str] = ()) -> str:
+    """Return the text with a `mark` inside each of the `names` of control tokens, and behind every character that such
+    names are made of."""
+    for name in names:
+        text = text.replace(name, name[:1] + mark + name[1:])
+    return _MARKUP.sub(rf"\g<0>{mark}", _OURS.sub("", text))
