@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -40,12 +41,12 @@ from edgellm.http.streaming import Event, ReadReply, ReplyTask, StartReply, Toke
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Notice, Summary, Token
+from edgellm.spec.types import Ids, Notice, Summary, Token
 
 IGNORED, VERIFIED, REQUIRE = "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Require-Verified"
 LEFT_OUT = "X-EdgeLLM-Turns-Left-Out"
-"""Headers: unknown parameters of the request; the share of a whole reply's tokens that the verifier checked; and of a
-request, 1 or true to ask for `require_verified`."""
+"""Headers: parameters of the request without effect; the share of a whole reply's tokens that the verifier checked; and
+of a request, 1 or true to ask for `require_verified`."""
 Result = TypeVar("Result")
 _MAX_NAMED, _MAX_NAME = 20, 60  # unknown parameters that a header names, and characters of each
 
@@ -66,21 +67,24 @@ SIGN_OF_LIFE = 10.0  # seconds between signs of a stream that waits for a model,
 
 @dataclass(frozen=True, slots=True)
 class PreparedReply:
-    """How the replies to each prompt are written, with which options, and the builder of their responses."""
+    """How the replies to each prompt are written, with which options, the builder of their responses, and which
+    parameters of the request are `ignored` because of the model."""
 
     writes: Sequence[Callable[..., Reply]]
     options: ReplyOptions
     builder: ResponseBuilder
+    ignored: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BegunReply:
-    """A reply being written, and the first event of its stream."""
+    """A reply being written, and the first event of its stream; the rest as in `PreparedReply`."""
 
     task: ReplyTask
     first: Event | None
     events: AsyncIterator[Event]
     builder: ResponseBuilder
+    ignored: Sequence[str]
 
 
 class RequestHandler:
@@ -136,26 +140,27 @@ class RequestHandler:
 
     async def chat(
         self, request: ChatRequest, http: Request, make_builder: MakeBuilder | None = None,
-        ignored: Iterable[str] | None = None,
+        ignored: Iterable[str] | None = None, names: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:  # fmt: skip
         """Return a reply to a conversation, whole or as a stream. It is cancelled when the client leaves.
 
-        A request of another API than OpenAI's chat completions says how responses are made, and which of its parameters
-        are `ignored`.
+        A request of another API than OpenAI's chat completions says how responses are made, which of its parameters
+        are `ignored`, and the `names` of those that are called otherwise there.
 
         Raises:
             ApiError: the model is not ready or is not here, parameters contradict each other, the queue is full, or the
                 reply failed before its first token.
             InvalidOption: a parameter is out of range.
         """
-        messages, names = await in_reader(lambda: (request.turns(), _without_effect(request, ignored)))
+        messages, unread = await in_reader(lambda: (request.turns(), _without_effect(request, ignored)))
         make = make_builder or partial(ChatResponseBuilder, include_usage=request.include_usage, n=request.n)
 
         def prepare(served: ServedModel) -> PreparedReply:
             builder = make(served.name, served.pair.piece)
-            return PreparedReply([partial(served.pair.reply, messages)], served.options_for(request), builder)
+            options, ignored = self._fitting_options(served, request, names)
+            return PreparedReply([partial(served.pair.reply, messages)], options, builder, ignored)
 
-        return await self._respond(request, http, prepare, make, names)
+        return await self._respond(request, http, prepare, make, unread)
 
     async def complete(
         self, request: CompletionRequest, http: Request, make_builder: MakeBuilder | None = None,
@@ -178,11 +183,26 @@ class RequestHandler:
         self.check_known(names)
         lease = await self.models.lease(request.model)
         try:
-            pair, options = lease.served.pair, await in_reader(lease.served.options_for, request)
-            ids = await self.compute(http, lambda left: pair.prompt_ids(messages, options, left))
+            served = lease.served
+
+            def count(left: Callable[[], bool]) -> Ids:
+                options, _ = self._fitting_options(served, request, {})
+                return served.pair.prompt_ids(messages, options, left)
+
+            ids = await self.compute(http, count)
         finally:
             lease.release()
         return ids if isinstance(ids, Response) else len(ids)
+
+    def _fitting_options(
+        self, served: ServedModel, request: ChatRequest, names: Mapping[str, str]
+    ) -> tuple[ReplyOptions, list[str]]:
+        """Return the options of a reply to `request`, as far as the model has them, and the parameters that are
+        therefore ignored. Raises ApiError where the server is strict, and there are some."""
+        options, left_out = served.pair.fitting_options(served.options_for(request))
+        ignored = header_names(names.get(name) or request.parameter(name) for name in left_out)
+        self.check_known(ignored)
+        return options, ignored
 
     async def compute(self, http: Request, work: Callable[[Callable[[], bool]], Result]) -> Result | Response:
         """Return the result of `work`, which is done in a thread once there is a slot for it; an empty response where
@@ -210,7 +230,6 @@ class RequestHandler:
     ) -> Response:  # fmt: skip
         """Return a reply by the model that `request` names, which `prepare` is called with once it is in memory."""
         self.check_known(ignored)
-        headers = {IGNORED: ", ".join(ignored)} if ignored else {}
         disconnect = asyncio.create_task(_wait_for_disconnect(http.receive))
         begin = asyncio.ensure_future(self._begin(request, http, prepare, disconnect))
         stream: StreamingResponse | None = None
@@ -220,6 +239,8 @@ class RequestHandler:
             begun = begin.result() if begin.done() else None
             if begin.done() and begun is None:
                 return Response(status_code=499)
+            names = header_names({*ignored, *(begun.ignored if begun is not None else ())})
+            headers = {IGNORED: ", ".join(names)} if names else {}
             if begun is not None and not request.stream:
                 return await _collect(begun.task, begun.events, begun.builder, headers)
             waiting = make_builder(request.model or "", bytes)
@@ -264,7 +285,7 @@ class RequestHandler:
             )
             events = task.events()
             first = await anext(events, None) if request.stream else None
-            begun, task = BegunReply(task, first, events, prepared.builder), None
+            begun, task = BegunReply(task, first, events, prepared.builder, prepared.ignored), None
             return begun
         finally:
             if task is not None:
@@ -316,7 +337,7 @@ class RequestHandler:
     def check_known(self, ignored: Sequence[str]) -> None:
         """Raise ApiError where parameters are `ignored`, and the server is strict."""
         if self._strict and ignored:
-            message = f"There is no parameter {ignored[0]!r}. Leave it out, or start the server without --strict."
+            message = f"{ignored[0]!r} has no effect here. Leave it out, or start the server without --strict."
             raise ApiError(ErrorInfo(400, message, param=ignored[0], code="unknown_parameter"))
 
     def report_unexpected(self, error: BaseException) -> None:

@@ -189,8 +189,7 @@ def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None
             go.wait(60)
             return own.reply("Where is my mug?", max_tokens=1)
 
-        def piece(self, token: int) -> bytes:
-            return own.piece(token)
+        fitting_options, piece = own.fitting_options, own.piece
 
     with HttpServer(HOME, replies=3) as server:
         server.open(ServedModel(own, "own"))
@@ -284,7 +283,7 @@ def test_a_stream_that_waits_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatc
         ask = asker(server)
         assert ask("POST", "/models/unload", {"model": "slow"}).json == {"model": "slow", "unloaded": True}
         answers: list[Answer] = []
-        more = {"tool_choice": "none", "think": True} if fails else {}
+        more = {"messages": [{"role": "user", "content": "mug " * 4000}]} if fails else {}
         thread = threading.Thread(target=lambda: answers.append(chat(ask, "slow", stream=True, **more)))
         thread.start()
         while ask("GET", "/status").json["loading"] != ["slow"]:
@@ -295,6 +294,6 @@ def test_a_stream_that_waits_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatc
     assert answers[0].status == 200
     assert answers[0].body.startswith(b": waiting\n\n")
     if fails:
-        assert "not known to think" in answers[0].events[-1]["error"]["message"]
+        assert answers[0].events[-1]["error"]["code"] == "context_length_exceeded"
     else:
         assert answers[0].body.endswith(b"data: [DONE]\n\n")

@@ -27,6 +27,7 @@ from edgellm.llm import LLM
 from edgellm.llm.model_loading import PairMemory
 from edgellm.spec.loop import Event
 from edgellm.spec.model_sampling import ModelSampling
+from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice, Source, Summary, Token
@@ -66,6 +67,9 @@ class Scripted:
         return scripted(self._script)
 
     complete = reply
+
+    def fitting_options(self, options: ReplyOptions) -> tuple[ReplyOptions, list[str]]:
+        return options, []
 
     def piece(self, token: int) -> bytes:
         return b"?"

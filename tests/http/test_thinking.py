@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Channel
+from testkit.chat_traits import PLAIN
 from testkit.thinking_templates import ALWAYS, CHANNELS, OPENED, with_template
 from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
 
@@ -26,8 +28,9 @@ Serve = Callable[..., tuple[LLM, Ask, str]]
 def serve(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     """Servers over the bundled verifier, by the template."""
     folder, closing = tmp_path_factory.mktemp("templates"), list[Any]()
-    templates = {"always": ALWAYS, "opened": OPENED, "channels": CHANNELS}
+    templates = {"always": ALWAYS, "opened": OPENED, "channels": CHANNELS, "none": PLAIN}
 
+    @cache
     def make(name: str, **defaults: Any) -> tuple[LLM, Ask, str]:
         path = folder / f"{name}.gguf"
         if not path.exists():
@@ -113,11 +116,11 @@ def test_what_requests_and_the_server_ask_for() -> None:
     assert asked() == (None, {})
     assert asked(served) == (7, {"a": 1, "b": 1})
     assert asked(served, think=False, chat_template_kwargs={"a": 2}) == (False, {"a": 2, "b": 1})
-    assert asked(served, reasoning_effort="none") == (False, {"a": 1, "b": 1})
+    assert asked(served, reasoning_effort="none") == (7, {"a": 1, "b": 1, "reasoning_effort": "none"})
     assert asked(reasoning_effort="high") == (None, {"reasoning_effort": "high"})
 
 
-def test_templates_arguments_are_passed_on_or_refused(serve: Serve) -> None:
+def test_arguments_of_the_template_are_passed_on(serve: Serve) -> None:
     pair, ask, _ = serve("opened")
     sizes = {
         len(pair.prompt_ids(QUESTION, ReplyOptions(template_args={"enable_thinking": thinks}))) for thinks in (0, 1)
@@ -129,13 +132,38 @@ def test_templates_arguments_are_passed_on_or_refused(serve: Serve) -> None:
     }  # fmt: skip
     assert seen == sizes
     assert len(sizes) == 2
-    answer = ask("POST", CHAT, conversation(chat_template_kwargs={"enable_thought": True}))
-    assert answer.status == 400
-    assert "It reads enable_thinking" in answer.error["message"]
-    assert ask("POST", CHAT, conversation(reasoning_effort="low")).status == 400
-    assert ask("POST", CHAT, conversation(reasoning_effort="none", max_tokens=2)).status == 200
-    _, ask, _ = serve("channels")
-    assert ask("POST", CHAT, conversation(reasoning_effort="low", max_tokens=2)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("template", "path", "more", "ignored"),
+    [
+        ("channels", CHAT, {"reasoning_effort": "low"}, None),
+        ("channels", CHAT, {"reasoning_effort": "xhigh"}, "reasoning_effort"),
+        ("opened", CHAT, {"reasoning_effort": "none"}, None),
+        ("opened", CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
+        ("opened", CHAT, {"chat_template_kwargs": {"enable_thought": 1}}, "chat_template_kwargs.enable_thought"),
+        ("always", "/v1/responses", {"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ("always", "/api/chat", {"think": "low"}, "think"),
+        ("always", "/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 2}}, None),
+        ("none", CHAT, {"think": True}, "think"),
+        ("none", CHAT, {"chat_template_kwargs": {"enable_thinking": False}}, None),
+        ("none", "/v1/responses", {"reasoning": {"effort": "minimal"}}, None),
+        ("none", "/api/chat", {"think": "high"}, "think"),
+        ("none", "/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 2}}, "thinking"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_model_does_not_have_of_thoughts_is_named(
+    serve: Serve, template: str, path: str, more: dict[str, Any], ignored: str | None, stream: bool
+) -> None:
+    _, ask, _ = serve(template)
+    asked: dict[str, Any] = {
+        "/v1/responses": {"input": QUESTION, "max_output_tokens": 2},
+        "/api/chat": {**conversation(), "model": "thinker", "options": {"num_predict": 2}},
+    }.get(path, conversation(max_tokens=2))
+    answer = ask("POST", path, {**asked, **more, "stream": stream})
+    assert answer.status == 200
+    assert answer.headers.get("x-edgellm-ignored") == ignored
 
 
 def test_a_served_default_limits_thoughts(serve: Serve) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -13,7 +12,7 @@ from starlette.responses import Response
 
 from edgellm.engine import ToolCall
 from edgellm.http.dialects.blocks import BlockResponseBuilder
-from edgellm.http.dialects.dialect import Dialect, arguments_of, chat_request
+from edgellm.http.dialects.dialect import Dialect, chat_request
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import WrittenReply, named_events
@@ -28,26 +27,27 @@ from edgellm.http.schemas.request_model import (
     Temperature,
     TopK,
     TopP,
+    Types,
 )
-from edgellm.http.schemas.requests import TOOL_NAME, ChatRequest
+from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest
 from edgellm.http.schemas.responses import ChunkExtension, summary_extension
 from edgellm.spec.types import Channel, Summary
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+_TEXTS = ("text", *MEDIA)
 _BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+_NAMES = {"think": "thinking"}
 
 
 class AnthropicText(RequestModel):
     """A block of text."""
 
-    type: str = Field(max_length=100, description="text: nothing else is understood.")
+    type: str = Field(max_length=100, description="text: others are left out, images and documents refused.")
     text: str = Field("", max_length=MAX_TEXT)
 
-    _types: ClassVar[tuple[str, ...]] = ("text",)
-
     @model_validator(mode="after")
-    def _is_known(self) -> Self:
-        if self.type not in self._types:
+    def _is_text(self) -> Self:
+        if self.type in MEDIA:
             raise invalid_request(
                 f"A message has a block of type {self.type!r}, and the models here read only text. Leave it out.",
                 "messages",
@@ -65,14 +65,14 @@ class AnthropicBlock(AnthropicText):
     thinking: str = Field("", max_length=MAX_TEXT, description="A thought, which most models do not get back.")
     signature: str = Field("", max_length=MAX_TEXT, description="Accepted and not checked.")
     data: str = Field("", max_length=MAX_TEXT, description="A thought that cannot be read, which is left out.")
-    id: str = Field("", max_length=200)
-    name: str = Field("", max_length=200)
-    input: dict[str, JsonValue] = Field({}, description="The arguments of a call.")
-    tool_use_id: str = Field("", max_length=200)
+    id: str = Field("", max_length=MAX_TEXT)
+    name: str = Field("", max_length=MAX_TEXT)
+    input: JsonValue = Field({}, description="The arguments of a call: an object; other data is taken as well.")
+    tool_use_id: str = Field("", max_length=MAX_TEXT)
     content: Texts = Field("", description="The result of a call, whole or in blocks of text.")
     is_error: bool = False
 
-    _types: ClassVar[tuple[str, ...]] = _BLOCKS
+    _types: ClassVar[Types] = {"content": _TEXTS}
 
     def plain(self) -> str:
         """Return the text of a result."""
@@ -80,8 +80,10 @@ class AnthropicBlock(AnthropicText):
 
 
 class AnthropicTurn(RequestModel):
-    role: Literal["user", "assistant"]
+    role: Literal["system", "user", "assistant"]
     content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[AnthropicBlock], Field(max_length=1000)]
+
+    _types: ClassVar[Types] = {"content": (*_BLOCKS, *MEDIA)}
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield the turn as messages of a chat completion: results of calls have messages of their own there."""
@@ -92,7 +94,7 @@ class AnthropicTurn(RequestModel):
         text = "".join(block.text for block in blocks if block.type == "text")
         if self.role == "assistant":
             calls = [
-                {"id": block.id, "function": {"name": block.name, "arguments": json.dumps(block.input)}}
+                {"id": block.id, "function": {"name": block.name, "arguments": block.input}}
                 for block in blocks
                 if block.type == "tool_use"
             ]
@@ -103,7 +105,7 @@ class AnthropicTurn(RequestModel):
         for block in results:
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.plain()}
         if text or not results:
-            yield {"role": "user", "content": text}
+            yield {"role": self.role, "content": text}
 
 
 class AnthropicTool(RequestModel):
@@ -161,6 +163,8 @@ class AnthropicPrompt(ReplyRequest):
     tools: list[AnthropicTool] = Field([], max_length=128)
     tool_choice: AnthropicToolChoice | None = None
     thinking: AnthropicThinking | None = Field(None, description="If it is left out, as the server was started.")
+
+    _types: ClassVar[Types] = {"tools": ("custom",), "system": _TEXTS}
 
     @model_validator(mode="after")
     def _ends_with_a_question(self) -> Self:
@@ -329,8 +333,7 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
         if text.strip():
             content.append(AnthropicContent(type="text", text=text.strip() if one.calls else text, citations=None))
         content += [
-            AnthropicContent(type="tool_use", id=call.id, name=call.name, input=arguments_of(call))
-            for call in one.calls
+            AnthropicContent(type="tool_use", id=call.id, name=call.name, input=call.values()) for call in one.calls
         ]
         reason, sequence = _stop_reason(one.summary, bool(one.calls))
         reply = self._reply(content, reason, sequence, one.summary.tokens)
@@ -376,7 +379,8 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     @app.post("/v1/messages", tags=["Anthropic"], summary="Reply to a conversation", response_model=AnthropicReply,
               responses=stream | errors)  # fmt: skip
     async def messages(body: AnthropicRequest, request: Request) -> Response:
-        return await handler.chat(await in_reader(body.completion), request, AnthropicResponseBuilder, body.unknown())
+        asked = await in_reader(body.completion)
+        return await handler.chat(asked, request, AnthropicResponseBuilder, body.unknown(), _NAMES)
 
     @app.post("/v1/messages/count_tokens", tags=["Anthropic"], summary="The tokens of a conversation",
               response_model=AnthropicTokenCount, responses=errors)  # fmt: skip

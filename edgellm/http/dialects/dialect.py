@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
 
-from edgellm.engine import ToolCall
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.schemas.errors import ErrorInfo, invalid_request
 from edgellm.http.schemas.requests import ChatRequest
@@ -28,12 +26,6 @@ class Dialect:
     def has(self, path: str) -> bool:
         """Return whether `path` belongs to this API."""
         return any(path == prefix or path.startswith(f"{prefix}/") for prefix in self.prefixes)
-
-
-def arguments_of(call: ToolCall) -> dict[str, Any]:
-    """Return the arguments of a call that the model wrote, as an object."""
-    found: dict[str, Any] = json.loads(call.arguments)
-    return found
 
 
 def chat_request(**fields: Any) -> ChatRequest:

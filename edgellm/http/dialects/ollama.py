@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from time import perf_counter_ns, time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue
@@ -18,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgellm.engine import ModelFile, ToolCall
 from edgellm.engine.chat.thinking import find_markup
-from edgellm.http.dialects.dialect import Dialect, arguments_of, chat_request
+from edgellm.http.dialects.dialect import Dialect, chat_request
 from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.model_host import LoadedModel, keep_alive_seconds
@@ -39,6 +38,7 @@ from edgellm.http.schemas.request_model import (
     Temperature,
     TopK,
     TopP,
+    Types,
 )
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, ToolSchema
 from edgellm.http.schemas.responses import ChunkExtension, ModelInfo, summary_extension
@@ -49,6 +49,7 @@ API_VERSION = "0.13.0"
 """The version of Ollama whose API this follows, which clients ask for before they use it."""
 _TAG = ":latest"  # clients add it to names without a tag
 _NEVER = "9999-12-31T00:00:00Z"
+_NAMES = {"reasoning_effort": "think"}
 
 
 class OllamaOptions(RequestModel):
@@ -74,13 +75,13 @@ class OllamaOptions(RequestModel):
 
 
 class OllamaFunction(RequestModel):
-    name: str = Field("", max_length=200)
-    arguments: dict[str, JsonValue] = Field({}, max_length=1000)
+    name: str = Field("", max_length=MAX_TEXT)
+    arguments: JsonValue = Field({}, description="An object; a text or other data is taken as well.")
     index: int = Field(0, ge=0, le=MAX_TOKENS)
 
 
 class OllamaCall(RequestModel):
-    id: str = Field("", max_length=200)
+    id: str = Field("", max_length=MAX_TEXT)
     function: OllamaFunction
 
 
@@ -90,14 +91,14 @@ class OllamaMessage(RequestModel):
     thinking: str = Field("", max_length=MAX_TEXT, description="The thought before an assistant's content.")
     images: list[JsonValue] = Field([], description="Refused: the models here read only text.")
     tool_calls: list[OllamaCall] = Field([], max_length=128)
-    tool_call_id: str = Field("", max_length=200)
-    tool_name: str = Field("", max_length=200, description="The function whose result is the content.")
+    tool_call_id: str = Field("", max_length=MAX_TEXT)
+    tool_name: str = Field("", max_length=MAX_TEXT, description="The function whose result is the content.")
 
     def message(self) -> dict[str, Any]:
         """Return it as a message of a chat completion."""
         _no_images(self.images)
         calls = [
-            {"id": call.id, "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)}}
+            {"id": call.id, "function": call.function.model_dump(include={"name", "arguments"})}
             for call in self.tool_calls
         ]
         return {
@@ -149,6 +150,8 @@ class OllamaRequest(ReplyRequest):
 class OllamaChatRequest(OllamaRequest):
     messages: list[OllamaMessage] = Field([], max_length=4096, description="Without any, the model is only loaded.")
     tools: list[ToolSchema] = Field([], max_length=128)
+
+    _types: ClassVar[Types] = {"tools": ("function",)}
 
     def is_empty(self) -> bool:
         """See `OllamaRequest.is_empty`."""
@@ -365,7 +368,7 @@ class OllamaResponseBuilder(ResponseBuilder):
 
 
 def _call_out(call: ToolCall, index: int) -> OllamaCallOut:
-    function = OllamaFunctionOut(index=index, name=call.name, arguments=arguments_of(call))
+    function = OllamaFunctionOut(index=index, name=call.name, arguments=call.values())
     return OllamaCallOut(id=call.id, function=function)
 
 
@@ -474,7 +477,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         if body.is_empty():
             return await _load(handler, body, make_builder)
         asked = await in_reader(body.chat, plain_name(body.model))
-        return await handler.chat(asked, request, make_builder, body.unknown())
+        return await handler.chat(asked, request, make_builder, body.unknown(), _NAMES)
 
     @app.post("/api/generate", tags=["Ollama"], summary="Reply to a text", response_model=OllamaReply,
               responses=responses)  # fmt: skip
@@ -485,7 +488,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         asked = await in_reader(body.request, plain_name(body.model))
         if isinstance(asked, CompletionRequest):
             return await handler.complete(asked, request, make_builder, body.unknown())
-        return await handler.chat(asked, request, make_builder, body.unknown())
+        return await handler.chat(asked, request, make_builder, body.unknown(), _NAMES)
 
     @app.head("/api/tags", include_in_schema=False)
     @app.get("/api/tags", tags=["Ollama"], summary="The models that requests can name", responses=few)

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, Field, JsonValue, model_validator
@@ -21,15 +21,25 @@ from edgellm.http.handlers import RequestHandler
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import WrittenReply, named_events
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, ErrorResponse, error_responses, invalid_request
-from edgellm.http.schemas.request_model import MAX_TEXT, MostTokens, ReplyRequest, RequestModel, Temperature, TopP
-from edgellm.http.schemas.requests import TOOL_NAME, ChatRequest
+from edgellm.http.schemas.request_model import (
+    MAX_TEXT,
+    MostTokens,
+    ReplyRequest,
+    RequestModel,
+    Temperature,
+    TopP,
+    Types,
+)
+from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest
 from edgellm.http.schemas.responses import ChunkExtension, summary_extension
 from edgellm.spec.types import Channel, Summary
 
 Turn: TypeAlias = dict[str, Any]
 """A message of a chat completion."""
-_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
+_READ = (*_PARTS, *MEDIA)
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+_NAMES = {"reasoning_effort": "reasoning.effort"}
 _MOST_KEPT = 256  # responses that can be continued
 _MOST_CHARACTERS = 2**24  # of all conversations that are kept
 
@@ -37,6 +47,7 @@ _MOST_CHARACTERS = 2**24  # of all conversations that are kept
 class ResponsesPart(RequestModel):
     type: str = Field(max_length=100, description=f"One of {', '.join(_PARTS)}: only text is understood.")
     text: str = Field("", max_length=MAX_TEXT)
+    refusal: str = Field("", max_length=MAX_TEXT, description="The text of a refusal.")
     annotations: list[JsonValue] = Field([], description="Accepted as they came.")
     logprobs: list[JsonValue] = Field([], description="Accepted as they came.")
 
@@ -59,21 +70,15 @@ class ResponsesItem(RequestModel):
     type: str = Field("message", max_length=100, description=f"One of {', '.join(_ITEMS)}.")
     role: Literal["system", "developer", "user", "assistant"] = "user"
     content: Parts = ""
-    id: str = Field("", max_length=200)
+    id: str = Field("", max_length=MAX_TEXT)
     status: str = Field("", max_length=40)
-    call_id: str = Field("", max_length=200)
-    name: str = Field("", max_length=200)
-    arguments: str = Field("{}", max_length=MAX_TEXT, description="A JSON object, as text.")
+    call_id: str = Field("", max_length=MAX_TEXT)
+    name: str = Field("", max_length=MAX_TEXT)
+    arguments: JsonValue = Field("{}", description="A JSON object, as text; any other text or data is taken as well.")
     output: Parts = Field("", description="The result of a call.")
     summary: list[ResponsesPart] = Field([], max_length=1000)
 
-    @model_validator(mode="after")
-    def _is_known(self) -> Self:
-        if self.type not in _ITEMS:
-            raise invalid_request(
-                f"The input has an item of type {self.type!r}, which is not supported here. Leave it out.", "input"
-            )
-        return self
+    _types: ClassVar[Types] = {"content": _READ, "output": _READ, "summary": _READ}
 
 
 class ResponsesTool(RequestModel):
@@ -126,6 +131,8 @@ class ResponsesRequest(ReplyRequest):
     conversation: None = Field(None, description="Not supported: use previous_response_id.")
     prompt: None = Field(None, description="Not supported: send the text itself.")
 
+    _types: ClassVar[Types] = {"input": _ITEMS, "tools": ("function",), "tool_choice": ("function",)}
+
     def turns(self) -> list[Turn]:
         """Return the input as messages of a chat completion."""
         if isinstance(self.input, str):
@@ -163,7 +170,7 @@ class ResponsesRequest(ReplyRequest):
 
 
 def _plain(parts: str | list[ResponsesPart]) -> str:
-    return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+    return parts if isinstance(parts, str) else "".join(part.text or part.refusal for part in parts)
 
 
 def _add_item(turns: list[Turn], item: ResponsesItem) -> None:
@@ -467,7 +474,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
                 store.keep(response, [*turns, message])
 
         make_builder = partial(ResponsesBuilder, request=body, keep=keep)
-        return await handler.chat(await in_reader(body.chat, turns), request, make_builder, body.unknown())
+        return await handler.chat(await in_reader(body.chat, turns), request, make_builder, body.unknown(), _NAMES)
 
 
 def _error(info: ErrorInfo) -> BaseModel:

@@ -61,10 +61,11 @@ def check_json(data: bytes) -> None:
             raise _too_large(f"more than {MAX_VALUES} values")
 
 
-def json_text(text: str) -> str:
-    """Return a text of JSON that is parsed later. Raises ApiError as `check_json`."""
-    check_json(text.encode("utf-8", "surrogatepass"))
-    return text
+def json_text(given: _T) -> _T:
+    """Return `given`. Raises ApiError as `check_json` where it is a text of JSON, which is parsed later."""
+    if isinstance(given, str):
+        check_json(given.encode("utf-8", "surrogatepass"))
+    return given
 
 
 def _too_large(what: str) -> ApiError:

@@ -8,9 +8,9 @@ accepted only with a value that changes nothing. A limit that means none, such a
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -81,6 +81,10 @@ Stops = Annotated[
 ]
 
 
+Types: TypeAlias = Mapping[str, Collection[str]]
+"""Fields that hold data of several types, and which of those are read."""
+
+
 def _tell_first_fault(schema: Any) -> None:
     """Have a list be checked up to its first fault, and an object with a limit only where it is within that: telling a
     million faults takes minutes."""
@@ -110,6 +114,8 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
+    _types: ClassVar[Types] = {}  # data of other types is left out, and named as unknown fields are
+
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
@@ -135,7 +141,27 @@ class RequestModel(BaseModel):
         given = {name: value for name, value in data.items() if value is not None}
         if isinstance(role := given.get("role"), str):  # some clients write it in capitals
             given["role"] = role.lower()
-        return given
+        return cls._without_other_types(given)
+
+    @classmethod
+    def _without_other_types(cls, data: dict[str, Any]) -> dict[str, Any]:
+        for field, known in cls._types.items():
+            given: Any = data.get(field)
+            parts = (
+                [(f"{field}.{number}", part) for number, part in enumerate(given)]
+                if isinstance(given, list)
+                else [(field, given)]
+            )
+            if others := {f"{place}.{part['type']}": True for place, part in parts if _has_other_type(part, known)}:
+                kept = {field: [part for _, part in parts if not _has_other_type(part, known)]}
+                data = {name: value for name, value in data.items() if name != field} | others
+                data |= kept if isinstance(given, list) else {}
+        return data
+
+
+def _has_other_type(data: object, known: Collection[str]) -> bool:
+    kind = data.get("type") if isinstance(data, dict) else None
+    return isinstance(kind, str) and kind not in known
 
 
 class ReplyRequest(RequestModel):

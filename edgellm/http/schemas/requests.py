@@ -6,7 +6,7 @@ import json
 import reprlib
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
@@ -28,6 +28,7 @@ from edgellm.http.schemas.request_model import (
     Temperature,
     TopK,
     TopP,
+    Types,
     Whole,
 )
 from edgellm.spec.params import (
@@ -210,12 +211,17 @@ def _parsed(schema: Any, name: str) -> Any:
         raise invalid_request(f"{name} is no JSON. Give a JSON schema.", name) from None
 
 
-_TEXT_PARTS = ("text", "input_text", "output_text")
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+MEDIA = (
+    "image", "image_url", "input_image", "audio", "input_audio", "video", "video_url", "file", "input_file", "document",
+)  # fmt: skip
+"""Types of what a message is about and no text: it is refused, as a reply without it would be wrong."""
 
 
 class ContentPart(RequestModel):
     type: str = Field(max_length=100, description=f"One of {', '.join(_TEXT_PARTS)}: only text is understood.")
     text: str = Field("", max_length=MAX_TEXT)
+    refusal: str = Field("", max_length=MAX_TEXT, description="The text of a refusal.")
 
     @model_validator(mode="after")
     def _is_text(self) -> Self:
@@ -227,33 +233,26 @@ class ContentPart(RequestModel):
         return self
 
 
-TOOL_NAME = r"^[\w.-]{1,64}$"
+TOOL_NAME = r"^[\w.-]{1,128}$"
 
 
 class CalledFunction(RequestModel):
-    name: str = Field(pattern=TOOL_NAME)
-    arguments: Annotated[str, AfterValidator(json_text)] = Field(
-        "{}", max_length=MAX_TEXT, description="A JSON object, as text."
-    )
+    """A call in the history, as some model wrote it."""
 
-    @model_validator(mode="after")
-    def _is_object(self) -> Self:
-        try:
-            found = json.loads(self.arguments or "{}")
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise invalid_request(
-                f"The arguments of a call of {self.name} are no JSON object. Send back what the model wrote, or {{}}.",
-                "messages",
-            )
-        return self
+    name: str = Field("", max_length=MAX_TEXT)
+    arguments: Annotated[JsonValue, AfterValidator(json_text)] = Field(
+        "{}", description="A JSON object, as text; any other text or data is taken as well."
+    )
 
 
 class CallOfMessage(RequestModel):
-    id: str = Field("", max_length=200)
+    id: str = Field("", max_length=MAX_TEXT)
     type: Literal["function"] = "function"
     function: CalledFunction
+
+    def call(self) -> ToolCall:
+        written = self.function.arguments
+        return ToolCall(self.function.name, written if isinstance(written, str) else json.dumps(written), self.id)
 
 
 class ChatMessage(RequestModel):
@@ -266,27 +265,34 @@ class ChatMessage(RequestModel):
     )
 
     tool_calls: list[CallOfMessage] = Field([], max_length=128, description="An assistant's calls of functions.")
-    tool_call_id: str = Field("", max_length=200, description="The call whose result is the content of a tool's turn.")
-    name: str = Field("", max_length=200, description="The function's name, in a tool's turn.")
+    tool_call_id: str = Field(
+        "", max_length=MAX_TEXT, description="The call whose result is the content of a tool's turn."
+    )
+    name: str = Field("", max_length=MAX_TEXT, description="The function's name, in a tool's turn.")
     context: list[Annotated[str, Field(max_length=MAX_TEXT)]] = Field(
         [], max_length=100, description="Texts before a user's question, which truncation keeps. Our extension."
     )
 
+    _types: ClassVar[Types] = {"content": (*_TEXT_PARTS, *MEDIA), "tool_calls": ("function",)}
+
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        if self.role != "assistant" and "content" not in self.model_fields_set:
+        if self.role not in ("assistant", "tool") and "content" not in self.model_fields_set:
             raise invalid_request(f"A message of the role {self.role} has no content. Give it a text.", "messages")
         return self
 
     def message(self) -> Message:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        text = (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(part.text or part.refusal for part in self.content)
+        )
         if self.role == "tool":
             return Message("tool", text, call_id=self.tool_call_id, name=self.name)
         if self.role != "assistant":
             context = tuple(self.context) if self.role == "user" else ()
             return Message("system" if self.role == "developer" else self.role, text, context=context)
-        calls = (ToolCall(call.function.name, call.function.arguments or "{}", call.id) for call in self.tool_calls)
-        return Message("assistant", text, self.reasoning_content, tuple(calls))
+        return Message("assistant", text, self.reasoning_content, tuple(call.call() for call in self.tool_calls))
 
 
 class FunctionSchema(RequestModel):
@@ -321,7 +327,7 @@ class ChatRequest(GenerationRequest):
         None, ge=0, le=MAX_LOGPROBS, description="Report those of this many other tokens, too; needs logprobs."
     )
     reasoning_effort: str | None = Field(
-        None, max_length=40, description="Level of thinking, for models that know levels; none: no thought."
+        None, max_length=40, description="Level of thinking: the nearest one that the model has; none: no thought."
     )
     chat_template_kwargs: dict[str, JsonValue] = Field(
         {}, max_length=100, description="Arguments for the chat template, such as enable_thinking."
@@ -340,13 +346,19 @@ class ChatRequest(GenerationRequest):
         description="auto: leave out the oldest turns of what is longer than the context. Our extension.",
     )
 
+    _types: ClassVar[Types] = {"tools": ("function",), "tool_choice": ("function",)}
+
+    def parameter(self, name: str) -> str:
+        """Return which parameter of the request asks for `name`, one of the model's template or `think`."""
+        if name in ("reasoning_effort", "think"):
+            return name
+        return f"chat_template_kwargs.{name}"
+
     def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
         """See `GenerationRequest.options`."""
         think = defaults.think if self.think is None else self.think
         arguments: dict[str, object] = {**defaults.template_args}
-        if self.reasoning_effort == "none":
-            think = False
-        elif self.reasoning_effort is not None:
+        if self.reasoning_effort is not None:
             arguments["reasoning_effort"] = self.reasoning_effort
         chosen = super().options(defaults, context_length)
         return replace(
@@ -384,13 +396,8 @@ class ChatRequest(GenerationRequest):
         return name
 
     def turns(self) -> list[Message]:
-        """Return the conversation. A result without a function's name gets that of its call."""
-        turns = [message.message() for message in self.messages]
-        names = {call.id: call.name for turn in turns for call in turn.tool_calls}
-        return [
-            replace(turn, name=names.get(turn.call_id, "")) if turn.role == "tool" and not turn.name else turn
-            for turn in turns
-        ]
+        """Return the conversation."""
+        return [message.message() for message in self.messages]
 
     def _max_tokens(self) -> int | None:
         given = {number for number in (self.max_tokens, self.max_completion_tokens) if number is not None}
