@@ -60,7 +60,7 @@ def measure(arguments: argparse.Namespace, prompts: Iterable[str]) -> list[dict[
                     {
                         "rule": rule, "tokens": len(ids), "repeated": repeated(ids),
                         "accepted": summary.acceptance_rate, "length": summary.mean_acceptance_length,
-                        "speed": summary.tokens_per_second, "same": written(alone, prompt, options)[0] == ids,
+                        "same": written(alone, prompt, options)[0] == ids,
                     }
                 )  # fmt: skip
     return rows
@@ -68,17 +68,17 @@ def measure(arguments: argparse.Namespace, prompts: Iterable[str]) -> list[dict[
 
 def table(figures: Mapping[str, Any]) -> str:
     """Return the means of each rule."""
-    lines = [f"{'':20}  tokens  repeated  in loops  accepted  length   tok/s      same\n"]
+    lines = [f"{'':20}  tokens  repeated  in loops  accepted  length      same\n"]
     for rule in dict.fromkeys(row["rule"] for row in figures["replies"]):
         rows = [row for row in figures["replies"] if row["rule"] == rule]
         mean = {
             name: statistics.mean(row[name] for row in rows if row[name] is not None)
-            for name in ("tokens", "repeated", "accepted", "length", "speed")
+            for name in ("tokens", "repeated", "accepted", "length")
         }
         loops, same = sum(row["repeated"] > 0.25 for row in rows), sum(row["same"] for row in rows)
         lines.append(
             f"{rule:20}{mean['tokens']:8.0f}{mean['repeated']:10.2f}{loops:6} of {len(rows)}{mean['accepted']:10.2f}"
-            f"{mean['length']:8.2f}{mean['speed']:8.1f}{same:5} of {len(rows)}\n"
+            f"{mean['length']:8.2f}{same:5} of {len(rows)}\n"
         )
     return "".join(lines)
 
