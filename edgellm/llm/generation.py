@@ -290,7 +290,7 @@ def _open_retrieval(
     if options.logprobs is not None:
         return None, f"no retrieval: {_LOGPROBS}"
     sources = options.sources()
-    compares = parts.draft is not None and options.gate == "auto" and options.gamma is None
+    compares = None not in (parts.draft, parts.verifier) and options.gate == "auto" and options.gamma is None
     if not sources and not (compares or speculates):
         return None, "no retrieval, as requested"
     if parts.retrieval is None:

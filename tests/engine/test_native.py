@@ -51,6 +51,7 @@ def test_ctrl_c_within_a_callback_of_llama_cpp_is_not_lost(where: str, draft_pat
         from pathlib import Path
         from edgellm.engine import Context, Model, native
         where, calls = sys.argv[2], []
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit none
 
         def interrupt(*_):
             calls.append(where)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from edgellm import system
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
@@ -58,7 +59,7 @@ def test_it_is_measured_once_and_when_asked(blocks: Blocks, tmp_path: Path, monk
     assert replace(again, memory=0) == replace(first, memory=0)
     assert measure_device(blocks, max_age=0.0, unit=ONE).reason == "asked for"
     with monkeypatch.context() as patch:
-        patch.setattr(compute_unit, "processor", lambda: "another")
+        patch.setattr(system, "processor", lambda: "another")
         assert measure_device(blocks, unit=ONE).reason.startswith("the processor was")
     assert measure_device(blocks, unit=ONE).reason == "the processor was another"
     with monkeypatch.context() as patch:

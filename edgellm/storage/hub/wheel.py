@@ -80,9 +80,10 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 def _arrived(folder: Path, wheel: Wheel) -> Transfer:
     """Return how much of the wheel has come into the files of `folder`."""
     sizes = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # it was moved meanwhile
-            sizes += path.stat().st_size if path.is_file() and path.name not in (_REQUIREMENTS, _SAID) else 0
+    for inside, _, names in os.walk(folder):  # of a folder that is gone meanwhile, it says nothing
+        for name in set(names) - {_REQUIREMENTS, _SAID}:
+            with suppress(OSError):  # it was moved meanwhile
+                sizes += Path(inside, name).stat().st_size
     return Transfer(min(sizes, wheel.size), wheel.size, 0, min(sizes, wheel.size))
 
 
