@@ -241,10 +241,11 @@ class ChatSession:
                 counts.append((_COUNTED, name))
         longest, name = max(counts)
         length, total = self._pair.context_length, sum(count for count, _ in counts)
-        other = f", {total} with the rest of the prompt" if total > longest else ""
+        other = f", {total} with the rest of the prompt" if _COUNTED > total > longest else ""
         more = "more than " if longest == _COUNTED else ""
+        unit = "token" if longest == 1 else "tokens"
         return PromptTooLong(
-            f"{name} has {more}{longest} tokens{other}, and the context holds {length} with the reply.",
+            f"{name} has {more}{longest} {unit}{other}, and the context holds {length} with the reply.",
             self._pair.longer_context(total + _MARKUP + self._room()),
         )
 

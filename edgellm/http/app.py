@@ -198,7 +198,9 @@ def _validation_error(request: Request, errors: Sequence[Any]) -> ErrorInfo:
     if first["type"] == "missing":
         return ErrorInfo(400, f"{name or 'The body'} is missing. /openapi.json describes it.", param=name or None)
     value = first["input"]
-    shown = f" is {reprlib.repr(value)}" if isinstance(value, (str, int, float)) else " has a wrong value"
+    shown = (
+        f" is {reprlib.repr(value)}" if isinstance(value, (str, int, float)) or value == [] else " has a wrong value"
+    )
     return ErrorInfo(400, f"{name or 'The body'}{shown}. {_advice(first)}", param=name or None)
 
 

@@ -61,7 +61,7 @@ def read_fleet(path: Path) -> Fleet:
     try:
         found = tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FleetUnreadable(f"{path} is not TOML: {error}.", "See: edgellm mesh plan --help") from None
+        raise FleetUnreadable(f"{path} is not TOML: {error}.", "See: edgellm mesh plan --help-all") from None
     return _Reader(path).fleet(found)
 
 

@@ -102,8 +102,11 @@ def test_a_question_that_could_not_be_asked_is_forgotten(talk: ChatSession, list
     listener.context_length = 50
     with pytest.raises(PromptTooLong, match=r"The question has 100 tokens, 123 with .* holds 50 .* Give 199\.$"):
         talk.ask("x" * 100)
-    with pytest.raises(PromptTooLong, match=r"The question has more than 1048576 tokens"):
+    with pytest.raises(PromptTooLong, match=r"The question has more than 1048576 tokens, and the context"):
         talk.ask("x" * (2**20 + 1))
+    listener.context_length = 1
+    with pytest.raises(PromptTooLong, match=r"The question has 1 token, and "):
+        ChatSession(listener, ReplyOptions(), context=[], system="").ask("x")  # type: ignore[arg-type]
     listener.context_length = 1_000
     talk.ask("Sure?")
     assert listener.asked[-1] == [*FIRST, ("assistant", "Red."), ("user", "Sure?")]

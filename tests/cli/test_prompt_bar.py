@@ -94,7 +94,9 @@ def test_elsewhere_a_line_tells_of_a_long_wait(
     bar(PromptProgress("verifier", 512, 4096))
     bar(PromptProgress("verifier", 512, 4096))
     bar.stop()
-    bar(PromptProgress("verifier", 4096, 4096))
+    bar(PromptProgress("draft", 0, 4096))  # begins to read once the verifier has written the first word
+    clock.now += 2.0
+    bar(PromptProgress("draft", 512, 4096))
     assert capsys.readouterr().err == printed
 
 

@@ -61,7 +61,7 @@ def test_the_answer_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr()
     assert shown.out == "Hello\n!\n"
     assert "The verifier is gone." in shown.err
-    assert shown.err.endswith("3 tokens\n")
+    assert shown.err.endswith("3 tokens · not verified\n")
     assert "■" not in shown.err
     assert "\x1b" not in shown.out + shown.err
 
@@ -174,6 +174,7 @@ def test_stats_tell_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
             "75% verified (50% of the thought, 100% of",
         ),
         ((Source.ACCEPTED,) * 4, "all verified"),
+        ((Source.DRAFT,) * 4, " · 0% verified"),
     ],
 )
 def test_verified_shares_of_thought_and_answer_are_told_where_they_may_differ(

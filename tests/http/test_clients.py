@@ -90,7 +90,7 @@ def test_a_message_without_text_is_refused_in_plain_words(ask: Ask) -> None:
         ({"stream": "yes"}, "stream is 'yes'. Give true or false."),
         ({"stop": ["a"] * 17}, "stop has a wrong value. Give at most 16 of them."),
         ({"messages": "Hello"}, "messages is 'Hello'. Give a list."),
-        ({"messages": []}, "messages has a wrong value. Give at least 1 of them."),
+        ({"messages": []}, "messages is []. Give at least 1 of them."),
         ({"messages": [{"role": "me", "content": "x"}]}, "messages.0.role is 'me'. Give one of 'system', 'developer'"),
         ({"messages": [5]}, "messages.0 is 5. Give an object."),
         ({"logit_bias": {"a": 1}}, "logit_bias"),

@@ -78,7 +78,7 @@ class PromptBar:
                 reader.report, reader.now = report, now
             if self._progress is not None:
                 self._update(self._progress, name, reader)
-            elif not self._terminal and now >= self._quiet_until and not reader.told:
+            elif not (self._terminal or self._stopped or reader.told) and now >= self._quiet_until:
                 left = reader.seconds_left
                 if left is not None and left >= console.QUIET_SECONDS:
                     reader.told = True

@@ -281,6 +281,8 @@ def _headline(summary: Summary) -> Iterator[str]:
     if summary.share_verified is not None:
         share = "all" if summary.share_verified == 1.0 else f"{summary.share_verified:.0%}"
         yield f"{share} verified{_by_channel(summary)}"
+    elif summary.tokens:
+        yield "not verified"
     if summary.finish_reason in _ENDS:
         yield _ENDS[summary.finish_reason]
 

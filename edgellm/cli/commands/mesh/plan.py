@@ -73,7 +73,7 @@ def plan(
                        "file or the preset describes a model."),
     ] = None,
     devices: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Devices file; see above.", show_default=False)
+        Path | None, typer.Option(metavar="FILE.toml", help="Devices file; see --help-all.", show_default=False)
     ] = None,
     preset: Annotated[
         str | None, typer.Option(metavar="NAME", help="Named devices: csgo, those of the paper.", show_default=False)

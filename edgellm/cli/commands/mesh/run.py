@@ -78,7 +78,7 @@ Workers = Annotated[
 Devices = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE.toml", show_default=False, help="Devices file to plan for; see edgellm mesh plan --help."
+        metavar="FILE.toml", show_default=False, help="Devices file to plan for; see edgellm mesh plan --help-all."
     ),
 ]
 OverDevices = Annotated[
