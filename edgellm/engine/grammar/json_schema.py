@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import combinations, permutations
 from math import isfinite, lcm
 from typing import Any, TypeAlias
+from urllib.parse import quote, unquote
 
 from edgellm.engine.grammar.formats import FORMATS
 from edgellm.errors import InvalidOption
@@ -42,11 +43,13 @@ _TYPES = {"string": str, "integer": int, "boolean": bool}
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # have schemas by name
 _LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")  # have lists of schemas
 _SINGLE = ("items", "additionalProperties", "additionalItems", "propertyNames")
+_OF_REFERENCE = "#/%~!$&'()*+,;=:@?"  # what a URI may have; names of types have brackets, too
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OPEN_BOUNDS = (("exclusiveMinimum", "minimum", 1e-6, max), ("exclusiveMaximum", "maximum", -1e-6, min))
 _MERGED = {"allOf", "anyOf", "oneOf", "$ref"}  # beside other keywords, these are merged with them
 _AHEAD = re.compile(r"\^((?:\(\?=(?:[^()\\\[]|\\.|\[[^]]*\])*\))+)([^|]*)", re.DOTALL)
 _ONE_AHEAD = re.compile(r"\(\?=((?:[^()\\\[]|\\.|\[[^]]*\])*)\)", re.DOTALL)
+_AROUND = re.compile(r"\(\?<?[=!]")
 _SAME = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$"}  # pydantic's Decimal, without look-ahead
 
 
@@ -138,6 +141,8 @@ class _Preparation:
         if not isinstance(schema, dict):
             return schema
         made = {key: value for key, value in schema.items() if key not in _NOTES and not key.startswith("x-")}
+        if "$ref" in made:
+            made["$ref"] = quote(made["$ref"], safe=_OF_REFERENCE)
         self._check_numbers(made)
         self._names(made)
         self._object(made)
@@ -185,6 +190,10 @@ class _Preparation:
             return
         if not self._merges and made.get("additionalProperties", True) is True:
             made["additionalProperties"] = False
+            if "patternProperties" not in made:
+                made["properties"] = properties = dict(made["properties"])
+                for name in made.get("required", ()):
+                    properties.setdefault(name, True)
         if made.get("additionalProperties") is False and made.get("maxProperties", -1) >= len(_properties(made)) > 0:
             del made["maxProperties"]
 
@@ -195,14 +204,14 @@ class _Preparation:
         return list(dict.fromkeys([*schema.get("required", []), *tags]))
 
     def _names(self, made: dict[str, Any]) -> None:
-        """Say `propertyNames` by a pattern of names."""
+        """Say `propertyNames` by properties, or by a pattern of names."""
         if made.get("propertyNames", False) is False or {"properties", "patternProperties"} & set(made):
             return
         names = self._followed(made["propertyNames"])
         said, pattern = set(names) - _NOTES - {"type"}, names.get("pattern")
         if said == {"enum"}:
-            values = (re.sub(r"([\\^$.|?*+()\[\]{}])", r"\\\1", str(value)) for value in names["enum"])
-            pattern = f"^(?:{'|'.join(values)})$"
+            made["properties"] = {str(name): made.get("additionalProperties", True) for name in names["enum"]}
+            made["additionalProperties"] = False
         elif said and said <= {"minLength", "maxLength"}:
             pattern = f"(?s)^.{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
         elif said == {"format"} and names["format"] in FORMATS:
@@ -232,7 +241,8 @@ class _Preparation:
     def _text(self, made: dict[str, Any]) -> list[Schema]:
         """Take the pattern and the format out of a schema; return schemas for those that it does not hold itself."""
         patterns = []
-        if isinstance(name := made.pop("format", None), str) and name in FORMATS:
+        local = made.get("format") == "time" and "pattern" in made  # zod has no offset there
+        if isinstance(name := made.pop("format", None), str) and name in FORMATS and not local:
             patterns.append(FORMATS[name])
         elif isinstance(name, str) and made.get("type", "string") == "string":
             self.unkept.add(f"format.{name}")
@@ -241,7 +251,10 @@ class _Preparation:
             if len(pattern) <= _MAX_AHEAD and (split := _AHEAD.fullmatch(pattern)):
                 patterns += [f"^(?:{ahead})" for ahead in _ONE_AHEAD.findall(split[1])]
                 pattern = f"^{split[2]}"
-            patterns.append(pattern)
+            if patterns and _AROUND.search(pattern):  # as zod says a format again
+                self.unkept.add("pattern")
+            else:
+                patterns.append(pattern)
         by_name = made.get("patternProperties")
         self._patterns.update(patterns, by_name if isinstance(by_name, dict) else ())
         if len(patterns) > _MAX_MERGED_PATTERNS:
@@ -262,7 +275,7 @@ class _Preparation:
             if set(said) != {"$ref"} or not isinstance(said["$ref"], str):
                 break
             schema = self._root
-            for part in said["$ref"].split("/")[1:]:
+            for part in unquote(said["$ref"]).split("/")[1:]:
                 key = part.replace("~1", "/").replace("~0", "~")
                 schema = schema.get(key) if isinstance(schema, dict) else None
         return schema if isinstance(schema, dict) else {}
