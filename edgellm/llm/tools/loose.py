@@ -71,10 +71,9 @@ class LooseReader:
         list. Raise ValueError where there is no value, or not all of it."""
         at = self._past(r"\s*", at)
         first = self._text[at : at + 1]
-        if first == "{":
-            return self._object(at + 1, schema)
-        if first == "[":
-            return self._list(at + 1, schema.items())
+        empty: object = {"{": {}, "[": []}.get(first, "")
+        if empty != "" and (not self._bare or schema.allows(empty, exact=False) or not schema.allows("")):
+            return self._object(at + 1, schema) if first == "{" else self._list(at + 1, schema.items())
         if _QUOTED.match(self._text, at):
             try:
                 return self._quoted(at, self._after(inside))

@@ -23,6 +23,7 @@ S, N = {"type": "string"}, {"type": "integer"}
         ("city:Paris,days:2", {"city": S, "days": N}, {"city": "Paris", "days": 2}),
         ("city:Paris, France: north,days:2", {"city": S, "days": N}, {"city": "Paris, France: north", "days": 2}),
         ("a:True,b:None,c:FALSE,d:null", {}, {"a": True, "b": None, "c": False, "d": None}),
+        ("a:{x: [1, 2]},b:[1],c:{y:1}", {"a": S, "b": S, "c": {}}, {"a": "{x: [1, 2]}", "b": "[1]", "c": {"y": 1}}),
         ("a:True,b:007,c:1.10", {"a": S, "b": S, "c": S}, {"a": "True", "b": "007", "c": "1.10"}),
         ("n:5.0,m:{n:5.0}", {"n": N, "m": {"properties": {"n": N}}}, {"n": 5, "m": {"n": 5}}),
         ("tags:[red, dark blue],o:{k:v w}", {}, {"tags": ["red", "dark blue"], "o": {"k": "v w"}}),
