@@ -247,6 +247,7 @@ def test_invalid_and_unsupported_parameters_are_refused_by_name(ask: Ask, more: 
         {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "tools": [], "user": "me"},
         {"response_format": {"type": "text"}, "store": False, "tool_choice": "none", "seed": None, "stop": None},
         {"max_completion_tokens": 3, "max_tokens": 3, "temperature": 0, "top_p": 1, "top_k": 1},
+        {"user": 7, "tools": [{"function": {"name": "clock"}}], "parallel_tool_calls": None},
     ],
 )
 def test_neutral_values_are_accepted(ask: Ask, more: dict[str, object]) -> None:

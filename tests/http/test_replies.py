@@ -212,7 +212,7 @@ def test_penalties_min_p_and_biases_are_those_of_the_pair(ask: Ask, own: LLM) ->
     "prompts", [["The film", "Where is"], [[300, 301], [302]], ["The film"], [[300, 301]]], ids=str
 )
 def test_several_prompts_have_n_choices_each(ask: Ask, prompts: list[object], stream: bool) -> None:
-    asked = {"temperature": 2.0, "top_p": 1.0, "top_k": 0, "seed": 5, "max_tokens": 5, "n": 2}
+    asked = {"temperature": 2.0, "top_p": 1.0, "top_k": 0, "seed": 5, "max_tokens": 5, "n": 2, "logprobs": False}
     single = [ask("POST", "/v1/completions", asked | {"prompt": prompt}).json for prompt in prompts]
     more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     answer = ask("POST", "/v1/completions", asked | {"prompt": prompts} | more)

@@ -80,7 +80,7 @@ class AnthropicBlock(AnthropicText):
 
 
 class AnthropicTurn(RequestModel):
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[AnthropicBlock], Field(max_length=1000)]
 
     _types: ClassVar[Types] = {"content": (*_BLOCKS, *MEDIA)}
@@ -152,7 +152,7 @@ class AnthropicOutput(RequestModel):
 
 
 class AnthropicMetadata(RequestModel):
-    user_id: str = Field("", max_length=1000, description="Accepted, but neither used nor passed on.")
+    user_id: JsonValue = Field(None, description="Accepted, but neither used nor passed on.")
 
 
 class AnthropicPrompt(ReplyRequest):

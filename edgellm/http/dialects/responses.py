@@ -126,7 +126,7 @@ class ResponsesRequest(ReplyRequest):
     reasoning: ResponsesReasoning | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: dict[str, str] = Field({}, max_length=64, description="Sent back.")
-    user: str | None = Field(None, max_length=1000, description="Accepted, but neither used nor passed on.")
+    user: JsonValue = Field(None, description="Accepted, but neither used nor passed on.")
     background: Literal[False] = False
     conversation: None = Field(None, description="Not supported: use previous_response_id.")
     prompt: None = Field(None, description="Not supported: send the text itself.")

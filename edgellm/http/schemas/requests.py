@@ -8,7 +8,7 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
 from edgellm.engine import Message, ToolCall
 from edgellm.engine.grammar import MAX_SCHEMA, unkept
@@ -95,7 +95,7 @@ class GenerationRequest(ReplyRequest):
     return_progress: bool = Field(
         False, description="As in llama.cpp: a stream has prompt_progress while a long prompt is read."
     )
-    user: str | None = Field(None, max_length=1000, description="Accepted, but neither used nor passed on.")
+    user: JsonValue = Field(None, description="Accepted, but neither used nor passed on.")
     keep_alive: float | Annotated[str, Field(max_length=40)] | None = Field(
         None, description="How long the model stays in memory after it: 5m, 300, -1 for ever. As in Ollama's API."
     )
@@ -248,7 +248,7 @@ class CalledFunction(RequestModel):
 class CallOfMessage(RequestModel):
     id: str = Field("", max_length=MAX_TEXT)
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: CalledFunction = CalledFunction()
 
     def call(self) -> ToolCall:
         written = self.function.arguments
@@ -303,7 +303,7 @@ class FunctionSchema(RequestModel):
 
 
 class ToolSchema(RequestModel):
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: FunctionSchema
 
 
@@ -440,8 +440,11 @@ class CompletionRequest(GenerationRequest):
         " applied."
     )
     max_tokens: MostTokens = Field(16, description="The longest reply; -1: what fits.")
-    logprobs: Whole | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="Report the log-probability of each token, and of this many others."
+    logprobs: Annotated[
+        Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None,
+        BeforeValidator(lambda value: None if value is False else value),
+    ] = Field(
+        None, description="Report the log-probability of each token, and of this many others; false, as in chats: none."
     )
 
     def prompts(self) -> list[str | list[int]]:

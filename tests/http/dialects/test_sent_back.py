@@ -172,6 +172,10 @@ def test_calls_of_any_model_are_read(plain: tuple[Writer, Ask], written: Any, na
           " tools.0.web_search_20250305")),
         ("/v1/messages", {"messages": [SYSTEM, ASKED, {"role": "system", "content": [{"type": "text", "text": "B"}]}]},
          None),
+        ("/v1/messages", {"messages": [{"role": "developer", "content": "B"}, ASKED], "metadata": {"user_id":
+          "x" * 2000}}, None),
+        ("/v1/chat/completions", {"messages": [ASKED, {"role": "assistant", "tool_calls": [{"id": "c", "function":
+          None}]}, {"role": "tool", "tool_call_id": "c", "content": "B"}]}, None),
         ("/v1/chat/completions", {"messages": [ASKED], "tools": [{"type": "custom", "custom": {"name": "x"}}]},
          "tools.0.custom"),
         ("/v1/chat/completions", {"messages": [ASKED, {"role": "assistant", "tool_calls": [{"type": "custom", "id": "c",
