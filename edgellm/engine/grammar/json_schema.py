@@ -29,6 +29,7 @@ _MAX_REMAINDERS = 2000  # of multipleOf: a mask costs a step for each
 _MAX_UNIQUE, _MAX_LISTED = 6, 500  # values that an array may have once each, and their characters
 _MAX_FORMS = 2000  # of such arrays, of which six values make 1,957
 _MAX_AHEAD = 1000  # characters of a pattern in which look-aheads are looked for
+_MAX_OPTIONAL = 900  # properties of an object that need not come: the next name costs four steps for each
 _MAX_COMPARED = 64  # alternatives of a oneOf, each compared with all others
 _MOST = {"minLength": 100_000, "minItems": 1000}  # more fit no context
 _NEAR = 10**6  # whole bounds below it are narrowed by a millionth instead of being open
@@ -194,6 +195,8 @@ class _Preparation:
                 made["properties"] = properties = dict(made["properties"])
                 for name in made.get("required", ()):
                     properties.setdefault(name, True)
+        if (optional := len(set(_properties(made)) - set(made.get("required", ())))) > _MAX_OPTIONAL:
+            raise refused(f"an object has {optional} properties that need not come", f"Use at most {_MAX_OPTIONAL}.")
         if made.get("additionalProperties") is False and made.get("maxProperties", -1) >= len(_properties(made)) > 0:
             del made["maxProperties"]
 
