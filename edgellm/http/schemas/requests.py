@@ -248,7 +248,7 @@ class CalledFunction(RequestModel):
 class CallOfMessage(RequestModel):
     id: str = Field("", max_length=MAX_TEXT)
     type: Literal["function"] = "function"
-    function: CalledFunction = CalledFunction()
+    function: CalledFunction = CalledFunction.model_validate({})
 
     def call(self) -> ToolCall:
         written = self.function.arguments
