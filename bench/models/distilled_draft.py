@@ -5,10 +5,10 @@
 QUESTIONS is Spec-Bench's file of questions, or a part of it; only first turns are asked. *acceptance* is the share of
 tokens of the verifier's greedy reply that are the draft model's likeliest ones behind the same text, and *length* the
 mean acceptance length with chunks of `GAMMA`: accepted tokens and the verifier's own one. *cost* is the time of a token
-of the draft model over that of the verifier. *alone*, *pair* and *each* are tokens a second of the greedy reply, by
-turns, with retrieval off, over `--timed` questions of each category: of the verifier alone, of the pair as it is, and
-of the pair where the draft model drafts in each round, whether that pays or not. *times* is the median of the pair's
-speed over that of the verifier alone, with quartiles.
+of the draft model over that of the verifier. *alone* and *pair* are tokens a second of the greedy reply, by turns, with
+retrieval off, over `--timed` questions of each category: of the verifier alone, and of the pair where the draft model
+drafts in each round, whether that pays or not (by itself a pair drops one that does not pay). *times* is the median of
+their quotients, with quartiles.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GAMMA = 4
 N_CTX = 2_560
 """Tokens of a context: Spec-Bench's longest question has 1,600."""
 ALL = "all"
-SPEEDS = ("alone", "pair", "each")
+SPEEDS = ("alone", "pair")
 
 
 def first_of_each(found: Sequence[Question], per: int) -> list[Question]:
@@ -80,17 +80,16 @@ def cost(draft: Context, verifier: Context, repeats: int = 40) -> float:
 
 
 def speeds(pair: LLM, alone: LLM, question: Question, tokens: int) -> list[float]:
-    """Return the tokens a second of the verifier alone, of the pair, and of drafts in each round, by turns."""
+    """Return the tokens a second of the verifier alone and with drafts in each round, by turns."""
 
-    def speed(llm: LLM, gate: str = "auto") -> float:
+    def speed(llm: LLM) -> float:
         reply = llm.reply(
-            [Message("user", question.text)], max_tokens=tokens, temperature=0.0, retrieval="off", gate=gate
+            [Message("user", question.text)], max_tokens=tokens, temperature=0.0, retrieval="off", gate="always"
         )
         list(reply)
         return reply.summary.tokens_per_second or 0.0
 
-    taken = alternate(2, lambda: speed(alone), lambda: speed(pair), lambda: speed(pair, "always"))
-    return [max(each) for each in taken]
+    return [max(taken) for taken in alternate(2, lambda: speed(alone), lambda: speed(pair))]
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
