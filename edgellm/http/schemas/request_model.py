@@ -75,7 +75,7 @@ Repeat = Annotated[
 ]
 Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 Seed = Annotated[Whole, Field(ge=-(2**63), le=2**64 - 1)]
-StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+StopText = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
 Stops = Annotated[
     StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None, BeforeValidator(_without_empty)
 ]
@@ -147,6 +147,8 @@ class RequestModel(BaseModel):
     def _without_other_types(cls, data: dict[str, Any]) -> dict[str, Any]:
         for field, known in cls._types.items():
             given: Any = data.get(field)
+            if isinstance(given, list) and len(given) > _MOST_ITEMS:
+                continue  # the field's own limit refuses it
             parts = (
                 [(f"{field}.{number}", part) for number, part in enumerate(given)]
                 if isinstance(given, list)
@@ -157,6 +159,10 @@ class RequestModel(BaseModel):
                 data = {name: value for name, value in data.items() if name != field} | others
                 data |= kept if isinstance(given, list) else {}
         return data
+
+
+_MOST_ITEMS = 1_000
+"""Items of the longest list from which those of other types are left out."""
 
 
 def _has_other_type(data: object, known: Collection[str]) -> bool:
