@@ -79,7 +79,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         made = [f"{folder}/{shape}.gguf" for shape in arguments.shapes]
-        files = arguments.files or made
+        files = [str(Path(file).absolute()) for file in arguments.files or made]
         for shape, file in zip(arguments.shapes, () if arguments.files else made, strict=not arguments.files):
             words = ("--shape", shape, "--type", arguments.type)
             command = [sys.executable, "-m", "testkit.gguf.random_model", file, *words]
