@@ -25,8 +25,7 @@ from edgellm.llm import LLM
 from edgellm.spec.params import CHUNK, ReplyOptions
 from edgellm.spec.types import Summary, Token
 
-RUN = 8
-"""Tokens of a run that counts as repeated."""
+RUN = 8  # tokens of a run that counts as repeated
 
 
 def repeated(ids: Sequence[int]) -> float:

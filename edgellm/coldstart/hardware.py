@@ -205,8 +205,6 @@ def sending(devices: Sequence[Device], size: float, links: Links | None = None) 
     return found
 
 
-LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
-
 _TABLE_1 = (  # c* in TFLOP/s, a, b, r in MB/s, m in GB, uplink power in dBm, metres
     (165, 0.4, 5.1e-4, 5000, 20, 20, 1),
     (70, 0.7, 8.7e-4, 4000, 10, 18, 3),

@@ -25,10 +25,10 @@ class SchedulerLimits:
 
     A batch has at most `rows`. A prefill advances by `chunk` tokens at a time (Synera: 32), or by `solo_chunk` if there
     is only one session: no other one waits for a verdict then, and larger chunks are faster. `PrefillPieces` chooses
-    larger ones where that pays. A request with no more
-    unseen tokens than a chunk needs no prefill: they join its verification. A verification waits behind at most
-    `max_prefill_ahead` chunks of prefill, of all sessions together. `equal_rows`: verifications share a batch only if
-    they have the same number of rows, because llama.cpp splits a batch of several streams into equal parts.
+    larger ones where that pays. A request with no more unseen tokens than a chunk needs no prefill: they join its
+    verification. A verification waits behind at most `max_prefill_ahead` chunks of prefill, of all sessions together.
+    `equal_rows`: verifications share a batch only if they have the same number of rows, because llama.cpp splits a
+    batch of several streams into equal parts.
     """
 
     rows: int = 512
@@ -156,8 +156,7 @@ def alike(requests: Sequence[R], max_rows: int | None) -> Iterable[ScheduledSlic
 
 
 def verification(request: R, max_rows: int | None) -> ScheduledSlice[R]:
-    """Return the whole request, or its first `max_rows` drafted tokens; the others are verified once these are
-    accepted."""
+    """Return the whole request, or its first `max_rows` drafted tokens; others are verified once these are accepted."""
     drafted = min(request.drafted, max_rows or request.drafted)
     return ScheduledSlice(request, request.unseen + drafted, drafted + 1)
 

@@ -18,6 +18,7 @@ from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import WrittenReply, named_events
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
 from edgellm.http.schemas.request_model import (
+    MAX_ITEMS,
     MAX_TEXT,
     MAX_TOKENS,
     MostTokens,
@@ -160,7 +161,7 @@ class AnthropicPrompt(ReplyRequest):
 
     messages: list[AnthropicTurn] = Field(min_length=1, max_length=4096)
     system: Texts = Field("", description="The system prompt, whole or in blocks of text.")
-    tools: list[AnthropicTool] = Field([], max_length=128)
+    tools: list[AnthropicTool] = Field([], max_length=MAX_ITEMS)
     tool_choice: AnthropicToolChoice | None = None
     thinking: AnthropicThinking | None = Field(None, description="If it is left out, as the server was started.")
 

@@ -25,6 +25,7 @@ from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import ResponseBuilder, TextDelta, WrittenReply, json_lines
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
 from edgellm.http.schemas.request_model import (
+    MAX_ITEMS,
     MAX_TEXT,
     MAX_TOKENS,
     MinP,
@@ -90,7 +91,7 @@ class OllamaMessage(RequestModel):
     content: str = Field("", max_length=MAX_TEXT)
     thinking: str = Field("", max_length=MAX_TEXT, description="The thought before an assistant's content.")
     images: list[JsonValue] = Field([], description="Refused: the models here read only text.")
-    tool_calls: list[OllamaCall] = Field([], max_length=128)
+    tool_calls: list[OllamaCall] = Field([], max_length=MAX_ITEMS)
     tool_call_id: str = Field("", max_length=MAX_TEXT)
     tool_name: str = Field("", max_length=MAX_TEXT, description="The function whose result is the content.")
 
@@ -149,7 +150,7 @@ class OllamaRequest(ReplyRequest):
 
 class OllamaChatRequest(OllamaRequest):
     messages: list[OllamaMessage] = Field([], max_length=4096, description="Without any, the model is only loaded.")
-    tools: list[ToolSchema] = Field([], max_length=128)
+    tools: list[ToolSchema] = Field([], max_length=MAX_ITEMS)
 
     _types: ClassVar[Types] = {"tools": ("function",)}
 

@@ -22,6 +22,7 @@ from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import WrittenReply, named_events
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, ErrorResponse, error_responses, invalid_request
 from edgellm.http.schemas.request_model import (
+    MAX_ITEMS,
     MAX_TEXT,
     MostTokens,
     ReplyRequest,
@@ -119,7 +120,7 @@ class ResponsesRequest(ReplyRequest):
     max_output_tokens: MostTokens | None = Field(None, description="The longest reply, with its thought.")
     temperature: Temperature | None = Field(None, description="0 is greedy; null: as the model wants.")
     top_p: TopP | None = None
-    tools: list[ResponsesTool] = Field([], max_length=128)
+    tools: list[ResponsesTool] = Field([], max_length=MAX_ITEMS)
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice = "auto"
     parallel_tool_calls: bool = True
     text: ResponsesText | None = None

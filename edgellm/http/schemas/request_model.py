@@ -81,6 +81,7 @@ Stops = Annotated[
 ]
 
 
+MAX_ITEMS = 1_000  # tools of a request, or parts of a text: agents with several servers of tools send hundreds
 Types: TypeAlias = Mapping[str, Collection[str]]
 """Fields that hold data of several types, and which of those are read."""
 
@@ -147,7 +148,7 @@ class RequestModel(BaseModel):
     def _without_other_types(cls, data: dict[str, Any]) -> dict[str, Any]:
         for field, known in cls._types.items():
             given: Any = data.get(field)
-            if isinstance(given, list) and len(given) > _MOST_ITEMS:
+            if isinstance(given, list) and len(given) > MAX_ITEMS:
                 continue  # the field's own limit refuses it
             parts = (
                 [(f"{field}.{number}", part) for number, part in enumerate(given)]
@@ -159,10 +160,6 @@ class RequestModel(BaseModel):
                 data = {name: value for name, value in data.items() if name != field} | others
                 data |= kept if isinstance(given, list) else {}
         return data
-
-
-_MOST_ITEMS = 1_000
-"""Items of the longest list from which those of other types are left out."""
 
 
 def _has_other_type(data: object, known: Collection[str]) -> bool:

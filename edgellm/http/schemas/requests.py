@@ -15,6 +15,7 @@ from edgellm.engine.grammar import MAX_SCHEMA, unkept
 from edgellm.http.schemas.body import json_text
 from edgellm.http.schemas.errors import invalid_request
 from edgellm.http.schemas.request_model import (
+    MAX_ITEMS,
     MAX_TEXT,
     MAX_TOKENS,
     MinP,
@@ -264,7 +265,7 @@ class ChatMessage(RequestModel):
         "", max_length=MAX_TEXT, description="The thought before an assistant's content; most models get none back."
     )
 
-    tool_calls: list[CallOfMessage] = Field([], max_length=128, description="An assistant's calls of functions.")
+    tool_calls: list[CallOfMessage] = Field([], max_length=MAX_ITEMS, description="An assistant's calls of functions.")
     tool_call_id: str = Field(
         "", max_length=MAX_TEXT, description="The call whose result is the content of a tool's turn."
     )
@@ -332,7 +333,7 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, JsonValue] = Field(
         {}, max_length=100, description="Arguments for the chat template, such as enable_thinking."
     )
-    tools: list[ToolSchema] = Field([], max_length=128, description="Functions that the model may call.")
+    tools: list[ToolSchema] = Field([], max_length=MAX_ITEMS, description="Functions that the model may call.")
     tool_choice: Literal["none", "auto", "required"] | ToolChoice = Field(
         "auto", description="Whether functions are called: none; auto, if the model likes; required; or one by name."
     )

@@ -120,10 +120,6 @@ class DrafterSelector:
         self._rounds_since, self._try_budget = 0, 0.0
         self._model_rounds.add(tokens, seconds)
 
-    def record_other_round(self, tokens: int, seconds: float) -> None:
-        """Record a round without the draft model: `tokens` in `seconds`."""
-        self.record_other_rounds(1, tokens, seconds)
-
     def record_other_rounds(self, rounds: int, tokens: int, seconds: float) -> None:
         """Record so many rounds without the draft model: `tokens` in `seconds`, together."""
         self._rounds_since += rounds

@@ -68,7 +68,7 @@ def test_a_prompt_is_read_where_that_pays() -> None:
     rounds = DrafterSelector()
     assert rounds.try_due()
     for _ in range(MIN_ROUNDS):
-        rounds.record_other_round(1, 1.0)
+        rounds.record_other_rounds(1, 1, 1.0)
         rounds.record_draft(0.2, 0)
         rounds.record_model_round(4, 1.2)
     rounds.record_draft(20.2, 100)  # it takes 0.2 a token to read a prompt
@@ -88,7 +88,7 @@ def test_the_first_token_does_not_wait_for_a_model_here_that_takes_long_to_read(
     known, model = memory(), Sure(markov(1, 10))
     if prefill is not None:
         for _ in range(MIN_ROUNDS):
-            known.rounds.record_other_round(1, 1.0)
+            known.rounds.record_other_rounds(1, 1, 1.0)
             known.rounds.record_draft(0.2, 0)
             known.rounds.record_model_round(4, 1.2)
         known.rounds.record_draft(prefill + 0.2, len(PROMPT))
@@ -132,7 +132,7 @@ def test_the_prompt_is_not_read_ahead_where_the_model_would_not_draft() -> None:
     known, model = memory(), Sure(markov(1, 10))
     for _ in range(MIN_ROUNDS):
         known.rounds.record_model_round(1, 90.0)
-        known.rounds.record_other_round(1, 1.0)
+        known.rounds.record_other_rounds(1, 1, 1.0)
     mixed, state, chunk = first_copy(known, model)
     mixed.look_ahead(state, chunk, 8, lambda: False)
     assert not model.prefixes
@@ -146,7 +146,7 @@ def test_what_a_model_takes_to_read_the_first_prompt_is_known_with_its_second_dr
         rounds.record_draft(0.2, 0)
         rounds.record_model_round(1, 10.0)
     for _ in range(int(9.6 / EXPLORATION)):
-        rounds.record_other_round(2, 1.0)
+        rounds.record_other_rounds(1, 2, 1.0)
     assert rounds.try_due(0)
     assert not rounds.try_due(100)
 
@@ -192,7 +192,7 @@ def test_the_small_model_is_tried_again_in_a_while() -> None:
     assert not rounds.try_due()
     waited = 0
     while not rounds.try_due():
-        rounds.record_other_round(2, 1.0)
+        rounds.record_other_rounds(1, 2, 1.0)
         waited += 1
     assert 0.9 < waited * EXPLORATION / 9.5 <= 1.1, "a try costs 9.5 seconds, and so much of the time is for that"
     rounds.record_model_round(1, 10.0)
@@ -266,15 +266,15 @@ def test_a_prompt_that_takes_long_to_read_is_read_for_a_try_less_often() -> None
     for _ in range(MIN_ROUNDS):
         rounds.record_draft(0.2, 0)
         rounds.record_model_round(1, 1.2)
-        rounds.record_other_round(1, 1.0)
+        rounds.record_other_rounds(1, 1, 1.0)
     rounds.record_draft(20.2, 100)
     rounds.record_model_round(1, 1.2)
     for _ in range(100):
-        rounds.record_other_round(1, 1.0)
+        rounds.record_other_rounds(1, 1, 1.0)
     assert rounds.try_due(0)
     assert not rounds.try_due(100)
     for _ in range(round(25.0 / EXPLORATION)):
-        rounds.record_other_round(1, 1.0)
+        rounds.record_other_rounds(1, 1, 1.0)
     assert rounds.try_due(100)
 
 
@@ -343,7 +343,7 @@ def test_while_copies_and_the_model_rest_neither_is_considered_and_all_rounds_co
     mixed.end()
     saved, waited = 8.0 / EXPLORATION, 0
     while not known.rounds.try_due():
-        known.rounds.record_other_round(1, 1.0)
+        known.rounds.record_other_rounds(1, 1, 1.0)
         waited += 1
     assert waited == pytest.approx(saved - 60, rel=0.05)
     chunks = [mixed.propose(GenerationState(text, explain=True), 8) for _ in range(4)]
@@ -375,14 +375,14 @@ def test_a_model_that_does_not_pay_is_rarely_considered_and_rounds_without_it_al
         told(mixed, chunk, Verdict(0, np.array([20 + number], dtype=np.int32)), 1.0 + 0.01 * number)
         text = np.append(text, np.int32(20 + number)).astype(np.int32)
         if number:
-            other.record_other_round(1, 1.0 + 0.01 * number)
+            other.record_other_rounds(1, 1, 1.0 + 0.01 * number)
     mixed.end()
     assert 3 <= rounds.considered < 10
     assert rounds.prompt_pays(10, 0) == other.prompt_pays(10, 0)
     for selector in (rounds, other):
         waited = 0
         while not selector.try_due():
-            selector.record_other_round(1, 1.0)
+            selector.record_other_rounds(1, 1, 1.0)
             waited += 1
         assert waited == pytest.approx(8.0 / EXPLORATION - 40, rel=0.05)
     known.give()
