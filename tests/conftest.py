@@ -52,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where models are: in this process, on a device of another process (llama.cpp's RPC backend on loopback),"
         " or on this machine's graphics cards",
     )
+    parser.addoption("--nightly", action="store_true", help="also what takes minutes: other devices, planted faults")
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -67,8 +68,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("rpc"):
                 item.add_marker(without)
-    if config.getoption("--device") != "host":
-        items[:] = [item for item in items if item.get_closest_marker("processor") is None]
+    left_out = {"processor"} if config.getoption("--device") != "host" else set()
+    if not config.getoption("--nightly"):
+        left_out.add("nightly")
+    deselected = [item for item in items if left_out & {mark.name for mark in item.iter_markers()}]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if item not in deselected]
     items.sort(key=lambda item: next((at for at, path in enumerate(FIRST) if item.nodeid.startswith(path)), len(FIRST)))
 
 

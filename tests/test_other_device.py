@@ -99,13 +99,14 @@ GROUPS = {
 
 @pytest.mark.timeout(1800)  # a group is many tests, each with a limit of its own
 @pytest.mark.rpc
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", GROUPS)
 def test_nothing_assumes_the_memory_of_the_host(name: str, tmp_path: Path) -> None:
     group = GROUPS[name]
     # Each group has a folder for its temporary files: of two that tidy one folder at once, one fails.
     environment = {**os.environ, "PYTEST_ADDOPTS": "", "PYTEST_DEBUG_TEMPROOT": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "--device", "rpc", "-p", "no:cacheprovider",
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "--nightly", "--device", "rpc", "-p", "no:cacheprovider",
          *(str(TESTS / file) for file in group.files), "-k", group.chosen],
         cwd=TESTS.parent, capture_output=True, text=True, check=False, env=environment,
     )  # fmt: skip

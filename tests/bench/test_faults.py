@@ -19,7 +19,7 @@ from edgellm.spec.types import Source
 from testkit.network.faulty_relay import FaultyRelay
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_word_is_what_it_says_whatever_goes_wrong() -> None:
     outcomes, left = run([*KINDS, "reply abandoned", "none"], seed=3, prompts=1)
     assert [(one.kind, one.way, one.problems) for one in outcomes if one.problems] == []

@@ -22,14 +22,14 @@ from tests.services.conftest import ANYWHERE, PATIENT, exact, prompt
 __all__ = ["exact", "prompt"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_token_is_lost_or_repeated_when_the_verifier_dies_or_hangs(f32_pair: tuple[Path, Path]) -> None:
     outcomes = run(*f32_pair, replies=5, seed=1)  # four kills, one of them in a slow reply, and one hang
     assert [outcome.problems for outcome in outcomes] == [()] * 5
     assert sum(outcome.hit for outcome in outcomes) >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nor_when_replies_are_drawn(f32_pair: tuple[Path, Path]) -> None:
     outcomes = run(*f32_pair, replies=3, seed=2, temperature=0.8)
     assert [outcome.problems for outcome in outcomes] == [()] * 3

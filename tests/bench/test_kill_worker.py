@@ -9,7 +9,7 @@ import pytest
 from bench.mesh.kill_worker import run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_replies_are_complete_and_the_same_when_workers_die_or_hang(f32_pair: tuple[Path, Path]) -> None:
     outcomes = run(*f32_pair, replies=5, seed=2)  # four kills and one hang
     assert [outcome.problems for outcome in outcomes] == [()] * 5

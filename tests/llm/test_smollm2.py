@@ -38,7 +38,6 @@ def verifier() -> Iterator[LLM]:
         yield alone
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("rows_are_cheap")
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"seed": 7}], ids=["greedy", "sampled"])
 def test_a_reply_with_drafts_is_the_reply_without(both: LLM, verifier: LLM, sampling: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Throttle
     assert not [path for machine in made for path in GROUPS.glob(f"*/{machine.name}")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_measured_is_what_each_machine_was_given(machines: list[Throttled]) -> None:
     laptop, _desk, _phone = machines
     plan = laptop.json("mesh", "plan", "edgellm-verifier", "--tokens-in", "64")
@@ -54,7 +54,7 @@ def test_what_is_measured_is_what_each_machine_was_given(machines: list[Throttle
     assert phone["speed"]["threads"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_layers_are_brought_over_the_homes_network(machines: list[Throttled]) -> None:
     laptop, desk, phone = machines
     rows = laptop.json("mesh", "deploy", "edgellm-verifier", "--split", "desk:1-8,phone:9-12")

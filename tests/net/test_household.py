@@ -50,7 +50,7 @@ def findings(found: list[tuple[str, str, str]], topic: str, state: str) -> str:
     return " ".join(what for one, bad, what in found if (one, bad) == (topic, state))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_served_is_found_by_itself_and_verifies(paired: tuple[Device, Device, Device]) -> None:
     a, b, _ = paired
     with a.running(*SERVE, "0.0.0.0", "--port", "50999", until=UP) as said:  # a port that nobody was told
@@ -61,7 +61,7 @@ def test_what_is_served_is_found_by_itself_and_verifies(paired: tuple[Device, De
     assert "edgellm chat --peer 10.78.0.1:50999" in "".join(said)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_verifier_that_is_revoked_in_another_process_is_lost_and_the_reply_refused(
     paired: tuple[Device, Device, Device],
 ) -> None:
@@ -75,7 +75,7 @@ def test_a_verifier_that_is_revoked_in_another_process_is_lost_and_the_reply_ref
     assert "Session 1 from ipv4:10.77.0.2" in "".join(said)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_worker_is_found_by_itself_and_computes_for_who_may(paired: tuple[Device, Device, Device]) -> None:
     a, b, _ = paired
     serve = ("serve", "--role", "worker", "-m", "edgellm-verifier", "--host", "10.77.0.1", "--port", "50998")
@@ -89,7 +89,7 @@ def test_a_worker_is_found_by_itself_and_computes_for_who_may(paired: tuple[Devi
     assert "Loading layers 7-12" in "".join(said)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_doctor_tells_multicast_from_tcp(paired: tuple[Device, Device, Device]) -> None:
     a, b, c = paired
     with a.running(*SERVE, "10.77.0.1", until=UP):
@@ -109,7 +109,7 @@ def test_doctor_tells_multicast_from_tcp(paired: tuple[Device, Device, Device]) 
     a.ip("link", "set", "lan0", "up")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_copied_identity_is_found_by_both(paired: tuple[Device, Device, Device], tmp_path: Path) -> None:
     a, b, _ = paired
     copy = Device(b.name, tmp_path / "copy")
