@@ -20,8 +20,8 @@ import numpy as np
 from bench.harness.report import write
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force
 from edgellm.coldstart.exact_search import fastest_first_token
+from edgellm.coldstart.home import best_single, even, heuristic
 from edgellm.coldstart.problem import OVERLAPS, Task, makespan
-from edgellm.coldstart.problem_builder import best_single, even, heuristic
 from testkit.random_fleets import FAMILIES, SAME, drawn
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import Plan, PlanOption, plan
 from edgellm.engine import ModelFile
 from edgellm.mesh.home_workers import discover_workers, measure_workers
@@ -48,7 +49,7 @@ def main() -> None:
     for name, error in survey.left_out:
         print(f"{name}: {error}", file=sys.stderr)
     fleet, model = survey.fleet(), model_costs(file)
-    found = plan(fleet.devices, model, args.tokens, 1, links=fleet.links)
+    found = plan(Home(fleet.devices, model, args.tokens, 1, links=fleet.links))
     devices = {
         name: {"rows": speed.figures.rows, "seconds": speed.figures.seconds, "disk": speed.figures.disk}
         for name, speed in survey.speeds.items()

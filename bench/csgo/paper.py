@@ -19,9 +19,9 @@ from bench.csgo.figures import plot_paper as plot
 from bench.harness.report import write
 from edgellm.coldstart import hardware
 from edgellm.coldstart.algorithm1 import algorithm1
+from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import Plan, plan
 from edgellm.coldstart.problem import OVERLAPS
-from edgellm.coldstart.problem_builder import task_of
 
 CLAIMS = {"mean_over_best_baseline": 17.43, "least": 8.0, "most": 50.0}
 """Claims of the paper's section 5.2, in percent."""
@@ -32,9 +32,9 @@ STRATEGIES = ("ideal_single", "even", "heuristic", "optimum")
 def row(tokens: int) -> dict[str, Any]:
     """Return the results for one prompt length."""
     devices, model = hardware.devices(), hardware.model()
-    plans = {overlap: plan(devices, model, tokens, overlap=overlap) for overlap in OVERLAPS}
+    plans = {overlap: plan(Home(devices, model, tokens, overlap=overlap)) for overlap in OVERLAPS}
     ours = plans["paper"]
-    reference = algorithm1(task_of(devices, model, tokens, overlap="paper"))
+    reference = algorithm1(Home(devices, model, tokens, overlap="paper").task())
     seconds = {"ideal_single": ours.ideal_single.ttft_s, "optimum": ours.option.ttft_s}
     seconds |= {name: option.ttft_s for name, option in (("even", ours.even), ("heuristic", ours.heuristic)) if option}
     saved = {name: 100 * (1 - seconds["optimum"] / seconds[name]) for name in seconds if name != "optimum"}

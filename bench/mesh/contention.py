@@ -31,7 +31,7 @@ import numpy as np
 from bench.harness.report import write as write_result
 from bench.harness.statistics import spread
 from bench.mesh.plain_rpc import prompt_ids
-from edgellm.coldstart.phases.model import Contention
+from edgellm.coldstart.phases import Contention
 from edgellm.engine import ModelFile
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import WholeModel

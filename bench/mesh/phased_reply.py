@@ -22,20 +22,21 @@ from typing import Any
 import numpy as np
 
 from bench.mesh.plain_rpc import prompt_ids
-from edgellm.coldstart.phases.model import PhasedReply, PhaseProblem, phase_problem
-from edgellm.coldstart.phases.search import PhasePlan, plan_phases
+from edgellm.coldstart.home import best_single
+from edgellm.coldstart.phase_schedules import progressive, synchronous
+from edgellm.coldstart.phases import WRITING, PhasedReply, PhaseProblem, plan_phases, simulate
+from edgellm.coldstart.plan import solve
 from edgellm.coldstart.problem import Cut
 from edgellm.engine import ModelFile
 from edgellm.layer_range import LayerRange
-from edgellm.llm.mesh_llm import MeshOptions, open_mesh, overhead_of
+from edgellm.llm.home import Workload
+from edgellm.llm.mesh_llm import MeshOptions, open_mesh
 from edgellm.mesh.home_workers import discover_workers, measure_workers
-from edgellm.mesh.model_costs import model_costs
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
 
 CONTEXT = 1024
-PLAN_SECONDS = 60.0
 
 
 def split_of(cut: Cut, names: list[str]) -> str:
@@ -64,30 +65,29 @@ def planned(model: Path, tokens: int, lengths: list[int]) -> dict[str, Any]:
     survey = measure_workers(file, discover_workers(chosen_hosts(())), True, lambda _who, _what: None)
     for name, error in survey.left_out:
         print(f"{name}: {error}", file=sys.stderr)
-    fleet, costs = survey.fleet(), model_costs(file)
-    names = [device.name for device in fleet.devices]
-    overhead = overhead_of(file.header, CONTEXT, 1)
     found: dict[str, Any] = {"phases": {}, "devices": {}}
     for name, speed in survey.speeds.items():
         found["devices"][name] = {"seconds": speed.figures.seconds, "disk": speed.figures.disk}
-    plan: PhasePlan | None = None
     for length in lengths:
-        problem: PhaseProblem = phase_problem(
-            fleet.devices, costs, tokens, length, links=fleet.links, overhead=overhead, sends_caches=True
-        )
-        began = perf_counter()
-        plan = plan_phases(problem, lambda began=began: perf_counter() - began > PLAN_SECONDS)  # type: ignore[misc]
-        if plan is None:
+        home = Workload(tokens, length, context=CONTEXT).home(file, survey.fleet())
+        problem, began = PhaseProblem(home, sends_caches=True), perf_counter()
+        task = problem.task
+        cuts = [solve(task, further) for further in (0, home.further, WRITING)]
+        if None in cuts:
             sys.exit("no placement fits the devices")
-        shown = described(plan.reply, names, [length])
-        found["phases"][str(length)] = shown | {"pays_from": plan.pays_from, "planner_s": perf_counter() - began}
-    if plan is not None:
-        rivals = {"stay wide": plan.wide, "narrow from the start": plan.narrow}
-        rivals |= {} if plan.single is None else {"best single": plan.single}
-        found["rivals"] = {name: described(reply, names, lengths) for name, reply in rivals.items()}
-        if plan.moves and plan.schedules is not None:
-            shown = {"synchronous": plan.schedules.synchronous, "progressive": plan.schedules.progressive}
-            found["schedules"] = {name: described(reply, names, lengths) for name, reply in shown.items()}
+        wide, reply, narrow = (one.cut for one in cuts if one is not None)
+        single = best_single(task)
+        starts = [reply, wide, *([single] if single else [])]
+        starts.sort(key=lambda cut: simulate(problem, cut).seconds)
+        plan = plan_phases(problem, starts)
+        shown = described(plan.reply, home.names, [length])
+        found["phases"][str(length)] = shown | {"planner_s": perf_counter() - began}
+        rivals = {"stay wide": wide, "narrow from the start": narrow} | ({"best single": single} if single else {})
+        found["rivals"] = {name: described(simulate(problem, cut), home.names, lengths) for name, cut in rivals.items()}
+        if plan.reply.made:
+            ends = plan.reply.start, plan.reply.made[-1].cut
+            schedules = {"synchronous": synchronous(problem, *ends), "progressive": progressive(problem, *ends)}
+            found["schedules"] = {name: described(one, home.names, lengths) for name, one in schedules.items()}
     return found
 
 

@@ -21,8 +21,7 @@ import numpy as np
 from bench.mesh.plain_rpc import prompt_ids
 from edgellm.engine import ModelFile
 from edgellm.layer_range import read_split
-from edgellm.llm.home.over_rpc import place_over_rpc
-from edgellm.llm.home.target import PlanTarget
+from edgellm.llm.home import Workload, place_over_rpc
 from edgellm.llm.rpc_llm import RpcOptions, open_over_rpc
 from edgellm.mesh.home_workers import discover_workers, measure_workers
 from edgellm.rpc.discovery.interfaces import chosen_hosts
@@ -51,8 +50,8 @@ def predicted(model: Path, split: str, tokens: int, more: int) -> dict[str, floa
     """Measure the devices, and return the seconds that are predicted of a cold reply."""
     file = ModelFile.open(model)
     home = measure_workers(file, discover_workers(chosen_hosts(())), True, lambda _who, _what: None, by_stand_in=True)
-    placed = place_over_rpc(file, home, PlanTarget(tokens, 1 + more, context=CONTEXT))
-    found = placed.predict(read_split(split))
+    placed = place_over_rpc(file, home, Workload(tokens, 1 + more, context=CONTEXT))
+    found = placed.plan.home.predict(read_split(split))
     return {"load_s": found.load_s, "ttft_s": found.ttft_s, "token_s": found.token_s}
 
 

@@ -1,4 +1,4 @@
-"""The paper's Algorithm 1 with its three slips mended, which plans for small homes; and a brute-force search.
+"""The paper's Algorithm 1 with its three slips mended; and a brute-force search. The planner is compared with both.
 
 As printed, line 16 checks the memory of layers i to j where i + 1 to j are meant, line 6 leaves out equation 30's
 check, and line 22 compares with the cost of all L layers instead of the cost of the first j.
@@ -16,17 +16,6 @@ from edgellm.errors import InvalidOption
 
 MOST = 2**33
 """States times choices that `algorithm1` takes on: some minutes."""
-_QUICK, _STAGES = 2**25, 2**13  # states times choices, and stages, that take some 50 ms
-
-
-def _work(task: Task) -> int:
-    """Return the number of states of Algorithm 1 times the choices in each: K^2 L^2 2^K."""
-    return (task.devices * task.layers) ** 2 << task.devices
-
-
-def is_small(task: Task) -> bool:
-    """Return whether `algorithm1` is done at once."""
-    return _work(task) <= _QUICK and task.devices * task.layers**2 <= _STAGES
 
 
 def algorithm1(task: Task) -> tuple[float, Cut] | None:
@@ -38,7 +27,7 @@ def algorithm1(task: Task) -> tuple[float, Cut] | None:
     Raises `InvalidOption` if that would take minutes.
     """
     k, n = task.devices, task.layers
-    if _work(task) > MOST:
+    if (k * n) ** 2 << k > MOST:
         raise InvalidOption(
             f"Algorithm 1 would take too long for {k} devices and {n} layers.",
             "Use edgellm.coldstart.plan.plan instead.",

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgellm.coldstart.cost_model import ModelCosts
-from edgellm.coldstart.hardware import Device, Links, sending
+from edgellm.coldstart.hardware import Device, sending
+from edgellm.coldstart.home import Home
 from edgellm.coldstart.problem import Cut
 
 SIZES = (256, 128, 64, 32)
 """Tokens per part that are tried. A layer would not compute longer parts any faster."""
-
-
-_EQUAL = 1.01
+_EQUAL = 1.01  # seconds, as a share of the least: sizes within it count as equally good
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +29,20 @@ class PrefillChunks:
     reason: str
 
 
-def choose(
-    devices: Sequence[Device],
-    model: ModelCosts,
-    cut: Cut,
-    tokens_in: int,
-    *,
-    cold: bool = True,
-    links: Links | None = None,
-) -> PrefillChunks:
+def choose(home: Home, cut: Cut) -> PrefillChunks:
     """Return the size of parts with the least time to the first token; of sizes about equal, the longest."""
-    found = {size: first_token(devices, model, cut, tokens_in, size, cold=cold, links=links) for size in SIZES}
+    found = {size: first_token(home, cut, size) for size in SIZES}
     least = min(found.values())
     best, longest = next(size for size in SIZES if found[size] <= _EQUAL * least), found[SIZES[0]]
-    if best >= tokens_in or best == SIZES[0]:
+    if best >= home.tokens_in or best == SIZES[0]:
         return PrefillChunks(best, found[best], f"parts of {best} tokens: smaller parts would not be faster")
     saved = 1.0 - found[best] / longest
     return PrefillChunks(best, found[best], f"parts of {best} tokens: {saved:.0%} sooner than with {SIZES[0]}")
 
 
-def first_token(
-    devices: Sequence[Device], model: ModelCosts, cut: Cut, tokens_in: int, size: int, *, cold: bool = True,
-    links: Links | None = None,
-) -> float:  # fmt: skip
+def first_token(home: Home, cut: Cut, size: int) -> float:
     """Return the seconds from the request until the last stage has computed the last part."""
+    devices, model, tokens_in = home.devices, home.model, home.tokens_in
     parts = [min(size, tokens_in - at) for at in range(0, tokens_in, size)]
     arrive = [0.0] * len(parts)
     first, sender = 0, None
@@ -62,10 +51,10 @@ def first_token(
         if sender is not None:
             free = 0.0  # parts are sent one after the other
             for at, tokens in enumerate(parts):
-                hop = float(sending(devices, model.shape.activation(tokens), links)[sender, device])
+                hop = float(sending(devices, model.shape.activation(tokens), home.links)[sender, device])
                 free = max(free, arrive[at]) + hop
                 arrive[at] = free
-        loaded = _loads(devices[device], model, first, count, cold)
+        loaded = _loads(devices[device], model, first, count, home.cold)
         work = [_layer(devices[device], model, tokens, sum(parts[: at + 1])) for at, tokens in enumerate(parts)]
         head = model.head_flops / devices[device].speed(1) if last and model.head_flops else 0.0
         arrive = _stage(arrive, loaded, work)

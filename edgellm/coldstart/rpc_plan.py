@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from edgellm.coldstart.hardware import Device, Link
-from edgellm.coldstart.plan import MIN_SAVING, Objective, format_seconds
+from edgellm.coldstart.home import Objective
+from edgellm.coldstart.plan import MIN_SAVING, format_seconds
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import HERE, LayerRange, StageShare
 
@@ -49,6 +50,13 @@ class RpcModelCosts:
     def layers(self) -> int:
         return len(self.layer_bytes)
 
+    @property
+    def mean_layer(self) -> tuple[float, float, float]:
+        """The bytes of a layer, those that one token reads, and its weights, on average."""
+        parts = (self.layer_bytes, self.token_bytes, self.products)
+        size, read, products = (sum(part) / self.layers for part in parts)
+        return size, read, products
+
     def weights(self, layers: LayerRange) -> int:
         """Return the bytes of some layers, with the head if the last one is among them."""
         return sum(self.layer_bytes[layers.start : layers.stop]) + self.head * (layers.stop == self.layers)
@@ -82,19 +90,183 @@ class RpcOption:
 
 
 @dataclass(frozen=True, slots=True)
-class RpcPlan:
-    """The best way over RPC; this device `alone`, None if it has no memory for that; and the best single other device
-    that can hold the model whole and verify there, if any: `elsewhere`, whose one share names it."""
+class _Part:
+    """Seconds of something on one device: to load it, for the prompt, and for a further token."""
 
+    load: float
+    prompt: float
+    token: float
+
+    def __add__(self, other: _Part) -> _Part:
+        return _Part(self.load + other.load, self.prompt + other.prompt, self.token + other.token)
+
+    def times(self, count: int) -> _Part:
+        return _Part(count * self.load, count * self.prompt, count * self.token)
+
+
+@dataclass(frozen=True, slots=True)
+class RpcHome:
+    """The asking device and the `sites`, and the model and the reply that are planned for.
+
+    `cards`: the asking device computes on graphics cards, which then have the last layers and the head. With `cold`
+    False everything is loaded.
+    """
+
+    here: Device
+    sites: tuple[RpcSite, ...]
+    model: RpcModelCosts
+    tokens_in: int
+    tokens_out: int
+    objective: Objective = "ttft"
+    cards: bool = False
+    cold: bool = True
+
+    @property
+    def further(self) -> int:
+        """The number of tokens after the first."""
+        return max(0, self.tokens_out - 1)
+
+    def predict(self, shares: Sequence[StageShare]) -> RpcOption:
+        """Return what a reply takes with these shares, whether they fit or not. The device of the last layers has the
+        head.
+
+        Raises:
+            PlanImpossible: a share is on no known device.
+        """
+        known = {site.device.name: site for site in self.sites}
+        if unknown := sorted({share.name for share in shares} - known.keys() - {HERE}):
+            raise PlanImpossible(
+                f"Nothing is known of {unknown[0]} for a prediction.", "Name devices that serve llama.cpp's RPC."
+            )
+        return self._priced(shares, known.get(shares[-1].name))
+
+    def options(self) -> Iterator[RpcOption]:
+        """Yield the best way with each set of devices that can hold the model."""
+        sites = self.sites[:_MOST]
+        for count in range(len(sites) + 1):
+            for chosen in combinations(sites, count):
+                if not chosen or self.cards:
+                    heads: Sequence[RpcSite | None] = [None]
+                else:
+                    heads = chosen
+                found = [option for head in heads if (option := self._option(chosen, head)) is not None]
+                if found:
+                    yield min(found, key=lambda option: option.seconds(self.objective))
+
+    def whole(self) -> Iterator[RpcOption]:
+        """Yield the way with the whole model on each other device, from its own disk, and nothing but ids between."""
+        model = self.model
+        size = sum(model.layer_bytes) + model.head + model.embedding
+        for site in self.sites:
+            if size + model.layers * model.cache + model.compute > site.device.memory:
+                continue
+            round_trip = site.up.latency + site.down.latency
+            part = self._compute(site.device, sum(model.token_bytes), sum(model.products))
+            part += self._compute(site.device, model.head, model.head_products, rows=1)
+            part += _Part(size / site.device.disk, round_trip, round_trip)
+            yield self._timed((StageShare(site.device.name, LayerRange(0, model.layers)),), part)
+
+    def _option(self, chosen: Sequence[RpcSite], head: RpcSite | None) -> RpcOption | None:
+        """Return the best way with these devices, each with a layer at least, and this one; `head` is on one of them,
+        or here. None if they cannot hold the model."""
+        model = self.model
+        each = {site.device.name: self._a_layer(site) for site in chosen}
+        each[HERE] = self._a_layer(None)
+        room = {site.device.name: self._room(site, site is head) for site in chosen}
+        room[HERE] = self._room(None, head is None)
+        counts = {site.device.name: 1 for site in chosen} | {HERE: 0}
+        left = model.layers - len(chosen)
+        if left < 0 or any(room[name] < count for name, count in counts.items()):
+            return None
+        for name in sorted(each, key=lambda name: self._score(each[name])):
+            more = min(left, room[name] - counts[name])
+            counts[name] += more
+            left -= more
+        if left:
+            return None
+        last = sorted(chosen, key=lambda site: site is head)
+        names = [site.device.name for site in last]
+        names = [*names, HERE] if self.cards else [HERE, *names]
+        shares, at = [], 0
+        for name in names:
+            if counts[name]:
+                shares.append(StageShare(name, LayerRange(at, at + counts[name])))
+                at += counts[name]
+        return self._priced(shares, head)
+
+    def _priced(self, shares: Sequence[StageShare], head: RpcSite | None) -> RpcOption:
+        """Return what a reply takes with these shares and the `head` on one of the sites, or here."""
+        known = {site.device.name: site for site in self.sites}
+        part = self._a_head(head)
+        for share in shares:
+            site = known.get(share.name)
+            part += self._a_layer(site).times(len(share.layers))
+            if site is not None:
+                part += self._traffic(site, logits=site is head)
+        return self._timed(tuple(shares), part)
+
+    def _timed(self, shares: tuple[StageShare, ...], part: _Part) -> RpcOption:
+        load = START_SECONDS + part.load if self.cold else 0.0
+        ttft = load + part.prompt
+        return RpcOption(shares, load, ttft, part.token, ttft + self.further * part.token)
+
+    def _score(self, part: _Part) -> float:
+        further = self.further if self.objective == "reply" else 0
+        return part.load * self.cold + part.prompt + further * part.token
+
+    def _room(self, site: RpcSite | None, head: bool) -> int:
+        """Return how many layers fit a device."""
+        model = self.model
+        memory = self.here.memory - model.embedding if site is None else site.device.memory
+        memory -= model.compute + model.head * head
+        return max(0, math.floor(memory / (self.model.mean_layer[0] + model.cache)))
+
+    def _a_layer(self, site: RpcSite | None) -> _Part:
+        size, read, products = self.model.mean_layer
+        device = self.here if site is None else site.device
+        return self._load(site, size) + self._compute(device, read, products)
+
+    def _a_head(self, site: RpcSite | None) -> _Part:
+        device = self.here if site is None else site.device
+        model = self.model
+        return self._load(site, model.head) + self._compute(device, model.head, model.head_products, rows=1)
+
+    def _load(self, site: RpcSite | None, size: float) -> _Part:
+        read = size / self.here.disk
+        if site is not None:  # one tensor after the other is read, and then sent, or read there by its hash
+            sent = 8.0 * size / site.up.rate
+            read += site.kept * size / site.device.disk + (1.0 - site.kept) * sent
+        return _Part(read, 0.0, 0.0)
+
+    def _compute(self, device: Device, read: float, products: float, rows: int | None = None) -> _Part:
+        one = read / device.bandwidth if device.bandwidth else 2.0 * products / device.speed(1)
+        rows = self.tokens_in if rows is None else rows
+        return _Part(0.0, max(one, 2.0 * products * rows / device.speed(rows)), one)
+
+    def _traffic(self, site: RpcSite, *, logits: bool) -> _Part:
+        """Return the seconds for rows to a device and back."""
+        row, last = 4.0 * self.model.width, 4.0 * self.model.vocabulary * logits
+        batches = math.ceil(self.tokens_in / _BATCH)
+        latency, per_row = site.up.latency + site.down.latency, 8.0 * row / site.up.rate
+        back = 8.0 * last / site.down.rate
+        per_row += 0.0 if logits else 8.0 * row / site.down.rate
+        return _Part(0.0, batches * latency + self.tokens_in * per_row + back, latency + per_row + back)
+
+
+@dataclass(frozen=True, slots=True)
+class RpcPlan:
+    """The best way over RPC for a `home`; this device `alone`, None if it has no memory for that; and the best single
+    other device that can hold the model whole and verify there, if any: `elsewhere`, whose one share names it."""
+
+    home: RpcHome
     option: RpcOption
     alone: RpcOption | None
     elsewhere: RpcOption | None
-    objective: Objective
 
     @property
     def advice(self) -> str:
         """Return what is best, and why, in a sentence or two."""
-        best, goal = self.option, self.objective
+        best, goal = self.option, self.home.objective
         taken = format_seconds(best.seconds(goal))
         names = [share.name for share in best.shares]
         if names == [HERE]:
@@ -118,187 +290,29 @@ class RpcPlan:
     def one_each(self) -> RpcOption | None:
         """Return the way with the whole model on one other device if that beats any split; else None."""
         best, other = self.option, self.elsewhere
-        if other is None or other.seconds(self.objective) > (1.0 - MIN_SAVING) * best.seconds(self.objective):
+        if other is None or other.seconds(self.home.objective) > (1.0 - MIN_SAVING) * best.seconds(self.home.objective):
             return None
         return other
 
 
-def plan_rpc(
-    here: Device, sites: Sequence[RpcSite], model: RpcModelCosts, tokens_in: int, tokens_out: int, *,
-    objective: Objective = "ttft", cards: bool = False, cold: bool = True,
-) -> RpcPlan:  # fmt: skip
-    """Return the best way to hold `model` on this device and the `sites`. `cards`: this device computes on graphics
-    cards, which then have the last layers and the head. With `cold` False everything is loaded.
+def plan_rpc(home: RpcHome) -> RpcPlan:
+    """Return the best way to hold the model on the devices of the `home`.
 
     Raises:
         PlanImpossible: the devices together cannot hold it.
     """
-    search = _Search(here, sites[:_MOST], model, max(1, tokens_in), max(0, tokens_out - 1), cards, cold)
-    options = list(search.options(objective))
+    options = list(home.options())
+    model = home.model
     if not options:
-        have = sum(max(0.0, site.device.memory) for site in sites) + here.memory
+        have = sum(max(0.0, site.device.memory) for site in home.sites) + home.here.memory
         need = sum(model.layer_bytes) + model.head + model.embedding + model.layers * model.cache
         raise PlanImpossible(
             f"{model.name} needs {need / 1e9:.1f} GB with its caches, and the devices have {have / 1e9:.1f} GB.",
             "Choose a smaller model or quantisation, a shorter context, or add a device.",
         )
-    best = min(options, key=lambda option: option.seconds(objective))
+
+    def seconds(option: RpcOption) -> float:
+        return option.seconds(home.objective)
+
     alone = next((option for option in options if [share.name for share in option.shares] == [HERE]), None)
-    whole = list(search.whole())
-    elsewhere = min(whole, key=lambda option: option.seconds(objective), default=None)
-    return RpcPlan(best, alone, elsewhere, objective)
-
-
-def predict_rpc(
-    here: Device, sites: Sequence[RpcSite], model: RpcModelCosts, shares: Sequence[StageShare], tokens_in: int,
-    tokens_out: int,
-) -> RpcOption:  # fmt: skip
-    """Return what a cold reply takes with these shares on this device and the `sites`, whether they fit or not. The
-    device of the last layers has the head. Raises PlanImpossible if a share is on no known device."""
-    known = {site.device.name: site for site in sites}
-    if unknown := sorted({share.name for share in shares} - known.keys() - {HERE}):
-        raise PlanImpossible(
-            f"Nothing is known of {unknown[0]} for a prediction.", "Name devices that serve llama.cpp's RPC."
-        )
-    search = _Search(here, sites, model, max(1, tokens_in), max(0, tokens_out - 1), cards=False, cold=True)
-    return search.priced(shares, known.get(shares[-1].name))
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Seconds of something on one device: to load it, for the prompt, and for a further token."""
-
-    load: float
-    prompt: float
-    token: float
-
-    def __add__(self, other: _Part) -> _Part:
-        return _Part(self.load + other.load, self.prompt + other.prompt, self.token + other.token)
-
-    def times(self, count: int) -> _Part:
-        return _Part(count * self.load, count * self.prompt, count * self.token)
-
-
-_NOTHING = _Part(0.0, 0.0, 0.0)
-
-
-class _Search:
-    def __init__(
-        self, here: Device, sites: Sequence[RpcSite], model: RpcModelCosts, tokens: int, further: int, cards: bool,
-        cold: bool,
-    ) -> None:  # fmt: skip
-        self._here, self._sites, self._model = here, sites, model
-        self._tokens, self._further, self._cards, self._cold = tokens, further, cards, cold
-        count = model.layers
-        self._layer = sum(model.layer_bytes) / count, sum(model.token_bytes) / count, sum(model.products) / count
-
-    def options(self, objective: Objective) -> Iterator[RpcOption]:
-        """Yield the best way with each set of devices that can hold the model."""
-        for count in range(len(self._sites) + 1):
-            for chosen in combinations(self._sites, count):
-                if not chosen or self._cards:
-                    heads: Sequence[RpcSite | None] = [None]
-                else:
-                    heads = chosen
-                found = [option for head in heads if (option := self._option(chosen, head, objective)) is not None]
-                if found:
-                    yield min(found, key=lambda option: option.seconds(objective))
-
-    def whole(self) -> Iterator[RpcOption]:
-        """Yield the way with the whole model on each other device, from its own disk, and nothing but ids between."""
-        model = self._model
-        size = sum(model.layer_bytes) + model.head + model.embedding
-        for site in self._sites:
-            if size + model.layers * model.cache + model.compute > site.device.memory:
-                continue
-            round_trip = site.up.latency + site.down.latency
-            part = self._compute(site.device, sum(model.token_bytes), sum(model.products))
-            part += self._compute(site.device, model.head, model.head_products, rows=1)
-            part += _Part(size / site.device.disk, round_trip, round_trip)
-            yield self._timed((StageShare(site.device.name, LayerRange(0, model.layers)),), part)
-
-    def _option(self, chosen: Sequence[RpcSite], head: RpcSite | None, objective: Objective) -> RpcOption | None:
-        """Return the best way with these devices, each with a layer at least, and this one; `head` is on one of them,
-        or here. None if they cannot hold the model."""
-        model = self._model
-        each = {site.device.name: self._a_layer(site) for site in chosen}
-        each[HERE] = self._a_layer(None)
-        room = {site.device.name: self._room(site, site is head) for site in chosen}
-        room[HERE] = self._room(None, head is None)
-        counts = {site.device.name: 1 for site in chosen} | {HERE: 0}
-        left = model.layers - len(chosen)
-        if left < 0 or any(room[name] < count for name, count in counts.items()):
-            return None
-        for name in sorted(each, key=lambda name: self._score(each[name], objective)):
-            more = min(left, room[name] - counts[name])
-            counts[name] += more
-            left -= more
-        if left:
-            return None
-        last = sorted(chosen, key=lambda site: site is head)
-        names = [site.device.name for site in last]
-        names = [*names, HERE] if self._cards else [HERE, *names]
-        shares, at = [], 0
-        for name in names:
-            if counts[name]:
-                shares.append(StageShare(name, LayerRange(at, at + counts[name])))
-                at += counts[name]
-        return self.priced(shares, head)
-
-    def priced(self, shares: Sequence[StageShare], head: RpcSite | None) -> RpcOption:
-        """Return what a reply takes with these shares and the `head` on one of the sites, or here."""
-        known = {site.device.name: site for site in self._sites}
-        part = self._a_head(head)
-        for share in shares:
-            site = known.get(share.name)
-            part += self._a_layer(site).times(len(share.layers))
-            if site is not None:
-                part += self._traffic(site, logits=site is head)
-        return self._timed(tuple(shares), part)
-
-    def _timed(self, shares: tuple[StageShare, ...], part: _Part) -> RpcOption:
-        load = START_SECONDS + part.load if self._cold else 0.0
-        ttft = load + part.prompt
-        return RpcOption(shares, load, ttft, part.token, ttft + self._further * part.token)
-
-    def _score(self, part: _Part, objective: Objective) -> float:
-        further = self._further if objective == "reply" else 0
-        return part.load * self._cold + part.prompt + further * part.token
-
-    def _room(self, site: RpcSite | None, head: bool) -> int:
-        """Return how many layers fit a device."""
-        model = self._model
-        memory = self._here.memory - model.embedding if site is None else site.device.memory
-        memory -= model.compute + model.head * head
-        return max(0, math.floor(memory / (self._layer[0] + model.cache)))
-
-    def _a_layer(self, site: RpcSite | None) -> _Part:
-        size, read, products = self._layer
-        device = self._here if site is None else site.device
-        return self._load(site, size) + self._compute(device, read, products)
-
-    def _a_head(self, site: RpcSite | None) -> _Part:
-        device = self._here if site is None else site.device
-        model = self._model
-        return self._load(site, model.head) + self._compute(device, model.head, model.head_products, rows=1)
-
-    def _load(self, site: RpcSite | None, size: float) -> _Part:
-        read = size / self._here.disk
-        if site is not None:  # one tensor after the other is read, and then sent, or read there by its hash
-            sent = 8.0 * size / site.up.rate
-            read += site.kept * size / site.device.disk + (1.0 - site.kept) * sent
-        return _Part(read, 0.0, 0.0)
-
-    def _compute(self, device: Device, read: float, products: float, rows: int | None = None) -> _Part:
-        one = read / device.bandwidth if device.bandwidth else 2.0 * products / device.speed(1)
-        rows = self._tokens if rows is None else rows
-        return _Part(0.0, max(one, 2.0 * products * rows / device.speed(rows)), one)
-
-    def _traffic(self, site: RpcSite, *, logits: bool) -> _Part:
-        """Return the seconds for rows to a device and back."""
-        row, last = 4.0 * self._model.width, 4.0 * self._model.vocabulary * logits
-        batches = math.ceil(self._tokens / _BATCH)
-        latency, per_row = site.up.latency + site.down.latency, 8.0 * row / site.up.rate
-        back = 8.0 * last / site.down.rate
-        per_row += 0.0 if logits else 8.0 * row / site.down.rate
-        return _Part(0.0, batches * latency + self._tokens * per_row + back, latency + per_row + back)
+    return RpcPlan(home, min(options, key=seconds), alone, min(home.whole(), key=seconds, default=None))

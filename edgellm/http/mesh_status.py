@@ -84,7 +84,7 @@ class MeshRecorder:
         self._lock = threading.Lock()
         self._running = 0
         self._overlapped = False
-        self._last = None if opened.plan is None else comparison(None, opened.plan.option)
+        self._last = None if opened.placed is None else comparison(None, opened.placed.option)
 
     def reply_started(self) -> None:
         """Note that a reply starts. May wait for the devices' reports on earlier replies."""

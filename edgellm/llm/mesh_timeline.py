@@ -16,7 +16,7 @@ from edgellm.mesh.pipeline import StageRecord
 from edgellm.spec.types import Summary
 
 if TYPE_CHECKING:
-    from edgellm.coldstart.phases.model import Move
+    from edgellm.coldstart.phases import Move
     from edgellm.coldstart.plan import Plan, PlanOption
     from edgellm.mesh.phases.next_pipeline import TakeOver
     from edgellm.rpc.discovery.workers import Worker
@@ -231,7 +231,7 @@ class Replies:
 COLOURS = {"load": "#e8b04a", "wait": "#d9d9d9", "network": "#a45a92", "compute": "#479a63"}
 
 
-def save(plan: Plan, name: str, path: Path) -> None:
+def save(plan: Plan, path: Path) -> None:
     """Draw the plan, and below it the best single device and the even split, on one scale of time.
 
     Raises `InvalidOption` where matplotlib is missing, and `OSError` where the file cannot be written.
@@ -251,7 +251,7 @@ def save(plan: Plan, name: str, path: Path) -> None:
         lanes(axes, option, f"{what}: first token after {option.ttft_s:.2f} s")
     panels[-1].set_xlim(0.0, 1.02 * max(option.ttft_s for _, option in present))
     panels[-1].set_xlabel("seconds from the request")
-    figure.suptitle(name)
+    figure.suptitle(plan.home.model.name)
     key(figure)
     figure.savefig(path, dpi=130)
 

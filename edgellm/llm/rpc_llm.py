@@ -9,29 +9,24 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.ggml_rpc import backend
-from edgellm.engine.ggml_rpc.model_process import ContextSizes
-from edgellm.engine.hardware import N_BATCH, ON_PROCESSOR, Hardware
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import free_memory
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import HERE, StageShare, read_split
+from edgellm.llm.home import context_sizes
 from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.llm import LLM
-from edgellm.llm.mesh_llm import SESSIONS, positions_of
+from edgellm.llm.mesh_llm import SESSIONS
 from edgellm.llm.model_loading import PairFit, Progress, fit, load, named, place_named
 from edgellm.mesh.compute_unit import ComputeUnit
-from edgellm.mesh.ggml_rpc.costs import rpc_costs
 from edgellm.mesh.ggml_rpc.model import RpcDevice, RpcModel, RpcWork
-from edgellm.mesh.ggml_rpc.needs import MARGIN
-from edgellm.mesh.ggml_rpc.placement import RpcPlacement, by_memory
+from edgellm.mesh.ggml_rpc.placement import MARGIN, RpcPlacement, by_memory, rpc_costs
 from edgellm.mesh.ggml_rpc.verifier import RpcVerifier
 from edgellm.storage.default_pair import Named
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +112,6 @@ def open_over_rpc(
         closing.close()
         raise
     return OpenedRpc(pair, verifier, began)
-
-
-def context_sizes(file: ModelFile, context: int | None, sessions: int, hardware: Hardware) -> ContextSizes:
-    """Return the sizes of a context for `sessions` replies of `context` tokens, by default as `positions_of` says."""
-    return ContextSizes(positions_of(file, context or hardware.n_ctx), sessions, hardware.n_batch or N_BATCH)
 
 
 def _shares(options: RpcOptions) -> tuple[StageShare, ...]:

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, Links
-from edgellm.coldstart.problem_builder import MemoryOverhead
+from edgellm.coldstart.home import MemoryOverhead
 from edgellm.engine import Ids, common_prefix
 from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
 from edgellm.layer_range import StageShare, ranges

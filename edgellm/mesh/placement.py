@@ -1,4 +1,4 @@
-"""Placement of a model's layers on the devices of a home, before a reply and after the loss of a device."""
+"""Placement of a model's layers on the devices of a home, before a reply, behind it, and after the loss of a device."""
 
 from __future__ import annotations
 
@@ -8,31 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edgellm.coldstart.cost_model import ModelCosts
-from edgellm.coldstart.hardware import Device, LayersOnDevice, Links
-from edgellm.coldstart.plan import MIN_SAVING, Objective, Plan, PlanOption, format_seconds, solve
-from edgellm.coldstart.plan import plan as best_plan
-from edgellm.coldstart.problem import Stop, never
-from edgellm.coldstart.problem_builder import MemoryOverhead, restrict_to_stored, task_of
+from edgellm.coldstart.hardware import ANY_LAYERS, Device, LayersOnDevice, Links
+from edgellm.coldstart.home import Home, MemoryOverhead, restrict_to_stored
+from edgellm.coldstart.phases import PhasedReply, PhasePlan, PhaseProblem, plan_phases, simulate
+from edgellm.coldstart.plan import MIN_SAVING, Plan, PlanOption, format_seconds, plan, solve
+from edgellm.coldstart.problem import Cut, Stop, never, per_token
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
-from edgellm.mesh.fleet_file import Fleet
 
 if TYPE_CHECKING:
-    from edgellm.coldstart.plan import Plan, PlanOption
     from edgellm.rpc.discovery.workers import Worker
 
-
-def plan_shares(plan: Plan) -> tuple[StageShare, ...]:
-    """Return the shares of a plan."""
-    return plan_option_shares(plan.option)
-
-
-def plan_option_shares(option: PlanOption) -> tuple[StageShare, ...]:
-    """Return the shares of a way to hold the model."""
-    return tuple(StageShare(stage.device, stage.layers) for stage in option.stages)
-
-
-_MAX_STEP = 10  # devices that are considered: the number of their sets doubles with each
+_MOST_DEVICES = 10  # considered after a loss: the number of their sets doubles with each
 
 
 def fail_over(
@@ -41,19 +28,26 @@ def fail_over(
 ) -> tuple[StageShare, ...] | None:  # fmt: skip
     """Return the shares, in order, with which `further` more tokens of a reply come first, once the `text`
     tokens so far are read again; None if no split over the layers that the devices have is possible."""
-    devices = devices[:_MAX_STEP]
+    devices = devices[:_MOST_DEVICES]
     if not devices:
         return None
-    task = task_of(devices, model, text, further, links=links, overhead=overhead)
-    task, penalty = restrict_to_stored(task, devices, further)
+    home = Home(devices, model, text, further, links=links or {}, overhead=overhead)
+    task, penalty = restrict_to_stored(home.task(), devices, further)
     found = solve(task, further, stop)
-    if found is None or found.seconds >= penalty:
-        return None
+    return None if found is None or found.seconds >= penalty else _shares(home, found.cut)
+
+
+def _shares(home: Home, cut: Cut) -> tuple[StageShare, ...]:
     shares, at = [], 0
-    for device, count in found.cut:
-        shares.append(StageShare(devices[device].name, LayerRange(at, at + count)))
+    for device, count in cut:
+        shares.append(StageShare(home.devices[device].name, LayerRange(at, at + count)))
         at += count
     return tuple(shares)
+
+
+def cut_of(home: Home, shares: Sequence[StageShare]) -> Cut:
+    """Return shares of devices of the home as the planner has them."""
+    return tuple((home.names.index(share.name), len(share.layers)) for share in shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,49 +60,140 @@ class MissingLayers:
 
 
 @dataclass(frozen=True, slots=True)
+class Phases:
+    """How a reply goes on: another placement takes over behind it, or after it."""
+
+    problem: PhaseProblem
+    plan: PhasePlan
+
+    @property
+    def following(self) -> tuple[StageShare, ...]:
+        """The shares that take over behind the reply; empty if it ends as it begins."""
+        return _shares(self.problem.home, self.plan.reply.made[-1].cut) if self.plan.reply.made else ()
+
+    @property
+    def rest(self) -> tuple[StageShare, ...]:
+        """The shares that the model is best left with after the reply; empty if they are those with which it ends."""
+        return () if self.plan.rest is None else _shares(self.problem.home, self.plan.rest)
+
+    @property
+    def sends_caches(self) -> bool:
+        """Whether keys and values are sent to the devices that take over, and not computed again from the text."""
+        return any(move.cache == "sent" for move in self.plan.reply.made)
+
+    def predict(self, tokens_in: int, tokens_out: int) -> PhasedReply:
+        """Return the times of a cold reply of other lengths with the same move."""
+        home = replace(self.problem.home, tokens_in=max(1, tokens_in), tokens_out=tokens_out, cold=True)
+        reply = self.plan.reply
+        return simulate(replace(self.problem, home=home), reply.start, [move.cut for move in reply.moves])
+
+    @property
+    def sentence(self) -> str:
+        """What takes over when, and what that saves; empty if nothing takes over behind the reply."""
+        if not self.plan.reply.made:
+            return ""
+        (move,), problem = self.plan.reply.made, self.problem
+        token = format_seconds(per_token(problem.task, move.cut))
+        return (
+            f"From token {move.token + 1} on, layers {_named(self.following)}, which write a token in {token} and are"
+            f" loaded behind the reply: {problem.home.tokens_out} tokens take {format_seconds(self.plan.reply.seconds)}"
+            f" instead of {format_seconds(self.plan.unmoved.seconds)}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """The `shares` of the devices now, and the times expected of them; `reason` explains the choice.
 
-    `best`: the plan if every layer could be anywhere; None if the devices could not hold the model. `lacking`: the
-    layers to copy for that plan. `fleet`: the devices, with the layers that they have. `unused` devices, and those
-    `left_out` because they could not be asked: each with the reason.
+    `home`: the devices, with the layers that they have. `best`: the plan if every layer could be anywhere; None if the
+    devices could not hold the model. `lacking`: the layers to copy for that plan. `unused` devices, and those
+    `left_out` because they could not be asked: each with the reason. `workers`: the devices that were asked; None if
+    the home is only described.
     """
 
+    home: Home
     shares: tuple[StageShare, ...]
     option: PlanOption
     reason: str
     best: Plan | None
     lacking: tuple[MissingLayers, ...]
-    fleet: Fleet
-    workers: Mapping[str, Worker]
     unused: tuple[tuple[str, str], ...]
-    left_out: tuple[tuple[str, str], ...]
+    workers: Mapping[str, Worker] | None = None
+    left_out: tuple[tuple[str, str], ...] = ()
+    phases: Phases | None = None
 
     def advice(self, model: str) -> str:
         """Return a sentence on how to be faster next time, with `model` as the user calls it; empty if nothing would be
         worth it."""
         if self.best is None or not self.lacking:
             return ""
-        if self.best.seconds(self.best.advised) > (1.0 - MIN_SAVING) * self.best.seconds(self.option):
+        sooner, now = self.best.seconds(self.best.advised), self.best.seconds(self.option)
+        if sooner > (1.0 - MIN_SAVING) * now:
             return ""
         lacking = ", ".join(f"{one.share.name} {one.size / 1e6:,.0f} MB" for one in self.lacking)
-        goal = "the whole reply" if self.best.objective == "reply" else "the first token"
-        sooner, now = self.best.seconds(self.best.advised), self.best.seconds(self.option)
+        goal = "the whole reply" if self.home.objective == "reply" else "the first token"
         return (
-            f"With layers {_named(plan_option_shares(self.best.advised))}, {goal} would take {format_seconds(sooner)}"
-            f" instead of {format_seconds(now)}, but not all of them are stored there ({lacking} missing):"
-            f" {self.deploy(model)}"
+            f"With layers {_named(self.best.advised.shares)}, {goal} would take {format_seconds(sooner)} instead of"
+            f" {format_seconds(now)}, but not all of them are stored there ({lacking} missing):"
+            f" {deploy_command(model, self.lacking, self.workers or {})}"
         )
 
     def why(self) -> list[tuple[str, str]]:
         """Return the reason for each device's layers, or for its having none."""
-        found = [(stage.device, f"{stage.layers}: {stage.reason}")
-                 for stage in self.option.stages]  # fmt: skip
+        found = [(stage.device, f"{stage.layers}: {stage.reason}") for stage in self.option.stages]
         return [*found, *self.unused, *self.left_out]
 
-    def deploy(self, model: str) -> str:
-        """Return the command that copies the lacking layers."""
-        return deploy_command(model, self.lacking, self.workers)
+
+def place(
+    home: Home,
+    workers: Mapping[str, Worker] | None = None,
+    left_out: Sequence[tuple[str, str]] = (),
+    stop: Stop = never,
+) -> Placement:
+    """Return the best split over the layers that the devices of the `home` have. `stop` as for `plan`.
+
+    Raises:
+        PlanImpossible: the layers are not where there is memory for them; says what to copy where, if that helps.
+    """
+    every = frozenset(range(home.model.shape.layers))
+    best: Plan | None = None
+    impossible: PlanImpossible | None = None
+    try:
+        holding = [
+            one if one.layers == ANY_LAYERS else replace(one, layers=LayersOnDevice(every, one.layers.loaded))
+            for one in home.devices
+        ]
+        best = plan(replace(home, devices=holding), stop)
+    except PlanImpossible as error:
+        impossible = error
+    lacking = () if best is None else tuple(missing(home.model, best.advised.shares, home.devices))
+    finish = partial(Placement, home, best=best, lacking=lacking, workers=workers, left_out=tuple(left_out))
+    if best is not None and not lacking and _whole(best.advised.shares, home.devices):
+        return finish(best.advised.shares, best.advised, best.advice, unused=best.unused)
+    try:
+        now = plan(home, stop)
+    except PlanImpossible as error:
+        if impossible is not None:
+            raise impossible from None
+        command = deploy_command("MODEL", lacking, workers or {}) if lacking else "edgellm mesh deploy MODEL"
+        raise PlanImpossible(error.what, f"Deploy them: {command}") from None
+    reason = f"With the layers that the devices have: {now.advice}"
+    return finish(now.advised.shares, now.advised, reason, unused=now.unused)
+
+
+def with_phases(placed: Placement, stop: Stop = never) -> Placement:
+    """Return the placement with how a reply goes on. For a whole reply, it may begin with another placement: the one
+    with the earliest first token."""
+    if len(placed.home.devices) < 2:
+        return placed
+    problem = PhaseProblem(placed.home, sends_caches=True)
+    starts = [cut_of(placed.home, placed.shares)]
+    if placed.home.objective == "reply" and (first := solve(problem.task, 0, stop)) is not None:
+        starts += [first.cut] if first.seconds < problem.beyond else []
+    phases = Phases(problem, plan_phases(problem, starts, stop))
+    if not (phases.following or phases.rest):
+        return placed
+    return replace(placed, shares=_shares(placed.home, phases.plan.reply.start), phases=phases)
 
 
 def deploy_command(model: str, lacking: Iterable[MissingLayers], workers: Mapping[str, Worker]) -> str:
@@ -119,47 +204,6 @@ def deploy_command(model: str, lacking: Iterable[MissingLayers], workers: Mappin
         name = str(worker.address) if worker is not None and worker.peer is None else one.share.name
         parts.append(f"{name}:{one.share.layers}")
     return f"edgellm mesh deploy {model} --split {','.join(parts)}"
-
-
-def place(
-    model: ModelCosts, home: Fleet, workers: Mapping[str, Worker], *, tokens_in: int, tokens_out: int,
-    overhead: MemoryOverhead = MemoryOverhead(), objective: Objective = "ttft",
-    left_out: Sequence[tuple[str, str]] = (), stop: Stop = never, cold: bool = True,
-) -> Placement:  # fmt: skip
-    """Return the best split over the layers that the devices of the `home` have. The arguments are as for
-    `edgellm.coldstart.plan.plan`.
-
-    Raises:
-        PlanImpossible: the layers are not where there is memory for them; says what to copy where, if that helps.
-    """
-    planned = partial(
-        best_plan, model=model, tokens_in=tokens_in, tokens_out=tokens_out, objective=objective, links=home.links,
-        overhead=overhead, stop=stop, cold=cold,
-    )  # fmt: skip
-    every = frozenset(range(model.shape.layers))
-    best: Plan | None = None
-    impossible: PlanImpossible | None = None
-    try:
-        best = planned([replace(one, layers=LayersOnDevice(every, one.layers.loaded)) for one in home.devices])
-    except PlanImpossible as error:
-        impossible = error
-    lacking = () if best is None else tuple(missing(model, plan_option_shares(best.advised), home.devices))
-    finish = partial(Placement, best=best, lacking=lacking, fleet=home, workers=workers, left_out=tuple(left_out))
-    if best is not None and not lacking and _whole(plan_option_shares(best.advised), home.devices):
-        return finish(plan_option_shares(best.advised), best.advised, best.advice, unused=best.unused)
-    try:
-        now = planned(home.devices)
-    except PlanImpossible as error:
-        if impossible is not None:
-            raise impossible from None
-        command = deploy_command("MODEL", lacking, workers) if lacking else _DEPLOY
-        raise PlanImpossible(error.what, f"Deploy them: {command}") from None
-    return finish(
-        plan_option_shares(now.advised),
-        now.advised,
-        f"With the layers that the devices have: {now.advice}",
-        unused=now.unused,
-    )
 
 
 def missing(model: ModelCosts, shares: Sequence[StageShare], devices: Sequence[Device]) -> Iterable[MissingLayers]:
@@ -181,6 +225,3 @@ def _whole(shares: Sequence[StageShare], devices: Sequence[Device]) -> bool:
 
 def _named(shares: Sequence[StageShare]) -> str:
     return ", ".join(f"{share.layers} on {share.name}" for share in shares)
-
-
-_DEPLOY = "edgellm mesh deploy MODEL"

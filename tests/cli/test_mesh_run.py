@@ -6,9 +6,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -20,11 +18,9 @@ from edgellm.cli.commands.mesh.run import AUTO, over_devices
 from edgellm.cli.model_options import HardwareOptions
 from edgellm.engine import Context, Message, Model, ModelFile
 from edgellm.engine.hardware import Hardware
-from edgellm.errors import DeviceLost, PlanImpossible
+from edgellm.errors import PlanImpossible
 from edgellm.layer_range import HERE, LayerRange
 from edgellm.mesh.compute_unit import ComputeUnit
-from edgellm.mesh.fleet_file import Fleet
-from edgellm.mesh.fleet_profiler import Survey
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.trust.trust import Trust
@@ -443,146 +439,36 @@ class Roomy(ComputeUnit):
         return 2**30, "a test"
 
 
-@pytest.fixture
-def serving(quick_figures: None, tmp_path: Path) -> Iterator[WorkerServer]:
-    """A worker without layers that serves llama.cpp's RPC, too."""
+@pytest.mark.rpc
+def test_layers_that_can_be_cut_go_over_rpc_only_if_asked(
+    edge: Edge, quick_figures: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No device has both the layers and the memory for them, but the worker serves llama.cpp's RPC, too."""
     stored = StoredLayers(LayerStore(tmp_path / "layers", 10**9))
-    with WorkerServer(
-        WeightCache(stored, unit=Roomy(Hardware(threads=1))), ANYWHERE, stored=stored, rpc_engine=True
-    ) as worker:
-        yield worker
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What devices are asked for: "layers" and "rpc"."""
-    found: list[str] = []
-    for module, name, what in (
-        ("edgellm.services.client.worker_selection", "remote_device", "layers"),
-        ("edgellm.services.client.rpc_session", "ask_offer", "rpc"),
-    ):
-        real = getattr(import_module(module), name)
-
-        def noted(*words: Any, _real: Any = real, _what: str = what) -> Any:
-            found.append(_what)
-            return _real(*words)
-
-        monkeypatch.setattr(f"{module}.{name}", noted)
-    return found
-
-
-def slow_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this device ten thousand times as slow for the planner as it was measured."""
-    fleet = Survey.fleet
-
-    def slower(self: Survey) -> Fleet:
-        found = fleet(self)
-        devices = tuple(
-            replace(one, flops=one.flops / 1e4, bandwidth=one.bandwidth / 1e4) if one.name == HERE else one
-            for one in found.devices
-        )
-        return replace(found, devices=devices)
-
-    monkeypatch.setattr(Survey, "fleet", slower)
-
-
-@pytest.mark.rpc
-@pytest.mark.parametrize("engine", ["stages", "rpc"])
-def test_the_planner_says_which_engine_is_better_and_that_one_runs(
-    edge: Edge, serving: WorkerServer, asked: list[str], monkeypatch: pytest.MonkeyPatch, engine: str
-) -> None:
-    """The worker has no layers, so stages are this device alone. RPC takes seconds to start, but can compute there."""
-    model, peer = "edgellm-verifier", ("--peer", f"desk={serving.address}")
-    question = ("--max-tokens", "6", "--retrieval", "off")
-    alone = edge("chat", QUESTION, "--draft", "none", *question)
-    if engine == "rpc":
-        slow_here(monkeypatch)
-    lengths = ("--tokens-in", str(len(QUESTION) // 4), "--tokens-out", "6")
-    plan = edge("mesh", "plan", model, *lengths, *peer, "--json").answer
-    took = plan["engine_reply_s"]
-    assert plan["engine"] == engine
-    assert (took["rpc"] < 0.8 * took["stages"]) == (engine == "rpc")
-    assert asked == ["layers", "rpc"] or asked == ["rpc", "layers"]
-    shown = edge("mesh", "plan", model, *lengths, *peer, *(("--plot", "plan.png") if engine == "rpc" else ()))
-    assert ("plan.png is not written: it draws stages" in shown.err) == (engine == "rpc")
-    last = rf"^engine: {engine}\. the last of 6 tokens comes after .+ m?s .+, and after .+ m?s .+: .+"
-    line = re.search(last, shown.err, re.MULTILINE)
-    assert line is not None, shown.err
-    assert ("over llama.cpp's RPC; least time" in shown.out) == (engine == "rpc")
-    asked.clear()
-    done = edge("mesh", "run", model, QUESTION, *question, *peer)
-    assert (done.code, done.out) == (0, alone.out)
-    assert f"engine: {engine}. the last of 6 tokens comes after" in done.err
-    assert "edgellm mesh deploy" in done.err or engine == "stages"  # with its layers there, stages would be better
-    assert asked.count("rpc") == 1
-    assert asked.count("layers") == 1
-    over = edge("chat", QUESTION, "--draft", "none", *question, "--mesh", "auto", *peer)
-    assert (over.code, over.out) == (0, alone.out)
-    assert f"engine: {engine}. the last of 6 tokens comes after" in over.err
-
-
-@pytest.mark.rpc
-def test_devices_without_rpc_are_asked_once_and_run_stages(
-    edge: Edge, measurable: WorkerServer, asked: list[str]
-) -> None:
-    done = at_home(edge, measurable)
-    assert (done.code, "engine:" in done.err) == (0, False)
-    assert sorted(asked) == ["layers", "rpc"]
-    plan = edge("mesh", "plan", "edgellm-verifier", "--peer", f"desk={measurable.address}", "--json").answer
-    assert plan["engine"] == "stages"
-    assert plan["engine_reason"].startswith("its layers can be cut")
-    assert plan["engine_reply_s"] == {"stages": None, "rpc": None}
-    assert sorted(asked) == ["layers", "layers", "rpc", "rpc"]
-
-
-@pytest.mark.rpc
-def test_what_only_stages_do_is_not_planned_for_rpc(
-    edge: Edge, serving: WorkerServer, asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow_here(monkeypatch)
-    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "2", "--retrieval", "off",
-             "--peer", f"desk={serving.address}")  # fmt: skip
-    for more in (("--f32",), ("--engine", "stages"), ("--split", "here:1-12")):
-        done = edge(*words, *more)
-        assert done.code == 0
-        assert "engine:" not in done.err
-    assert "rpc" not in asked
-
-
-@pytest.mark.rpc
-def test_rpc_helps_where_the_layers_are_not_where_they_fit(
-    edge: Edge, serving: WorkerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other device has the memory for all layers, but none of them."""
+    cache = WeightCache(stored, unit=Roomy(Hardware(threads=1)))
+    words = (
+        "mesh",
+        "run",
+        "edgellm-verifier",
+        QUESTION,
+        "--max-tokens",
+        "4",
+        "--retrieval",
+        "off",
+        "--ctx-size",
+        "256",
+    )
+    alone = edge(*words, "--split", "here:1-12")
+    assert "engine:" not in alone.err
     monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (10_000_000, "a test"))
-    words = ("edgellm-verifier", "--ctx-size", "256", "--peer", f"desk={serving.address}")
-    lengths = ("--tokens-in", "16", "--tokens-out", "4")
-    plan = edge("mesh", "plan", *words, *lengths, "--json").answer
-    assert (plan["engine"], plan["engine_reply_s"]["stages"]) == ("rpc", None)
-    assert "The layers are not stored where they fit" in plan["engine_reason"]
-    done = edge("mesh", "run", words[0], QUESTION, *words[1:], "--max-tokens", "4", "--retrieval", "off")
-    assert done.code == 0, done.err
-    assert "engine: rpc. stages are impossible here" in done.err
-    assert "edgellm mesh deploy" in done.err
-    monkeypatch.setattr(Roomy, "available", lambda _self: (70_000_000, "a test"))
-    full = edge("mesh", "run", words[0], QUESTION, *words[1:], "--max-tokens", "4")
-    assert (full.code, "engine:" in full.err) == (1, False)  # a server needs 67 MB beside its layers
-    assert "The layers are not stored where they fit" in full.err
-
-
-@pytest.mark.rpc
-def test_stages_are_run_where_rpc_was_better_and_fails(
-    edge: Edge, serving: WorkerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_words: Any, **_more: Any) -> None:
-        raise DeviceLost("A test has no server.", "Go on.")
-
-    slow_here(monkeypatch)
-    monkeypatch.setattr("edgellm.llm.rpc_llm.open_over_rpc", fail)
-    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "2", "--retrieval", "off",
-             "--peer", f"desk={serving.address}")  # fmt: skip
-    done = edge(*words, "--json")
-    assert (done.code, stages(done)) == (0, {"here": (1, 12)})
-    assert "A test has no server. Go on." in done.err
-    assert "engine: stages. RPC was predicted to be faster" in done.err
-    assert edge(*words, "--engine", "rpc").code == 1
+    with WorkerServer(cache, ANYWHERE, stored=stored, rpc_engine=True) as worker:
+        peer = ("--peer", f"desk={worker.address}")
+        refused = edge(*words, *peer)
+        assert refused.code == 1
+        assert "Deploy them: edgellm mesh deploy" in refused.err
+        assert refused.err.rstrip().endswith("Or add --engine rpc.")
+        done = edge(*words, *peer, "--engine", "rpc")
+        assert (done.code, done.out) == (0, alone.out)
+        lengths = ("--tokens-in", "16", "--tokens-out", "4", "--ctx-size", "256")
+        plan = edge("mesh", "plan", "edgellm-verifier", *lengths, *peer, "--engine", "rpc", "--json").answer
+        assert (plan["engine"], plan["engine_reason"]) == ("rpc", "asked for")

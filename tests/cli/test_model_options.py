@@ -14,7 +14,7 @@ from edgellm.cli.model_options import DRAFT, VERIFIER, HardwareOptions
 from edgellm.engine import ModelFile
 from edgellm.engine.hardware import ALL_LAYERS, Hardware
 from edgellm.errors import InvalidOption
-from edgellm.llm.mesh_llm import positions_of
+from edgellm.llm.home import positions_of
 
 
 def given(**options: list[str]) -> HardwareOptions:

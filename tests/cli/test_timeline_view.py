@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from edgellm.cli.views.timeline_view import gantt, print_timeline
-from edgellm.coldstart.phases.model import Move
+from edgellm.coldstart.phases import Move
 from edgellm.coldstart.plan import PlannedStage, PlanOption
 from edgellm.layer_range import HERE, LayerRange, StageShare
 from edgellm.llm.mesh_timeline import DeviceTimeline, Measured, MeasuredMove

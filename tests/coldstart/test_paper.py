@@ -10,9 +10,8 @@ import pytest
 from edgellm.coldstart import hardware
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, Link, sending
-from edgellm.coldstart.plan import plan
+from edgellm.coldstart.home import Home
 from edgellm.coldstart.problem import Task, fits, makespan, per_token, streamed, timeline
-from edgellm.coldstart.problem_builder import task_of
 from edgellm.errors import InvalidOption
 
 
@@ -38,14 +37,14 @@ def test_utilisation_saturates() -> None:
 
 @pytest.mark.parametrize(("tokens", "caps"), [(256, (30, 15, 12, 12)), (8192, (30, 15, 11, 11))])
 def test_memory_holds_as_many_layers_as_equation_22_lets_it(tokens: int, caps: tuple[int, ...]) -> None:
-    task = task_of(hardware.devices(), hardware.model(), tokens)
+    task = Home(hardware.devices(), hardware.model(), tokens).task()
     assert tuple(int(capacity // task.need[0]) for capacity in task.capacity) == caps
 
 
 def test_the_cache_takes_memory() -> None:
     shape = hardware.model().shape
-    without = task_of(hardware.devices(), hardware.model(), 4096, 1000)
-    with_cache = task_of(hardware.devices(), ModelCosts.of(shape), 4096, 1000)
+    without = Home(hardware.devices(), hardware.model(), 4096, 1000).task()
+    with_cache = Home(hardware.devices(), ModelCosts.of(shape), 4096, 1000).task()
     assert with_cache.need[0] - without.need[0] == 5096 * 4 * 8 * 128
 
 
@@ -100,7 +99,7 @@ def test_a_token_goes_through_every_stage_and_back() -> None:
 def test_a_device_decodes_as_fast_as_it_reads_its_weights_where_that_is_known() -> None:
     one, *_ = hardware.devices()
     known = replace(one, bandwidth=100e9)
-    task = task_of([one, known], hardware.model(), 256, 10)
+    task = Home([one, known], hardware.model(), 256, 10).task()
     assert task.step[1, 0] == pytest.approx(hardware.model().shape.weights / 100e9)
     assert task.step[0, 0] == pytest.approx(hardware.model().shape.flops(1, 261) / one.speed(1))
 
@@ -117,7 +116,7 @@ def test_a_tied_head_is_kept_once_on_a_device_that_holds_all() -> None:
     shape = TransformerShape(4, 64, 4, 2, 16, 128)
     tied = ModelCosts("tied", shape, (shape.weights,) * 4, (0.0,) * 4, embedding=1e6, head=1e6, tied=True)
     assert tied.bytes == pytest.approx(4 * shape.weights + 1e6)
-    task = task_of(hardware.devices(), tied, 64)
+    task = Home(hardware.devices(), tied, 64).task()
     assert task.alone_load[0] == pytest.approx(tied.bytes / 5000e6)
     assert timeline(task, ((0, 4),))[0].load == pytest.approx(tied.bytes / 5000e6)
 
@@ -129,12 +128,12 @@ def test_a_tied_head_is_kept_once_on_a_device_that_holds_all() -> None:
         lambda: Device("a", 1.0, 1.4, 1e-3, 1.0, 1.0, 1.0, 1.0),
         lambda: TransformerShape(4, 64, 4, 2, 16, 0),
         lambda: ModelCosts("a", TransformerShape(4, 64, 4, 2, 16, 8), (1.0,), (0.0,)),
-        lambda: task_of((), hardware.model(), 64),
-        lambda: task_of(hardware.devices(), hardware.model(), 0),
+        lambda: Home((), hardware.model(), 64),
+        lambda: Home(hardware.devices(), hardware.model(), 0),
         lambda: Task(np.ones((1, 2)), -np.ones((1, 2)), np.zeros((1, 1)), np.ones(2), np.ones(1)),
         lambda: Task(np.ones((1, 2)), np.ones((1, 3)), np.zeros((1, 1)), np.ones(2), np.ones(1)),
         lambda: two("sometimes"),
-        lambda: plan(hardware.devices(), hardware.model(), 64, objective="both"),  # type: ignore[arg-type]
+        lambda: Home(hardware.devices(), hardware.model(), 64, objective="both"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_meant_is_said(wrong: object) -> None:

@@ -13,11 +13,11 @@ from edgellm.coldstart import hardware, label_search, reply_search
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force, every_plan
 from edgellm.coldstart.exact_search import fastest_first_token, floor
 from edgellm.coldstart.hardware import LayersOnDevice
+from edgellm.coldstart.home import Home, restrict_to_stored
 from edgellm.coldstart.label_search import Search
 from edgellm.coldstart.lp_bound import Bound, Columns, packing, potentials
-from edgellm.coldstart.plan import advice, plan, solve
+from edgellm.coldstart.plan import plan, solve
 from edgellm.coldstart.problem import OVERLAPS, Overlap, Task, fits, makespan, warm
-from edgellm.coldstart.problem_builder import restrict_to_stored, task_of
 from edgellm.coldstart.warm_start import Tables
 from edgellm.errors import InvalidOption, PlanImpossible
 from testkit.random_fleets import FAMILIES, SAME, drawn
@@ -231,7 +231,7 @@ def test_algorithm_1_refuses_what_would_take_hours() -> None:
 
 def test_what_fits_nowhere_is_said_with_what_is_needed() -> None:
     with pytest.raises(PlanImpossible, match=r"needs 26\.4 GB with its cache, and the devices have 16\.0 GB"):
-        plan(hardware.devices()[2:], hardware.model(), 256)
+        plan(Home(hardware.devices()[2:], hardware.model(), 256))
 
 
 def test_memories_that_would_do_together_and_do_not_apart() -> None:
@@ -239,11 +239,11 @@ def test_memories_that_would_do_together_and_do_not_apart() -> None:
     roomy = [replace(device, memory=1.9 * shape.weights) for device in hardware.devices()[:2]]
     one = replace(hardware.model(), shape=shape, layer_bytes=(shape.weights,) * 3, cache_bytes=(0.0,) * 3)
     with pytest.raises(PlanImpossible, match="no split of it fits"):
-        plan(roomy, one, 1)
+        plan(Home(roomy, one, 1))
 
 
 def test_the_plan_carries_why_and_what_else_there_is() -> None:
-    found = plan(hardware.devices(), hardware.model(), 8192, overlap="paper")
+    found = plan(Home(hardware.devices(), hardware.model(), 8192, overlap="paper"))
     assert found.optimal
     assert found.best_single is None
     assert dict(found.unused) == {"Device 4": "no plan with it is faster"}
@@ -253,8 +253,8 @@ def test_the_plan_carries_why_and_what_else_there_is() -> None:
 
 
 def test_a_long_reply_is_split_less_widely() -> None:
-    first = plan(hardware.devices(), hardware.model(), 1024, 256)
-    whole = plan(hardware.devices(), hardware.model(), 1024, 256, objective="reply")
+    first = plan(Home(hardware.devices(), hardware.model(), 1024, 256))
+    whole = plan(Home(hardware.devices(), hardware.model(), 1024, 256, "reply"))
     assert len(whole.option.stages) < len(first.option.stages)
     assert whole.option.reply_s < first.option.reply_s
     assert whole.option.ttft_s > first.option.ttft_s
@@ -264,26 +264,26 @@ def test_it_says_not_to_split_where_that_is_as_fast() -> None:
     strong, *others = hardware.devices()
     roomy = replace(strong, memory=64e9, disk=5e10)
     slow = [replace(device, uplink=1e6, downlink=1e6) for device in others]
-    found = plan([roomy, *slow], hardware.model(), 1024)
+    found = plan(Home([roomy, *slow], hardware.model(), 1024))
     assert found.option.alone
     assert found.advice.startswith("Use Device 1 alone: ")
     assert found.option.ttft_s == found.best_single.ttft_s if found.best_single else False
 
 
 def test_a_gain_too_small_to_be_worth_it_is_called_so() -> None:
-    found = plan(hardware.devices(), hardware.model(), 256)
+    found = plan(Home(hardware.devices(), hardware.model(), 256))
     one = replace(found.option, ttft_s=found.option.ttft_s * 1.02, stages=found.option.stages[:1])
-    assert "not worth it" in advice(found.option, one, None, None, lambda way: way.ttft_s)
+    assert "not worth it" in replace(found, best_single=one).advice
     much = replace(one, ttft_s=found.option.ttft_s * 2.0)
-    assert "(50% less)" in advice(found.option, much, None, None, lambda way: way.ttft_s)
-    assert "split only for a cold start" in advice(
-        found.option, much, None, replace(one, ttft_s=0.1), lambda way: way.ttft_s
+    assert "(50% less)" in replace(found, best_single=much).advice
+    assert (
+        "split only for a cold start" in replace(found, best_single=much, warm_single=replace(one, ttft_s=0.1)).advice
     )
 
 
 def test_one_device_is_a_plan_too() -> None:
     roomy = replace(hardware.devices()[0], memory=64e9)
-    found = fastest_first_token(task_of([roomy], hardware.model(), 256, overlap="paper"))
+    found = fastest_first_token(Home([roomy], hardware.model(), 256, overlap="paper").task())
     assert found is not None
     assert found.cut == ((0, 40),)
     assert found.optimal

@@ -9,8 +9,8 @@ import pytest
 from edgellm.coldstart import hardware, prefill_chunking
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device
+from edgellm.coldstart.home import Home
 from edgellm.coldstart.problem import makespan
-from edgellm.coldstart.problem_builder import task_of
 
 CUTS = (((2, 7), (3, 5), (0, 15), (1, 13)), ((0, 40),), ((3, 3), (2, 6), (1, 12), (0, 19)))
 
@@ -18,9 +18,8 @@ CUTS = (((2, 7), (3, 5), (0, 15), (1, 13)), ((0, 40),), ((3, 3), (2, 6), (1, 12)
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("tokens", [32, 256, 2048])
 def test_in_one_part_it_is_the_planners_time(cut: tuple[tuple[int, int], ...], tokens: int) -> None:
-    task = task_of(hardware.devices(), hardware.model(), tokens, overlap="streamed")
-    seconds = prefill_chunking.first_token(hardware.devices(), hardware.model(), cut, tokens, tokens)
-    assert seconds == pytest.approx(makespan(task, cut), rel=1e-9)
+    home = Home(hardware.devices(), hardware.model(), tokens)
+    assert prefill_chunking.first_token(home, cut, tokens) == pytest.approx(makespan(home.task(), cut), rel=1e-9)
 
 
 SHAPE = TransformerShape(layers=2, d_model=8, heads=1, kv_heads=1, d_head=8, d_ff=1_000_000)
@@ -31,10 +30,8 @@ EVEN = Device("a", 100e6 / 1e2 * 6 * 8, 1.0, 1e9, 1.0, 1e12, 1e15, 1e15)
 
 def test_two_stages_overlap_by_all_parts_but_one() -> None:
     """Nothing to load or send: with m parts the last one leaves after m + 1 turns, and not 2 m."""
-    devices, cut = (EVEN, replace(EVEN, name="b")), ((0, 1), (1, 1))
-    turn = {
-        m: prefill_chunking.first_token(devices, MODEL, cut, 400, 400 // m, cold=False) / (m + 1) * m for m in (1, 2, 4)
-    }
+    home, cut = Home((EVEN, replace(EVEN, name="b")), MODEL, 400, cold=False), ((0, 1), (1, 1))
+    turn = {m: prefill_chunking.first_token(home, cut, 400 // m) / (m + 1) * m for m in (1, 2, 4)}
     assert turn[2] == pytest.approx(turn[1], rel=1e-3)
     assert turn[4] == pytest.approx(turn[1], rel=1e-3)
 
@@ -47,12 +44,13 @@ def test_a_part_waits_for_the_layers_and_for_the_part_before() -> None:
 
 def test_short_parts_where_they_pay_and_long_ones_where_they_do_not() -> None:
     devices, cut = (EVEN, replace(EVEN, name="b")), ((0, 1), (1, 1))
-    short = prefill_chunking.choose(devices, MODEL, cut, 1024, cold=False)
+    short = prefill_chunking.choose(Home(devices, MODEL, 1024, cold=False), cut)
     assert short.tokens == prefill_chunking.SIZES[-1]
     assert "sooner than with 256" in short.reason
     slow_start = replace(EVEN, util_b=1e-4)  # it wants many tokens at once
-    long = prefill_chunking.choose((slow_start, replace(slow_start, name="b")), MODEL, cut, 1024, cold=False)
+    slow = (slow_start, replace(slow_start, name="b"))
+    long = prefill_chunking.choose(Home(slow, MODEL, 1024, cold=False), cut)
     assert long.tokens == prefill_chunking.SIZES[0]
     assert "would not be faster" in long.reason
-    alone = prefill_chunking.choose((EVEN,), MODEL, ((0, 2),), 1024, cold=False)
+    alone = prefill_chunking.choose(Home((EVEN,), MODEL, 1024, cold=False), ((0, 2),))
     assert alone.tokens == prefill_chunking.SIZES[0]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from edgellm.coldstart.hardware import Device, Link
-from edgellm.coldstart.rpc_plan import RpcModelCosts, RpcSite, plan_rpc, predict_rpc
+from edgellm.coldstart.rpc_plan import RpcHome, RpcModelCosts, RpcPlan, RpcSite, plan_rpc
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 
@@ -31,8 +31,13 @@ def site(one: Device, *, rate: float = 1e9, latency: float = 1e-3, kept: float =
     return RpcSite(one, Link(rate, latency), Link(rate, latency), kept)
 
 
+def planned(here: Device, sites: list[RpcSite], model: RpcModelCosts, tokens_out: int = 64) -> RpcPlan:
+    """The plan for a whole reply to 128 tokens."""
+    return plan_rpc(RpcHome(here, tuple(sites), model, 128, tokens_out, "reply"))
+
+
 def test_this_device_alone_if_others_only_cost_time() -> None:
-    plan = plan_rpc(device("here"), [site(device("desk"), rate=1e7)], model(), 128, 64, objective="reply")
+    plan = planned(device("here"), [site(device("desk"), rate=1e7)], model())
     assert [share.name for share in plan.option.shares] == ["here"]
     assert plan.option == plan.alone
     assert "this device alone" in plan.advice
@@ -41,7 +46,7 @@ def test_this_device_alone_if_others_only_cost_time() -> None:
 def test_what_does_not_fit_here_goes_to_the_device_that_computes_it_soonest() -> None:
     here = device("here", memory=400.0 * MB)
     sites = [site(device("slow", reads=1e9)), site(device("fast"))]
-    plan = plan_rpc(here, sites, model(), 128, 64, objective="reply")
+    plan = planned(here, sites, model())
     assert plan.alone is None
     assert {share.name for share in plan.option.shares} == {"here", "fast"}
     assert plan.option.shares[0].name == "here"
@@ -52,25 +57,24 @@ def test_what_does_not_fit_here_goes_to_the_device_that_computes_it_soonest() ->
 def test_weights_that_are_kept_there_load_sooner() -> None:
     here = device("here", memory=400.0 * MB)
     cold, kept = (
-        plan_rpc(here, [site(device("desk"), rate=1e8, kept=share)], model(), 128, 1).option.load_s
-        for share in (0.0, 1.0)
+        planned(here, [site(device("desk"), rate=1e8, kept=share)], model(), 1).option.load_s for share in (0.0, 1.0)
     )
     assert kept < cold / 2
 
 
 def test_one_model_each_where_a_device_can_hold_all_of_it() -> None:
     here = device("here", memory=400.0 * MB, reads=2e9)
-    plan = plan_rpc(here, [site(device("desk"), rate=1e8, latency=5e-3)], model(), 128, 64, objective="reply")
+    plan = planned(here, [site(device("desk"), rate=1e8, latency=5e-3)], model())
     assert plan.one_each is not None
     assert plan.one_each.shares[0].name == "desk"
     assert "one model each" in plan.advice
     small = site(device("desk", memory=400.0 * MB), rate=1e8, latency=5e-3)
-    assert plan_rpc(here, [small], model(), 128, 64, objective="reply").one_each is None
+    assert planned(here, [small], model()).one_each is None
 
 
 def test_devices_that_are_too_small_together_are_said_so() -> None:
     with pytest.raises(PlanImpossible, match=r"needs 0.7 GB with its caches, and the devices have 0.3 GB"):
-        plan_rpc(device("here", memory=2e8), [site(device("desk", memory=1e8))], model(), 128, 64)
+        planned(device("here", memory=2e8), [site(device("desk", memory=1e8))], model())
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -87,7 +91,7 @@ def test_no_other_way_is_faster(seed: int) -> None:
 
     here = drawn("here")
     sites = [site(drawn(name), rate=10 ** rng.uniform(7, 9), latency=10 ** rng.uniform(-4, -2)) for name in "abc"]
-    best = plan_rpc(here, sites, costs, 128, 32, objective="reply").option.reply_s
+    best = planned(here, sites, costs, 32).option.reply_s
     for counts in itertools.product(range(6), repeat=3):
         if sum(counts) > 5:
             continue
@@ -99,15 +103,14 @@ def test_no_other_way_is_faster(seed: int) -> None:
         tight = [
             replace(one, device=replace(one.device, memory=limit)) for one, limit in zip(sites, limits[1:], strict=True)
         ]
-        found = plan_rpc(replace(here, memory=limits[0]), tight, costs, 128, 32, objective="reply").option
+        found = planned(replace(here, memory=limits[0]), tight, costs, 32).option
         assert best <= found.reply_s * (1 + 1e-9)
 
 
 def test_a_plan_is_what_is_predicted_of_its_shares() -> None:
     here, sites = device("here", memory=400.0 * MB), [site(device("desk")), site(device("box"), rate=1e8, kept=0.5)]
-    option = plan_rpc(here, sites, model(), 128, 64, objective="reply").option
-    assert predict_rpc(here, sites, model(), option.shares, 128, 64) == option
-    slower = [StageShare("box", LayerRange(0, 6))]
-    assert predict_rpc(here, sites, model(), slower, 128, 64).reply_s > option.reply_s
+    plan = planned(here, sites, model())
+    assert plan.home.predict(plan.option.shares) == plan.option
+    assert plan.home.predict([StageShare("box", LayerRange(0, 6))]).reply_s > plan.option.reply_s
     with pytest.raises(PlanImpossible, match="attic"):
-        predict_rpc(here, sites, model(), [StageShare("attic", LayerRange(0, 6))], 128, 64)
+        plan.home.predict([StageShare("attic", LayerRange(0, 6))])

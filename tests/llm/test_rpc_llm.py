@@ -14,9 +14,9 @@ from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import EngineFailed, ModelUnsupported
 from edgellm.llm import LLM
+from edgellm.llm.home import choose_engine
 from edgellm.llm.rpc_llm import OpenedRpc, RpcOptions, open_over_rpc
 from edgellm.mesh.compute_unit import ComputeUnit
-from edgellm.mesh.ggml_rpc.engine_choice import choose_engine
 from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
@@ -93,14 +93,11 @@ def test_stages_for_what_they_can_cut_and_rpc_for_the_rest(
     plain, uncut = ModelFile.open(architectures("llama")), ModelFile.open(hybrid)
     monkeypatch.setattr(backend, "is_compiled_in", lambda: True)
     assert (choose_engine(plain).engine, choose_engine(uncut).engine) == ("stages", "rpc")
-    assert (choose_engine(plain).undecided, choose_engine(uncut).undecided) == (True, False)
-    assert not choose_engine(plain).settled().undecided
-    assert not choose_engine(plain, "stages").undecided
     assert "recurrent state cannot be rolled back" in choose_engine(uncut).reason
     assert choose_engine(plain, "rpc").over_rpc
     assert not choose_engine(uncut, "stages").over_rpc
     monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
-    assert (choose_engine(plain).engine, choose_engine(plain).undecided) == ("stages", False)
+    assert choose_engine(plain).engine == "stages"
     with pytest.raises(ModelUnsupported, match="RPC"):
         choose_engine(uncut)
     with pytest.raises(EngineFailed, match="RPC"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import PlanOption, plan
 from edgellm.engine import ModelFile
 from edgellm.engine.gguf import synthetic_layers as timing
@@ -100,7 +101,7 @@ def test_the_home_is_measured_once_and_planned_for(owner: Trust, blocks: Blocks,
     assert fleet.links["desk", "phone"].rate == first.lines["desk", "phone"].line.up
     assert fleet.links["phone", "desk"].rate == first.lines["desk", "phone"].line.down
     assert ("desk", "attic") not in fleet.links
-    best = plan(fleet.devices, model_costs(ModelFile.open(verifier_path)), 64, 16, links=fleet.links)
+    best = plan(Home(fleet.devices, model_costs(ModelFile.open(verifier_path)), 64, 16, links=fleet.links))
     assert best.option.stages[-1].layers.stop == 12
 
     again, heard = look(owner, blocks, verifier_path)
@@ -167,9 +168,8 @@ def test_figures_that_a_reply_has_disproved_are_measured_again_once(
 ) -> None:
     first, _ = look(owner, blocks, verifier_path)
     desk = first.workers["desk"]
-    planned = plan(
-        first.fleet().devices, model_costs(ModelFile.open(verifier_path)), 64, 16, links=first.fleet().links
-    ).option.stages[0]
+    home = Home(first.fleet().devices, model_costs(ModelFile.open(verifier_path)), 64, 16, links=first.fleet().links)
+    planned = plan(home).option.stages[0]
     planned = replace(planned, device="desk", compute_s=1.0, load_s=1.0, network_s=1.0)
     way = PlanOption((replace(planned, compute_s=300.0, load_s=2.0, network_s=1.0 / 300.0),), 1.0, 1.0, 1.0)
     told = disproved_figures(way, PlanOption((planned,), 1.0, 1.0, 1.0), {"desk": desk})

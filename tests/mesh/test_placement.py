@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -10,13 +11,13 @@ from hypothesis import strategies as st
 
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, LayersOnDevice
+from edgellm.coldstart.home import Home, MemoryOverhead
 from edgellm.coldstart.plan import MIN_SAVING, predict
-from edgellm.coldstart.problem_builder import MemoryOverhead
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.fleet_file import Fleet
-from edgellm.mesh.placement import Placement, place, plan_shares
+from edgellm.mesh.placement import Placement, place, with_phases
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.workers import Worker
 
@@ -39,7 +40,7 @@ WORKERS = {
 def placed(home: Fleet = HOME, tokens_in: int = 512, tokens_out: int = 8, **holds: LayersOnDevice) -> Placement:
     """The placement on those devices of the home that hold such layers."""
     devices = tuple(replace(one, layers=holds[one.name]) for one in home.devices if one.name in holds)
-    return place(MODEL, Fleet(devices, home.links), WORKERS, tokens_in=tokens_in, tokens_out=tokens_out)
+    return place(Home(devices, MODEL, tokens_in, tokens_out, links=home.links), WORKERS)
 
 
 def test_where_everything_lies_as_it_should_the_best_plan_is_run() -> None:
@@ -85,16 +86,14 @@ def test_a_worker_takes_no_more_than_it_gives_with_what_is_loaded() -> None:
         home = Fleet((HOME.devices[0], replace(HOME.devices[1], memory=gives * layer)))
         found = placed(here=HELD, desk=LayersOnDevice(ALL, half), home=home, tokens_in=16)
         assert sum(len(share.layers) for share in found.shares if share.name == "desk") <= most
-        assert found.fleet.devices[1].memory == gives * layer  # for a plan after a loss
+        assert found.home.devices[1].memory == gives * layer  # for a plan after a loss
 
 
 def test_what_a_stage_needs_beside_its_layers_leaves_less_for_them() -> None:
     layer = MODEL.layer_bytes[0]
     home = Fleet((HOME.devices[0], replace(HOME.devices[1], memory=8.5 * layer)))
     devices = tuple(replace(one, layers=HELD) for one in home.devices)
-    found = place(
-        MODEL, Fleet(devices), WORKERS, tokens_in=16, tokens_out=8, overhead=MemoryOverhead(layer, 2.0 * layer)
-    )
+    found = place(Home(devices, MODEL, 16, 8, overhead=MemoryOverhead(layer, 2.0 * layer)), WORKERS)
     assert [len(share.layers) for share in found.shares if share.name == "desk"] == [3]
 
 
@@ -124,10 +123,10 @@ def test_no_plan_cuts_a_model_where_it_cannot_be_cut() -> None:
         here, desk = (
             replace(one, layers=LayersOnDevice(some)) for one, some in zip(low.devices, (ALL, held), strict=True)
         )
-        found = place(model, Fleet((here, desk)), {}, tokens_in=16, tokens_out=16)
+        found = place(Home((here, desk), model, 16, 16))
         assert found.best is not None
         assert len(found.shares) == 2
-        for share in (*found.shares, *plan_shares(found.best)):
+        for share in (*found.shares, *found.best.option.shares):
             assert share.layers.start in begins
             assert share.layers.stop in {*begins, 12}
 
@@ -145,11 +144,44 @@ def test_whatever_lies_where_only_that_is_used_and_nothing_that_is_there_is_fast
             assert held.issuperset(share.layers)
     if warm:
         return
-    least = [predict(HOME.devices, MODEL, ((0, 12),), 512, 8).ttft_s]
+    both = Home(HOME.devices, MODEL, 512, 8)
+    least = [predict(both, ((0, 12),)).ttft_s]
     for at in range(13):
         for order in ((0, 1), (1, 0)):
             cut = tuple((one, n) for one, n in zip(order, (at, 12 - at), strict=True) if n)
             spans = {order[0]: range(at), order[1]: range(at, 12)}
             if held.issuperset(spans[1]):
-                least.append(predict(HOME.devices, MODEL, cut, 512, 8).ttft_s)
+                least.append(predict(both, cut).ttft_s)
     assert found.option.ttft_s * (1.0 - MIN_SAVING) <= min(least) * (1.0 + 1e-6)
+
+
+SLOW = Device("a", 1e11, 1.0, 0.05, 5e7, 2e10, 2e7, 2e7, 5e-3, 5e9)
+SMALL = ModelCosts.of(TransformerShape(12, 896, 14, 2, 64, 4864), "small")
+ALONE = [LayerRange(0, 12)]
+
+
+def in_phases(tokens_out: int, objective: Literal["ttft", "reply"] = "ttft") -> Placement:
+    """The placement for a reply on three alike devices with slow disks: together they load soonest, alone each writes
+    soonest."""
+    three = (SLOW, replace(SLOW, name="b"), replace(SLOW, name="c"))
+    return with_phases(place(Home(three, SMALL, 8, tokens_out, objective)))
+
+
+def test_a_reply_begins_where_its_first_token_comes_soonest_and_moves_once() -> None:
+    for objective in ("ttft", "reply"):
+        found = in_phases(256, objective)
+        assert len(found.shares) == 3
+        assert found.phases is not None
+        assert [share.layers for share in found.phases.following] == ALONE
+        assert found.phases.rest == ()  # it lies there already
+        assert "From token " in found.phases.sentence
+        again = found.phases.predict(8, 256)
+        assert again.seconds == pytest.approx(found.phases.plan.reply.seconds)
+        assert found.phases.predict(8, 64).seconds < again.seconds
+
+
+def test_after_a_short_reply_the_model_still_moves_for_the_next_one() -> None:
+    found = in_phases(4).phases
+    assert found is not None
+    assert (found.following, found.sentence) == ((), "")
+    assert [share.layers for share in found.rest] == ALONE

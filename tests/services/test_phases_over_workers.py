@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgellm.engine import ModelFile
 from edgellm.llm import LLM
+from edgellm.llm.home import Workload, place_described
 from edgellm.llm.mesh_llm import MeshOptions, open_mesh
 from edgellm.llm.mesh_timeline import Replies, comparison
 from edgellm.mesh.coordinator import Mesh
@@ -54,13 +55,12 @@ def test_the_laptop_takes_over_behind_the_reply(verifier_path: Path, tmp_path: P
         expected = _text(whole, words)
     weights = WeightCache(WholeModel(file, LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(weights, ANYWHERE) as worker:
-        options = MeshOptions(
-            None, read_fleet(home), peers=(f"laptop={worker.address}",), sessions=1, tokens_in=20, tokens_out=2000
-        )
+        placed = place_described(file, read_fleet(home), Workload(20, 2000))
+        options = MeshOptions(placed=placed, peers=(f"laptop={worker.address}",), sessions=1)
         with open_mesh(file, options) as opened:
             assert opened.phases is not None
             mesh, replies, written = opened.verifier.mesh, Replies(opened), list[int]()
-            first, (following,) = opened.phases.shares, opened.phases.following
+            first, following = placed.shares, opened.phases.following
             assert len(first) == 2
             assert mesh.shares == first
             reply = opened.pair.reply(QUESTION, words)

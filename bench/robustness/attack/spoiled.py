@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench.robustness.attack.harness import Attack, Found
 from bench.robustness.busy import busy
+from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import PlanOption, predict
 from edgellm.engine import Context, Model, ModelFile
 from edgellm.engine.gguf.synthetic_layers import blocks_of
@@ -113,7 +114,7 @@ def spoil_figures() -> Iterator[str]:
         home = look()
         good = home.speeds[HERE].figures
         fleet = home.fleet()
-        real = predict(fleet.devices, planned, ((0, planned.shape.layers),), 64, 16)  # seconds of a reply
+        real = predict(Home(fleet.devices, planned, 64, 16), ((0, planned.shape.layers),))  # seconds of a reply
         for what in ("seconds", "disk"):
             for sign, factor in (("x", FACTOR), ("/", 1.0 / FACTOR)):
                 path = next(one for one in (Path(folder) / "cache" / "figures").glob(f"{blocks.key[:16]}-*.json"))
@@ -121,7 +122,7 @@ def spoil_figures() -> Iterator[str]:
                 kept[what] = [factor * one for one in kept[what]] if what == "seconds" else factor * kept[what]
                 path.write_text(json.dumps({**kept, "waited": 0.0, "taken": kept["taken"] - 5}), encoding="utf-8")
                 wrong = look().fleet()
-                plan = predict(wrong.devices, planned, ((0, planned.shape.layers),), 64, 16)
+                plan = predict(Home(wrong.devices, planned, 64, 16), ((0, planned.shape.layers),))
                 disproved_figures(real, plan, {})
                 found = look().speeds[HERE].figures
                 pairs = (
@@ -151,7 +152,7 @@ def spoil_lines() -> Iterator[str]:
 
             def reply(over: Survey) -> PlanOption:
                 fleet = over.fleet()
-                return predict(fleet.devices, planned, cut, 64, 16, links=fleet.links, cold=False)
+                return predict(Home(fleet.devices, planned, 64, 16, links=fleet.links, cold=False), cut)
 
             real = reply(home)
             for sign, factor in (("x", FACTOR), ("/", 1.0 / FACTOR)):

@@ -1,17 +1,22 @@
-"""A plan on the screen: the layers and times of each device with reasons, a Gantt chart, alternatives, advice."""
+"""A plan on the screen and for a script: layers and times by device with reasons, a chart, alternatives, advice."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from edgellm.cli.views.console import one_line, size
-from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.plan import Plan, PlannedStage, PlanOption, format_seconds
+
+if TYPE_CHECKING:
+    from edgellm.coldstart.home import Home
+    from edgellm.coldstart.rpc_plan import RpcHome, RpcOption
+    from edgellm.mesh.ggml_rpc.placement import RpcPlacement
 
 MARKS = {
     "loading": ("░", "yellow"),
@@ -25,17 +30,13 @@ WIDEST = 72  # characters of a chart
 
 
 def print_plan(
-    console: Console, plan: Plan, model: ModelCosts, tokens_in: int, tokens_out: int, milliseconds: float,
-    moves: Sequence[tuple[str, int]] | None = None, units: Mapping[str, str] | None = None,
+    console: Console, plan: Plan, milliseconds: float, moves: Sequence[tuple[str, int]] | None = None,
+    units: Mapping[str, str] | None = None,
 ) -> None:  # fmt: skip
     """Print a plan. `moves`: bytes of layers that each device still lacks, if known; `units`: the graphics cards of
     those devices that compute on some."""
-    reply = plan.objective == "reply"
-    goal = f"the end of a reply of {tokens_out} tokens" if reply else "the first token"
-    console.print(
-        f"{one_line(model.name)}: {model.shape.layers} layers, {size(int(model.bytes))}; least time to {goal} for a"
-        f" prompt of {tokens_in} tokens"
-    )
+    home, model = plan.home, plan.home.model
+    console.print(f"{one_line(model.name)}: {model.shape.layers} layers, {size(int(model.bytes))}; {_goal(home)}")
     console.print()
     console.print(_stages(plan, units or {}))
     console.print()
@@ -47,6 +48,11 @@ def print_plan(
     console.print(f"planned in {milliseconds:.0f} ms; {plan.reason}", style="dim")
     _moves(console, plan, moves)
     console.print(Text(plan.advice, style="bold"), soft_wrap=True)
+
+
+def _goal(home: Home | RpcHome) -> str:
+    goal = f"the end of a reply of {home.tokens_out} tokens" if home.objective == "reply" else "the first token"
+    return f"least time to {goal} for a prompt of {home.tokens_in} tokens"
 
 
 def _stages(plan: Plan, units: Mapping[str, str]) -> Table:
@@ -107,24 +113,25 @@ def activity_at(stage: PlannedStage, moment: float, cell: float) -> str:
 
 
 def _alternatives(plan: Plan) -> Table:
-    """Return a table of the plan beside its alternatives."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("PLAN", "FIRST TOKEN", "PER TOKEN", "REPLY", ""):
-        table.add_column(name, justify="left" if name in ("PLAN", "") else "right", no_wrap=True)
     single = plan.best_single
-    rows = (
+    return _ways(
         ("this plan", plan.option, "" if plan.optimal else f"within {plan.gap:.1%} of the best possible"),
-        ("best single device", single, one_line(single.stages[0].device) if single else ""),
+        ("best single device", single, one_line(single.names) if single else ""),
         ("even split", plan.even, ""),
         ("split by device speed", plan.heuristic, ""),
     )
-    for name, way, more in rows:
+
+
+def _ways(*rows: tuple[str, PlanOption | RpcOption | None, str]) -> Table:
+    """Return a table of a plan beside its alternatives: of each the name, the times, and a remark."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("PLAN", "FIRST TOKEN", "PER TOKEN", "REPLY", ""):
+        table.add_column(name, justify="left" if name in ("PLAN", "") else "right", no_wrap=True)
+    for name, way, remark in rows:
         if way is None:
             table.add_row(name, "does not fit", "", "", "", style="dim")
         else:
-            table.add_row(
-                name, format_seconds(way.ttft_s), format_seconds(way.token_s), format_seconds(way.reply_s), more
-            )
+            table.add_row(name, *map(format_seconds, (way.ttft_s, way.token_s, way.reply_s)), remark)
     return table
 
 
@@ -140,3 +147,81 @@ def _moves(console: Console, plan: Plan, moves: Sequence[tuple[str, int]] | None
     parts = ", ".join(f"{one_line(name)} {size(count)}" for name, count in lacking)
     end = "" if moves is None else ": edgellm mesh deploy"
     console.print(f"{what}: {size(sum(n for _, n in lacking))} ({parts}){end}", style="dim", soft_wrap=True)
+
+
+def figures(found: Plan, milliseconds: float) -> dict[str, Any]:
+    """Return the plan for a script. Layers are counted from 1, both ends included; what does not fit is None."""
+
+    def seconds(way: PlanOption | None) -> float | None:
+        return None if way is None else found.seconds(way)
+
+    keys = ("device", "first_layer", "last_layer", "load_s", "wait_s", "network_s", "compute_s", "finish_s")
+    return {
+        "ttft_s": found.option.ttft_s, "token_s": found.option.token_s, "reply_s": found.option.reply_s,
+        "objective": found.home.objective, "overlap": found.home.overlap, "planner_ms": milliseconds,
+        "optimal": found.optimal, "gap": found.gap, "reason": found.reason, "advice": found.advice,
+        "stages": [
+            {**{key: row[key] for key in keys}, "bytes": int(stage.size), "reason": stage.reason}
+            for stage in found.option.stages
+            for row in (stage.to_json(),)
+        ],
+        "unused": [{"device": device, "reason": reason} for device, reason in found.unused],
+        "baselines": {
+            "even": seconds(found.even), "heuristic": seconds(found.heuristic),
+            "best_single": seconds(found.best_single), "ideal_single": seconds(found.ideal_single),
+        },
+        "warm_single_s": seconds(found.warm_single),
+    }  # fmt: skip
+
+
+def print_rpc_plan(console: Console, placed: RpcPlacement, model: str) -> None:
+    """Print which device holds which layers, the times beside those of other ways, and the advice."""
+    plan, costs = placed.plan, placed.plan.home.model
+    console.print(
+        f"{one_line(costs.name)}: {costs.layers} layers, {size(sum(costs.layer_bytes) + costs.head)}, over llama.cpp's"
+        f" RPC; {_goal(plan.home)}"
+    )
+    console.print()
+    layers = Table(box=None, pad_edge=False)
+    for name in ("DEVICE", "LAYERS", "SIZE"):
+        layers.add_column(name, justify="left" if name == "DEVICE" else "right", no_wrap=True)
+    for share in placed.shares:
+        layers.add_row(one_line(share.name), str(share.layers), size(costs.weights(share.layers)))
+    for name, why in placed.left_out:
+        layers.add_row(one_line(name), "-", one_line(why), style="dim")
+    console.print(layers)
+    console.print()
+    elsewhere = plan.elsewhere
+    console.print(
+        _ways(
+            ("this plan", plan.option, ""),
+            ("this device alone", plan.alone, ""),
+            ("one model each", elsewhere, f"whole on {one_line(elsewhere.shares[0].name)}" if elsewhere else ""),
+        )
+    )
+    console.print()
+    console.print(Text(plan.advice, style="bold"), soft_wrap=True)
+    if (better := placed.one_model_each(model)) is not None:
+        console.print(Text(better), soft_wrap=True)
+
+
+def rpc_figures(placed: RpcPlacement) -> dict[str, Any]:
+    """Return the plan for a script; layers are counted from 1, both ends included."""
+    plan = placed.plan
+
+    def times(way: RpcOption | None) -> dict[str, Any] | None:
+        if way is None:
+            return None
+        return {
+            "load_s": way.load_s, "ttft_s": way.ttft_s, "token_s": way.token_s, "reply_s": way.reply_s,
+            "shares": [
+                {"device": one.name, "first_layer": one.layers.start + 1, "last_layer": one.layers.stop}
+                for one in way.shares
+            ],
+        }  # fmt: skip
+
+    return {
+        "plan": times(plan.option), "alone": times(plan.alone), "one_model_each": times(plan.elsewhere),
+        "objective": plan.home.objective, "advice": plan.advice,
+        "left_out": [{"device": name, "reason": why} for name, why in placed.left_out],
+    }  # fmt: skip

@@ -22,9 +22,8 @@ from edgellm.engine.trial.probe import Probe, keep_faults, known_faults
 from edgellm.errors import DeviceLost, EdgeError, InvalidOption, MeshBroken, PlanImpossible, VerifierBusy
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
-from edgellm.mesh.ggml_rpc.costs import rpc_costs
 from edgellm.mesh.ggml_rpc.hang_watch import HangWatch, Traffic
-from edgellm.mesh.ggml_rpc.needs import MARGIN, beside_weights
+from edgellm.mesh.ggml_rpc.placement import MARGIN, rpc_costs
 from edgellm.spec.types import NO_IDS
 
 _log = logging.getLogger(__name__)
@@ -359,7 +358,7 @@ class RpcModel:
         try:
             shares = self._checked(self._plan(names))
             remote = [share for share in shares if share.name != HERE]
-            hosts += self._sessions(remote, *beside_weights(work.file, work.sizes, work.hardware, process))
+            hosts += self._sessions(remote, *(process.beside_weights() if remote else (0, 0)))
             ports = self._ports(hosts, process.pid)
             served = [ServedLayers(port, len(share.layers)) for port, share in zip(ports, remote, strict=True)]
             own = sum(len(share.layers) for share in shares if share.name == HERE)

@@ -6,8 +6,9 @@ import enum
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,8 +26,6 @@ from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
 
 if TYPE_CHECKING:
-    from edgellm.engine import ModelFile
-    from edgellm.engine.hardware import Hardware
     from edgellm.mesh.deploy import DeployPart, DeployProgress
     from edgellm.rpc.discovery.workers import Worker
 
@@ -65,7 +64,9 @@ def deploy(
     *,
     hardware: HardwareOptions,
 ) -> None:  # fmt: skip
+    from edgellm.coldstart.plan import plan
     from edgellm.engine import ModelFile
+    from edgellm.llm.home import Workload, planned_positions
     from edgellm.mesh.deploy import deploy as send_layers
     from edgellm.mesh.home_workers import deploy_parts
     from edgellm.rpc.trust.trust import Trust
@@ -76,7 +77,14 @@ def deploy(
         refuse_given(ctx, PLANNING, "is for a plan, and --split says what is sent", "Leave one of them out.")
     file = ModelFile.open(resolve(model))
     if split is None:
-        named, workers = _planned(file, tokens_in, tokens_out, reply, interface, peer or (), hardware.of_planned())
+        own = hardware.of_planned()
+        own = replace(own, n_ctx=planned_positions(file, own.n_ctx, tokens_in + tokens_out))
+        workload = Workload(tokens_in, tokens_out, "reply" if reply else "ttft", hardware=own)
+        survey = survey_home(file, interface, False, peer or (), hardware=own)
+        found = plan(workload.home(file, survey.fleet()))
+        say(found.advice)
+        say(f"Memory is counted for a context of {own.n_ctx:,} tokens; change it with --ctx-size.", style="dim")
+        named, workers = found.advised.shares, dict(survey.workers)
         if [one.name for one in named] == [HERE]:
             say("There is nothing to deploy: the plan uses this device alone, which has the model.")
             if as_json:
@@ -103,37 +111,6 @@ def deploy(
         say(text if text.startswith(name) else f"{name}: {text}")
     if failed:
         raise typer.Exit(1)
-
-
-def _planned(
-    file: ModelFile,
-    tokens_in: int,
-    tokens_out: int,
-    reply: bool,
-    interface: list[str] | None,
-    peers: Sequence[str],
-    hardware: Hardware,
-) -> tuple[tuple[StageShare, ...], Mapping[str, Worker]]:
-    from edgellm.coldstart.plan import plan
-    from edgellm.llm.mesh_llm import overhead_of, planned_positions
-    from edgellm.mesh.model_costs import model_costs
-    from edgellm.mesh.placement import plan_option_shares
-
-    context = planned_positions(file, hardware.n_ctx, tokens_in + tokens_out)
-    found = survey_home(file, interface, False, peers, hardware=hardware)
-    fleet = found.fleet()
-    planned = plan(
-        fleet.devices,
-        model_costs(file),
-        tokens_in,
-        tokens_out,
-        objective="reply" if reply else "ttft",
-        links=fleet.links,
-        overhead=overhead_of(file.header, context, sessions=1, cache_type=hardware.cache_type),
-    )
-    say(planned.advice)
-    say(f"Memory is counted for a context of {context:,} tokens; change it with --ctx-size.", style="dim")
-    return plan_option_shares(planned.advised), found.workers
 
 
 @contextmanager

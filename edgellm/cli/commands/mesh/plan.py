@@ -13,7 +13,7 @@ import typer
 
 from edgellm.cli.commands.mesh.deploy import deploy, layers
 from edgellm.cli.commands.mesh.peers import peers
-from edgellm.cli.commands.mesh.run import Engine, EngineName, Objective, Workers, choice_of, engine_line, run
+from edgellm.cli.commands.mesh.run import Engine, EngineName, Objective, Workers, engine_for, run
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import FLEET_FILE, model_names
 from edgellm.cli.help_pages import add_command, command_group
@@ -23,17 +23,13 @@ from edgellm.cli.views.device_table import print_units, progress, survey_home
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.coldstart.cost_model import ModelCosts
-    from edgellm.coldstart.plan import Plan, PlanOption
-    from edgellm.coldstart.problem_builder import MemoryOverhead
+    from edgellm.coldstart.home import Home
+    from edgellm.coldstart.plan import Plan
     from edgellm.engine import ModelFile
     from edgellm.engine.hardware import Hardware
-    from edgellm.llm.home.plan import HomePlan
-    from edgellm.llm.home.stages import Asked
-    from edgellm.llm.home.target import PlanTarget
+    from edgellm.llm.home import EngineChoice, Workload
     from edgellm.mesh.fleet_file import Fleet
     from edgellm.mesh.fleet_profiler import Survey
-    from edgellm.mesh.ggml_rpc.engine_choice import EngineChoice
 
 _RUN = (
     "Without --split and --devices, this device, the paired ones and those at --peer are measured if that was not done "
@@ -104,69 +100,52 @@ def plan(
     *,
     hardware: HardwareOptions,
 ) -> None:  # fmt: skip
+    from edgellm.cli.views.plan_view import figures, print_plan
     from edgellm.coldstart.plan import plan as best_plan
     from edgellm.engine import ModelFile
-    from edgellm.llm.home.plan import compare_engines
-    from edgellm.llm.home.stages import PLAN_SECONDS
-    from edgellm.llm.home.target import PlanTarget
-    from edgellm.mesh.model_costs import model_costs
+    from edgellm.llm.home import Workload
     from edgellm.storage import resolve
 
     _check_hardware(ctx, engine, described=devices is not None or preset is not None, has_file=model is not None)
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise InvalidOption(f"--plot cannot write {plot}.", "Use a file name that ends in .png or .svg.")
-    home: Survey | None = None
-    compared: HomePlan | None = None
     file = None if model is None else ModelFile.open(resolve(model))
     own = _with_context(hardware.of_planned(), file, tokens_in + tokens_out)
+    workload = Workload(tokens_in, tokens_out, objective.value, hardware=own, cold=not warm)
+    survey: Survey | None = None
+    choice: EngineChoice | None = None
     if devices is None and preset is None and model is not None and file is not None:
-        target = PlanTarget(tokens_in, tokens_out, objective.value, hardware=own, cold=not warm)
-        choice = choice_of(file, engine)
+        choice = engine_for(file, engine)
         if choice.over_rpc and plot is not None:  # before anything is measured
             raise InvalidOption(
                 f"--plot draws stages, and this plan is over RPC: {choice.reason.rstrip('.')}.", "Leave it out."
             )
-        home = survey_home(file, interface, measure, peer or (), hardware=own, by_stand_in=choice.over_rpc)
-        compared = compare_engines(file, home, choice, target, min(time_limit, PLAN_SECONDS))
-        if compared.choice.over_rpc:
-            show_over_rpc(model, file, home, compared, target, as_json)
-            if plot is not None:
-                say(f"{plot} is not written: it draws stages, and this plan is over RPC.")
+        survey = survey_home(file, interface, measure, peer or (), hardware=own, by_stand_in=choice.over_rpc)
+        if choice.over_rpc:
+            show_over_rpc(model, file, survey, workload, choice, as_json)
             return
-    fleet = _fleet(devices, preset) if home is None else home.fleet()
-    planned = _described(fleet) if file is None else model_costs(file)
-    overhead = _overhead(own, file)
+    fleet = _fleet(devices, preset) if survey is None else survey.fleet()
+    home = replace(_described(fleet, workload) if file is None else workload.home(file, fleet), overlap=overlap.value)
     began = time.perf_counter()
     with progress("planning"):
-        found = best_plan(
-            fleet.devices, planned, tokens_in, tokens_out, objective=objective.value, overlap=overlap.value,
-            links=fleet.links, cold=not warm, stop=lambda: time.perf_counter() - began > time_limit,
-            overhead=overhead,
-        )  # fmt: skip
+        found = best_plan(home, lambda: time.perf_counter() - began > time_limit)
     milliseconds = 1e3 * (time.perf_counter() - began)
-    rival = None if compared is None else compared.rpc
-    asked = None if compared is None or warm else compared.asked
-    moves = None if home is None or file is None else _moves(file, found, home, asked)
+    moves = None if survey is None or file is None else _moves(file, found, survey)
     if plot is not None:
-        _draw(found, planned, plot)
+        _draw(found, plot)
     if as_json:
-        from edgellm.cli.views.rpc_plan_view import rpc_figures
-
-        doubts = {} if home is None else {"doubtful": home.doubts()}
-        rpc = {} if rival is None else {"rpc": rpc_figures(rival)}
-        whole = figures(found, milliseconds, overlap.value) | {"context_length": own.n_ctx}
-        engines = {} if compared is None else engine_figures(compared.choice)
-        emit(json.dumps(whole | engines | _moves_row(moves) | _units_row(home) | doubts | rpc))
+        row = figures(found, milliseconds) | {"context_length": own.n_ctx}
+        if survey is not None and choice is not None:
+            row |= _engine_row(choice) | _units_row(survey) | {"doubtful": survey.doubts()}
+        emit(json.dumps(row if moves is None else row | _moves_row(moves)))
         return
-    from edgellm.cli.views.plan_view import print_plan
-
-    cards = {} if home is None else {name: one.figures.unit for name, one in home.speeds.items() if one.figures.unit}
-    print_plan(out(), found, planned, tokens_in, tokens_out, milliseconds, moves, cards)
-    if compared is not None and compared.choice.by_times:
-        say(engine_line(compared.choice), style="dim")
+    cards = (
+        {} if survey is None else {name: one.figures.unit for name, one in survey.speeds.items() if one.figures.unit}
+    )
+    print_plan(out(), found, milliseconds, moves, cards)
     _say_context(own)
-    if home is not None:
-        print_units(home)
+    if survey is not None:
+        print_units(survey)
     if plot is not None:
         say(f"wrote {plot}", style="dim")
 
@@ -189,19 +168,9 @@ def _check_hardware(ctx: typer.Context, engine: Engine, *, described: bool, has_
 
 def _with_context(hardware: Hardware, file: ModelFile | None, tokens: int) -> Hardware:
     """Return `hardware` with the context that is planned for; without one where no model file is."""
-    from edgellm.llm.mesh_llm import planned_positions
+    from edgellm.llm.home import planned_positions
 
     return replace(hardware, n_ctx=None if file is None else planned_positions(file, hardware.n_ctx, tokens))
-
-
-def _overhead(hardware: Hardware, file: ModelFile | None) -> MemoryOverhead:
-    """Return the memory beside weights for one reply, as `mesh run` counts it; none where no model file is."""
-    from edgellm.coldstart.problem_builder import MemoryOverhead
-    from edgellm.llm.mesh_llm import overhead_of
-
-    if file is None or hardware.n_ctx is None:
-        return MemoryOverhead()
-    return overhead_of(file.header, hardware.n_ctx, sessions=1, cache_type=hardware.cache_type)
 
 
 def _say_context(hardware: Hardware) -> None:
@@ -210,32 +179,24 @@ def _say_context(hardware: Hardware) -> None:
 
 
 def show_over_rpc(
-    model: str, file: ModelFile, home: Survey, compared: HomePlan, target: PlanTarget, as_json: bool
+    model: str, file: ModelFile, survey: Survey, workload: Workload, choice: EngineChoice, as_json: bool
 ) -> None:
-    """Print the plan of a model over llama.cpp's RPC, which is made if it was not for the choice of the engine."""
-    from edgellm.cli.views.rpc_plan_view import print_rpc_plan, rpc_figures
-    from edgellm.llm.home.over_rpc import place_over_rpc
+    """Print the plan of a model over llama.cpp's RPC."""
+    from edgellm.cli.views.plan_view import print_rpc_plan, rpc_figures
+    from edgellm.llm.home import place_over_rpc
 
-    choice, placed = compared.choice, compared.rpc or place_over_rpc(file, home, target)
+    placed = place_over_rpc(file, survey, workload)
     if as_json:
-        row = engine_figures(choice) | {"reason": choice.reason, **rpc_figures(placed)}
-        emit(json.dumps(row | {"context_length": target.positions, "doubtful": home.doubts()}))
+        row = _engine_row(choice) | {"reason": choice.reason, **rpc_figures(placed)}
+        emit(json.dumps(row | {"context_length": workload.positions, "doubtful": survey.doubts()}))
         return
-    print_rpc_plan(out(), placed, model, target.tokens_in, target.tokens_out)
-    if compared.asked is not None:  # else it was said before they were asked
-        say(engine_line(choice), style="dim")
-    if deployed := compared.deployment(model):
-        say(deployed, style="yellow")
-    _say_context(target.hardware)
-    print_units(home)
+    print_rpc_plan(out(), placed, model)
+    _say_context(workload.hardware)
+    print_units(survey)
 
 
-def engine_figures(choice: EngineChoice) -> dict[str, Any]:
-    """Return the choice of the engine for a script: seconds are to the end of the reply, None for an engine that is
-    impossible or was not asked for."""
-    times = {"stages": choice.stages, "rpc": choice.rpc}
-    seconds = {name: None if one is None else one.reply_s for name, one in times.items()}
-    return {"engine": choice.engine, "engine_reason": choice.reason, "engine_reply_s": seconds}
+def _engine_row(choice: EngineChoice) -> dict[str, Any]:
+    return {"engine": choice.engine, "engine_reason": choice.reason}
 
 
 def _fleet(devices: Path | None, preset: str | None) -> Fleet:
@@ -254,67 +215,47 @@ def _fleet(devices: Path | None, preset: str | None) -> Fleet:
     )
 
 
-def _moves(file: ModelFile, found: Plan, home: Survey, asked: Asked | None) -> list[tuple[str, int]]:
-    """Return the bytes that each device still lacks of its layers. `asked` are the devices, if they were."""
-    from edgellm.llm.home.stages import missing_layers
-    from edgellm.mesh.placement import plan_shares
+def _moves(file: ModelFile, found: Plan, survey: Survey) -> list[tuple[str, int]]:
+    """Return the bytes that each device still lacks of its layers."""
+    from edgellm.llm.home import missing_layers
 
     with progress("asking the devices for their layers"):
-        return missing_layers(file, plan_shares(found), home, asked)
+        return missing_layers(file, found.option.shares, survey)
 
 
-def _moves_row(moves: list[tuple[str, int]] | None) -> dict[str, Any]:
-    return {} if moves is None else {"move": [{"device": name, "bytes": count} for name, count in moves]}
+def _moves_row(moves: list[tuple[str, int]]) -> dict[str, Any]:
+    return {"move": [{"device": name, "bytes": count} for name, count in moves]}
 
 
-def _units_row(home: Survey | None) -> dict[str, Any]:
-    measured = {} if home is None else {name: speed.figures for name, speed in home.speeds.items()}
-    return {} if home is None else {
+def _units_row(survey: Survey) -> dict[str, Any]:
+    measured = {name: speed.figures for name, speed in survey.speeds.items()}
+    return {
         "units": [{"device": name, "unit": one.unit or None, "processor": one.processor, "reason": one.unit_reason}
                   for name, one in measured.items()]
     }  # fmt: skip
 
 
-def _described(fleet: Fleet) -> ModelCosts:
+def _described(fleet: Fleet, workload: Workload) -> Home:
+    """Return the home of the devices and the model that a file describes."""
+    from edgellm.coldstart.home import Home
+
     if fleet.model is None:
         raise InvalidOption(
             "There is no model to plan for.", "Give a MODEL, or add a [model] table to the devices file."
         )
-    return fleet.model
+    return Home(
+        fleet.devices, fleet.model, workload.tokens_in, workload.tokens_out, workload.objective, fleet.links,
+        cold=workload.cold,
+    )  # fmt: skip
 
 
-def _draw(found: Plan, model: ModelCosts, path: Path) -> None:
+def _draw(found: Plan, path: Path) -> None:
     from edgellm.llm.mesh_timeline import save
 
     try:
-        save(found, model.name, path)
+        save(found, path)
     except OSError as error:
         raise InvalidOption(f"{path} cannot be written: {error.strerror}.", "Choose another file.") from None
-
-
-def figures(found: Plan, milliseconds: float, overlap: str) -> dict[str, Any]:
-    """Return the plan for a script. Layers are counted from 1, both ends included; what does not fit is None."""
-
-    def seconds(way: PlanOption | None) -> float | None:
-        return None if way is None else found.seconds(way)
-
-    keys = ("device", "first_layer", "last_layer", "load_s", "wait_s", "network_s", "compute_s", "finish_s")
-    return {
-        "ttft_s": found.option.ttft_s, "token_s": found.option.token_s, "reply_s": found.option.reply_s,
-        "objective": found.objective, "overlap": overlap, "planner_ms": milliseconds, "optimal": found.optimal,
-        "gap": found.gap, "reason": found.reason, "advice": found.advice,
-        "stages": [
-            {**{key: row[key] for key in keys}, "bytes": int(stage.size), "reason": stage.reason}
-            for stage in found.option.stages
-            for row in (stage.to_json(),)
-        ],
-        "unused": [{"device": device, "reason": reason} for device, reason in found.unused],
-        "baselines": {
-            "even": seconds(found.even), "heuristic": seconds(found.heuristic),
-            "best_single": seconds(found.best_single), "ideal_single": seconds(found.ideal_single),
-        },
-        "warm_single_s": seconds(found.warm_single),
-    }  # fmt: skip
 
 
 for _name, _command, _summary, _more in (

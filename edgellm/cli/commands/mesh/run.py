@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,20 +26,19 @@ from edgellm.cli.model_options import (
 )
 from edgellm.cli.views.console import Loading, say
 from edgellm.cli.views.device_table import find_home_workers, print_left_out, print_units, survey_workers
-from edgellm.errors import EdgeError, InvalidOption
+from edgellm.errors import InvalidOption, PlanImpossible
 from edgellm.layer_range import HERE
 
 if TYPE_CHECKING:
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.engine import ModelFile
     from edgellm.llm import LLM
-    from edgellm.llm.home.plan import HomePlan
-    from edgellm.llm.home.target import PlanTarget
+    from edgellm.llm.home import EngineChoice, Workload
     from edgellm.llm.mesh_llm import OpenedMesh
     from edgellm.llm.rpc_llm import OpenedRpc
-    from edgellm.mesh.fleet_file import Fleet
-    from edgellm.mesh.ggml_rpc.engine_choice import EngineChoice
+    from edgellm.mesh.fleet_profiler import Survey
     from edgellm.mesh.ggml_rpc.placement import RpcPlacement
+    from edgellm.mesh.placement import Placement
 
 INTERRUPTED = 130
 AUTO = "auto"
@@ -96,7 +95,7 @@ EngineName = Annotated[
     typer.Option(
         "--engine", metavar="auto|stages|rpc", show_default="auto",
         help="stages: each device computes its own layers of the file. rpc: llama.cpp's RPC, also for models whose "
-        "layers cannot be cut apart. auto: the one that is predicted to be faster, where both are possible.",
+        "layers cannot be cut apart. auto: stages where layers can be cut, else rpc.",
     ),
 ]  # fmt: skip
 
@@ -135,12 +134,9 @@ def run(
 ) -> int:  # fmt: skip
     from edgellm.cli.views.reply_printer import Display, print_reply
     from edgellm.cli.views.timeline_view import Reports
-    from edgellm.engine import ModelFile
     from edgellm.llm import compose
-    from edgellm.llm.home.target import PlanTarget
-    from edgellm.llm.mesh_llm import MeshOptions, open_mesh
+    from edgellm.llm.mesh_llm import OpenedMesh
     from edgellm.spec.params import ReplyOptions
-    from edgellm.storage import resolve
 
     question = " ".join(prompt)
     if not question.strip():
@@ -149,61 +145,23 @@ def run(
         max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval,
         **thinking(think, reasoning_effort, template_arg),
     )  # fmt: skip
-    fleet = _fleet(split, devices)
-    file = ModelFile.open(resolve(model))
-    own = hardware.of(VERIFIER)
-    target = PlanTarget(max(1, len(question) // 4), max_tokens, objective.value, own.n_ctx, hardware=own)
-    choice = choice_of(file, engine)
-    if devices is not None or f32:
-        if choice.over_rpc:
-            raise InvalidOption(f"--{'f32' if f32 else 'devices'} is for stages only.", "Leave it out.")
-        choice = choice.settled()
-    plan: HomePlan | None = None
-    if split is None and fleet is None:
-        plan = plan_at_home(model, file, choice, engine, target, tuple(peer or ()), interface, explain=explain)
-        choice, split = (choice, _all_here(file, choice)) if plan is None else (plan.choice, None)
-    over = open_rpc(file, choice, split, plan, target, tuple(peer or ()), draft, hardware=hardware)
-    if over is not None:
-        with over:
-            summary = print_reply(
-                over.pair.reply(compose(question, system=system), reply_options),
-                Display(as_json=as_json, explain=explain),
-            )
-            return INTERRUPTED if summary.finish_reason == "cancelled" else 0
-    stages = None if plan is None else plan.stages
-    options = MeshOptions(
-        split, fleet, None if stages is None else stages.placement, tuple(peer or ()), target.context, sessions=1,
-        wide=f32, tokens_out=max_tokens, tokens_in=target.tokens_in, objective=target.objective,
-        phases=stages is None, phased=None if stages is None else stages.phased,
-    )  # fmt: skip
-    with open_mesh(
-        file, options, draft=draft, hardware=own, draft_hardware=hardware.of(DRAFT),
-        notify=lambda text: say(text, style="yellow"),
-    ) as opened:  # fmt: skip
-        say_phases(opened)
-        if explain:
-            say(opened.reason, style="dim")
-        reports = Reports(opened, as_json=as_json)
+    if split is not None and devices is not None:
+        raise InvalidOption("--split and --devices exclude each other.", "Leave one of them out.")
+    spread = Spread.of(model, engine, tuple(peer or ()), draft, hardware, interface=interface, explain=explain)
+    if spread.choice.over_rpc and (f32 or devices is not None):
+        raise InvalidOption(f"--{'f32' if f32 else 'devices'} is for stages only.", "Leave it out.")
+    workload = spread.workload(max(1, len(question) // 4), max_tokens, objective.value)
+    with spread.open(split, devices, workload, wide=f32) as opened:
+        reports = None
+        if isinstance(opened, OpenedMesh):
+            if explain:
+                say(opened.reason, style="dim")
+            reports = Reports(opened, as_json=as_json)
         reply = opened.pair.reply(compose(question, system=system), reply_options)
         summary = print_reply(reply, Display(as_json=as_json, explain=explain))
-        reports.reply_finished(summary)
+        if reports is not None:
+            reports.reply_finished(summary)
         return INTERRUPTED if summary.finish_reason == "cancelled" else 0
-
-
-def choice_of(file: ModelFile, asked: Engine) -> EngineChoice:
-    """Return the engine for a model before devices are asked, and say why where it is RPC without having been asked
-    for."""
-    from edgellm.mesh.ggml_rpc.engine_choice import choose_engine
-
-    choice = choose_engine(file, asked.value)
-    if asked is Engine.AUTO and choice.over_rpc:
-        say(engine_line(choice), style="dim")
-    return choice
-
-
-def engine_line(choice: EngineChoice) -> str:
-    """Return a line that names the engine, and says why it is taken."""
-    return f"engine: {choice.engine}. {choice.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,128 +180,155 @@ def over_devices(
     """Open a mesh for `chat --mesh` and `serve --mesh`. `mesh`: a split, the name of a devices file, or AUTO for the
     best split over the measured devices."""
     from edgellm.cli.views.timeline_view import Reports
-    from edgellm.engine import ModelFile
-    from edgellm.llm.home.target import PlanTarget
-    from edgellm.llm.mesh_llm import MeshOptions, open_mesh
-    from edgellm.storage import resolve
+    from edgellm.llm.mesh_llm import OpenedMesh
 
-    file = ModelFile.open(resolve(model))
-    # in a conversation the layers stay loaded, so the time of every token counts, not only that of the first
-    own = hardware.of(VERIFIER)
-    target = PlanTarget(CHAT_TOKENS, max_tokens, "reply", own.n_ctx, sessions, own)
-    choice = choice_of(file, engine)
-    plan: HomePlan | None = None
-    split = fleet = None
-    if mesh == AUTO:
-        plan = plan_at_home(model, file, choice, engine, target, peers, None, explain=explain)
-        choice, split = (choice, _all_here(file, choice)) if plan is None else (plan.choice, None)
-    elif not mesh.endswith(".toml"):
-        split = mesh
-    elif choice.over_rpc:
+    spread = Spread.of(model, engine, tuple(peers), draft, hardware, explain=explain)
+    described = Path(mesh).expanduser() if mesh.endswith(".toml") else None
+    if described is not None and spread.choice.over_rpc:
         raise InvalidOption(f"--mesh {mesh} is for stages only.", "Give a split, or --mesh auto.")
-    else:
-        fleet = _fleet(None, Path(mesh).expanduser())
-    over = open_rpc(file, choice, split, plan, target, peers, draft, hardware=hardware, history=history)
-    if over is not None:
-        return OverDevicesPair(over.pair)
-    stages = None if plan is None else plan.stages
-    options = MeshOptions(
-        split, fleet, None if stages is None else stages.placement, tuple(peers), target.context, sessions,
-        tokens_in=target.tokens_in, tokens_out=max_tokens, objective=target.objective, phases=stages is None,
-        phased=None if stages is None else stages.phased, rests=True,
-    )  # fmt: skip
-    opened = open_mesh(
-        file, options, draft=draft, history=history, hardware=own, draft_hardware=hardware.of(DRAFT),
-        notify=lambda text: say(text, style="yellow"),
-    )  # fmt: skip
-    say_phases(opened)
-    return OverDevicesPair(opened.pair, Reports(opened, as_json=as_json), opened)
+    # in a conversation the layers stay loaded, so the time of every token counts, not only that of the first
+    workload = spread.workload(CHAT_TOKENS, max_tokens, "reply", sessions)
+    split = None if mesh == AUTO or described is not None else mesh
+    opened = spread.open(split, described, workload, rests=True, history=history)
+    if isinstance(opened, OpenedMesh):
+        return OverDevicesPair(opened.pair, Reports(opened, as_json=as_json), opened)
+    return OverDevicesPair(opened.pair)
 
 
-def say_phases(opened: OpenedMesh) -> None:
-    """Say which placements are planned to take over behind a reply."""
-    if opened.phases is not None and opened.phases.following:
-        from edgellm.cli.views.phase_view import phase_lines
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A model to be spread over devices, named `model` by the user, and what was asked for. `explain`: print why."""
 
-        for line in phase_lines(opened.phases.plan, opened.phases.problem, opened.phases.names):
-            say(line, style="dim")
+    model: str
+    file: ModelFile
+    choice: EngineChoice
+    peers: tuple[str, ...]
+    draft: str
+    hardware: HardwareOptions
+    interface: Sequence[str] | None
+    explain: bool
 
+    @classmethod
+    def of(
+        cls, model: str, engine: Engine, peers: tuple[str, ...], draft: str, hardware: HardwareOptions, *,
+        interface: Sequence[str] | None = None, explain: bool = False,
+    ) -> Spread:  # fmt: skip
+        """Find the model and choose the engine."""
+        from edgellm.engine import ModelFile
+        from edgellm.storage import resolve
 
-def open_rpc(
-    file: ModelFile, choice: EngineChoice, split: str | None, plan: HomePlan | None, target: PlanTarget,
-    peers: Sequence[str], draft: str, *, hardware: HardwareOptions, history: bool = True,
-) -> OpenedRpc | None:  # fmt: skip
-    """Open a model over llama.cpp's RPC, by a split, or as planned for the measured devices. Return None where stages
-    are to be opened: by the `choice`, or because RPC fails and the plan has stages, too."""
-    from edgellm.llm.rpc_llm import RpcOptions, open_over_rpc
+        file = ModelFile.open(resolve(model))
+        return cls(model, file, engine_for(file, engine), peers, draft, hardware, interface, explain)
 
-    if not choice.over_rpc:
-        return None
-    options = RpcOptions(split, None if plan is None else plan.rpc, tuple(peers), target.context, target.sessions)
-    try:
-        with Loading() as loading:
-            return open_over_rpc(
-                file, options, draft=draft, hardware=target.hardware, draft_hardware=hardware.of(DRAFT),
-                history=history, notify=lambda text: say(text, style="yellow"), progress=loading,
-            )  # fmt: skip
-    except EdgeError as error:
-        if plan is None or plan.stages is None:
-            raise
-        say(f"{error}", style="yellow")
-        say("engine: stages. RPC was predicted to be faster, but the model could not be opened over it.", style="dim")
-        return None
+    def workload(
+        self, tokens_in: int, tokens_out: int, objective: Literal["ttft", "reply"], sessions: int = 1
+    ) -> Workload:
+        """Return what is planned for, with this device's hardware."""
+        from edgellm.llm.home import Workload
 
+        own = self.hardware.of(VERIFIER)
+        return Workload(tokens_in, tokens_out, objective, own.n_ctx, sessions, own)
 
-def plan_at_home(
-    model: str, file: ModelFile, choice: EngineChoice, asked: Engine, target: PlanTarget, peers: Sequence[str],
-    interface: Sequence[str] | None, *, explain: bool,
-) -> HomePlan | None:  # fmt: skip
-    """Return the plan for a model on the measured devices, with the engine that is better where the `choice` is
-    undecided; print its reason. Without other devices nothing is measured, and there is no plan."""
-    from edgellm.llm.home.plan import plan_home
+    def open(
+        self, split: str | None, described: Path | None, workload: Workload, *, wide: bool = False,
+        rests: bool = False, history: bool = True,
+    ) -> OpenedMesh | OpenedRpc:  # fmt: skip
+        """Open the pair over devices: by `split`, as planned for those of a file, or as planned for the measured ones.
+        `wide` and `rests` as for `MeshOptions`."""
+        from edgellm.llm.home import place_described
+        from edgellm.llm.mesh_llm import MeshOptions, open_mesh
+        from edgellm.llm.rpc_llm import RpcOptions, open_over_rpc
+        from edgellm.mesh.fleet_file import read_fleet
 
-    workers = find_home_workers(interface, peers)
-    if all(worker.error is not None for worker in workers):
-        print_left_out([(worker.name, worker.error) for worker in workers if worker.error is not None])
-        say("No other device can be used, so this one holds all layers.", style="dim")
-        return None
-    home = survey_workers(file, workers, False, target.hardware, by_stand_in=choice.over_rpc)
-    plan = plan_home(file, home, choice, target)
-    if asked is Engine.AUTO and plan.choice is not choice and (plan.choice.over_rpc or plan.choice.by_times):
-        say(engine_line(plan.choice), style="dim")
-    if deployed := plan.deployment(model):
-        say(deployed, style="yellow")
-    if plan.choice.over_rpc and plan.rpc is not None:
-        _say_over_rpc(plan.rpc, model, explain=explain)
-    elif plan.stages is not None:
-        say(plan.stages.placement.reason, style="dim")
-        if explain:
-            print_units(home)
-            for name, why in plan.stages.placement.why():
+        stages: Placement | None = None
+        over_rpc: RpcPlacement | None = None
+        if described is not None:
+            stages = place_described(self.file, read_fleet(described), workload)
+        elif split is None:
+            survey = self._survey(workload)
+            if survey is None:
+                split = self._all_here()
+            elif self.choice.over_rpc:
+                over_rpc = self._placed_over_rpc(survey, workload)
+            else:
+                stages = self._placed(survey, workload)
+        own, of_draft, sessions = workload.hardware, self.hardware.of(DRAFT), workload.sessions
+        if self.choice.over_rpc:
+            rpc = RpcOptions(split, over_rpc, self.peers, workload.context, sessions)
+            with Loading() as loading:
+                return open_over_rpc(
+                    self.file, rpc, draft=self.draft, hardware=own, draft_hardware=of_draft, history=history,
+                    notify=_notify, progress=loading,
+                )  # fmt: skip
+        options = MeshOptions(split, stages, self.peers, workload.context, sessions, wide, rests)
+        opened = open_mesh(
+            self.file, options, draft=self.draft, hardware=own, draft_hardware=of_draft, history=history,
+            notify=_notify,
+        )  # fmt: skip
+        if opened.phases is not None and opened.phases.following:
+            say(opened.phases.sentence, style="dim")
+        return opened
+
+    def _survey(self, workload: Workload) -> Survey | None:
+        """Measure the devices; return None without other devices, and then nothing is measured."""
+        workers = find_home_workers(self.interface, self.peers)
+        if all(worker.error is not None for worker in workers):
+            print_left_out([(worker.name, worker.error) for worker in workers if worker.error is not None])
+            say("No other device can be used, so this one holds all layers.", style="dim")
+            return None
+        return survey_workers(self.file, workers, False, workload.hardware, by_stand_in=self.choice.over_rpc)
+
+    def _all_here(self) -> str:
+        """Return the split with all layers on this device."""
+        from edgellm.mesh.ggml_rpc.placement import rpc_costs
+        from edgellm.mesh.model_costs import model_costs
+
+        layers = rpc_costs(self.file).layers if self.choice.over_rpc else model_costs(self.file).shape.layers
+        return f"{HERE}:1-{layers}"
+
+    def _placed(self, survey: Survey, workload: Workload) -> Placement:
+        """Return the best stages on the measured devices; print why."""
+        from edgellm.engine.ggml_rpc import backend
+        from edgellm.llm.home import place_stages
+
+        try:
+            placed = place_stages(self.file, survey, workload)
+        except PlanImpossible as error:
+            if not backend.is_compiled_in():
+                raise
+            raise PlanImpossible(error.what, f"{error.next_step} Or add --engine rpc.") from None
+        if deployed := placed.advice(self.model):
+            say(deployed, style="yellow")
+        say(placed.reason, style="dim")
+        if self.explain:
+            print_units(survey)
+            for name, why in placed.why():
                 say(f"{name}: {why}", style="dim")
-    return plan
+        return placed
+
+    def _placed_over_rpc(self, survey: Survey, workload: Workload) -> RpcPlacement:
+        """Return the best placement over RPC; print why."""
+        from edgellm.llm.home import place_over_rpc
+
+        placed = place_over_rpc(self.file, survey, workload)
+        say(placed.plan.advice, style="dim")
+        if (better := placed.one_model_each(self.model)) is not None:
+            say(better, style="yellow")
+        if self.explain:
+            for name, why in placed.left_out:
+                say(f"left out: {name}: {why}", style="dim")
+        return placed
 
 
-def _say_over_rpc(placed: RpcPlacement, model: str, *, explain: bool) -> None:
-    say(placed.plan.advice, style="dim")
-    if (better := placed.one_model_each(model)) is not None:
-        say(better, style="yellow")
-    if explain:
-        for name, why in placed.left_out:
-            say(f"left out: {name}: {why}", style="dim")
+def engine_for(file: ModelFile, asked: Engine) -> EngineChoice:
+    """Return the engine for a model; say why where it is RPC without having been asked for."""
+    from edgellm.llm.home import choose_engine
+
+    choice = choose_engine(file, asked.value)
+    if asked is Engine.AUTO and choice.over_rpc:
+        say(f"engine: {choice.engine}. {choice.reason}", style="dim")
+    return choice
 
 
-def _all_here(file: ModelFile, choice: EngineChoice) -> str:
-    """Return the split with all layers on this device."""
-    from edgellm.mesh.ggml_rpc.costs import rpc_costs
-    from edgellm.mesh.model_costs import model_costs
-
-    return f"{HERE}:1-{rpc_costs(file).layers if choice.over_rpc else model_costs(file).shape.layers}"
-
-
-def _fleet(split: str | None, devices: Path | None) -> Fleet | None:
-    from edgellm.mesh.fleet_file import read_fleet
-
-    if split is not None and devices is not None:
-        raise InvalidOption("--split and --devices exclude each other.", "Leave one of them out.")
-    return None if devices is None else read_fleet(devices)
+def _notify(text: str) -> None:
+    say(text, style="yellow")

@@ -10,18 +10,30 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from edgellm.coldstart.cost_model import ModelCosts
-from edgellm.coldstart.hardware import ANY_LAYERS, Device, Links, sending
-from edgellm.coldstart.problem import Bools, Cut, Floats, Ints, Overlap, Task, fits, makespan, timeline, warm
-from edgellm.coldstart.problem_builder import MemoryOverhead, restrict_to_stored, task_of
+from edgellm.coldstart.hardware import sending
+from edgellm.coldstart.home import Home, restrict_to_stored
+from edgellm.coldstart.problem import (
+    Bools,
+    Cut,
+    Floats,
+    Ints,
+    Stop,
+    Task,
+    fits,
+    makespan,
+    never,
+    per_token,
+    timeline,
+)
+from edgellm.coldstart.reply_search import fastest_reply
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import HERE
 
@@ -31,6 +43,10 @@ WRITING = 1024
 """Tokens after which only the time per token counts."""
 OPENING = 0.25
 """Seconds to open a pipeline beside another one, before it loads: a guess, too, not yet measured by itself."""
+BETTER = 0.1
+"""The share of the time up to the move that moving must save: predictions are off by about as much."""
+FASTER = 0.05
+"""The share of a token's time that another placement must save to be where the model lies between replies."""
 _NONE = -1  # for a device, where none loads
 _TOKEN_END = 1e-9  # a share of a token that rounding may leave of it
 
@@ -40,85 +56,59 @@ class Contention:
     """How many times as long work takes that shares its device with other work: `passes` while the device loads,
     `loads` while it computes, and `reading`, both of two computations. The defaults follow first runs
     of `bench.mesh.contention`.
-
-    Raises `InvalidOption` for a number below 1.
     """
 
     passes: float = 2.2
     loads: float = 1.7
     reading: float = 1.8
 
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 1.0):
-                raise InvalidOption(f"{name} of the contention is {getattr(self, name)}.", "Give a number from 1 on.")
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PhaseProblem:
-    """A cold `task`, and what moving between placements takes.
+    """A reply in a home, and what moving between placements takes.
 
-    `reading(n)`: the task of reading n tokens with all layers loaded. `send_seconds(b)`, (K, K): the seconds in which b
-    bytes get from the row's device to the column's. `cache`, (L,): bytes of keys and values of a token; `kept`, (L,):
-    of those that a second open placement needs as well, and `stage` the bytes of its stage. `sends_caches`: whether a
-    cache can be sent, by way of device `coordinator`, if one is. `opening`: seconds before the loads of a move begin.
-    Plans of `beyond` seconds and more load layers that are not on their device.
+    `sends_caches`: whether keys and values can be sent, by way of this device if it is one of the home's. `opening`:
+    seconds before the loads of a move begin.
     """
 
-    task: Task
-    tokens_in: int
-    tokens_out: int
-    reading: Callable[[int], Task]
-    send_seconds: Callable[[float], Floats]
-    cache: Floats
-    kept: Floats
-    stage: float = 0.0
-    contention: Contention = Contention()
+    home: Home
     sends_caches: bool = False
-    beyond: float = math.inf
-    coordinator: int | None = None
+    contention: Contention = Contention()
     opening: float = OPENING
 
+    @cached_property
+    def _restricted(self) -> tuple[Task, float]:
+        further = max(WRITING, self.home.tokens_out)
+        return restrict_to_stored(self.home.task(), self.home.devices, further)
+
     @property
-    def further(self) -> int:
-        """The number of tokens after the first."""
-        return max(0, self.tokens_out - 1)
+    def task(self) -> Task:
+        """The planning problem, restricted to the layers that the devices have."""
+        return self._restricted[0]
 
-    def lasting(self, tokens_out: int) -> PhaseProblem:
-        """Return the problem of a reply of another length, at the same seconds per token."""
-        return replace(self, tokens_out=tokens_out)
+    @property
+    def beyond(self) -> float:
+        """The seconds from which on a plan loads layers that are not on their device."""
+        return self._restricted[1]
 
+    @cached_property
+    def cache(self) -> Floats:
+        """The bytes of keys and values of a token, (L,)."""
+        return np.array(self.home.model.cache_bytes)
 
-def phase_problem(
-    devices: Sequence[Device], model: ModelCosts, tokens_in: int, tokens_out: int, *, overlap: Overlap = "streamed",
-    links: Links | None = None, overhead: MemoryOverhead = MemoryOverhead(), contention: Contention = Contention(),
-    sends_caches: bool = False, cold: bool = True, opening: float = OPENING,
-) -> PhaseProblem:  # fmt: skip
-    """Return the problem of a reply in phases; the arguments are as for `edgellm.coldstart.plan.plan`.
+    @cached_property
+    def kept(self) -> Floats:
+        """The bytes of keys and values that a second open placement needs as well, (L,)."""
+        kept: Floats = np.maximum(self.home.overhead.layer, self.cache * (self.home.tokens_in + self.home.tokens_out))
+        return kept
 
-    Raises InvalidOption for numbers that make no sense."""
-    task = task_of(devices, model, tokens_in, tokens_out, overlap, links, overhead)
-    beyond = math.inf
-    if not cold:
-        task = warm(task)
-    if any(device.layers != ANY_LAYERS for device in devices):
-        task, beyond = restrict_to_stored(task, devices, max(WRITING, tokens_out))
+    def reading(self, tokens: int) -> Task:
+        """Return the problem of reading so many tokens with all layers loaded."""
+        return replace(self.home, tokens_in=tokens, tokens_out=0, cold=False).task()
 
-    @cache
-    def reading(tokens: int) -> Task:
-        return warm(task_of(devices, model, tokens, 0, overlap, links, overhead))
-
-    @cache
-    def send_seconds(size: float) -> Floats:
-        return sending(devices, size, links)
-
-    bytes_per_token = np.array(model.cache_bytes)
-    kept = np.maximum(overhead.layer, bytes_per_token * (tokens_in + tokens_out))
-    coordinator = next((at for at, device in enumerate(devices) if device.name == HERE), None)
-    return PhaseProblem(
-        task, tokens_in, tokens_out, reading, send_seconds, bytes_per_token, kept, overhead.stage, contention,
-        sends_caches, beyond, coordinator, opening,
-    )  # fmt: skip
+    def send_seconds(self, size: float) -> Floats:
+        """Return the seconds in which `size` bytes get from the row's device to the column's, (K, K)."""
+        return sending(self.home.devices, size, self.home.links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +195,8 @@ def fit_together(problem: PhaseProblem, one: Cut, other: Cut) -> bool:
     for device in {device for device, _ in other} & {device for device, _ in one}:
         either, both = (before == device) | (after == device), (before == device) & (after == device)
         needed = float(task.alone_need or 0.0) if either.all() else float(task.need[either].sum())
-        if needed + float(problem.kept[both].sum()) + problem.stage > task.capacity[device] * (1.0 + 1e-12):
+        needed += float(problem.kept[both].sum()) + problem.home.overhead.stage
+        if needed > task.capacity[device] * (1.0 + 1e-12):
             return False
     return True
 
@@ -239,9 +230,10 @@ def cache_seconds(problem: PhaseProblem, before: Cut, after: Cut, tokens: int) -
     if not problem.sends_caches:
         return read, "recomputed"
     old, new, sent = owners(problem.task, before), owners(problem.task, after), 0.0
+    coordinator = problem.home.names.index(HERE) if HERE in problem.home.names else None
     for giver, taker in sorted({(int(a), int(b)) for a, b in zip(old, new, strict=True)}):
         size = float(problem.cache[(old == giver) & (new == taker)].sum()) * tokens
-        way = [giver, taker] if problem.coordinator is None else [giver, problem.coordinator, taker]
+        way = [giver, taker] if coordinator is None else [giver, coordinator, taker]
         sent += sum(float(problem.send_seconds(size)[a, b]) for a, b in pairwise(way) if a != b)
     return (sent, "sent") if sent < read else (read, "recomputed")
 
@@ -291,7 +283,7 @@ class _Simulation:
             self._begin_loads(first=True)
 
     def run(self) -> PhasedReply:
-        last = float(self.problem.tokens_out)
+        last = float(self.problem.home.tokens_out)
         while self.written < last - _TOKEN_END:
             until = last
             if self.coming is None and self.arriving < self.loading:
@@ -326,7 +318,7 @@ class _Simulation:
     def _begin_cache(self) -> None:
         move = self.moves[self.arriving]
         self.text = int(self.written + _TOKEN_END)
-        tokens = self.problem.tokens_in + self.text
+        tokens = self.problem.home.tokens_in + self.text
         self.coming, source = cache_seconds(self.problem, self.cut, move.cut, tokens)
         self.moves[self.arriving] = replace(move, cache=source)
         if source == "recomputed":
@@ -408,15 +400,33 @@ class _Simulation:
         return token if missed < 1 else max(token, makespan(self.problem.reading(missed + 1), move.cut))
 
 
-def steady(problem: PhaseProblem, cut: Cut) -> PhasedReply:
-    """Return the reply that one placement writes from beginning to end."""
-    return simulate(problem, cut)
+@dataclass(frozen=True, slots=True)
+class PhasePlan:
+    """The `reply` that is planned, beside the one that stays where it begins: `unmoved`.
+
+    `rest`: where the model is best after the reply, for the next; None if it is best where the reply ends.
+    """
+
+    reply: PhasedReply
+    unmoved: PhasedReply
+    rest: Cut | None
 
 
-def knots_of(first: float, second: float, token: float, tokens: int) -> Iterator[tuple[float, float]]:
-    """Yield the knots of a reply whose first two tokens come at these moments, and the others evenly."""
-    yield 1.0, first
-    if tokens > 1:
-        yield 2.0, second
-    if tokens > 2:
-        yield float(tokens), second + (tokens - 2) * token
+def plan_phases(problem: PhaseProblem, starts: Sequence[Cut], stop: Stop = never) -> PhasePlan:
+    """Return the plan of a reply that stays with the first of the placements `starts`, or begins with any of them and
+    moves once: to the placement with the least time per token, if that saves `BETTER` of the time up to the move. After
+    it, predictions are as wrong for a reply that began with its last placement."""
+    task, unmoved = problem.task, simulate(problem, starts[0])
+    found = fastest_reply(task, WRITING, stop)
+    if found is None or found.seconds >= problem.beyond:
+        return PhasePlan(unmoved, unmoved, None)
+    target = found.cut
+
+    def improves(cut: Cut, share: float = 0.0) -> bool:
+        quicker = per_token(task, target) < (1.0 - share) * per_token(task, cut)
+        return quicker and fit_together(problem, cut, target)
+
+    moving = [simulate(problem, start, [target]) for start in starts if improves(start)]
+    made = [one for one in moving if one.made and unmoved.seconds - one.seconds > BETTER * one.made[-1].seconds]
+    reply = min(made, key=lambda one: one.seconds, default=unmoved)
+    return PhasePlan(reply, unmoved, target if not reply.made and improves(reply.start, FASTER) else None)

@@ -1,4 +1,4 @@
-"""When to move what between two placements: CoordGen's three schedules (3.2, Fig. 8), and a search that beats them.
+"""When to move what between two placements: CoordGen's three schedules (3.2, Fig. 8).
 
 A block is a run of layers that have one device in the first placement and another in the second.
 """
@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from edgellm.coldstart.phases.model import (
+from edgellm.coldstart.phases import (
     Move,
     PhasedReply,
     PhaseProblem,
@@ -19,19 +19,14 @@ from edgellm.coldstart.phases.model import (
     cut_of,
     fit_together,
     held,
-    knots_of,
     lacking,
     owners,
     simulate,
 )
-from edgellm.coldstart.problem import Cut, Stop, makespan, never, per_token, timeline
+from edgellm.coldstart.problem import Cut, makespan, per_token, timeline
 
 BLOCKS = 6
 """Blocks that a change of placements is cut into, as far as they are long enough: each of them may move by itself."""
-WIDTH = 3
-"""Beginnings that the search follows for each number of moves."""
-MOVES = 3
-"""Moves in a reply, at most: every one of them costs the next token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +39,8 @@ class MovedLayers:
     taker: int
 
 
-def blocks(problem: PhaseProblem, start: Cut, target: Cut, most: int = BLOCKS) -> tuple[MovedLayers, ...]:
-    """Return the blocks between two placements, in the order of the layers: about `most`, no run of one device less."""
+def blocks(problem: PhaseProblem, start: Cut, target: Cut) -> tuple[MovedLayers, ...]:
+    """Return the blocks between two placements, in the order of the layers: about `BLOCKS`, and one a run at least."""
     before, after = owners(problem.task, start), owners(problem.task, target)
     runs: list[MovedLayers] = []
     for layer in np.flatnonzero(before != after).tolist():
@@ -55,7 +50,7 @@ def blocks(problem: PhaseProblem, start: Cut, target: Cut, most: int = BLOCKS) -
             runs[-1] = replace(last, stop=layer + 1)
         else:
             runs.append(MovedLayers(layer, layer + 1, giver, taker))
-    size = max(1, -(-sum(run.stop - run.start for run in runs) // max(1, most)))
+    size = max(1, -(-sum(run.stop - run.start for run in runs) // BLOCKS))
     found = []
     for run in runs:
         parts = max(1, round((run.stop - run.start) / size))
@@ -78,12 +73,12 @@ def synchronous(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply:
     first = makespan(problem.task, start)
     loads = lacking(problem, held(problem.task, start), target)
     loaded = first + max(loads.values(), default=0.0)
-    took, source = cache_seconds(problem, start, target, problem.tokens_in + 1)
+    took, source = cache_seconds(problem, start, target, problem.home.tokens_in + 1)
     token = per_token(problem.task, target)
     ready = loaded + took
     second = ready + (token if source == "sent" else 0.0)  # the pass that reads the text writes it
     move = Move(target, loads, first, loaded, source, ready, 1, first, max(0.0, second - first - token))
-    return PhasedReply(start, (move,), tuple(knots_of(first, second, token, problem.tokens_out)))
+    return PhasedReply(start, (move,), tuple(knots_of(first, second, token, problem.home.tokens_out)))
 
 
 def naive(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply:
@@ -102,14 +97,14 @@ def naive(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply:
             gone = min(head_start, float(loads[device, layer]))
             loads[device, layer] -= gone
             head_start -= gone
-    reading = problem.reading(problem.tokens_in + 1)
+    reading = problem.reading(problem.home.tokens_in + 1)
     wait = makespan(replace(reading, load=loads, alone_load=loads.sum(1)), target)
     token = per_token(task, target)
     move = Move(
         target, lacking(problem, there, target), first, first + wait, "recomputed", first + wait, 1, first,
         max(0.0, wait - token),
     )  # fmt: skip
-    return PhasedReply(start, (move,), tuple(knots_of(first, first + wait, token, problem.tokens_out)))
+    return PhasedReply(start, (move,), tuple(knots_of(first, first + wait, token, problem.home.tokens_out)))
 
 
 def progressive(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply:
@@ -136,37 +131,10 @@ def progressive_moves(problem: PhaseProblem, start: Cut, target: Cut) -> tuple[C
     return tuple(found)
 
 
-def searched(problem: PhaseProblem, start: Cut, target: Cut, stop: Stop = never) -> PhasedReply | None:
-    """Return the best reply found that begins with `start` and moves towards `target`, wholly or in part; None if the
-    devices have no room to move.
-
-    A beam search over the order of the blocks and over which of them move together: neighbours among those left may.
-    """
-    level: list[tuple[float, tuple[Cut, ...], tuple[MovedLayers, ...]]] = [(0.0, (), blocks(problem, start, target))]
-    best: PhasedReply | None = None
-    greedy = progressive_moves(problem, start, target)
-    if greedy:
-        best = simulate(problem, start, greedy)
-    for _ in range(MOVES):
-        grown: dict[tuple[Cut, ...], tuple[float, tuple[Cut, ...], tuple[MovedLayers, ...]]] = {}
-        for _, cuts, left in level:
-            for following, rest in _following(problem, cuts[-1] if cuts else start, left):
-                if stop():
-                    return best
-                reply = simulate(problem, start, (*cuts, following))
-                if best is None or reply.seconds < best.seconds:
-                    best = reply
-                grown[*cuts, following] = (reply.seconds, (*cuts, following), rest)
-        level = sorted((one for one in grown.values() if one[2]), key=lambda one: one[0])[:WIDTH]
-    return best
-
-
-def _following(
-    problem: PhaseProblem, cut: Cut, left: Sequence[MovedLayers]
-) -> Iterator[tuple[Cut, tuple[MovedLayers, ...]]]:
-    """Yield the placements after one more move, and the blocks that are then left."""
-    for begin in range(len(left)):
-        for end in range(begin + 1, len(left) + 1):
-            following = moved(problem, cut, left[begin:end])
-            if following is not None:
-                yield following, (*left[:begin], *left[end:])
+def knots_of(first: float, second: float, token: float, tokens: int) -> Iterator[tuple[float, float]]:
+    """Yield the knots of a reply whose first two tokens come at these moments, and the others evenly."""
+    yield 1.0, first
+    if tokens > 1:
+        yield 2.0, second
+    if tokens > 2:
+        yield float(tokens), second + (tokens - 2) * token

@@ -1,1 +1,0 @@
-"""Replies in phases: another placement is loaded behind a reply, and takes over between two of its tokens."""

@@ -1,0 +1,292 @@
+"""The devices of this home for a model: which engine spreads it, what each device has, and the placement on them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from edgellm.coldstart.hardware import Device, LayersOnDevice
+from edgellm.coldstart.home import Home, MemoryOverhead, Objective
+from edgellm.coldstart.rpc_plan import RpcHome, RpcSite, plan_rpc
+from edgellm.engine import GgufHeader, ModelFile, costs_of, dimensions
+from edgellm.engine.ggml_rpc import backend
+from edgellm.engine.ggml_rpc.model_process import ContextSizes
+from edgellm.engine.gguf.cuttable import cut_points
+from edgellm.engine.hardware import N_BATCH, ON_PROCESSOR, Hardware
+from edgellm.engine.memory_fit import check_context, trained_positions
+from edgellm.errors import EdgeError, InvalidOption, ModelUnsupported
+from edgellm.layer_range import HERE, StageShare
+from edgellm.mesh.compute_unit import ComputeUnit
+from edgellm.mesh.fleet_file import Fleet
+from edgellm.mesh.ggml_rpc.placement import MARGIN, RpcPlacement, beside_weights, rpc_costs
+from edgellm.mesh.layer_sources import WholeModel
+from edgellm.mesh.messages import MAX_ROWS
+from edgellm.mesh.model_costs import model_costs
+from edgellm.mesh.pipeline import LocalStageHost, StageHost
+from edgellm.mesh.placement import Placement, missing, place, with_phases
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.storage.layers.manifest import layers_per_piece
+
+if TYPE_CHECKING:
+    from edgellm.mesh.fleet_profiler import Survey
+    from edgellm.rpc.discovery.workers import Worker
+    from edgellm.services.client.rpc_session import RpcOffer
+
+POSITIONS = 4096  # tokens of a prompt and its reply, by default
+PLAN_SECONDS = 5.0  # for the planner; then the best plan so far is taken
+PHASE_SECONDS = 1.0  # for the plan of a reply in phases, for which the devices wait before they load
+
+EngineName = Literal["stages", "rpc"]
+Asked = Sequence[tuple[Device, Device | EdgeError]]
+"""Devices as they were measured, each as it is now, with its layers; or why it cannot be used."""
+
+
+class EngineChoice(NamedTuple):
+    """What spreads a model over devices, and why."""
+
+    engine: EngineName
+    reason: str
+
+    @property
+    def over_rpc(self) -> bool:
+        return self.engine == "rpc"
+
+
+def choose_engine(file: ModelFile, asked: Literal["auto", "stages", "rpc"] = "auto") -> EngineChoice:
+    """Return the engine that was `asked` for; else stages if the model's layers can be cut, and RPC if not.
+
+    Raises:
+        ModelUnsupported: its layers cannot be cut, and this llama.cpp has no RPC backend.
+        EngineFailed: RPC was asked for, and this llama.cpp has no backend for it.
+    """
+    if asked != "auto":
+        if asked == "rpc":
+            backend.require()
+        return EngineChoice(asked, "asked for")
+    try:
+        cut_points(file.header)
+    except ModelUnsupported as error:
+        if backend.is_compiled_in():
+            return EngineChoice("rpc", error.what)
+        raise ModelUnsupported(
+            error.what,
+            f"Run it over llama.cpp's RPC instead, which it has to be compiled with: {backend.how_to_compile()}",
+        ) from None
+    return EngineChoice("stages", "its layers can be cut: each device loads its own, and all do so at once")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The reply that a plan is for: the tokens of its prompt and its own, and the `objective`, the time to minimise.
+
+    Each device has memory for `sessions` replies at once, of `context` tokens each, by default as many as `hardware`
+    says, which also says where this device computes. `cold`: nothing is loaded yet but what devices say; else
+    everything is.
+    """
+
+    tokens_in: int
+    tokens_out: int
+    objective: Objective = "ttft"
+    context: int | None = None
+    sessions: int = 1
+    hardware: Hardware = ON_PROCESSOR
+    cold: bool = True
+
+    @property
+    def positions(self) -> int | None:
+        """The tokens of a context, if that was asked for."""
+        return self.context or self.hardware.n_ctx
+
+    def home(self, file: ModelFile, fleet: Fleet) -> Home:
+        """Return the home of a fleet with the model in `file` and this reply.
+
+        Raises:
+            ModelUnsupported, ModelCorrupt: the model cannot be split.
+        """
+        overhead = overhead_of(file.header, positions_of(file, self.positions), self.sessions, self.hardware.cache_type)
+        return Home(
+            fleet.devices, model_costs(file), self.tokens_in, self.tokens_out, self.objective, fleet.links, overhead,
+            cold=self.cold,
+        )  # fmt: skip
+
+
+def positions_of(file: ModelFile, asked: int | None) -> int:
+    """Return how many tokens of prompt and reply a session has room for: `asked`, by default `POSITIONS` or as many as
+    the model was trained for. Raises InvalidOption where fewer than `asked` are."""
+    check_context(file.header, file.path.name, asked)
+    return min(asked or POSITIONS, trained_positions(file.header) or POSITIONS)
+
+
+def planned_positions(file: ModelFile, asked: int | None, tokens: int) -> int:
+    """Return for how many tokens of prompt and reply a plan counts memory: as many as are `asked` for, by default as
+    `positions_of` says, or the planned `tokens` in all where these are more, as far as the model was trained.
+
+    Raises:
+        InvalidOption: fewer are asked for than are planned, or more than the model was trained for.
+    """
+    if asked is not None and tokens > asked:
+        raise InvalidOption(
+            f"A prompt and a reply of {tokens} tokens in all do not fit into a context of {asked}.",
+            "Give a longer --ctx-size, or fewer --tokens-in and --tokens-out.",
+        )
+    default = positions_of(file, asked)
+    return default if asked is not None else max(default, min(tokens, trained_positions(file.header) or tokens))
+
+
+def overhead_of(header: GgufHeader, context: int, sessions: int, cache_type: str | None = None) -> MemoryOverhead:
+    """Return the memory of a layer and of a stage beside weights, for `sessions` replies of `context` tokens each.
+    `cache_type` is that of this device's keys and values; those of others are as by default, and the larger count."""
+    costs = costs_of(header)
+    per_block = min(layers_per_piece(header), dimensions(header).layers)  # layers that share one block's batch
+    batch = costs.batch(per_block, context, MAX_ROWS + 1, ends=False)
+    cache = max(costs.cache(1, context, sessions), costs_of(header, cache_type).cache(1, context, sessions))
+    return MemoryOverhead(cache + batch / per_block, costs.batch(1, context, MAX_ROWS + 1, ends=True))
+
+
+class LocalDevice:
+    """This device as a member of a mesh."""
+
+    def __init__(self, whole: WholeModel, unit: ComputeUnit, known: Device) -> None:
+        """`unit` computes its layers. `known`: the device as it was measured."""
+        self.name = HERE
+        self._whole, self._cache, self._known = whole, WeightCache(whole, unit=unit), known
+
+    def describe(self, model: str) -> Device:  # noqa: ARG002 - there is only this one
+        """See `MeshDevice.describe`."""
+        layers, pieces = LayersOnDevice(self._whole.held, self._cache.warm(self._whole)), self._whole.pieces
+        if pieces is not None:
+            begins, ends = (frozenset(one.start for one in pieces), frozenset(one.last for one in pieces))
+            layers = replace(layers, begins=begins, ends=ends)
+        return self._known.updated(layers, float(self._cache.available()[0]), self._cache.unit.name)
+
+    def stage_host(self) -> StageHost:
+        return LocalStageHost(self.name, self._cache)
+
+
+def place_described(file: ModelFile, fleet: Fleet, workload: Workload) -> Placement:
+    """Return the best stages of the model in `file` on described devices, each of which has any layer.
+
+    Raises as `place_stages`.
+    """
+    return _with_phases(place(workload.home(file, fleet)))
+
+
+def place_stages(file: ModelFile, survey: Survey, workload: Workload, seconds: float = PLAN_SECONDS) -> Placement:
+    """Return the best stages of the model in `file` on the surveyed devices, with the layers that these have. After
+    `seconds` the best plan so far is taken.
+
+    Raises:
+        ModelUnsupported, ModelCorrupt: the model cannot be split.
+        PlanImpossible: the devices cannot hold it; says which layers to send where, if that helps.
+    """
+    devices: list[Device] = []
+    left_out = [(name, error.what) for name, error in survey.left_out]
+    for device, found in ask_devices(file, survey, workload):
+        if isinstance(found, Device):
+            devices.append(found)
+        else:
+            left_out.append((device.name, found.what))
+    home, began = workload.home(file, Fleet(tuple(devices), survey.fleet().links)), time.monotonic()
+    return _with_phases(place(home, survey.workers, left_out, lambda: time.monotonic() - began > seconds))
+
+
+def _with_phases(placed: Placement) -> Placement:
+    began = time.monotonic()
+    return with_phases(placed, lambda: time.monotonic() - began > PHASE_SECONDS)
+
+
+def ask_devices(file: ModelFile, survey: Survey, workload: Workload) -> Asked:
+    """Ask all surveyed devices at once for the layers that they have. If everything is loaded (`Workload.cold`), none
+    is asked: each has whichever it is given."""
+    devices = survey.fleet().devices
+    if not workload.cold:
+        return [(device, device) for device in devices]
+    return _asked(devices, WholeModel(file), survey.workers, ComputeUnit.choose(workload.hardware))
+
+
+def missing_layers(file: ModelFile, shares: Sequence[StageShare], survey: Survey) -> list[tuple[str, int]]:
+    """Return the bytes that each device of a split over the surveyed ones still lacks of its layers, by name. This
+    device has the model; one that no longer answers is taken to lack all of its layers."""
+    names = [share.name for share in shares]
+    if names == [HERE]:
+        return [(HERE, 0)]
+    named = [device for device in survey.fleet().devices if device.name in names]
+    devices = [
+        found if isinstance(found, Device) else replace(device, layers=LayersOnDevice(frozenset()))
+        for device, found in _asked(named, WholeModel(file), survey.workers, ComputeUnit())
+    ]
+    lacking = {one.share.name: one.size for one in missing(model_costs(file), shares, devices)}
+    return [(name, lacking.get(name, 0)) for name in names]
+
+
+def _asked(devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, Worker], unit: ComputeUnit) -> Asked:
+    """Return each of these devices as it is now, or why it cannot be used. All are asked at once."""
+    from edgellm.services.client.worker_selection import remote_device
+
+    def ask(known: Device) -> tuple[Device, Device | EdgeError]:
+        try:
+            if known.name == HERE:
+                return known, LocalDevice(whole, unit, known).describe(whole.model)
+            return known, remote_device(workers[known.name], known, whole.own_pieces).describe(whole.model)
+        except EdgeError as error:
+            return known, error
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        return list(pool.map(ask, devices))
+
+
+def context_sizes(file: ModelFile, context: int | None, sessions: int, hardware: Hardware) -> ContextSizes:
+    """Return the sizes of a context for `sessions` replies of `context` tokens, by default as `positions_of` says."""
+    return ContextSizes(positions_of(file, context or hardware.n_ctx), sessions, hardware.n_batch or N_BATCH)
+
+
+def place_over_rpc(file: ModelFile, survey: Survey, workload: Workload) -> RpcPlacement:
+    """Return the best placement of the model in `file` on the surveyed devices that serve llama.cpp's RPC.
+
+    Raises:
+        EngineFailed: this llama.cpp has no RPC backend.
+        ModelUnsupported, DeviceLost: llama.cpp cannot use the model.
+        PlanImpossible: the devices cannot hold it.
+    """
+    backend.require()
+    unit = ComputeUnit.choose(workload.hardware)
+    sizes = context_sizes(file, workload.context, workload.sessions, workload.hardware)
+    costs = rpc_costs(file, *beside_weights(file, sizes, unit.hardware))
+    given, refused = _ask_offers(survey.workers)
+    left_out = [*refused, *((name, error.what) for name, error in survey.left_out)]
+    fleet = survey.fleet()
+    known = {device.name: device for device in fleet.devices}
+    total, sites = sum(costs.layer_bytes) + costs.head, []
+    for name, offer in given.items():
+        device = replace(known[name], memory=float(max(1, offer.memory - MARGIN)))
+        kept = min(1.0, offer.cached / total)
+        sites.append(RpcSite(device, fleet.links[HERE, name], fleet.links[name, HERE], kept))
+    home = RpcHome(
+        known[HERE], tuple(sites), costs, max(1, workload.tokens_in), workload.tokens_out, workload.objective,
+        cards=bool(unit.name), cold=workload.cold,
+    )  # fmt: skip
+    return RpcPlacement(plan_rpc(home), {name: survey.workers[name] for name in given}, tuple(left_out))
+
+
+def _ask_offers(workers: Mapping[str, Worker]) -> tuple[dict[str, RpcOffer], list[tuple[str, str]]]:
+    """Ask all workers at once what they offer over llama.cpp's RPC; return the offers, and why others have none."""
+    if not workers:
+        return {}, []
+    from edgellm.services.client.rpc_session import ask_offer
+    from edgellm.services.client.worker_selection import endpoint_of
+
+    given: dict[str, RpcOffer] = {}
+    refused: list[tuple[str, str]] = []
+
+    def ask(name: str) -> None:
+        try:
+            given[name] = ask_offer(endpoint_of(workers[name]))
+        except EdgeError as error:
+            refused.append((name, str(error)))
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(ask, workers))
+    return {name: given[name] for name in workers if name in given}, sorted(refused)
