@@ -11,8 +11,9 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -25,6 +26,7 @@ import aiohttp
 from edgellm.errors import EdgeError, InvalidOption, StateDamaged, VerifierBusy, VerifierLost
 from edgellm.spec.guarded_session import wait_for_result
 from edgellm.storage.state import read_state
+from edgellm.upstream.rows import RowsUnusable
 
 KEY_VARIABLE = "EDGELLM_VERIFIER_KEY"
 MAX_ANSWER = 64 * 2**20  # bytes: rows of a whole prompt, which some servers add
@@ -120,6 +122,10 @@ def read_key(path: Path | None = None) -> str:
     if not re.fullmatch(r"[!-~]*", key):
         raise InvalidOption(f"What is in {where} is no key: it has blanks or other signs.", "Write only the key there.")
     return key
+
+
+class KeyRefused(VerifierLost):
+    """A server wants another key, or a key at all."""
 
 
 class ServerRefused(VerifierLost):
@@ -226,7 +232,7 @@ class HttpClient:
 
         Raises:
             VerifierBusy: the server takes no request now, and for how long.
-            ServerRefused: it answers with another status than success.
+            KeyRefused, ServerRefused: it answers with another status than success.
             VerifierLost: it cannot be reached, breaks off, or its answer is too long or no JSON.
             TimeoutError: there is no answer within `seconds`.
         """
@@ -269,6 +275,14 @@ class HttpClient:
                     raise self._lost(f"answers with more than {most} bytes")
             return _RawAnswer(response.status, response.headers.get("Retry-After", ""), bytes(data))
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read an answer: what contradicts the server's documentation is garbage. Raises VerifierLost."""
+        try:
+            yield
+        except RowsUnusable as error:
+            raise self.garbled(str(error)) from None
+
     def garbled(self, what: str) -> VerifierLost:
         """Return the error for an answer that contradicts the server's documentation: `what` is wrong with it."""
         return self._lost(f"answers with garbage ({self._quoted(what)})")
@@ -283,10 +297,9 @@ class HttpClient:
             return VerifierBusy(f"The server at {self.url} is busy.", again, wait)
         if status in (401, 403):
             sent = "the key" if self._key else "requests without a key"
-            return ServerRefused(
+            return KeyRefused(
                 f"The server at {self.url} refuses {sent}.",
                 f"Put the right key into a file (--verifier-key-file) or into {KEY_VARIABLE}.",
-                status,
             )
         said = self._quoted(_message(data))
         return ServerRefused(

@@ -110,60 +110,28 @@ class RowReply:
 class Upstream(ABC):
     """A stock server that verifies. Coroutines run in the loop of its client."""
 
-    @property
-    @abstractmethod
-    def dialect(self) -> str:
-        """Return the name of the server's kind."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Return the name of the model, as the server has it."""
-
-    @property
-    def context_length(self) -> int | None:
-        """Return the number of positions of a text; None if the server does not say."""
-        return None
-
-    @property
-    def chat_template(self) -> str:
-        """Return the chat template of the model; empty where the server does not show it."""
-        return ""
-
-    @property
-    @abstractmethod
-    def tier(self) -> Tier:
-        """Return how chunks are verified."""
-
-    @property
-    @abstractmethod
-    def reason(self) -> str:
-        """Return why it is verified like that, as a clause."""
-
-    @property
-    def recomputes(self) -> bool:
-        """Return whether the server computes the whole prompt for each verdict."""
-        return False
-
-    @property
-    def by_text(self) -> bool:
-        """Return whether the server takes no token ids, so that texts are sent and compared."""
-        return False
-
-    @property
-    def most_top(self) -> int:
-        """Return how many likeliest tokens rows can include; 0: none."""
-        return 0
-
-    @property
-    def steers(self) -> bool:
-        """Return whether a request may have a `Steering`."""
-        return False
-
-    @property
-    def at_once(self) -> int | None:
-        """Return how many requests the server computes at once; None if it does not say."""
-        return None
+    dialect: str
+    """The name of the server's kind."""
+    name: str
+    """The name of the model, as the server has it."""
+    tier: Tier
+    """How chunks are verified."""
+    reason: str
+    """Why they are verified like that, as a clause."""
+    context_length: int | None = None
+    """The number of positions of a text; None if the server does not say."""
+    chat_template: str = ""
+    """The chat template of the model; empty where the server does not show it."""
+    recomputes: bool = False
+    """Whether the server computes the whole prompt for each verdict."""
+    by_text: bool = False
+    """Whether the server takes no token ids, so that texts are sent and compared."""
+    most_top: int = 0
+    """How many likeliest tokens rows can include."""
+    steers: bool = False
+    """Whether a request may have a `Steering`."""
+    at_once: int | None = None
+    """How many requests the server computes at once; None if it does not say."""
 
     @abstractmethod
     async def rows(self, request: RowRequest) -> RowReply:

@@ -46,11 +46,10 @@ class PairOpener:
         self._draft, self._verifier, _ = resolve_pair(draft, verifier)
 
     def file(self) -> ModelFile:
-        """See `Opener`."""
         return ModelFile.open(resolve(str(self._verifier if self._verifier is not None else self._draft)))
 
     def check_fits(self, beside: Counter[str]) -> None:
-        """See `Opener`. A model fits where there is memory for one reply: others are closed for no more than that."""
+        """A model fits where there is memory for one reply: others are closed for no more than that."""
         taken, eagle3 = Counter(beside), eagle3_named(self._draft)
         if self._verifier is not None:
             place_named(self._verifier, self._defaults.hardware, taken, verifies=True, eagle3=eagle3)
@@ -58,7 +57,6 @@ class PairOpener:
             place_draft(self._draft, self._defaults.draft_hardware, taken, None)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
-        """See `Opener`."""
 
         def progress(_name: str, _share: float) -> None:
             if is_closing():
@@ -82,15 +80,12 @@ class ModelOpener:
         self._path, self._defaults = model.path, defaults
 
     def file(self) -> ModelFile:
-        """See `Opener`."""
         return ModelFile.open(self._path)
 
     def check_fits(self, beside: Counter[str]) -> None:
-        """See `Opener`."""
         self._pair(None).check_fits(beside)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
-        """See `Opener`."""
         draft, reason = self._choose_draft(beside)
         served = self._pair(draft).open(beside, is_closing)
         with_draft = "without a draft model" if draft is None else f"with the draft model {name_of(draft)}"

@@ -83,12 +83,11 @@ class PairedOpener:
         """Return None: the file that decides the text is on the other device."""
 
     def check_fits(self, beside: Counter[str]) -> None:
-        """See `Opener`."""
         if (draft := self._chosen()) is not None:
             place_draft(draft, self._defaults.draft_hardware, Counter(beside), None)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
-        """See `Opener`. Raises what `remote_verifier` raises."""
+        """Raises what `remote_verifier` raises."""
 
         def progress(_name: str, _share: float) -> None:
             if is_closing():

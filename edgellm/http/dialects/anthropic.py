@@ -281,30 +281,25 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
         self._prompt_tokens = 0
 
     def opening(self, prompt_tokens: int) -> list[bytes]:
-        """See `ResponseBuilder.opening`."""
         self._prompt_tokens = prompt_tokens
         message = self._reply([], None, None, 0)
         return named_events({"type": "message_start", "message": message.model_dump(exclude_unset=True)})
 
     def begin_block(self, channel: Channel) -> list[bytes]:
-        """See `BlockResponseBuilder.begin_block`."""
         if channel is Channel.THINKING:
             return self._start({"type": "thinking", "thinking": "", "signature": ""})
         return self._start({"type": "text", "text": ""})
 
     def block_text(self, channel: Channel, text: str) -> list[bytes]:
-        """See `BlockResponseBuilder.block_text`."""
         if channel is Channel.THINKING:
             return self._delta({"type": "thinking_delta", "thinking": text})
         return self._delta({"type": "text_delta", "text": text})
 
     def end_block(self, channel: Channel, text: str) -> list[bytes]:  # noqa: ARG002
-        """See `BlockResponseBuilder.end_block`."""
         signed = self._delta({"type": "signature_delta", "signature": ""}) if channel is Channel.THINKING else []
         return [*signed, *named_events({"type": "content_block_stop", "index": self._index})]
 
     def call_block(self, call: ToolCall) -> list[bytes]:
-        """See `BlockResponseBuilder.call_block`."""
         return [
             *self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}}),
             *self._delta({"type": "input_json_delta", "partial_json": call.arguments}),
@@ -312,7 +307,6 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
         ]
 
     def end(self, summary: Summary, called: bool) -> list[bytes]:
-        """See `BlockResponseBuilder.end`."""
         reason, sequence = _stop_reason(summary, called)
         event = {
             "type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": sequence},
@@ -322,11 +316,9 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
         return named_events(event, {"type": "message_stop"})
 
     def failure(self, info: ErrorInfo) -> list[bytes]:
-        """See `ResponseBuilder.failure`."""
         return named_events(_error(info).model_dump())
 
     def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
-        """See `ResponseBuilder.whole`."""
         (one,) = written
         self._prompt_tokens = one.summary.prompt_tokens
         thought, text = one.text(Channel.THINKING).rstrip(), one.text()

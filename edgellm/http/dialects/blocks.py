@@ -19,7 +19,6 @@ class BlockResponseBuilder(ResponseBuilder):
         self._called = False
 
     def delta(self, delta: TextDelta) -> list[bytes]:
-        """See `ResponseBuilder.delta`."""
         channel, text = delta.channel, delta.text
         began: list[bytes] = []
         if channel is not self._channel:
@@ -33,12 +32,10 @@ class BlockResponseBuilder(ResponseBuilder):
         return [*began, *self.block_text(channel, text)] if text else began
 
     def call(self, call: ToolCall) -> list[bytes]:
-        """See `ResponseBuilder.call`."""
         self._called = True
         return [*self._end(), *self.call_block(call)]
 
     def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
-        """See `ResponseBuilder.closing`."""
         return [*self._end(), *(self.end(summary, self._called) if last else [])]
 
     @abstractmethod

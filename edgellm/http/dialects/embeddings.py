@@ -55,11 +55,9 @@ class EmbeddingsRequest(EmbedRequest):
 
     @property
     def cut(self) -> bool:
-        """See `EmbedRequest`."""
         return False
 
     def texts(self) -> Sequence[str | Sequence[int]]:
-        """See `EmbedRequest.texts`."""
         return as_list(self.input)
 
 
@@ -88,11 +86,9 @@ class OllamaEmbedRequest(EmbedRequest):
 
     @property
     def cut(self) -> bool:
-        """See `EmbedRequest`."""
         return self.truncate
 
     def texts(self) -> Sequence[str | Sequence[int]]:
-        """See `EmbedRequest.texts`."""
         return as_list(self.input)
 
 
@@ -109,7 +105,6 @@ class OllamaEmbeddingRequest(EmbedRequest):
     keep_alive: float | Annotated[str, Field(max_length=40)] | None = Field(None, description="Accepted.")
 
     def texts(self) -> Sequence[str | Sequence[int]]:
-        """See `EmbedRequest.texts`."""
         return [self.prompt]
 
 

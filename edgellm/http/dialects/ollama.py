@@ -155,7 +155,6 @@ class OllamaChatRequest(OllamaRequest):
     _types: ClassVar[Types] = {"tools": ("function",)}
 
     def is_empty(self) -> bool:
-        """See `OllamaRequest.is_empty`."""
         return not self.messages
 
     def chat(self, name: str | None) -> ChatRequest:
@@ -178,7 +177,6 @@ class OllamaGenerateRequest(OllamaRequest):
     context: list[JsonValue] = Field([], description="Refused: send the conversation to /api/chat.")
 
     def is_empty(self) -> bool:
-        """See `OllamaRequest.is_empty`."""
         return not self.prompt
 
     def request(self, name: str | None) -> ChatRequest | CompletionRequest:
@@ -308,35 +306,28 @@ class OllamaResponseBuilder(ResponseBuilder):
         self._calls = 0
 
     def waiting(self) -> list[bytes]:
-        """See `ResponseBuilder.waiting`."""
         return json_lines(self._reply("", "", done=False))
 
     def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
-        """See `ResponseBuilder.opening`."""
         return []
 
     def delta(self, delta: TextDelta) -> list[bytes]:
-        """See `ResponseBuilder.delta`."""
         if not delta.text:
             return []
         thought = delta.channel is Channel.THINKING
         return json_lines(self._reply("" if thought else delta.text, delta.text if thought else "", done=False))
 
     def call(self, call: ToolCall) -> list[bytes]:
-        """See `ResponseBuilder.call`."""
         self._calls += 1
         return json_lines(self._reply("", "", [_call_out(call, self._calls - 1)], done=False))
 
     def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
-        """See `ResponseBuilder.closing`."""
         return json_lines(self._reply("", "", done=True, **self._figures(summary))) if last else []
 
     def failure(self, info: ErrorInfo) -> list[bytes]:
-        """See `ResponseBuilder.failure`."""
         return json_lines(_error(info))
 
     def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
-        """See `ResponseBuilder.whole`."""
         (one,) = written
         calls = [_call_out(call, number) for number, call in enumerate(one.calls)]
         text = one.text().strip() if calls else one.text()

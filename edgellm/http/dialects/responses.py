@@ -306,12 +306,10 @@ class ResponsesBuilder(BlockResponseBuilder):
         self._item = ""  # the id of the item being written
 
     def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
-        """See `ResponseBuilder.opening`."""
         reply = self._reply("in_progress")
         return [*self._event("response.created", response=reply), *self._event("response.in_progress", response=reply)]
 
     def begin_block(self, channel: Channel) -> list[bytes]:
-        """See `BlockResponseBuilder.begin_block`."""
         item = _text_item(channel, None)
         self._item = item.id
         return [
@@ -320,12 +318,10 @@ class ResponsesBuilder(BlockResponseBuilder):
         ]
 
     def block_text(self, channel: Channel, text: str) -> list[bytes]:
-        """See `BlockResponseBuilder.block_text`."""
         more: dict[str, Any] = {} if channel is Channel.THINKING else {"logprobs": []}
         return self._text_event(channel, "delta", delta=text, **more)
 
     def end_block(self, channel: Channel, text: str) -> list[bytes]:
-        """See `BlockResponseBuilder.end_block`."""
         more: dict[str, Any] = {} if channel is Channel.THINKING else {"logprobs": []}
         item = _text_item(channel, text, self._item)
         done = [
@@ -337,7 +333,6 @@ class ResponsesBuilder(BlockResponseBuilder):
         return done
 
     def call_block(self, call: ToolCall) -> list[bytes]:
-        """See `BlockResponseBuilder.call_block`."""
         item, index = _call_item(call), len(self._output)
         begun = item.model_copy(update={"status": "in_progress", "arguments": ""})
         self._output.append(item)
@@ -351,17 +346,14 @@ class ResponsesBuilder(BlockResponseBuilder):
         ]
 
     def end(self, summary: Summary, called: bool) -> list[bytes]:  # noqa: ARG002
-        """See `BlockResponseBuilder.end`."""
         reply = self._ended(summary)
         return self._event(f"response.{reply.status}", response=reply)
 
     def failure(self, info: ErrorInfo) -> list[bytes]:
-        """See `ResponseBuilder.failure`."""
         error: dict[str, JsonValue] = {"code": info.code or "server_error", "message": info.message}
         return self._event("response.failed", response=self._reply("failed", error=error))
 
     def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
-        """See `ResponseBuilder.whole`."""
         (one,) = written
         thought, text = one.text(Channel.THINKING).rstrip(), one.text()
         text = text.strip() if one.calls else text

@@ -76,7 +76,6 @@ class BodyRoute(APIRoute):
     """A route whose body is parsed and checked in a thread."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See `APIRoute.get_route_handler`."""
         handle = super().get_route_handler()
 
         async def read(request: Request) -> Response:

@@ -356,7 +356,6 @@ class ChatRequest(GenerationRequest):
         return f"chat_template_kwargs.{name}"
 
     def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
-        """See `GenerationRequest.options`."""
         think = defaults.think if self.think is None else self.think
         arguments: dict[str, object] = {**defaults.template_args}
         if self.reasoning_effort is not None:
@@ -374,7 +373,6 @@ class ChatRequest(GenerationRequest):
         return tuple(tool.model_dump(exclude_unset=True) for tool in self.tools)
 
     def reply_schema(self) -> str | None:
-        """See `GenerationRequest.reply_schema`."""
         schema = super().reply_schema()
         if schema is not None and self.tool_choice != "none" and self.tools:
             raise invalid_request(

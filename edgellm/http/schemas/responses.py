@@ -307,12 +307,10 @@ class OpenAIResponseBuilder(ResponseBuilder):
         self._chunk_head = self._head | ({"usage": None} if include_usage else {})
 
     def delta(self, delta: TextDelta) -> list[bytes]:
-        """See `ResponseBuilder.delta`."""
         choice = self._chunk_choice(delta.text, self._logprobs([delta]), channel=delta.channel)
         return events(self._make_chunk(choice, edgellm=ChunkExtension(tokens=_token_infos([delta]))))
 
     def call(self, call: ToolCall) -> list[bytes]:
-        """See `ResponseBuilder.call`."""
         delta = ToolCallDelta(**dict(ToolCallOut.of(call)), index=self._called)
         self._called += 1
         choice = ChatChunkChoice(
@@ -321,19 +319,17 @@ class OpenAIResponseBuilder(ResponseBuilder):
         return events(self._make_chunk(choice))
 
     def notice(self, notice: Notice) -> list[bytes]:
-        """See `ResponseBuilder.notice`."""
         extension = ChunkExtension(notice=notice.text)
         if notice.turns_left_out:
             extension = ChunkExtension(notice=notice.text, turns_left_out=notice.turns_left_out)
         return events(self._make_chunk(self._chunk_choice(), edgellm=extension))
 
     def progress(self, progress: PromptProgress) -> list[bytes]:
-        """See `ResponseBuilder.progress`."""
         out = PromptProgressOut(model=progress.model, total=progress.total, processed=progress.done)
         return events(self._make_chunk(self._chunk_choice(), prompt_progress=out))
 
     def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
-        """See `ResponseBuilder.closing`. After the last choice comes the usage of all of them."""
+        """After the last choice comes the usage of all of them."""
         choice = self._chunk_choice(finish_reason=_finish_reason(summary, self._called))
         chunks = events(self._make_chunk(choice, timings=_timings(summary), edgellm=summary_extension(summary)))
         self._past.append(summary)
@@ -344,7 +340,6 @@ class OpenAIResponseBuilder(ResponseBuilder):
         return [*chunks, *usage, b"data: [DONE]\n\n"]
 
     def failure(self, info: ErrorInfo) -> list[bytes]:
-        """See `ResponseBuilder.failure`."""
         return events(ErrorResponse(error=info))
 
     def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
@@ -400,7 +395,6 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
     _chunk = (ChatCompletionChunk, "chat.completion.chunk")
 
     def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
-        """See `ResponseBuilder.opening`."""
         delta = ChatDelta(role="assistant", content="")
         choice = ChatChunkChoice(index=self._index, delta=delta, logprobs=None, finish_reason=None)
         return events(self._make_chunk(choice))
@@ -447,7 +441,6 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
     _offset = 0  # of the next token, in characters
 
     def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
-        """See `ResponseBuilder.opening`."""
         self._offset = 0
         return []
 

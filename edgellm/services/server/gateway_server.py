@@ -106,7 +106,6 @@ class GatewayServer(SessionServer):
             model.close()
 
     def verifying(self) -> Sequence[VerifyingModel]:
-        """See `SessionServer.verifying`."""
         return [one.verifying for one in self._models]
 
     def _served(self, model: GatewayModel) -> ServedGatewayModel:

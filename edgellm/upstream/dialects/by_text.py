@@ -35,17 +35,14 @@ _MORE = 8  # tokens that are asked for beyond what was too little
 class TextUpstream(ServedUpstream):
     """A server that continues a text."""
 
+    by_text = True
+
     def __init__(
         self, client: HttpClient, served: UpstreamModel, borders: TextBorders, end_of_turn: int | None
     ) -> None:
         """`end_of_turn` is the token that ends a turn, which servers leave out of their texts."""
         super().__init__(client, served, Tier.CONTINUE, "it takes no token ids, and continues a text")
         self._borders, self._end_of_turn = borders, end_of_turn
-
-    @property
-    def by_text(self) -> bool:
-        """See `Upstream.by_text`."""
-        return True
 
     @abstractmethod
     async def write(self, prompt: str, tokens: int, request: RowRequest, seed: int) -> tuple[Written, RowReply]:
@@ -67,13 +64,6 @@ class TextUpstream(ServedUpstream):
         ids = np.array([token], dtype=np.int32)
         async with asyncio.timeout(PROBE_SECONDS):
             await self.write(self._borders.text(ids) or "", 1, RowRequest(ids, NO_IDS, GREEDY), 0)
-
-    async def rows(self, request: RowRequest) -> RowReply:
-        """See `Upstream.rows`."""
-        try:
-            return await self._rows(request)
-        except RowsUnusable as error:
-            raise self._client.garbled(str(error)) from None
 
     async def _rows(self, request: RowRequest) -> RowReply:
         prefix = request.prefix
@@ -128,46 +118,35 @@ class TextCompletionsUpstream(TextUpstream):
 
     def __init__(
         self, client: HttpClient, served: UpstreamModel, borders: TextBorders, end_of_turn: int | None,
-        dialect: TextDialect,
+        form: TextDialect,
     ) -> None:  # fmt: skip
-        """`dialect` says how it completes texts."""
+        """`form` says how it completes texts."""
         super().__init__(client, served, borders, end_of_turn)
-        self._dialect = dialect
-
-    @property
-    def dialect(self) -> str:
-        """See `Upstream.dialect`."""
-        return self._dialect.name
+        self._form, self.dialect = form, form.name
 
     async def write(self, prompt: str, tokens: int, request: RowRequest, seed: int) -> tuple[Written, RowReply]:
-        """See `TextUpstream.write`."""
         sampling = request.sampling
         body = {
-            "model": self._served.name, "prompt": prompt, "max_tokens": tokens, "stream": False,
-            **sampling_fields(sampling, sampling.temperature), **self._dialect.extra,
+            "model": self.name, "prompt": prompt, "max_tokens": tokens, "stream": False,
+            **sampling_fields(sampling, sampling.temperature), **self._form.extra,
         }  # fmt: skip
         body["top_k"] = max(0, body["top_k"])  # only vLLM takes -1 for all
-        if self._dialect.chooses_bos:
+        if self._form.chooses_bos:
             body["add_bos_token"] = self._borders.has_begin
         if not sampling.greedy:
             body["seed"] = seed
         answer = await self._client.post("/v1/completions", body)
-        written = _written(answer, names_ids=self._dialect.names_ids)
+        written = _written(answer, names_ids=self._form.names_ids)
         return written, RowReply(
             Tier.CONTINUE, (), cached_tokens(answer), None, answer.bytes_up, answer.bytes_down
         )  # fmt: skip
 
     async def tokenize(self, text: str) -> Sequence[int] | None:
-        """See `Upstream.tokenize`."""
-        if self._dialect.tokenizer is None:
+        if self._form.tokenizer is None:
             return None
-        path, name, more = self._dialect.tokenizer
-        answer = await self._client.post(path, {name: text, **more})
-        try:
-            found = [whole(token) for token in entries(fields(answer.json).get("tokens"))]
-        except RowsUnusable as error:
-            raise self._client.garbled(str(error)) from None
-        return self._borders.without_begin(found)
+        path, name, more = self._form.tokenizer
+        found = await self._ids(path, {name: text, **more})
+        return None if found is None else self._borders.without_begin(found)
 
 
 def _written(answer: HttpAnswer, *, names_ids: bool) -> Written:
@@ -198,8 +177,6 @@ async def connect(
         try:
             await found.probe(token)
         except ServerRefused as error:
-            if error.status in (401, 403):
-                raise
             refusal = f"it refuses to complete a text (status {error.status})"
         except RowsUnusable as error:
             refusal = f"it completes a text with {error}"

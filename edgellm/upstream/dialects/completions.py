@@ -23,32 +23,17 @@ _ID = "token_id:"
 class CompletionsUpstream(ServedUpstream):
     """A server whose /v1/completions takes token ids, many prompts at once, and answers with the ids that it took."""
 
-    def __init__(
-        self, client: HttpClient, served: UpstreamModel, tier: Tier, reason: str, *, top: int = 0,
-        dialect: str = "completions",
-    ) -> None:  # fmt: skip
-        """See `ServedUpstream`; rows can include `top` likeliest tokens."""
+    dialect = "completions"
+
+    def __init__(self, client: HttpClient, served: UpstreamModel, tier: Tier, reason: str, *, top: int = 0) -> None:
+        """Rows can include `top` likeliest tokens; the rest as for `ServedUpstream`."""
         super().__init__(client, served, tier, reason)
-        self._top, self._dialect = top, dialect
+        self.most_top = top
 
-    @property
-    def dialect(self) -> str:
-        """See `Upstream.dialect`."""
-        return self._dialect
-
-    @property
-    def most_top(self) -> int:
-        """See `Upstream.most_top`."""
-        return self._top
-
-    async def rows(self, request: RowRequest) -> RowReply:
-        """See `Upstream.rows`."""
-        try:
-            if self._tier is Tier.CONTINUE or (request.extra and not len(request.draft)):
-                return await self._continue(request)
-            return await self._fan_out(request)
-        except RowsUnusable as error:
-            raise self._client.garbled(str(error)) from None
+    async def _rows(self, request: RowRequest) -> RowReply:
+        if self.tier is Tier.CONTINUE or (request.extra and not len(request.draft)):
+            return await self._continue(request)
+        return await self._fan_out(request)
 
     async def _fan_out(self, request: RowRequest) -> RowReply:
         prefix, draft = request.prefix.tolist(), request.draft.tolist()
@@ -59,7 +44,7 @@ class CompletionsUpstream(ServedUpstream):
         answer = await self._client.post("/v1/completions", body)
         by_place: dict[int, Row] = {}
         for choice in entries(fields(answer.json).get("choices")):
-            by_place[whole(fields(choice).get("index", 0))] = _rows(choice, request.top)[0]
+            by_place[whole(fields(choice).get("index", 0))] = _written(choice, request.top)[0]
         if sorted(by_place) != list(range(len(prompts))):
             raise RowsUnusable(f"{len(by_place)} choices for {len(prompts)} prompts")
         rows = tuple(by_place[place] for place in range(len(prompts)))
@@ -78,11 +63,11 @@ class CompletionsUpstream(ServedUpstream):
         choices = entries(fields(answer.json).get("choices"))
         if not choices:
             raise RowsUnusable("no choice")
-        return reply(Tier.CONTINUE, _rows(choices[0], request.top), answer, cached_tokens(answer))
+        return reply(Tier.CONTINUE, _written(choices[0], request.top), answer, cached_tokens(answer))
 
     def _body(self, prompt: list[Any], tokens: int, request: RowRequest, temperature: float) -> dict[str, Any]:
         body = {
-            "model": self._served.name, "prompt": prompt, "max_tokens": tokens, "stream": False,
+            "model": self.name, "prompt": prompt, "max_tokens": tokens, "stream": False,
             "return_token_ids": True, **sampling_fields(request.sampling, temperature),
         }  # fmt: skip
         if request.top:
@@ -90,7 +75,7 @@ class CompletionsUpstream(ServedUpstream):
         return body
 
 
-def _rows(choice: Any, top: int) -> tuple[Row, ...]:
+def _written(choice: Any, top: int) -> tuple[Row, ...]:
     """Return the rows of the tokens of a choice. Raises RowsUnusable where they have no ids."""
     said = fields(fields(choice).get("logprobs") or {})
     if choice.get("token_ids") is not None:
@@ -134,10 +119,8 @@ async def takes_ids(client: HttpClient, served: UpstreamModel, token: int, top: 
     try:
         answer = await client.post("/v1/completions", body, PROBE_SECONDS)
         choices = entries(fields(answer.json).get("choices"))
-        rows = [_rows(choice, top) for choice in choices]
+        rows = [_written(choice, top) for choice in choices]
     except ServerRefused as error:
-        if error.status in (401, 403):
-            raise
         return f"it refuses several prompts of token ids (status {error.status})"
     except RowsUnusable as error:
         return f"it answers prompts of token ids with {error}"

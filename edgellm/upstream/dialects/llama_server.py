@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgellm.upstream.dialects.served import ServedUpstream, UpstreamModel, raised
-from edgellm.upstream.fields import entries, fields, maybe_count, number, seed_at, text, whole
+from edgellm.upstream.fields import entries, fields, maybe_count, number, seed_at, whole
 from edgellm.upstream.http_client import HttpClient
-from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier
+from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier
 
-_MOST_TOP = 64
 _DRAWING = ("temperature", "top_k", "top_p")
 """The samplers of our rule in our order; its own chain cools last, and drops tokens by min-p unless told otherwise."""
 
 
 class LlamaServerUpstream(ServedUpstream):
     """A llama-server. It chooses the slot itself: the free one with the longest common prefix."""
+
+    dialect, most_top, steers = "llama-server", 64, True
 
     def __init__(
         self, client: HttpClient, served: UpstreamModel, template: str, end_of_turn: int | None,
@@ -25,35 +26,9 @@ class LlamaServerUpstream(ServedUpstream):
         """`template` is the model's chat template; `end_of_turn` the token that ends a turn; `slots` are the texts that
         it writes at once."""
         super().__init__(client, served, Tier.CONTINUE, "llama-server scores no drafts")
-        self._template, self._end_of_turn, self._slots = template, end_of_turn, slots
+        self.chat_template, self.at_once, self._end_of_turn = template, slots or None, end_of_turn
 
-    @property
-    def dialect(self) -> str:
-        """See `Upstream.dialect`."""
-        return "llama-server"
-
-    @property
-    def chat_template(self) -> str:
-        """See `Upstream.chat_template`."""
-        return self._template
-
-    @property
-    def at_once(self) -> int | None:
-        """See `Upstream.at_once`."""
-        return self._slots or None
-
-    @property
-    def most_top(self) -> int:
-        """See `Upstream.most_top`."""
-        return _MOST_TOP
-
-    @property
-    def steers(self) -> bool:
-        """See `Upstream.steers`."""
-        return True
-
-    async def rows(self, request: RowRequest) -> RowReply:
-        """See `Upstream.rows`."""
+    async def _rows(self, request: RowRequest) -> RowReply:
         sampling = request.drawing
         samplers = [*_DRAWING, "min_p"] if sampling.min_p else [*_DRAWING]
         body: dict[str, Any] = {
@@ -66,38 +41,25 @@ class LlamaServerUpstream(ServedUpstream):
         if request.steering is not None:
             body["logit_bias"] = [list(pair) for pair in raised(request.steering).items()]
         answer = await self._client.post("/completion", body)
-        try:
-            found = fields(answer.json)
-            tokens = [whole(token) for token in entries(found.get("tokens"))]
-            if found.get("stop_type") == "eos" and self._end_of_turn is not None and not self._ends(tokens, request):
-                tokens.append(self._end_of_turn)
-            timings = fields(found.get("timings") or {})
-            return RowReply(
-                Tier.CONTINUE, _with_tops(tokens, found, request.top), maybe_count(timings.get("cache_n")),
-                _seconds(timings), answer.bytes_up, answer.bytes_down,
-            )  # fmt: skip
-        except RowsUnusable as error:
-            raise self._client.garbled(str(error)) from None
+        found = fields(answer.json)
+        tokens = [whole(token) for token in entries(found.get("tokens"))]
+        if found.get("stop_type") == "eos" and self._end_of_turn is not None and not self._ends(tokens, request):
+            tokens.append(self._end_of_turn)
+        timings = fields(found.get("timings") or {})
+        return RowReply(
+            Tier.CONTINUE, _with_tops(tokens, found, request.top), maybe_count(timings.get("cache_n")),
+            _seconds(timings), answer.bytes_up, answer.bytes_down,
+        )  # fmt: skip
 
     def _ends(self, tokens: Sequence[int], request: RowRequest) -> bool:
         """Return whether the token that ended the text is among `tokens`: not all versions answer with it."""
         return len(tokens) >= request.places or (bool(tokens) and tokens[-1] == self._end_of_turn)
 
     async def tokenize(self, text: str) -> Sequence[int] | None:
-        """See `Upstream.tokenize`."""
-        answer = await self._client.post("/tokenize", {"content": text, "add_special": False, "parse_special": False})
-        try:
-            return [whole(token) for token in entries(fields(answer.json).get("tokens"))]
-        except RowsUnusable as error:
-            raise self._client.garbled(str(error)) from None
+        return await self._ids("/tokenize", {"content": text, "add_special": False, "parse_special": False})
 
     async def detokenize(self, ids: Sequence[int]) -> str | None:
-        """See `Upstream.detokenize`."""
-        answer = await self._client.post("/detokenize", {"tokens": list(ids)})
-        try:
-            return text(fields(answer.json).get("content"))
-        except RowsUnusable as error:
-            raise self._client.garbled(str(error)) from None
+        return await self._text("/detokenize", {"tokens": list(ids)}, "content")
 
 
 def _seconds(timings: Any) -> float | None:
@@ -123,12 +85,10 @@ async def connect(
     client: HttpClient, served: UpstreamModel, props: Any, end_of_turn: int | None
 ) -> LlamaServerUpstream:
     """Return the llama-server whose /props answered with `props`. Raises VerifierLost for unusable ones."""
-    try:
+    with client.reading():
         settings = fields(fields(props).get("default_generation_settings") or {})
         length = maybe_count(settings.get("n_ctx"))
         template, slots = props.get("chat_template"), maybe_count(props.get("total_slots"))
-    except RowsUnusable as error:
-        raise client.garbled(str(error)) from None
     model = UpstreamModel(served.name, length or served.context_length)
     source = template if isinstance(template, str) else ""
     return LlamaServerUpstream(client, model, source, end_of_turn, slots)

@@ -16,16 +16,12 @@ from edgellm.upstream.text_border import TextBorders, Written
 class OllamaUpstream(TextUpstream):
     """An Ollama server."""
 
-    @property
-    def dialect(self) -> str:
-        """See `Upstream.dialect`."""
-        return "Ollama"
+    dialect = "Ollama"
 
     async def write(self, prompt: str, tokens: int, request: RowRequest, seed: int) -> tuple[Written, RowReply]:
-        """See `TextUpstream.write`."""
         sampling = request.sampling
         body = {
-            "model": self._served.name, "prompt": prompt, "raw": True, "stream": False, "logprobs": True,
+            "model": self.name, "prompt": prompt, "raw": True, "stream": False, "logprobs": True,
             "truncate": False, "shift": False,  # a text that is too long is refused, and never cut
             "options": {
                 "num_predict": tokens, "temperature": max(0.0, sampling.temperature), "top_k": max(0, sampling.top_k),
@@ -68,17 +64,16 @@ async def connect(
         TimeoutError: it does not answer in time.
     """
     try:
-        await OllamaUpstream(client, served, borders, end_of_turn).probe(token)
-        running = entries(fields((await client.get("/api/ps")).json).get("models"))
-        mine = [one for one in map(fields, running) if served.name in (one.get("name"), one.get("model"))]
-        length = maybe_count(mine[0].get("context_length")) if mine else None
-    except RowsUnusable as error:
-        raise client.garbled(str(error)) from None
+        with client.reading():
+            await OllamaUpstream(client, served, borders, end_of_turn).probe(token)
+        running = await client.get("/api/ps")
     except ServerRefused as error:
-        if error.status in (401, 403):
-            raise
         raise VerifierLost(
             f"The server at {client.url} cannot verify: it refuses to complete a text (status {error.status}).",
             "Use a newer version of Ollama, and a model that it can run.",
         ) from None
+    with client.reading():
+        models = map(fields, entries(fields(running.json).get("models")))
+        mine = [one for one in models if served.name in (one.get("name"), one.get("model"))]
+    length = maybe_count(mine[0].get("context_length")) if mine else None
     return OllamaUpstream(client, UpstreamModel(served.name, length, served.owner), borders, end_of_turn)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgellm.errors import InvalidOption, VerifierLost
 from edgellm.spec.types import Sampling
-from edgellm.upstream.fields import entries, fields, maybe_count, text
-from edgellm.upstream.http_client import HttpAnswer, HttpClient
-from edgellm.upstream.rows import Row, RowReply, RowsUnusable, Steering, Tier, Upstream
+from edgellm.upstream.fields import entries, fields, maybe_count, text, whole
+from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
+from edgellm.upstream.rows import Row, RowReply, RowRequest, Steering, Tier, Upstream
 
 PROBE_SECONDS = 60.0
 """Within which a server answers a first question: it may have to load its model."""
@@ -37,11 +38,9 @@ async def served_names(client: HttpClient) -> list[str]:
 
 async def _models(client: HttpClient) -> dict[str, Mapping[str, Any]]:
     answer = await client.get("/v1/models")
-    try:
+    with client.reading():
         models = [fields(one) for one in entries(fields(answer.json).get("data"))]
         return {text(one.get("id")): one for one in models}
-    except RowsUnusable as error:
-        raise client.garbled(str(error)) from None
 
 
 async def served_model(client: HttpClient, wanted: str = "") -> UpstreamModel:
@@ -69,34 +68,45 @@ class ServedUpstream(Upstream):
 
     def __init__(self, client: HttpClient, served: UpstreamModel, tier: Tier, reason: str) -> None:
         """`tier` is how it verifies, and `reason` why, as a clause."""
-        self._client, self._served, self._tier, self._reason = client, served, tier, reason
+        self._client = client
+        self.name, self.context_length = served.name, served.context_length
+        self.tier, self.reason = tier, reason
 
-    @property
-    def name(self) -> str:
-        """See `Upstream.name`."""
-        return self._served.name
+    async def rows(self, request: RowRequest) -> RowReply:
+        with self._client.reading():
+            return await self._rows(request)
 
-    @property
-    def context_length(self) -> int | None:
-        """See `Upstream.context_length`."""
-        return self._served.context_length
-
-    @property
-    def tier(self) -> Tier:
-        """See `Upstream.tier`."""
-        return self._tier
-
-    @property
-    def reason(self) -> str:
-        """See `Upstream.reason`."""
-        return self._reason
+    @abstractmethod
+    async def _rows(self, request: RowRequest) -> RowReply:
+        """Return the rows for `request`. Raises RowsUnusable and what `rows` raises."""
 
     async def check(self) -> None:
-        """See `Upstream.check`."""
         try:
-            await served_model(self._client, self._served.name)
+            await served_model(self._client, self.name)
         except InvalidOption as error:
             raise VerifierLost(error.what, "Load the model there again.") from None
+
+    async def _asked_for(self, path: str, body: Mapping[str, Any], name: str) -> Any:
+        """Return the field `name` of the answer at `path`; None where the server has no such path."""
+        try:
+            with self._client.reading():
+                return fields((await self._client.post(path, body)).json).get(name)
+        except ServerRefused as error:
+            if error.status in (404, 405, 501):
+                return None
+            raise
+
+    async def _ids(self, path: str, body: Mapping[str, Any]) -> list[int] | None:
+        """Return the tokens that the server finds in a text; None where it has no such path."""
+        found = await self._asked_for(path, body, "tokens")
+        with self._client.reading():
+            return None if found is None else [whole(token) for token in entries(found)]
+
+    async def _text(self, path: str, body: Mapping[str, Any], name: str) -> str | None:
+        """Return the text that the server makes of tokens; None where it has no such path."""
+        found = await self._asked_for(path, body, name)
+        with self._client.reading():
+            return None if found is None else text(found)
 
 
 def sampling_fields(sampling: Sampling, temperature: float) -> dict[str, Any]:

@@ -19,43 +19,25 @@ from edgellm.upstream.dialects.served import (
     reply,
     sampling_fields,
 )
-from edgellm.upstream.fields import best, entries, fields, maybe_count, number, text, whole
+from edgellm.upstream.fields import best, entries, fields, maybe_count, number, whole
 from edgellm.upstream.http_client import HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 
 _PATH = "/generate"
-_MOST_TOP = 64
 
 
 class SglangUpstream(ServedUpstream):
     """An SGLang server."""
 
-    @property
-    def dialect(self) -> str:
-        """See `Upstream.dialect`."""
-        return "SGLang"
+    dialect, most_top, steers = "SGLang", 64, True
 
-    @property
-    def most_top(self) -> int:
-        """See `Upstream.most_top`."""
-        return _MOST_TOP
-
-    @property
-    def steers(self) -> bool:
-        """See `Upstream.steers`."""
-        return True
-
-    async def rows(self, request: RowRequest) -> RowReply:
-        """See `Upstream.rows`."""
+    async def _rows(self, request: RowRequest) -> RowReply:
         decides = request.sampling.greedy or request.decisive
-        try:
-            if self._tier is Tier.CONTINUE or (request.extra and not len(request.draft)):
-                return await self._continue(request)
-            if self._tier is Tier.SCORE and decides and request.steering is None:
-                return await self._score(request)
-            return await self._fan_out(request)
-        except RowsUnusable as error:
-            raise self._client.garbled(str(error)) from None
+        if self.tier is Tier.CONTINUE or (request.extra and not len(request.draft)):
+            return await self._continue(request)
+        if self.tier is Tier.SCORE and decides and request.steering is None:
+            return await self._score(request)
+        return await self._fan_out(request)
 
     async def _score(self, request: RowRequest) -> RowReply:
         ids, drafted = [*request.prefix.tolist(), *request.draft.tolist()], len(request.draft)
@@ -68,7 +50,7 @@ class SglangUpstream(ServedUpstream):
         if len(found) < drafted:
             raise RowsUnusable(f"{len(found)} rows for {drafted} drafted tokens")
         tops = [_top(row) for row in found[len(found) - drafted :]]
-        rows = [*(Row(best(top), top) for top in tops), *_rows(answer.json, 1)[:1]]
+        rows = [*(Row(best(top), top) for top in tops), *_written(answer.json, 1)[:1]]
         return reply(Tier.SCORE, rows, answer, maybe_count(said.get("cached_tokens")))
 
     async def _fan_out(self, request: RowRequest) -> RowReply:
@@ -82,7 +64,7 @@ class SglangUpstream(ServedUpstream):
         found = entries(answer.json)
         if len(found) != len(prompts):
             raise RowsUnusable(f"{len(found)} answers to {len(prompts)} prompts")
-        rows = [_rows(one, request.top)[0] for one in found]
+        rows = [_written(one, request.top)[0] for one in found]
         tier = Tier.SCORE if request.decisive else Tier.FAN_OUT
         return reply(tier, rows, answer, maybe_count(fields(found[0].get("meta_info")).get("cached_tokens")))
 
@@ -91,30 +73,15 @@ class SglangUpstream(ServedUpstream):
         body = _body(request.prefix.tolist(), request.places, sampling, sampling.temperature, request.top)
         answer = await self._client.post(_PATH, body)
         said = fields(fields(answer.json).get("meta_info"))
-        rows = _rows(answer.json, request.top)
+        rows = _written(answer.json, request.top)
         return reply(Tier.CONTINUE, rows, answer, maybe_count(said.get("cached_tokens")))
 
     async def tokenize(self, text: str) -> Sequence[int] | None:
-        """See `Upstream.tokenize`."""
-        body = {"model": self._served.name, "prompt": text, "add_special_tokens": False}
-        answer = await self._client.post("/tokenize", body)
-        try:
-            return [whole(token) for token in entries(fields(answer.json).get("tokens"))]
-        except RowsUnusable as error:
-            raise self._client.garbled(str(error)) from None
+        return await self._ids("/tokenize", {"model": self.name, "prompt": text, "add_special_tokens": False})
 
     async def detokenize(self, ids: Sequence[int]) -> str | None:
-        """See `Upstream.detokenize`."""
-        body = {"model": self._served.name, "tokens": list(ids), "skip_special_tokens": False}
-        try:
-            answer = await self._client.post("/detokenize", body)
-            return text(fields(answer.json).get("text"))
-        except ServerRefused as error:
-            if error.status in (404, 405, 501):
-                return None
-            raise
-        except RowsUnusable as error:
-            raise self._client.garbled(str(error)) from None
+        body = {"model": self.name, "tokens": list(ids), "skip_special_tokens": False}
+        return await self._text("/detokenize", body, "text")
 
 
 def _body(ids: list[Any], tokens: int, sampling: Sampling, temperature: float, top: int) -> dict[str, Any]:
@@ -125,7 +92,7 @@ def _body(ids: list[Any], tokens: int, sampling: Sampling, temperature: float, t
     return body | ({"return_logprob": True, "top_logprobs_num": top} if top else {})
 
 
-def _rows(found: Any, top: int) -> list[Row]:
+def _written(found: Any, top: int) -> list[Row]:
     """Return the rows of the tokens that were written. Raises RowsUnusable where there are none."""
     said = fields(fields(found).get("meta_info"))
     ids = [whole(token) for token in entries(found.get("output_ids"))]
@@ -155,18 +122,15 @@ async def connect(client: HttpClient, served: UpstreamModel, token: int, asked: 
     body = _body([token] * 3, 1, Sampling(), 0.0, 1) | {"logprob_start_len": 1}
     try:
         answer = await client.post(_PATH, body, PROBE_SECONDS)
-        scored = entries(fields(fields(answer.json).get("meta_info")).get("input_top_logprobs"))
-        _rows(answer.json, 1)
-        can_score = bool(scored) and scored[-1] is not None
-    except RowsUnusable as error:
-        raise client.garbled(str(error)) from None
     except ServerRefused as error:
-        if error.status in (401, 403):
-            raise
         raise VerifierLost(
             f"The server at {client.url} cannot verify: it refuses token ids (status {error.status}).",
             "Use a newer version of SGLang there.",
         ) from None
+    with client.reading():
+        scored = entries(fields(fields(answer.json).get("meta_info")).get("input_top_logprobs"))
+        _written(answer.json, 1)
+    can_score = bool(scored) and scored[-1] is not None
     best_tier = Tier.SCORE if can_score else Tier.FAN_OUT
     if asked is None or asked is Tier.SCORE:
         why = "it scores a chunk in one pass and keeps the prompt" if can_score else "it takes many prompts at once"

@@ -70,27 +70,24 @@ class ScoreRefusals:
 class VllmUpstream(CompletionsUpstream):
     """A vLLM server."""
 
+    dialect, steers = "vLLM", True
+
     def __init__(
         self, client: HttpClient, served: UpstreamModel, tier: Tier, reason: str, *, top: int, keeps: bool, counts: bool
     ) -> None:
         """`keeps`: scoring keeps the prompt's cache; `counts`: the server says how many tokens it had cached."""
-        super().__init__(client, served, tier, reason, top=top, dialect="vLLM")
+        super().__init__(client, served, tier, reason, top=top)
         self._keeps, self._counts = keeps, counts
+        self.recomputes = tier is Tier.SCORE and not keeps
         self._refusals = ScoreRefusals()
 
-    @property
-    def recomputes(self) -> bool:
-        """See `Upstream.recomputes`."""
-        return self._tier is Tier.SCORE and not self._keeps
-
-    async def rows(self, request: RowRequest) -> RowReply:
-        """See `Upstream.rows`."""
+    async def _rows(self, request: RowRequest) -> RowReply:
         sampled = not (request.sampling.greedy or request.decisive)
         unsafe = self._keeps and request.repeats and not self._counts
-        if self._tier is not Tier.SCORE or sampled or not len(request.draft) or unsafe:
-            return await super().rows(request)
+        if self.tier is not Tier.SCORE or sampled or not len(request.draft) or unsafe:
+            return await super()._rows(request)
         if not self._refusals.pays():
-            return await super().rows(request)
+            return await super()._rows(request)
         try:
             found = await self._score(request)
             self._refusals.record(refused=False)
@@ -99,15 +96,8 @@ class VllmUpstream(CompletionsUpstream):
                 raise
             found = None
             self._refusals.record(refused=True)
-            _log.info("%s is asked without scores: %s", self._served.name, error.what)
-        except RowsUnusable as error:
-            raise self._client.garbled(str(error)) from None
-        return found or await super().rows(request)
-
-    @property
-    def steers(self) -> bool:
-        """See `Upstream.steers`."""
-        return True
+            _log.info("%s is asked without scores: %s", self.name, error.what)
+        return found or await super()._rows(request)
 
     def _body(self, prompt: list[Any], tokens: int, request: RowRequest, temperature: float) -> dict[str, Any]:
         body = super()._body(prompt, tokens, request, temperature) | steering_fields(request.steering)
@@ -120,7 +110,7 @@ class VllmUpstream(CompletionsUpstream):
         shared = {"max_tokens": 1, "prompt_logprobs": wanted, **sampling_fields(request.sampling, 0.0)}
         if self._keeps:
             body: dict[str, Any] = {
-                "model": self._served.name,
+                "model": self.name,
                 "token_ids": ids,
                 "sampling_params": {
                     **shared, "logprobs": wanted, "skip_reading_prefix_cache": False, "detokenize": False,
@@ -131,7 +121,7 @@ class VllmUpstream(CompletionsUpstream):
             answer = await self._client.post(GENERATE, body)
         else:
             body = {
-                "model": self._served.name, "prompt": ids, "stream": False, "return_token_ids": True,
+                "model": self.name, "prompt": ids, "stream": False, "return_token_ids": True,
                 "return_tokens_as_token_ids": True, "logprobs": wanted, **shared,
             }  # fmt: skip
             answer = await self._client.post(_COMPLETIONS, body)
@@ -142,27 +132,10 @@ class VllmUpstream(CompletionsUpstream):
         return None if rows is None else reply(Tier.SCORE, rows, answer, cached if self._keeps else 0)
 
     async def tokenize(self, text: str) -> Sequence[int] | None:
-        """See `Upstream.tokenize`."""
-        body = {"model": self._served.name, "prompt": text, "add_special_tokens": False}
-        found = await _unless_missing(self._client, "/tokenize", body, "tokens")
-        return None if found is None else [token for token in found if isinstance(token, int)]
+        return await self._ids("/tokenize", {"model": self.name, "prompt": text, "add_special_tokens": False})
 
     async def detokenize(self, ids: Sequence[int]) -> str | None:
-        """See `Upstream.detokenize`."""
-        body = {"model": self._served.name, "tokens": list(ids)}
-        found = await _unless_missing(self._client, "/detokenize", body, "prompt")
-        return None if found is None else str(found)
-
-
-async def _unless_missing(client: HttpClient, path: str, body: dict[str, Any], name: str) -> Any:
-    try:
-        return fields((await client.post(path, body)).json).get(name)
-    except ServerRefused as error:
-        if error.status in (404, 405, 501):
-            return None
-        raise
-    except RowsUnusable as error:
-        raise client.garbled(str(error)) from None
+        return await self._text("/detokenize", {"model": self.name, "tokens": list(ids)}, "prompt")
 
 
 def _scored(answer: HttpAnswer, ids: list[int], drafted: int, *, chat: bool) -> tuple[Row, ...] | None:
@@ -264,9 +237,7 @@ async def _scores(client: HttpClient, served: UpstreamModel, token: int, top: in
         if _scored(answer, [token] * 3, 1, chat=True) is None:
             return None
         usage = fields(fields(answer.json).get("usage") or {})
-    except ServerRefused as error:
-        if error.status in (401, 403):
-            raise
+    except ServerRefused:
         return None
     except RowsUnusable:
         return None

@@ -116,23 +116,21 @@ class GatewayBackend(VerifierBackend):
 
     @property
     def steps(self) -> int:
-        """See `VerifierBackend.steps`. A server has its own time limit for each request; until then it is trusted."""
+        """A server has its own time limit for each request; until then it is trusted."""
         return int(_BEATS * monotonic())
 
     def ready(self) -> bool:
-        """See `VerifierBackend.ready`."""
         return self._pool.ready()
 
     def wait_seconds(self) -> float:
-        """See `VerifierBackend.wait_seconds`."""
         turns = 1.0 + len(self._waiting) / self._pool.places
         return max(self._pool.wait_seconds(), turns * self._mean, _SOONEST)
 
     def start(self) -> None:
-        """See `VerifierBackend.start`: servers answer from the beginning."""
+        """Do nothing: servers answer from the beginning."""
 
     def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
-        """See `VerifierBackend.submit`. A request of the session that is not answered yet is given up."""
+        """A request of the session that is not answered yet is given up."""
         with self._lock:
             if self._closed:
                 deliver(_ended())
@@ -149,14 +147,12 @@ class GatewayBackend(VerifierBackend):
             self._place(session.asked)
 
     def end_session(self, session: int) -> None:
-        """See `VerifierBackend.end_session`."""
         with self._lock:
             if (found := self._sessions.pop(session, None)) is not None:
                 found.home.part()
                 self._drop(found)
 
     def close(self) -> None:
-        """See `VerifierBackend.close`."""
         with self._lock:
             self._closed = True
             open_requests = [session.asked for session in self._sessions.values() if session.asked is not None]

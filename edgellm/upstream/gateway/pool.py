@@ -76,7 +76,6 @@ class PooledServer:
         return self._verifier.wait_seconds()
 
     def text(self, sampling: Sampling, salt: str, grammar: ReplyGrammar | None) -> UpstreamText:
-        """See `UpstreamVerifier.text`."""
         return self._verifier.text(sampling, salt, grammar)
 
     def enter(self) -> None:
