@@ -70,6 +70,7 @@ def run_gateway(
     from edgellm.http.model_host import ServedModel
     from edgellm.services.server.gateway_server import TIMING, serve_gateway
     from edgellm.storage import resolve
+    from edgellm.upstream.gateway.metrics import GatewayCollector
     from edgellm.upstream.opening import UpstreamOptions
 
     options = replace(options or UpstreamOptions(), timing=TIMING)
@@ -110,6 +111,6 @@ def run_gateway(
         server.watch(open_model, open_late)
         say_how()
         if http is not None:
-            http.watch_gateway(server)
+            http.add_metrics(GatewayCollector(lambda: server.backends, lambda: len(server.away)))
             print_urls(http)
         serve_until_stopped(server, http, interface, announce=announce)

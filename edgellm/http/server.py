@@ -36,7 +36,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.versions import program_version
 
 if TYPE_CHECKING:
-    from edgellm.services.server.gateway_server import GatewayServer
+    from prometheus_client.registry import Collector
 
 HEAD_SECONDS = 10.0  # for a TLS handshake, and then for the head of the first request
 NEXT_SECONDS = 40.0  # from a response to the head of the next request
@@ -321,9 +321,9 @@ class HttpServer:
         """Answer requests that name another model, too."""
         self._handler.models.add(served)
 
-    def watch_gateway(self, gateway: GatewayServer) -> None:
-        """Report from now on in the metrics what a gateway does for each of its models."""
-        self._handler.metrics.watch_gateway(gateway)
+    def add_metrics(self, collector: Collector) -> None:
+        """Report from now on in the metrics what `collector` finds, too."""
+        self._handler.metrics.add(collector)
 
     def open_embedder(self, embedder: ServedEmbedder) -> None:
         """Embed texts with `embedder` from now on."""

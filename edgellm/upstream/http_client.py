@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -151,12 +151,6 @@ class HttpAnswer:
     seconds: float
 
 
-class _RawAnswer(NamedTuple):
-    status: int
-    retry_after: str
-    body: bytes
-
-
 class HttpClient:
     """The way to one server. Its coroutines run in its own loop; `run` and `wait` are for other threads."""
 
@@ -170,7 +164,6 @@ class HttpClient:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="edgellm-upstream", daemon=True)
         self._thread.start()
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._session = self.wait(self._open())
 
     async def _open(self) -> aiohttp.ClientSession:
@@ -187,17 +180,7 @@ class HttpClient:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine in the loop. Cancelling the future closes the connection of its request."""
-        return asyncio.run_coroutine_threadsafe(self._kept(coroutine), self._loop)
-
-    async def _kept(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.current_task()
-        if task is None:  # never: this runs in a task
-            raise RuntimeError
-        self._tasks.add(task)
-        try:
-            return await coroutine
-        finally:
-            self._tasks.discard(task)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Return the result of a coroutine, or raise its error."""
@@ -217,7 +200,7 @@ class HttpClient:
             self._loop.close()
 
     async def _close(self) -> None:
-        others = self._tasks - {asyncio.current_task()}
+        others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -225,7 +208,7 @@ class HttpClient:
 
     async def get(self, path: str, seconds: float | None = CONNECT_SECONDS) -> HttpAnswer:
         """Return the answer to a GET. Raises as `post`."""
-        return await self._ask("GET", path, None, seconds)
+        return await self._ask("GET", path, b"", seconds)
 
     async def post(self, path: str, body: Mapping[str, Any], seconds: float | None = None) -> HttpAnswer:
         """Return the answer to a POST of JSON.
@@ -238,33 +221,31 @@ class HttpClient:
         """
         return await self._ask("POST", path, json.dumps(body, separators=(",", ":")).encode(), seconds)
 
-    async def _ask(self, method: str, path: str, body: bytes | None, seconds: float | None) -> HttpAnswer:
+    async def _ask(self, method: str, path: str, body: bytes, seconds: float | None) -> HttpAnswer:
         began = perf_counter()
         try:
             async with asyncio.timeout(seconds):
                 try:
-                    answer = await self._exchange(method, path, body)
+                    data = await self._exchange(method, path, body)
                 except aiohttp.ClientConnectorError:
                     raise
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):  # it has ended a kept connection
-                    answer = await self._exchange(method, path, body)
+                    data = await self._exchange(method, path, body)
         except aiohttp.ServerTimeoutError:
             raise self._lost(f"does not answer within {CONNECT_SECONDS:g} seconds") from None
         except aiohttp.ClientError as error:
             raise self._lost(f"is gone ({self._quoted(str(error) or type(error).__name__)})") from None
-        if not 200 <= answer.status < 300:
-            raise self._refusal(answer.status, answer.retry_after, answer.body)
         try:
-            found = json.loads(answer.body)
+            found = json.loads(data)
         except (ValueError, RecursionError):
             raise self._lost("answers with something that is not JSON") from None
-        return HttpAnswer(found, len(body or b""), len(answer.body), perf_counter() - began)
+        return HttpAnswer(found, len(body), len(data), perf_counter() - began)
 
-    async def _exchange(self, method: str, path: str, body: bytes | None) -> _RawAnswer:
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        most = MAX_FACTS if body is None else min(self._max_answer, _ANSWER + _ANSWER_A_BYTE * len(body))
+    async def _exchange(self, method: str, path: str, body: bytes) -> bytes:
+        headers = {"Content-Type": "application/json"} if body else {}
+        most = min(self._max_answer, _ANSWER + _ANSWER_A_BYTE * len(body)) if body else MAX_FACTS
         async with self._session.request(
-            method, self.url.base + path, data=body, headers=headers, allow_redirects=False
+            method, self.url.base + path, data=body or None, headers=headers, allow_redirects=False
         ) as response:
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise self._lost("answers in a coding that it was not asked for")
@@ -273,7 +254,9 @@ class HttpClient:
                 data += part
                 if len(data) > most:
                     raise self._lost(f"answers with more than {most} bytes")
-            return _RawAnswer(response.status, response.headers.get("Retry-After", ""), bytes(data))
+            if not 200 <= response.status < 300:
+                raise self._refusal(response.status, response.headers.get("Retry-After", ""), bytes(data))
+            return bytes(data)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

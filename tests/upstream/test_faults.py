@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Model
-from edgellm.errors import VerifierBusy, VerifierLost, VerifierUnreachable, VocabularyMismatch
+from edgellm.errors import VerifierUnreachable, VocabularyMismatch
 from edgellm.llm import LLM
 from edgellm.spec.types import Notice, Source, Token
-from edgellm.upstream.http_client import HttpClient, ServerURL
 from edgellm.upstream.verifier import UpstreamTiming
 from testkit.upstream.dialects import LlamaServer, Vllm
 from testkit.upstream.engine import Engine
@@ -186,16 +185,3 @@ def test_a_key_is_sent_and_never_shown(
     monkeypatch.setenv("EDGELLM_VERIFIER_KEY", "open-sesame")
     with LLM.open(f32_pair[0], server.url, threads=1) as pair:
         assert len(ids(pair.reply(case(5), max_tokens=2))) == 2
-
-
-@pytest.mark.parametrize("fault", [Fault.GARBAGE, Fault.TRUNCATED, Fault.DROPPED, Fault.HUGE, Fault.FAILED, Fault.BUSY])
-def test_what_the_client_makes_of_a_fault(fault: Fault, engine: Engine, closing: ExitStack) -> None:
-    server = closing.enter_context(UpstreamServer(Vllm(engine)))
-    client = HttpClient(ServerURL.parse(server.url), "a-key", max_answer=2**20)
-    closing.callback(client.close)
-    server.fault = fault
-    with pytest.raises(VerifierBusy if fault is Fault.BUSY else VerifierLost) as raised:
-        client.wait(client.post("/detokenize", {"tokens": [1]}))
-    assert server.url in raised.value.what
-    if isinstance(raised.value, VerifierBusy):
-        assert raised.value.seconds == 1.0

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
 from typing import Any
-from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from typer.testing import CliRunner
 from edgellm.cli.app import app
 from edgellm.engine import Model
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, VerifierBusy, VerifierLost, VocabularyMismatch
-from edgellm.http.metrics import GatewayCollector
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.client.connection import Timing
@@ -31,6 +29,7 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Source, Token, Verdict
 from edgellm.upstream.gateway.backend import GatewayBackend
+from edgellm.upstream.gateway.metrics import GatewayCollector
 from edgellm.upstream.gateway.opening import GatewayModel, PoolOpening
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.opening import UpstreamOptions
@@ -40,7 +39,6 @@ from testkit import retokenized
 from testkit.retokenized import PAIRS
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
-from tests.cli.test_serve_command import Served
 from tests.spec.real import case, ids
 from tests.upstream.conftest import MOST, WAYS
 
@@ -79,7 +77,7 @@ class House:
         """End all faults, and wait until every server is used again."""
         for server in self.servers:
             server.heal()
-        while not all(one.up() for one in self.pool.servers):
+        while not all(one.verifier.up() for one in self.pool.servers):
             sleep(0.005)
 
 
@@ -184,14 +182,6 @@ def test_penalties_and_schemas_reach_through_the_gateway(
             assert reply.summary.share_verified == 1.0
 
 
-def test_a_gateway_tells_from_what_it_chooses(houses: dict[str, House], text: Model) -> None:
-    for way, itself in (("vllm-score", False), ("llama-server", True)):
-        remote = RemoteVerifier(houses[way].gateway.address, text.vocabulary, timing=DEVICE)
-        assert remote.choice.draws_itself == itself
-        assert (remote.choice.likely or 0) >= 20
-        remote.close()
-
-
 def test_devices_are_told_what_servers_cannot_do(houses: dict[str, House]) -> None:
     with pytest.raises(InvalidOption, match="penalties"):
         houses["two"].device.reply("Hello", repeat_penalty=1.1)
@@ -245,7 +235,7 @@ def test_the_metrics_tell_what_was_reused(houses: dict[str, House]) -> None:
     for _ in range(2):
         written(house.device)
     registry = CollectorRegistry()
-    registry.register(GatewayCollector(house.gateway))
+    registry.register(GatewayCollector(lambda: house.gateway.backends, lambda: 0))
     lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
     found = {line.split("{")[0].split(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
     assert 0 < found["edgellm_upstream_cached_tokens_total"] < found["edgellm_upstream_prefix_tokens_total"]
@@ -461,29 +451,6 @@ def test_a_gateway_needs_the_servers_tokenizer(
     with pytest.raises(VocabularyMismatch, match="The vocabulary here and that of") as raised:
         serve_gateway([server.url], f32_pair[0], port=0)
     assert "with -m" in raised.value.next_step
-
-
-def test_a_gateway_from_the_command_line(houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
-    """It prints how its server verifies, answers devices and over HTTP, and tells both in its metrics."""
-    server = houses["llama-server"].servers[0]
-    gateway = Served("--upstream", server.url, "-m", str(f32_pair[0]))
-    try:
-        gateway.wait_for(f"llama-server at {server.url} verifies by continue")
-        web = gateway.wait_for(r"(http://127\.0\.0\.1:\d+)/v1")
-        with LLM.open(f32_pair[0], gateway.address, threads=1, history=False) as device:
-            ids(device.reply(case(2), max_tokens=2, budget=1.0))
-        question = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}).encode()
-        post = Request(f"{web}/v1/chat/completions", question, {"Content-Type": "application/json"})
-        with urlopen(post) as answer:
-            assert json.load(answer)["usage"]["completion_tokens"] == 2
-        with urlopen(f"{web}/metrics") as answer:
-            metrics = answer.read().decode()
-        assert f'edgellm_upstream_up{{model="served/verifier",server="{server.url}",tier="continue"}} 1.0' in metrics
-        assert float(re.findall(r"^edgellm_gateway_verified_tokens_total\{.*\} (\S+)$", metrics, re.MULTILINE)[0]) >= 4
-        gateway.process.terminate()
-        assert gateway.end()[0] == 0
-    finally:
-        gateway.close()
 
 
 @pytest.mark.parametrize(

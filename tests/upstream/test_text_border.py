@@ -124,14 +124,12 @@ def test_rows_end_at_a_border_that_survives(served: Model, borders: TextBorders)
 class Scripted(TextUpstream):
     """A server that writes one text, whatever it is asked."""
 
+    dialect = "scripted"
+
     def __init__(self, client: HttpClient, borders: TextBorders, prompt: str, text: str) -> None:
         super().__init__(client, UpstreamModel("model"), borders, None)
         self.prompt, self.said = prompt, text
         self.asked: list[tuple[str, int]] = []
-
-    @property
-    def dialect(self) -> str:
-        return "scripted"
 
     async def write(self, prompt: str, tokens: int, request: RowRequest, seed: int) -> tuple[Written, RowReply]:
         self.asked.append((prompt, tokens))

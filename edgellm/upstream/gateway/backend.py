@@ -34,7 +34,7 @@ _REMEMBERED = 1024  # devices whose last server is known
 _SOONEST = 0.05  # seconds after which a device is asked to come back at the earliest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GatewayFigures:
     """What a gateway has done. `drafted` tokens came in `verdicts`, which accepted some of them and had `tokens` in
     all; `moved` requests went on at another server; `pushed_back` ones were sent back with a time; requests have waited
@@ -84,7 +84,7 @@ class GatewayBackend(VerifierBackend):
 
     def __init__(self, pool: ServerPool) -> None:
         """Take over `pool`."""
-        self._pool = pool
+        self.pool, self.figures = pool, GatewayFigures()
         self._lock = threading.RLock()  # a future that has ended calls back at once
         self._secret = secrets.token_bytes(32)
         self._sessions: dict[int, _Session] = {}
@@ -92,22 +92,7 @@ class GatewayBackend(VerifierBackend):
         self._waiting: list[_Asked] = []
         self._turns = DeviceTurns()
         self._mean = _FIRST
-        self._steps = 0
         self._closed = False
-        self._verdicts = self._drafted = self._accepted = self._tokens = self._moved = self._pushed_back = 0
-        self._waited = 0.0
-
-    @property
-    def pool(self) -> ServerPool:
-        """Return the servers."""
-        return self._pool
-
-    @property
-    def figures(self) -> GatewayFigures:
-        """Return what was done so far."""
-        return GatewayFigures(
-            self._verdicts, self._drafted, self._accepted, self._tokens, self._moved, self._pushed_back, self._waited
-        )
 
     @property
     def waiting(self) -> int:
@@ -120,11 +105,11 @@ class GatewayBackend(VerifierBackend):
         return int(_BEATS * monotonic())
 
     def ready(self) -> bool:
-        return self._pool.ready()
+        return self.pool.ready()
 
     def wait_seconds(self) -> float:
-        turns = 1.0 + len(self._waiting) / self._pool.places
-        return max(self._pool.wait_seconds(), turns * self._mean, _SOONEST)
+        turns = 1.0 + len(self._waiting) / self.pool.places
+        return max(self.pool.wait_seconds(), turns * self._mean, _SOONEST)
 
     def start(self) -> None:
         """Do nothing: servers answer from the beginning."""
@@ -149,7 +134,7 @@ class GatewayBackend(VerifierBackend):
     def end_session(self, session: int) -> None:
         with self._lock:
             if (found := self._sessions.pop(session, None)) is not None:
-                found.home.part()
+                found.home.sessions -= 1
                 self._drop(found)
 
     def close(self) -> None:
@@ -159,14 +144,14 @@ class GatewayBackend(VerifierBackend):
             for asked in open_requests:
                 self._answer(asked, _ended())
             self._waiting.clear()
-        self._pool.close()
+        self.pool.close()
 
     def _session(self, request: VerifyRequest) -> _Session:
         found = self._sessions.get(request.session)
         if found is None:
-            home = self._pool.home(self._last.get(request.device))
+            home = self.pool.home(self._last.get(request.device))
             self._remember(request.device, home)
-            home.join()
+            home.sessions += 1
             found = self._sessions[request.session] = _Session(self._salt(request.tenant.cache_salt), home)
         return found
 
@@ -191,7 +176,7 @@ class GatewayBackend(VerifierBackend):
 
     def _place(self, asked: _Asked) -> None:
         """Send a request to a server, or have it wait for a place there; push it back where no server is up."""
-        server = self._pool.choose(asked.session.home, asked.failed)
+        server = self.pool.choose(asked.session.home, asked.failed)
         if server is None:
             self._push_back(asked)
         elif not server.is_free:
@@ -202,19 +187,19 @@ class GatewayBackend(VerifierBackend):
     def _send(self, asked: _Asked, server: PooledServer) -> None:
         session, request = asked.session, asked.request
         if server is not session.home:
-            session.home.part()
-            server.join()
+            session.home.sessions -= 1
+            server.sessions += 1
             session.home = server
             self._remember(request.device, server)
         text = session.texts.get(server)
         if text is None:
-            text = session.texts[server] = server.text(request.sampling, session.salt, request.grammar)
+            text = session.texts[server] = server.verifier.text(request.sampling, session.salt, request.grammar)
         began = perf_counter()
-        self._waited += began - asked.arrived
-        server.enter()
+        self.figures.waited += began - asked.arrived
+        server.running += 1
 
         def report(reply: RowReply) -> None:
-            server.count(len(asked.prefix), reply, perf_counter() - began)
+            server.figures.count(len(asked.prefix), reply, perf_counter() - began)
 
         asked.verdict = text.ask(asked.prefix, request.draft, request.extra, request.logprobs, report)
         asked.verdict.add_done_callback(partial(self._done, asked, server, began))
@@ -224,7 +209,9 @@ class GatewayBackend(VerifierBackend):
         with self._lock:
             error = None if verdict.cancelled() else verdict.exception()
             refused = isinstance(error, ServerRefused) and error.of_request
-            server.leave(failed=error is not None and not refused, refused=refused)
+            server.running -= 1
+            server.figures.refused += refused
+            server.figures.failed += error is not None and not refused
             if asked.session.asked is asked:
                 if verdict.cancelled():
                     self._answer(asked, _ended())
@@ -240,10 +227,10 @@ class GatewayBackend(VerifierBackend):
         draft = asked.request.draft
         asked.session.held = np.concatenate((asked.prefix, draft.ids[: verdict.accepted], verdict.tokens[:-1]))
         self._mean = _DECAY * self._mean + (1.0 - _DECAY) * seconds
-        self._verdicts += 1
-        self._drafted += len(draft)
-        self._accepted += verdict.accepted
-        self._tokens += verdict.accepted + len(verdict.tokens)
+        self.figures.verdicts += 1
+        self.figures.drafted += len(draft)
+        self.figures.accepted += verdict.accepted
+        self.figures.tokens += verdict.accepted + len(verdict.tokens)
         self._answer(asked, verdict)
 
     def _move(self, asked: _Asked, server: PooledServer, refusal: VerifierLost | None) -> None:
@@ -251,15 +238,15 @@ class GatewayBackend(VerifierBackend):
         asked.failed.add(server)
         asked.refusal = refusal or asked.refusal
         asked.verdict, asked.arrived = None, perf_counter()
-        if len(asked.failed) < len(self._pool.servers):
-            self._moved += 1
+        if len(asked.failed) < len(self.pool.servers):
+            self.figures.moved += 1
         self._place(asked)
 
     def _push_back(self, asked: _Asked) -> None:
         if asked.refusal is not None:  # it would be refused again
             self._answer(asked, asked.refusal)
             return
-        self._pushed_back += 1
+        self.figures.pushed_back += 1
         seconds = self.wait_seconds()
         self._answer(asked, VerifierBusy("The servers behind the gateway are busy or away.", "Ask again.", seconds))
 
@@ -272,7 +259,7 @@ class GatewayBackend(VerifierBackend):
         while self._waiting:
             ordered = self._turns.order(self._waiting)
             for asked in ordered:
-                server = self._pool.choose(asked.session.home, asked.failed)
+                server = self.pool.choose(asked.session.home, asked.failed)
                 if server is None or server.is_free:
                     break
             else:

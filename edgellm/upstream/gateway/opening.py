@@ -88,7 +88,7 @@ class PoolOpening:
                         closing.callback(model.text.close)
                     else:
                         model.servers.append(self._open(url, name, model.text))
-                    closing.callback(model.servers[-1].close)
+                    closing.callback(model.servers[-1].verifier.close)
                 except VerifierUnreachable as error:
                     away.append((url, error))
             if not found:
@@ -135,7 +135,7 @@ class PoolOpening:
                 raise
             if server.opened.proved or len(self._tokenizers) == 1:
                 return _Found(text, [server])
-            server.close()
+            server.verifier.close()
             text.close()
             raise InvalidOption(
                 f"The server of {name} at {url} does not show its tokens: which of the {len(self._tokenizers)}"
@@ -180,7 +180,7 @@ class PoolOpening:
         server = self._open(url, name, model.text)
         if model.pool.add(server):
             return f"{url} is used now."
-        server.close()
+        server.verifier.close()
         return f"{url} is not used: its context is shorter, or it gives fewer log-probabilities."
 
 

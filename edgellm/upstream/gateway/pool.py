@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.params import MAX_LOGPROBS
 from edgellm.spec.sampling import Choice
-from edgellm.spec.types import Sampling
 from edgellm.upstream.opening import OpenedUpstream
 from edgellm.upstream.rows import RowReply
-from edgellm.upstream.verifier import UpstreamText, choice_of
+from edgellm.upstream.verifier import choice_of
 
 _UNEVEN = 2  # sessions that a device's last server may have more than another one, which has none of its texts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServerFigures:
     """What a server has done. Of `prefix_tokens` that it was sent, it has not computed `cached_tokens` again, as far as
     it says; `seconds` is the time of all answers together."""
@@ -29,86 +27,29 @@ class ServerFigures:
     cached_tokens: int = 0
     seconds: float = 0.0
 
+    def count(self, prefix: int, reply: RowReply, seconds: float) -> None:
+        """Count an answer about a text of `prefix` tokens."""
+        self.answered += 1
+        self.prefix_tokens += prefix
+        self.cached_tokens += reply.cached or 0
+        self.seconds += seconds
+
 
 class PooledServer:
-    """A server of a pool. Its owner sees that only one thread at a time uses it; `count` is for the client's loop."""
+    """A server of a pool, with the requests `running` there and the `sessions` that it answers. Its owner sees that
+    only one thread at a time uses it; `figures` are counted in the client's loop."""
 
     def __init__(self, opened: OpenedUpstream, places: int) -> None:
         """At most `places` requests are to be in flight."""
-        self._verifier, self.places = opened.verifier, places
-        self.opened, self.url, self.upstream = opened, opened.url, opened.verifier.upstream
-        self.context_length = opened.verifier.context_length
-        self._running = self._sessions = 0
-        self._closed = False
-        self._figures = ServerFigures()
-
-    @property
-    def running(self) -> int:
-        """Return the number of requests in flight."""
-        return self._running
-
-    @property
-    def sessions(self) -> int:
-        """Return the number of sessions that it answers."""
-        return self._sessions
-
-    @property
-    def figures(self) -> ServerFigures:
-        """Return what it has done so far."""
-        return self._figures
+        self.opened, self.verifier, self.places = opened, opened.verifier, places
+        self.url, self.upstream = opened.url, opened.verifier.upstream
+        self.running = self.sessions = 0
+        self.figures = ServerFigures()
 
     @property
     def is_free(self) -> bool:
         """Return whether another request may be sent."""
-        return self._running < self.places
-
-    @property
-    def applies_rules(self) -> bool:
-        """Return whether replies can have penalties and follow grammars here."""
-        return self._verifier.applies_penalties
-
-    def up(self) -> bool:
-        """Return whether it is there, and takes requests."""
-        return self._verifier.up()
-
-    def wait_seconds(self) -> float:
-        """Return the seconds until it may be up."""
-        return self._verifier.wait_seconds()
-
-    def text(self, sampling: Sampling, salt: str, grammar: ReplyGrammar | None) -> UpstreamText:
-        return self._verifier.text(sampling, salt, grammar)
-
-    def enter(self) -> None:
-        """Note that a request is sent."""
-        self._running += 1
-
-    def leave(self, *, failed: bool, refused: bool) -> None:
-        """Note that a request has ended."""
-        self._running -= 1
-        found = self._figures
-        self._figures = replace(found, failed=found.failed + failed, refused=found.refused + refused)
-
-    def join(self) -> None:
-        """Note that a session begins here."""
-        self._sessions += 1
-
-    def part(self) -> None:
-        """Note that a session goes on elsewhere, or ends."""
-        self._sessions -= 1
-
-    def count(self, prefix: int, reply: RowReply, seconds: float) -> None:
-        """Count an answer about a text of `prefix` tokens."""
-        found = self._figures
-        self._figures = replace(
-            found, answered=found.answered + 1, prefix_tokens=found.prefix_tokens + prefix,
-            cached_tokens=found.cached_tokens + (reply.cached or 0), seconds=found.seconds + seconds,
-        )  # fmt: skip
-
-    def close(self) -> None:
-        """Abandon what is in flight."""
-        if not self._closed:
-            self._closed = True
-            self._verifier.close()
+        return self.running < self.places
 
 
 class ServerPool:
@@ -116,25 +57,20 @@ class ServerPool:
 
     def __init__(self, servers: Sequence[PooledServer]) -> None:
         """Take over `servers`, at least one."""
-        self._servers = tuple(servers)
+        self.servers = tuple(servers)
         self._lock, self._closed = threading.Lock(), False
-
-    @property
-    def servers(self) -> tuple[PooledServer, ...]:
-        """Return the servers."""
-        return self._servers
 
     def add(self, server: PooledServer) -> bool:
         """Take over another server; return False where it cannot do what devices have been told, or the pool is closed.
         May be called from any thread."""
         with self._lock:
-            context = server.context_length > self.context_length
+            context = server.verifier.context_length > self.context_length
             logprobs = server.upstream.most_top >= MAX_LOGPROBS or not self.reports_logprobs
-            rules = server.applies_rules or not self.applies_rules
+            rules = server.verifier.applies_penalties or not self.applies_rules
             likely = server.upstream.most_top >= (self.choice.likely or 0)
             if self._closed or not (context and logprobs and rules and likely):
                 return False
-            self._servers = (*self._servers, server)
+            self.servers = (*self.servers, server)
             return True
 
     @property
@@ -150,7 +86,7 @@ class ServerPool:
     @property
     def context_length(self) -> int:
         """Return the positions of a text that every server has. The token behind a text takes one of them, too."""
-        return min(server.context_length for server in self.servers) - 1
+        return min(server.verifier.context_length for server in self.servers) - 1
 
     @property
     def reports_logprobs(self) -> bool:
@@ -160,7 +96,7 @@ class ServerPool:
     @property
     def applies_rules(self) -> bool:
         """Return whether replies can have penalties and follow grammars at every server."""
-        return all(server.applies_rules for server in self.servers)
+        return all(server.verifier.applies_penalties for server in self.servers)
 
     @property
     def choice(self) -> Choice:
@@ -181,11 +117,11 @@ class ServerPool:
 
     def ready(self) -> bool:
         """Return whether a server takes requests."""
-        return any(server.up() for server in self.servers)
+        return any(server.verifier.up() for server in self.servers)
 
     def wait_seconds(self) -> float:
         """Return the seconds until a server may take requests."""
-        return min(server.wait_seconds() for server in self.servers)
+        return min(server.verifier.wait_seconds() for server in self.servers)
 
     def home(self, last: PooledServer | None) -> PooledServer:
         """Return the server for a new session of a device: that of its `last` one, whose cache has its texts, unless
@@ -194,14 +130,14 @@ class ServerPool:
             self._up(),
             key=lambda server: ((server.sessions + server.running) / server.places, server.figures.answered),
         )
-        if last is None or not last.up() or last.sessions > least.sessions + _UNEVEN:
+        if last is None or not last.verifier.up() or last.sessions > least.sessions + _UNEVEN:
             return least
         return last
 
     def choose(self, home: PooledServer, without: Collection[PooledServer]) -> PooledServer | None:
         """Return the server for a request of a session at `home`: that, if it is up and free; else the least loaded one
         that is, so that none waits while another could compute; else one that is up. None: none is, `without` those."""
-        able = [server for server in self._up(without) if server.up()]
+        able = [server for server in self._up(without) if server.verifier.up()]
         free = [server for server in able if server.is_free]
         if home in (free or able):
             return home
@@ -209,11 +145,11 @@ class ServerPool:
 
     def _up(self, without: Collection[PooledServer] = ()) -> Iterable[PooledServer]:
         left = [server for server in self.servers if server not in without]
-        return [server for server in left if server.up()] or left
+        return [server for server in left if server.verifier.up()] or left
 
     def close(self) -> None:
         """Abandon what is in flight everywhere."""
         with self._lock:
-            self._closed = True
-        for server in self.servers:
-            server.close()
+            was_closed, self._closed = self._closed, True
+        for server in () if was_closed else self.servers:
+            server.verifier.close()
