@@ -23,8 +23,8 @@ from edgellm.http.metrics import CONTENT_TYPE
 from edgellm.http.middleware import redact
 from edgellm.http.schemas.body import BodyRoute
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info, error_responses
-from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, UnloadRequest
-from edgellm.http.schemas.responses import ChatCompletion, Completion, Health, ModelInfo, ModelList, Unloaded
+from edgellm.http.schemas.requests import UnloadRequest
+from edgellm.http.schemas.responses import Health, ModelInfo, ModelList, Unloaded
 from edgellm.http.status import ServerStatus, server_health, server_status
 
 _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
@@ -40,12 +40,6 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
 )
-_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The reply, whole or in chunks with the same fields",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
-    }
-}
 
 
 def page_file(name: str) -> Response:
@@ -103,16 +97,6 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
              responses={200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}}})  # fmt: skip
     def metrics() -> Response:
         return Response(handler.metrics.text(), media_type=CONTENT_TYPE)
-
-    @app.post("/v1/chat/completions", tags=["OpenAI"], summary="Reply to a conversation",
-              response_model=ChatCompletion, responses=_STREAM | error_responses())  # fmt: skip
-    async def chat(body: ChatRequest, request: Request) -> Response:
-        return await handler.chat(body, request)
-
-    @app.post("/v1/completions", tags=["OpenAI"], summary="Continue a text",
-              response_model=Completion, responses=_STREAM | error_responses())  # fmt: skip
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await handler.complete(body, request)
 
     add_conversations(app, page_key)
     add_dialects(app, handler)

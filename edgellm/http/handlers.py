@@ -36,7 +36,6 @@ from edgellm.http.schemas.builder import (
 )
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, GenerationRequest
-from edgellm.http.schemas.responses import ChatResponseBuilder, CompletionResponseBuilder
 from edgellm.http.streaming import Event, ReadReply, ReplyTask, StartReply, TokenTimes, stream_pieces, without_calls
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
@@ -56,10 +55,10 @@ def header_names(names: Iterable[str]) -> list[str]:
     return [re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:_MAX_NAME] for name in sorted(names)[:_MAX_NAMED]]
 
 
-def _without_effect(request: GenerationRequest, ignored: Iterable[str] | None) -> list[str]:
-    """Return the names of a request's parameters that have no effect: those that another API has `ignored`, or the
-    unknown ones, and keywords of its schema."""
-    return header_names([*(request.unknown() if ignored is None else ignored), *request.unkept()])
+def _without_effect(request: GenerationRequest, ignored: Iterable[str]) -> list[str]:
+    """Return the names of a request's parameters that have no effect: the `ignored` ones, and keywords of its
+    schema."""
+    return header_names([*ignored, *request.unkept()])
 
 
 SIGN_OF_LIFE = 10.0  # seconds between signs of a stream that waits for a model, a slot or its first token
@@ -139,13 +138,13 @@ class RequestHandler:
         return served
 
     async def chat(
-        self, request: ChatRequest, http: Request, make_builder: MakeBuilder | None = None,
-        ignored: Iterable[str] | None = None, names: Mapping[str, str] = MappingProxyType({}),
+        self, request: ChatRequest, http: Request, make_builder: MakeBuilder, ignored: Iterable[str],
+        names: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:  # fmt: skip
         """Return a reply to a conversation, whole or as a stream. It is cancelled when the client leaves.
 
-        A request of another API than OpenAI's chat completions says how responses are made, which of its parameters
-        are `ignored`, and the `names` of those that are called otherwise there.
+        An API says how responses are made, which parameters of its request are `ignored`, and the `names` of those
+        that are called otherwise than in OpenAI's chat completions.
 
         Raises:
             ApiError: the model is not ready or is not here, parameters contradict each other, the queue is full, or the
@@ -153,29 +152,26 @@ class RequestHandler:
             InvalidOption: a parameter is out of range.
         """
         messages, unread = await in_reader(lambda: (request.turns(), _without_effect(request, ignored)))
-        make = make_builder or partial(ChatResponseBuilder, include_usage=request.include_usage, n=request.n)
 
         def prepare(served: ServedModel) -> PreparedReply:
-            builder = make(served.name, served.pair.piece)
+            builder = make_builder(served.name, served.pair.piece)
             options, ignored = self._fitting_options(served, request, names)
             return PreparedReply([partial(served.pair.reply, messages)], options, builder, ignored)
 
-        return await self._respond(request, http, prepare, make, unread)
+        return await self._respond(request, http, prepare, make_builder, unread)
 
     async def complete(
-        self, request: CompletionRequest, http: Request, make_builder: MakeBuilder | None = None,
-        ignored: Iterable[str] | None = None,
-    ) -> Response:  # fmt: skip
+        self, request: CompletionRequest, http: Request, make_builder: MakeBuilder, ignored: Iterable[str]
+    ) -> Response:
         """Return the continuations of texts, as `chat` does. Raises what `chat` raises."""
         names = await in_reader(_without_effect, request, ignored)
-        make = make_builder or partial(CompletionResponseBuilder, include_usage=request.include_usage, n=request.n)
 
         def prepare(served: ServedModel) -> PreparedReply:
-            builder = make(served.name, served.pair.piece)
+            builder = make_builder(served.name, served.pair.piece)
             writes = [partial(served.pair.complete, prompt) for prompt in request.prompts()]
             return PreparedReply(writes, served.options_for(request), builder)
 
-        return await self._respond(request, http, prepare, make, names)
+        return await self._respond(request, http, prepare, make_builder, names)
 
     async def count_tokens(self, request: ChatRequest, http: Request, ignored: Iterable[str]) -> int | Response:
         """Return how many tokens the prompt of a conversation has. Raises what `chat` raises."""

@@ -149,11 +149,6 @@ _HEADERS = (
 _OF_ANSWERS = (*_HEADERS, (b"cache-control", b"no-store"))
 
 
-def openai_error(_path: str, info: ErrorInfo) -> bytes:
-    """Return the JSON of an error in OpenAI's form."""
-    return info.json().encode()
-
-
 class SecurityMiddleware:
     """ASGI middleware that refuses requests. The body of a refused request is not read."""
 
@@ -163,7 +158,8 @@ class SecurityMiddleware:
         names: Iterable[str],
         key: str | None,
         page_key: str | None = None,
-        body: ErrorBody = openai_error,
+        *,
+        body: ErrorBody,
         origins: Iterable[str] = (),
     ) -> None:
         """`names`: hosts, without ports, that a Host header may name. `key`: the API key, None if none is needed.

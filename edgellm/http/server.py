@@ -247,7 +247,7 @@ class HttpServer:
         )
         hosts = {address.host, *names, *(_LOOPBACK_NAMES if address.loopback else ())}
         app = make_app(self._handler, program_version(), page_key)
-        self._app = SecurityMiddleware(app, hosts, key, page_key, error_body, origins)
+        self._app = SecurityMiddleware(app, hosts, key, page_key, body=error_body, origins=origins)
         self._page_key = page_key
         self._server: _UvicornServer | None = None
         self._thread: threading.Thread | None = None

@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http import middleware
+from edgellm.http.dialects import error_body
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
@@ -170,7 +171,7 @@ def test_a_header_that_is_given_twice_is_not_believed(headers: list[tuple[bytes,
         answers.extend([message["status"]] if "status" in message else [])
 
     scope = {"type": "http", "scheme": "http", "method": "GET", "path": "/v1/models", "headers": headers}
-    asyncio.run(middleware.SecurityMiddleware(app, ["localhost"], "k" * 43)(scope, receive, send))
+    asyncio.run(middleware.SecurityMiddleware(app, ["localhost"], "k" * 43, body=error_body)(scope, receive, send))
     assert answers == [status]
 
 

@@ -1,15 +1,15 @@
-"""APIs beside OpenAI's chat completions, a module each: what they ask for, and the form of their answers and errors."""
+"""The APIs, a module each: what they ask for, and the form of their answers and errors."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 
-from edgellm.http.dialects import anthropic, embeddings, ollama, responses
+from edgellm.http.dialects import anthropic, embeddings, ollama, openai, responses
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.schemas.builder import json_bytes
-from edgellm.http.schemas.errors import ErrorInfo, ErrorResponse
+from edgellm.http.schemas.errors import ErrorInfo, openai_error
 
-DIALECTS = (anthropic.DIALECT, ollama.DIALECT, responses.DIALECT, embeddings.DIALECT)
+DIALECTS = (openai.DIALECT, anthropic.DIALECT, ollama.DIALECT, responses.DIALECT, embeddings.DIALECT)
 
 
 def add_dialects(app: FastAPI, handler: RequestHandler) -> None:
@@ -23,4 +23,4 @@ def error_body(path: str, info: ErrorInfo) -> bytes:
     for dialect in DIALECTS:
         if dialect.has(path):
             return json_bytes(dialect.error(info))
-    return json_bytes(ErrorResponse(error=info))
+    return json_bytes(openai_error(info))

@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from edgellm.engine import ToolCall
 from edgellm.http.dialects.blocks import BlockResponseBuilder
-from edgellm.http.dialects.dialect import Dialect, chat_request
+from edgellm.http.dialects.dialect import Dialect, chat_request, reply_responses
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.builder import WrittenReply, named_events
+from edgellm.http.schemas.builder import Json, WrittenReply, named_events, summary_of
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
 from edgellm.http.schemas.request_model import (
     MAX_ITEMS,
@@ -31,7 +31,6 @@ from edgellm.http.schemas.request_model import (
     Types,
 )
 from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest
-from edgellm.http.schemas.responses import ChunkExtension, summary_extension
 from edgellm.spec.types import Channel, Summary
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -214,50 +213,9 @@ class AnthropicRequest(AnthropicPrompt):
         )  # fmt: skip
 
 
-class AnthropicUsage(BaseModel):
-    input_tokens: int
-    cache_creation_input_tokens: Literal[0]
-    cache_read_input_tokens: Literal[0]
-    output_tokens: int
-
-
-class AnthropicContent(BaseModel):
-    """A block of a reply; the fields are those of its type."""
-
-    type: Literal["text", "thinking", "tool_use"]
-    text: str | None = None
-    citations: None = None
-    thinking: str | None = None
-    signature: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, JsonValue] | None = None
-
-
-class AnthropicReply(BaseModel):
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[AnthropicContent]
-    stop_reason: StopReason | None
-    stop_sequence: str | None
-    usage: AnthropicUsage
-    edgellm: ChunkExtension | None = None
-
-
-class AnthropicTokenCount(BaseModel):
-    input_tokens: int
-
-
-class AnthropicErrorInfo(BaseModel):
-    type: str
-    message: str
-
-
 class AnthropicError(BaseModel):
-    type: Literal["error"] = "error"
-    error: AnthropicErrorInfo
+    type: Literal["error"]
+    error: dict[Literal["type", "message"], str]
 
 
 _TYPES = {
@@ -266,9 +224,9 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _error(info: ErrorInfo) -> BaseModel:
+def _error(info: ErrorInfo) -> Json:
     kind = _TYPES.get(info.status, "invalid_request_error")
-    return AnthropicError(type="error", error=AnthropicErrorInfo(type=kind, message=info.message))
+    return {"type": "error", "error": {"type": kind, "message": info.message}}
 
 
 class AnthropicResponseBuilder(BlockResponseBuilder):
@@ -282,8 +240,7 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
 
     def opening(self, prompt_tokens: int) -> list[bytes]:
         self._prompt_tokens = prompt_tokens
-        message = self._reply([], None, None, 0)
-        return named_events({"type": "message_start", "message": message.model_dump(exclude_unset=True)})
+        return named_events({"type": "message_start", "message": self._reply([], (None, None), 0)})
 
     def begin_block(self, channel: Channel) -> list[bytes]:
         if channel is Channel.THINKING:
@@ -310,41 +267,39 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
         reason, sequence = _stop_reason(summary, called)
         event = {
             "type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": sequence},
-            "usage": self._usage(summary.tokens).model_dump(),
-            "edgellm": summary_extension(summary).model_dump(exclude_unset=True),
+            "usage": self._usage(summary.tokens), "edgellm": {"summary": summary_of(summary)},
         }  # fmt: skip
         return named_events(event, {"type": "message_stop"})
 
     def failure(self, info: ErrorInfo) -> list[bytes]:
-        return named_events(_error(info).model_dump())
+        return named_events(_error(info))
 
-    def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
+    def whole(self, written: Sequence[WrittenReply]) -> Json:
         (one,) = written
         self._prompt_tokens = one.summary.prompt_tokens
-        thought, text = one.text(Channel.THINKING).rstrip(), one.text()
-        content = [AnthropicContent(type="thinking", thinking=thought, signature="")] if thought else []
-        if text.strip():
-            content.append(AnthropicContent(type="text", text=text.strip() if one.calls else text, citations=None))
+        content: list[Json] = []
+        if one.thought:
+            content.append({"type": "thinking", "thinking": one.thought, "signature": ""})
+        if one.text.strip():
+            content.append({"type": "text", "text": one.text, "citations": None})
         content += [
-            AnthropicContent(type="tool_use", id=call.id, name=call.name, input=call.values()) for call in one.calls
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": call.values()} for call in one.calls
         ]
-        reason, sequence = _stop_reason(one.summary, bool(one.calls))
-        reply = self._reply(content, reason, sequence, one.summary.tokens)
-        return reply.model_copy(update={"edgellm": summary_extension(one.summary)})
+        reply = self._reply(content, _stop_reason(one.summary, bool(one.calls)), one.summary.tokens)
+        return {**reply, "edgellm": {"summary": summary_of(one.summary)}}
 
-    def _reply(
-        self, content: list[AnthropicContent], reason: StopReason | None, sequence: str | None, tokens: int
-    ) -> AnthropicReply:
-        return AnthropicReply(
-            id=self._id, type="message", role="assistant", model=self._model, content=content, stop_reason=reason,
-            stop_sequence=sequence, usage=self._usage(tokens),
-        )  # fmt: skip
+    def _reply(self, content: Sequence[Json], stop: tuple[StopReason | None, str | None], tokens: int) -> Json:
+        reason, sequence = stop
+        return {
+            "id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content,
+            "stop_reason": reason, "stop_sequence": sequence, "usage": self._usage(tokens),
+        }  # fmt: skip
 
-    def _usage(self, tokens: int) -> AnthropicUsage:
-        return AnthropicUsage(
-            input_tokens=self._prompt_tokens, cache_creation_input_tokens=0, cache_read_input_tokens=0,
-            output_tokens=tokens,
-        )  # fmt: skip
+    def _usage(self, tokens: int) -> Json:
+        return {
+            "input_tokens": self._prompt_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
+            "output_tokens": tokens,
+        }  # fmt: skip
 
     def _start(self, block: dict[str, Any]) -> list[bytes]:
         self._index += 1
@@ -365,21 +320,18 @@ def _stop_reason(summary: Summary, called: bool) -> tuple[StopReason, str | None
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:
     errors = error_responses(model=AnthropicError)
-    stream: dict[int | str, dict[str, Any]] = {
-        200: {"description": "The message, whole or as events", "content": {"text/event-stream": {"schema": {}}}}
-    }
 
-    @app.post("/v1/messages", tags=["Anthropic"], summary="Reply to a conversation", response_model=AnthropicReply,
-              responses=stream | errors)  # fmt: skip
+    @app.post("/v1/messages", tags=["Anthropic"], summary="Reply to a conversation",
+              response_class=Response, responses=reply_responses("text/event-stream") | errors)  # fmt: skip
     async def messages(body: AnthropicRequest, request: Request) -> Response:
         asked = await in_reader(body.completion)
         return await handler.chat(asked, request, AnthropicResponseBuilder, body.unknown(), _NAMES)
 
     @app.post("/v1/messages/count_tokens", tags=["Anthropic"], summary="The tokens of a conversation",
-              response_model=AnthropicTokenCount, responses=errors)  # fmt: skip
-    async def count_tokens(body: AnthropicPrompt, request: Request) -> Response | AnthropicTokenCount:
+              response_model=dict[str, int], responses=errors)  # fmt: skip
+    async def count_tokens(body: AnthropicPrompt, request: Request) -> Response | dict[str, int]:
         count = await handler.count_tokens(await in_reader(body.chat), request, body.unknown())
-        return count if isinstance(count, Response) else AnthropicTokenCount(input_tokens=count)
+        return count if isinstance(count, Response) else {"input_tokens": count}
 
 
 DIALECT = Dialect(("/v1/messages",), _error, _add)

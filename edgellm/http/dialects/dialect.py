@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from edgellm.http.handlers import RequestHandler
+from edgellm.http.schemas.builder import Json
 from edgellm.http.schemas.errors import ErrorInfo, invalid_request
 from edgellm.http.schemas.requests import ChatRequest
 
@@ -20,12 +21,23 @@ class Dialect:
     form."""
 
     prefixes: tuple[str, ...]
-    error: Callable[[ErrorInfo], BaseModel]
+    error: Callable[[ErrorInfo], Json]
     add: Callable[[FastAPI, RequestHandler], None]
 
     def has(self, path: str) -> bool:
         """Return whether `path` belongs to this API."""
         return any(path == prefix or path.startswith(f"{prefix}/") for prefix in self.prefixes)
+
+
+def reply_responses(stream: str) -> dict[int | str, dict[str, Any]]:
+    """Return the `responses` of a route for FastAPI whose replies are as another program's documentation says, whole
+    or as a `stream` of that media type."""
+    return {
+        200: {
+            "description": "The reply, whole or in pieces, as that API's own documentation describes it",
+            "content": {"application/json": {"schema": {"type": "object"}}, stream: {"schema": {"type": "string"}}},
+        }
+    }
 
 
 def chat_request(**fields: Any) -> ChatRequest:

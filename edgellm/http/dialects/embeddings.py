@@ -6,10 +6,10 @@ import base64
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from edgellm.engine import Floats
@@ -18,12 +18,15 @@ from edgellm.http.dialects.ollama import OllamaError, plain_name
 from edgellm.http.embedding import EmbeddedTexts, ServedEmbedder
 from edgellm.http.handlers import IGNORED, RequestHandler, header_names
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.builder import json_bytes
-from edgellm.http.schemas.errors import ErrorInfo, ErrorResponse, error_responses, invalid_request
+from edgellm.http.schemas.builder import Json, json_bytes
+from edgellm.http.schemas.errors import error_responses, invalid_request, openai_error
 from edgellm.http.schemas.request_model import MAX_TEXT, MAX_TOKENS, RequestModel
 from edgellm.http.schemas.requests import TokenIds, as_list
 
 _MOST_TEXTS = 2048
+_VECTORS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The vectors", "content": {"application/json": {"schema": {"type": "object"}}}}
+}
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 PerhapsEmpty = Annotated[str, Field(max_length=MAX_TEXT)]
 
@@ -61,24 +64,6 @@ class EmbeddingsRequest(EmbedRequest):
         return as_list(self.input)
 
 
-class EmbeddingOut(BaseModel):
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingsUsage(BaseModel):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingsReply(BaseModel):
-    object: Literal["list"]
-    data: list[EmbeddingOut]
-    model: str
-    usage: EmbeddingsUsage
-
-
 class OllamaEmbedRequest(EmbedRequest):
     input: PerhapsEmpty | Annotated[list[PerhapsEmpty], Field(max_length=_MOST_TEXTS)]
     truncate: bool = Field(True, description="Cut texts that are too long; false: refuse them.")
@@ -92,14 +77,6 @@ class OllamaEmbedRequest(EmbedRequest):
         return as_list(self.input)
 
 
-class OllamaEmbedReply(BaseModel):
-    model: str
-    embeddings: list[list[float]]
-    total_duration: int
-    load_duration: int
-    prompt_eval_count: int
-
-
 class OllamaEmbeddingRequest(EmbedRequest):
     prompt: PerhapsEmpty
     keep_alive: float | Annotated[str, Field(max_length=40)] | None = Field(None, description="Accepted.")
@@ -108,13 +85,9 @@ class OllamaEmbeddingRequest(EmbedRequest):
         return [self.prompt]
 
 
-class OllamaEmbeddingReply(BaseModel):
-    embedding: list[float]
-
-
 async def _embed(
     handler: RequestHandler, http: Request, request: EmbedRequest,
-    reply: Callable[[ServedEmbedder, EmbeddedTexts], BaseModel],
+    reply: Callable[[ServedEmbedder, EmbeddedTexts], Json],
 ) -> Response:  # fmt: skip
     """Return the `reply` with the vectors for `request`. Raises ApiError where the model is another one, or gives
     vectors of other dimensions."""
@@ -138,44 +111,38 @@ def _encoded(vector: Floats, form: Literal["float", "base64"]) -> list[float] | 
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:
-    @app.post("/v1/embeddings", tags=["OpenAI"], summary="The vectors of texts", responses=error_responses(),
-              response_model=EmbeddingsReply)  # fmt: skip
+    @app.post("/v1/embeddings", tags=["OpenAI"], summary="The vectors of texts", response_class=Response,
+              responses=_VECTORS | error_responses())  # fmt: skip
     async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
-        def reply(embedder: ServedEmbedder, found: EmbeddedTexts) -> BaseModel:
+        def reply(embedder: ServedEmbedder, found: EmbeddedTexts) -> Json:
             data = [
-                EmbeddingOut(object="embedding", index=index, embedding=_encoded(vector, body.encoding_format))
+                {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
                 for index, vector in enumerate(found.vectors)
             ]
-            usage = EmbeddingsUsage(prompt_tokens=found.tokens, total_tokens=found.tokens)
-            return EmbeddingsReply(object="list", data=data, model=embedder.name, usage=usage)
+            usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+            return {"object": "list", "data": data, "model": embedder.name, "usage": usage}
 
         return await _embed(handler, request, body, reply)
 
     ollama = error_responses(model=OllamaError)
 
-    @app.post("/api/embed", tags=["Ollama"], summary="The vectors of texts", responses=ollama,
-              response_model=OllamaEmbedReply)  # fmt: skip
+    @app.post("/api/embed", tags=["Ollama"], summary="The vectors of texts", response_class=Response,
+              responses=_VECTORS | ollama)  # fmt: skip
     async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
         began = perf_counter_ns()
 
-        def reply(embedder: ServedEmbedder, found: EmbeddedTexts) -> BaseModel:
-            return OllamaEmbedReply(
-                model=body.model or embedder.name, embeddings=[vector.tolist() for vector in found.vectors],
-                total_duration=perf_counter_ns() - began, load_duration=0, prompt_eval_count=found.tokens,
-            )  # fmt: skip
+        def reply(embedder: ServedEmbedder, found: EmbeddedTexts) -> Json:
+            return {
+                "model": body.model or embedder.name, "embeddings": [vector.tolist() for vector in found.vectors],
+                "total_duration": perf_counter_ns() - began, "load_duration": 0, "prompt_eval_count": found.tokens,
+            }  # fmt: skip
 
         return await _embed(handler, request, body, reply)
 
     @app.post("/api/embeddings", tags=["Ollama"], summary="The vector of a text; /api/embed is newer",
-              responses=ollama, response_model=OllamaEmbeddingReply)  # fmt: skip
+              response_class=Response, responses=_VECTORS | ollama)  # fmt: skip
     async def embedding(body: OllamaEmbeddingRequest, request: Request) -> Response:
-        return await _embed(
-            handler, request, body, lambda _, found: OllamaEmbeddingReply(embedding=found.vectors[0].tolist())
-        )
+        return await _embed(handler, request, body, lambda _, found: {"embedding": found.vectors[0].tolist()})
 
 
-def _error(info: ErrorInfo) -> BaseModel:
-    return ErrorResponse(error=info)
-
-
-DIALECT = Dialect(("/v1/embeddings",), _error, _add)
+DIALECT = Dialect(("/v1/embeddings",), openai_error, _add)

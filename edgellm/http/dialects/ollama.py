@@ -17,12 +17,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgellm.engine import ModelFile, ToolCall
 from edgellm.engine.chat.thinking import find_markup
-from edgellm.http.dialects.dialect import Dialect, chat_request
+from edgellm.http.dialects.dialect import Dialect, chat_request, reply_responses
 from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.model_host import LoadedModel, keep_alive_seconds
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.builder import ResponseBuilder, TextDelta, WrittenReply, json_lines
+from edgellm.http.schemas.builder import Json, ResponseBuilder, TextDelta, WrittenReply, json_lines, summary_of
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
 from edgellm.http.schemas.request_model import (
     MAX_ITEMS,
@@ -42,7 +42,7 @@ from edgellm.http.schemas.request_model import (
     Types,
 )
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, ToolSchema
-from edgellm.http.schemas.responses import ChunkExtension, ModelInfo, summary_extension
+from edgellm.http.schemas.responses import ModelInfo
 from edgellm.spec.model_sampling import sampling_of
 from edgellm.spec.types import Channel, Summary
 
@@ -202,100 +202,16 @@ class OllamaModelName(RequestModel):
     name: str | None = Field(None, max_length=500, description="The former name of model.")
 
 
-class OllamaFunctionOut(BaseModel):
-    index: int
-    name: str
-    arguments: dict[str, JsonValue]
-
-
-class OllamaCallOut(BaseModel):
-    id: str
-    function: OllamaFunctionOut
-
-
-class OllamaMessageOut(BaseModel):
-    role: Literal["assistant"]
-    content: str
-    thinking: str | None = None
-    tool_calls: list[OllamaCallOut] | None = None
-
-
-class OllamaReply(BaseModel):
-    """A reply, or a line of a stream; figures are in the last one. Durations are in nanoseconds."""
-
-    model: str
-    created_at: str
-    message: OllamaMessageOut | None = Field(None, description="Of /api/chat.")
-    response: str | None = Field(None, description="Of /api/generate.")
-    thinking: str | None = Field(None, description="Of /api/generate.")
-    done: bool
-    done_reason: str | None = None
-    total_duration: int | None = None
-    load_duration: int | None = None
-    prompt_eval_count: int | None = None
-    prompt_eval_duration: int | None = None
-    eval_count: int | None = None
-    eval_duration: int | None = None
-    edgellm: ChunkExtension | None = None
-
-
-class OllamaDetails(BaseModel):
-    parent_model: Literal[""] = ""
-    format: Literal["gguf"] = "gguf"
-    family: str = ""
-    families: list[str] = []
-    parameter_size: str = ""
-    quantization_level: str = ""
-
-
-class OllamaModel(BaseModel):
-    name: str
-    model: str
-    modified_at: str
-    size: int
-    digest: str = Field(description="Of the name and the size, not of the file.")
-    details: OllamaDetails
-
-
-class OllamaRunningModel(OllamaModel):
-    expires_at: str
-    size_vram: int
-    context_length: int
-
-
-class OllamaModels(BaseModel):
-    models: list[OllamaModel]
-
-
-class OllamaRunningModels(BaseModel):
-    models: list[OllamaRunningModel]
-
-
-class OllamaModelCard(BaseModel):
-    modelfile: str
-    parameters: str
-    template: str
-    details: OllamaDetails
-    model_info: dict[str, JsonValue]
-    capabilities: list[str]
-    modified_at: str
-
-
-class OllamaVersion(BaseModel):
-    version: str
-    edgellm: str
-
-
 class OllamaError(BaseModel):
     error: str
 
 
-def _error(info: ErrorInfo) -> BaseModel:
-    return OllamaError(error=info.message)
+def _error(info: ErrorInfo) -> Json:
+    return {"error": info.message}
 
 
 class OllamaResponseBuilder(ResponseBuilder):
-    """Builds a reply, whole or as lines of JSON."""
+    """Builds a reply, whole or as lines of JSON; figures are in the last one. Durations are in nanoseconds."""
 
     media_type = "application/x-ndjson"
 
@@ -307,9 +223,6 @@ class OllamaResponseBuilder(ResponseBuilder):
 
     def waiting(self) -> list[bytes]:
         return json_lines(self._reply("", "", done=False))
-
-    def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
-        return []
 
     def delta(self, delta: TextDelta) -> list[bytes]:
         if not delta.text:
@@ -327,24 +240,22 @@ class OllamaResponseBuilder(ResponseBuilder):
     def failure(self, info: ErrorInfo) -> list[bytes]:
         return json_lines(_error(info))
 
-    def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
+    def whole(self, written: Sequence[WrittenReply]) -> Json:
         (one,) = written
         calls = [_call_out(call, number) for number, call in enumerate(one.calls)]
-        text = one.text().strip() if calls else one.text()
-        thought = one.text(Channel.THINKING).rstrip()
-        return self._reply(text, thought, calls, done=True, **self._figures(one.summary))
+        return self._reply(one.text, one.thought, calls, done=True, **self._figures(one.summary))
 
-    def loaded(self, reason: Literal["load", "unload"]) -> BaseModel:
+    def loaded(self, reason: Literal["load", "unload"]) -> Json:
         """Return the answer to a request that only has the model loaded, or unloaded."""
         return self._reply("", "", done=True, done_reason=reason)
 
-    def _reply(self, text: str, thought: str, calls: Sequence[OllamaCallOut] = (), **fields: Any) -> OllamaReply:
+    def _reply(self, text: str, thought: str, calls: Sequence[Json] = (), **fields: Any) -> Json:
+        head = {"model": self._model, "created_at": _time()}
         more: dict[str, Any] = {"thinking": thought} if thought else {}
-        if self._chat:
-            more |= {"tool_calls": list(calls)} if calls else {}
-            message = OllamaMessageOut(role="assistant", content=text, **more)
-            return OllamaReply(model=self._model, created_at=_time(), message=message, **fields)
-        return OllamaReply(model=self._model, created_at=_time(), response=text, **more, **fields)
+        if not self._chat:
+            return {**head, "response": text, **more, **fields}
+        more |= {"tool_calls": calls} if calls else {}
+        return {**head, "message": {"role": "assistant", "content": text, **more}, **fields}
 
     def _figures(self, summary: Summary) -> dict[str, Any]:
         return {
@@ -355,13 +266,12 @@ class OllamaResponseBuilder(ResponseBuilder):
             "prompt_eval_duration": int((summary.ttft_ms or 0.0) * 1e6),
             "eval_count": summary.tokens,
             "eval_duration": int(summary.seconds_decoding * 1e9),
-            "edgellm": summary_extension(summary),
+            "edgellm": {"summary": summary_of(summary)},
         }
 
 
-def _call_out(call: ToolCall, index: int) -> OllamaCallOut:
-    function = OllamaFunctionOut(index=index, name=call.name, arguments=call.values())
-    return OllamaCallOut(id=call.id, function=function)
+def _call_out(call: ToolCall, index: int) -> Json:
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": call.values()}}
 
 
 def _no_images(images: Sequence[JsonValue]) -> None:
@@ -384,21 +294,26 @@ def plain_name(name: str | None) -> str | None:
     return name.removesuffix(_TAG) if name else None
 
 
-def _details(file: ModelFile | None) -> OllamaDetails:
+def _details(file: ModelFile | None) -> Json:
+    found: dict[str, Any] = {
+        "parent_model": "", "format": "gguf", "family": "", "families": [], "parameter_size": "",
+        "quantization_level": "",
+    }  # fmt: skip
     if file is None:
-        return OllamaDetails()
+        return found
     size = sum(tensor.n_elements for tensor in file.header.tensors)
     unit, letter = next(
         (unit, letter) for unit, letter in ((10**9, "B"), (10**6, "M"), (1, "")) if size >= unit or unit == 1
     )
     family = file.header.architecture
-    return OllamaDetails(
-        family=family, families=[family], parameter_size=f"{size / unit:.4g}{letter}",
-        quantization_level=file.header.quantisation or "",
-    )  # fmt: skip
+    return found | {
+        "family": family, "families": [family], "parameter_size": f"{size / unit:.4g}{letter}",
+        "quantization_level": file.header.quantisation or "",
+    }  # fmt: skip
 
 
 def _entry(name: str, created: float, file: ModelFile | None) -> dict[str, Any]:
+    """Return a model in a list; its digest is of the name and the size, not of the file."""
     name, size = _tagged(name), 0 if file is None else file.header.file_size
     digest = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
     return {
@@ -407,38 +322,41 @@ def _entry(name: str, created: float, file: ModelFile | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _running(handler: RequestHandler, loaded: LoadedModel) -> OllamaRunningModel:
+async def _running(handler: RequestHandler, loaded: LoadedModel) -> Json:
     entry = _entry(loaded.name, time(), await handler.models.file(loaded.name))
     expires = _NEVER if loaded.expires_s is None else _time(time() + loaded.expires_s)
-    sizes = {
-        "size": sum(loaded.memory.values()),
-        "size_vram": sum(loaded.memory.values()) - loaded.memory.get("CPU", 0),
-    }
-    return OllamaRunningModel(**(entry | sizes), expires_at=expires, context_length=loaded.context_length)
+    size = sum(loaded.memory.values())
+    on_cards = size - loaded.memory.get("CPU", 0)
+    return {
+        **entry, "size": size, "expires_at": expires, "size_vram": on_cards, "context_length": loaded.context_length
+    }  # fmt: skip
 
 
-def _running_embedder(embedder: ServedEmbedder) -> OllamaRunningModel:
+def _running_embedder(embedder: ServedEmbedder) -> Json:
     info, size = embedder.info(), embedder.file.header.file_size
-    return OllamaRunningModel(
-        **_entry(info.id, info.created, embedder.file), expires_at=_NEVER, size_vram=size if embedder.offloaded else 0,
-        context_length=info.context_length or 0,
-    )  # fmt: skip
+    return {
+        **_entry(info.id, info.created, embedder.file), "expires_at": _NEVER,
+        "size_vram": size if embedder.offloaded else 0, "context_length": info.context_length or 0,
+    }  # fmt: skip
 
 
-def _card(info: ModelInfo, file: ModelFile | None) -> OllamaModelCard:
+def _card(info: ModelInfo, file: ModelFile | None) -> Json:
     known: dict[str, Any] = {} if file is None else dict(file.header.metadata)
     plain: dict[str, JsonValue] = {name: value for name, value in known.items() if isinstance(value, (str, int, float))}
     template = str(plain.pop("tokenizer.chat_template", ""))
     thinks = find_markup(template, lambda _: False) is not None
     wanted = {} if file is None else sampling_of(file).figures()
-    parameters = "\n".join(f"{name} {value:g}" for name, value in wanted.items())
     if file is not None:
         plain["general.parameter_count"] = sum(tensor.n_elements for tensor in file.header.tensors)
-    return OllamaModelCard(
-        modelfile=f"FROM {info.id}", parameters=parameters, template=template, details=_details(file), model_info=plain,
-        capabilities=["embedding"] if info.embeds else ["completion", "tools", *(["thinking"] if thinks else [])],
-        modified_at=_time(info.created),
-    )  # fmt: skip
+    return {
+        "modelfile": f"FROM {info.id}",
+        "parameters": "\n".join(f"{name} {value:g}" for name, value in wanted.items()),
+        "template": template,
+        "details": _details(file),
+        "model_info": plain,
+        "capabilities": ["embedding"] if info.embeds else ["completion", "tools", *(["thinking"] if thinks else [])],
+        "modified_at": _time(info.created),
+    }
 
 
 class _JsonBodies:
@@ -459,11 +377,10 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     app.add_middleware(_JsonBodies)
     errors = error_responses(model=OllamaError)
     few = error_responses(503, model=OllamaError)
-    lines = {"description": "The reply, whole or in lines", "content": {"application/x-ndjson": {"schema": {}}}}
-    responses: dict[int | str, dict[str, Any]] = {200: lines, **errors}
+    replies = reply_responses("application/x-ndjson") | errors
 
-    @app.post("/api/chat", tags=["Ollama"], summary="Reply to a conversation", response_model=OllamaReply,
-              responses=responses)  # fmt: skip
+    @app.post("/api/chat", tags=["Ollama"], summary="Reply to a conversation", response_class=Response,
+              responses=replies)  # fmt: skip
     async def chat(body: OllamaChatRequest, request: Request) -> Response:
         make_builder = partial(OllamaResponseBuilder, chat=True)
         if body.is_empty():
@@ -471,8 +388,8 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         asked = await in_reader(body.chat, plain_name(body.model))
         return await handler.chat(asked, request, make_builder, body.unknown(), _NAMES)
 
-    @app.post("/api/generate", tags=["Ollama"], summary="Reply to a text", response_model=OllamaReply,
-              responses=responses)  # fmt: skip
+    @app.post("/api/generate", tags=["Ollama"], summary="Reply to a text", response_class=Response,
+              responses=replies)  # fmt: skip
     async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
         make_builder = partial(OllamaResponseBuilder, chat=False)
         if body.is_empty():
@@ -484,27 +401,27 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
 
     @app.head("/api/tags", include_in_schema=False)
     @app.get("/api/tags", tags=["Ollama"], summary="The models that requests can name", responses=few)
-    async def tags() -> OllamaModels:
+    async def tags() -> dict[str, list[dict[str, Any]]]:
         infos = await handler.models.infos()
         files = [(info, await handler.models.file(info.id)) for info in infos]
-        return OllamaModels(models=[OllamaModel(**_entry(info.id, info.created, file)) for info, file in files])
+        return {"models": [_entry(info.id, info.created, file) for info, file in files]}
 
     @app.get("/api/ps", tags=["Ollama"], summary="The models in memory", responses=few)
-    async def running() -> OllamaRunningModels:
+    async def running() -> dict[str, list[Json]]:
         models = [await _running(handler, one) for one in handler.models.loaded()]
         if (embedder := handler.models.embedder) is not None:
             models.append(_running_embedder(embedder))
-        return OllamaRunningModels(models=models)
+        return {"models": models}
 
     @app.post("/api/show", tags=["Ollama"], summary="What is known of a model", responses=errors)
-    async def show(body: OllamaModelName) -> OllamaModelCard:
+    async def show(body: OllamaModelName) -> Json:
         name = plain_name(body.model or body.name) or handler.models.default_name or ""
         return _card(await handler.models.info(name), await handler.models.file(name))
 
     @app.head("/api/version", include_in_schema=False)
     @app.get("/api/version", tags=["Ollama"], summary="The version of the API")
-    async def version() -> OllamaVersion:
-        return OllamaVersion(version=API_VERSION, edgellm=app.version)
+    async def version() -> dict[str, str]:
+        return {"version": API_VERSION, "edgellm": app.version}
 
 
 async def _load(

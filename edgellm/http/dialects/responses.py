@@ -6,21 +6,21 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
 from edgellm.http.dialects.blocks import BlockResponseBuilder
-from edgellm.http.dialects.dialect import Dialect, chat_request
+from edgellm.http.dialects.dialect import Dialect, chat_request, reply_responses
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.builder import WrittenReply, named_events
-from edgellm.http.schemas.errors import ApiError, ErrorInfo, ErrorResponse, error_responses, invalid_request
+from edgellm.http.schemas.builder import Json, WrittenReply, named_events, summary_of
+from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_responses, invalid_request, openai_error
 from edgellm.http.schemas.request_model import (
     MAX_ITEMS,
     MAX_TEXT,
@@ -32,7 +32,6 @@ from edgellm.http.schemas.request_model import (
     Types,
 )
 from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest
-from edgellm.http.schemas.responses import ChunkExtension, summary_extension
 from edgellm.spec.types import Channel, Summary
 
 Turn: TypeAlias = dict[str, Any]
@@ -227,69 +226,6 @@ class ConversationStore:
                 self._characters -= freed
 
 
-class ResponsesOutputText(BaseModel):
-    type: Literal["output_text", "reasoning_text"]
-    text: str
-    annotations: list[JsonValue] | None = None
-    logprobs: list[JsonValue] | None = None
-
-
-class ResponsesOutput(BaseModel):
-    """An item of an output; the fields are those of its type."""
-
-    id: str
-    type: Literal["message", "reasoning", "function_call"]
-    status: Literal["in_progress", "completed", "incomplete"]
-    role: Literal["assistant"] | None = None
-    content: list[ResponsesOutputText] | None = None
-    summary: list[JsonValue] | None = None
-    call_id: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-
-
-class ResponsesInputDetails(BaseModel):
-    cached_tokens: Literal[0] = 0
-
-
-class ResponsesOutputDetails(BaseModel):
-    reasoning_tokens: int
-
-
-class ResponsesUsage(BaseModel):
-    input_tokens: int
-    input_tokens_details: ResponsesInputDetails
-    output_tokens: int
-    output_tokens_details: ResponsesOutputDetails
-    total_tokens: int
-
-
-class ResponsesReply(BaseModel):
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    error: dict[str, JsonValue] | None
-    incomplete_details: dict[str, JsonValue] | None
-    instructions: str | None
-    max_output_tokens: int | None
-    metadata: dict[str, str]
-    model: str
-    output: list[ResponsesOutput]
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    reasoning: dict[str, JsonValue]
-    store: bool
-    temperature: float | None
-    text: dict[str, JsonValue]
-    tool_choice: JsonValue
-    tools: list[JsonValue]
-    top_p: float | None
-    truncation: str
-    usage: ResponsesUsage | None
-    edgellm: ChunkExtension | None = None
-
-
 class ResponsesBuilder(BlockResponseBuilder):
     """Builds a response, whole or as events, and keeps the conversation that it ends."""
 
@@ -302,7 +238,7 @@ class ResponsesBuilder(BlockResponseBuilder):
         self._id, self._created, self._model = f"resp_{secrets.token_hex(12)}", int(time.time()), model
         self._request, self._keep = request, keep
         self._number = 0  # of the next event
-        self._output: list[ResponsesOutput] = []
+        self._output: list[Json] = []
         self._item = ""  # the id of the item being written
 
     def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
@@ -311,7 +247,7 @@ class ResponsesBuilder(BlockResponseBuilder):
 
     def begin_block(self, channel: Channel) -> list[bytes]:
         item = _text_item(channel, None)
-        self._item = item.id
+        self._item = item["id"]
         return [
             *self._event("response.output_item.added", output_index=len(self._output), item=item),
             *self._part_event("added", part=_text_part(channel, "")),
@@ -334,9 +270,9 @@ class ResponsesBuilder(BlockResponseBuilder):
 
     def call_block(self, call: ToolCall) -> list[bytes]:
         item, index = _call_item(call), len(self._output)
-        begun = item.model_copy(update={"status": "in_progress", "arguments": ""})
+        begun = {**item, "status": "in_progress", "arguments": ""}
         self._output.append(item)
-        where: dict[str, Any] = {"item_id": item.id, "output_index": index}
+        where: dict[str, Any] = {"item_id": item["id"], "output_index": index}
         name = "response.function_call_arguments"
         return [
             *self._event("response.output_item.added", output_index=index, item=begun),
@@ -347,75 +283,65 @@ class ResponsesBuilder(BlockResponseBuilder):
 
     def end(self, summary: Summary, called: bool) -> list[bytes]:  # noqa: ARG002
         reply = self._ended(summary)
-        return self._event(f"response.{reply.status}", response=reply)
+        return self._event(f"response.{reply['status']}", response=reply)
 
     def failure(self, info: ErrorInfo) -> list[bytes]:
-        error: dict[str, JsonValue] = {"code": info.code or "server_error", "message": info.message}
+        error = {"code": info.code or "server_error", "message": info.message}
         return self._event("response.failed", response=self._reply("failed", error=error))
 
-    def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
+    def whole(self, written: Sequence[WrittenReply]) -> Json:
         (one,) = written
-        thought, text = one.text(Channel.THINKING).rstrip(), one.text()
-        text = text.strip() if one.calls else text
-        texts = ((Channel.THINKING, thought), (Channel.ANSWER, text))
+        texts = ((Channel.THINKING, one.thought), (Channel.ANSWER, one.text))
         self._output = [_text_item(channel, found) for channel, found in texts if found.strip()]
         self._output += [_call_item(call) for call in one.calls]
         return self._ended(one.summary)
 
-    def _ended(self, summary: Summary) -> ResponsesReply:
+    def _ended(self, summary: Summary) -> Json:
         """Return the whole response, and keep it for later requests."""
-        texts = {item.type: "".join(part.text for part in item.content or ()) for item in self._output if item.content}
+        texts = {item["type"]: "".join(part["text"] for part in item.get("content", ())) for item in self._output}
         calls = [
-            {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+            {"id": item["call_id"], "function": {"name": item["name"], "arguments": item["arguments"]}}
             for item in self._output
-            if item.type == "function_call"
+            if item["type"] == "function_call"
         ]
         self._keep(
             self._id,
             {"role": "assistant", "content": texts.get("message", ""), "tool_calls": calls,
              "reasoning_content": texts.get("reasoning", "")},
         )  # fmt: skip
-        usage = ResponsesUsage(
-            input_tokens=summary.prompt_tokens, input_tokens_details=ResponsesInputDetails(cached_tokens=0),
-            output_tokens=summary.tokens,
-            output_tokens_details=ResponsesOutputDetails(reasoning_tokens=summary.thinking_tokens),
-            total_tokens=summary.prompt_tokens + summary.tokens,
-        )  # fmt: skip
-        cut: dict[str, JsonValue] | None = (
-            {"reason": "max_output_tokens"} if summary.finish_reason == "length" else None
-        )
-        status: Literal["incomplete", "completed"] = "completed" if cut is None else "incomplete"
-        return self._reply(status, incomplete_details=cut, usage=usage, edgellm=summary_extension(summary))
+        usage = {
+            "input_tokens": summary.prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": summary.tokens, "output_tokens_details": {"reasoning_tokens": summary.thinking_tokens},
+            "total_tokens": summary.prompt_tokens + summary.tokens,
+        }  # fmt: skip
+        cut = {"reason": "max_output_tokens"} if summary.finish_reason == "length" else None
+        reply = self._reply("completed" if cut is None else "incomplete", incomplete_details=cut, usage=usage)
+        return {**reply, "edgellm": {"summary": summary_of(summary)}}
 
     def _reply(
-        self, status: Literal["in_progress", "completed", "incomplete", "failed"], *,
-        error: dict[str, JsonValue] | None = None, incomplete_details: dict[str, JsonValue] | None = None,
-        usage: ResponsesUsage | None = None, **more: Any,
-    ) -> ResponsesReply:  # fmt: skip
+        self, status: str, *, error: Json | None = None, incomplete_details: Json | None = None,
+        usage: Json | None = None,
+    ) -> Json:  # fmt: skip
         asked = self._request
         form = None if asked.text is None else asked.text.format
         shown: dict[str, Any] = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)
         effort = None if asked.reasoning is None else asked.reasoning.effort
         choice = asked.tool_choice
-        return ResponsesReply(
-            id=self._id, object="response", created_at=self._created, status=status, error=error,
-            incomplete_details=incomplete_details, instructions=asked.instructions or None,
-            max_output_tokens=asked.max_output_tokens, metadata=asked.metadata, model=self._model,
-            output=list(self._output), parallel_tool_calls=asked.parallel_tool_calls,
-            previous_response_id=asked.previous_response_id, reasoning={"effort": effort, "summary": None},
-            store=asked.store, temperature=asked.temperature, text={"format": shown},
-            tool_choice=choice if isinstance(choice, str) else choice.model_dump(),
-            tools=[tool.model_dump(exclude_unset=True) for tool in asked.tools], top_p=asked.top_p,
-            truncation=asked.truncation, usage=usage, **more,
-        )  # fmt: skip
+        return {
+            "id": self._id, "object": "response", "created_at": self._created, "status": status, "error": error,
+            "incomplete_details": incomplete_details, "instructions": asked.instructions or None,
+            "max_output_tokens": asked.max_output_tokens, "metadata": asked.metadata, "model": self._model,
+            "output": list(self._output), "parallel_tool_calls": asked.parallel_tool_calls,
+            "previous_response_id": asked.previous_response_id, "reasoning": {"effort": effort, "summary": None},
+            "store": asked.store, "temperature": asked.temperature, "text": {"format": shown},
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": [tool.model_dump(exclude_unset=True) for tool in asked.tools], "top_p": asked.top_p,
+            "truncation": asked.truncation, "usage": usage,
+        }  # fmt: skip
 
     def _event(self, name: str, /, **fields: Any) -> list[bytes]:
-        data = {
-            key: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
-            for key, value in fields.items()
-        }
         self._number += 1
-        return named_events({"type": name, "sequence_number": self._number - 1, **data})
+        return named_events({"type": name, "sequence_number": self._number - 1, **fields})
 
     def _part_event(self, name: str, **fields: Any) -> list[bytes]:
         where: dict[str, Any] = {"item_id": self._item, "output_index": len(self._output), "content_index": 0}
@@ -427,38 +353,35 @@ class ResponsesBuilder(BlockResponseBuilder):
         return self._event(f"response.{kind}.{name}", **where, **fields)
 
 
-def _text_part(channel: Channel, text: str) -> ResponsesOutputText:
+def _text_part(channel: Channel, text: str) -> Json:
     if channel is Channel.THINKING:
-        return ResponsesOutputText(type="reasoning_text", text=text)
-    return ResponsesOutputText(type="output_text", text=text, annotations=[], logprobs=[])
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _text_item(channel: Channel, text: str | None, name: str | None = None) -> ResponsesOutput:
+def _text_item(channel: Channel, text: str | None, name: str | None = None) -> Json:
     """Return the item of a thought or an answer, of the id `name`; None as `text`: it is being written."""
     content = [] if text is None else [_text_part(channel, text)]
-    status: Literal["in_progress", "completed"] = "in_progress" if text is None else "completed"
+    status = "in_progress" if text is None else "completed"
     if channel is Channel.THINKING:
         name = name or f"rs_{secrets.token_hex(12)}"
-        return ResponsesOutput(id=name, type="reasoning", status=status, content=content, summary=[])
+        return {"id": name, "type": "reasoning", "status": status, "content": content, "summary": []}
     name = name or f"msg_{secrets.token_hex(12)}"
-    return ResponsesOutput(id=name, type="message", status=status, role="assistant", content=content)
+    return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
-def _call_item(call: ToolCall) -> ResponsesOutput:
-    return ResponsesOutput(
-        id=f"fc_{secrets.token_hex(12)}", type="function_call", status="completed", call_id=call.id, name=call.name,
-        arguments=call.arguments,
-    )  # fmt: skip
+def _call_item(call: ToolCall) -> Json:
+    return {
+        "id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "status": "completed", "call_id": call.id,
+        "name": call.name, "arguments": call.arguments,
+    }  # fmt: skip
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:
     store = ConversationStore()
-    stream: Mapping[int | str, dict[str, Any]] = {
-        200: {"description": "The response, whole or as events", "content": {"text/event-stream": {"schema": {}}}}
-    }
 
     @app.post("/v1/responses", tags=["OpenAI"], summary="Reply to a conversation, perhaps a kept one",
-              response_model=ResponsesReply, responses={**stream, **error_responses()})  # fmt: skip
+              response_class=Response, responses=reply_responses("text/event-stream") | error_responses())  # fmt: skip
     async def respond(body: ResponsesRequest, request: Request) -> Response:
         turns = [*store.turns(body.previous_response_id), *await in_reader(body.turns)]
 
@@ -470,8 +393,4 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         return await handler.chat(await in_reader(body.chat, turns), request, make_builder, body.unknown(), _NAMES)
 
 
-def _error(info: ErrorInfo) -> BaseModel:
-    return ErrorResponse(error=info)
-
-
-DIALECT = Dialect(("/v1/responses",), _error, _add)
+DIALECT = Dialect(("/v1/responses",), openai_error, _add)

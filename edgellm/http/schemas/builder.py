@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
 from edgellm.engine import ToolCall
 from edgellm.http.schemas.errors import ErrorInfo
+from edgellm.http.schemas.responses import ReplySummary
 from edgellm.spec.types import Channel, Notice, PromptProgress, Summary, Token
 from edgellm.valid_json import write_json
+
+Json: TypeAlias = Mapping[str, Any]
+"""An object as JSON has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,17 @@ class WrittenReply:
     summary: Summary
     calls: Sequence[ToolCall] = ()
 
-    def text(self, channel: Channel = Channel.ANSWER) -> str:
+    @property
+    def text(self) -> str:
+        """Return the answer; beside calls without the blanks around it."""
+        text = self._text(Channel.ANSWER)
+        return text.strip() if self.calls else text
+
+    @property
+    def thought(self) -> str:
+        return self._text(Channel.THINKING).rstrip()
+
+    def _text(self, channel: Channel) -> str:
         return "".join(delta.text for delta in self.deltas if delta.channel is channel)
 
 
@@ -47,31 +60,54 @@ def turns_left_out(notices: Iterable[Notice]) -> int:
     return sum(notice.turns_left_out for notice in notices)
 
 
-def json_lines(*data: BaseModel | Mapping[str, Any]) -> list[bytes]:
-    """Return each of `data` as a line of JSON, without the fields that are not set."""
+def summary_of(summary: Summary) -> ReplySummary:
+    """Return the figures of a reply that our extension has."""
+    return {
+        "finish_reason": summary.finish_reason,
+        "stopped_by": summary.stopped_by or None,
+        "seed": summary.seed,
+        "rounds": summary.rounds,
+        "tokens_per_round": rounded(summary.tokens_per_round),
+        "drafted": summary.drafted,
+        "share_verified": rounded(summary.share_verified),
+        "share_verified_thinking": rounded(summary.share_verified_thinking),
+        "acceptance_rate": rounded(summary.acceptance_rate),
+        "mean_acceptance_length": rounded(summary.mean_acceptance_length),
+        "verifier_passes_per_token": rounded(summary.verifier_passes_per_token),
+        "share_offloaded": rounded(summary.share_offloaded),
+        "retrieved": summary.retrieved,
+        "rtt_ms_p50": rounded(summary.rtt_ms),
+        "bytes_up": summary.bytes_up,
+        "bytes_down": summary.bytes_down,
+    }
+
+
+def rounded(value: float | None) -> float | None:
+    """Return a figure with the four decimals that responses have."""
+    return None if value is None else round(float(value), 4)
+
+
+def json_lines(*data: Json) -> list[bytes]:
+    """Return each of `data` as a line of JSON."""
     return [json_bytes(one) + b"\n" for one in data]
 
 
-def events(*data: BaseModel | Mapping[str, Any]) -> list[bytes]:
-    """Return each of `data` as a server-sent event, without the fields that are not set."""
+def events(*data: Json) -> list[bytes]:
+    """Return each of `data` as a server-sent event."""
     return [b"data: %b\n\n" % json_bytes(one) for one in data]
 
 
-def named_events(*data: Mapping[str, Any]) -> list[bytes]:
+def named_events(*data: Json) -> list[bytes]:
     """Return each of `data` as a server-sent event whose name is its `type`."""
     return [b"event: %b\ndata: %b\n\n" % (one["type"].encode(), json_bytes(one)) for one in data]
 
 
-def json_bytes(data: BaseModel | Mapping[str, Any]) -> bytes:
-    """Return the JSON of `data`, of a model without the fields that are not set. Whatever clients or models wrote into
-    it, it is valid UTF-8."""
+def json_bytes(data: Json) -> bytes:
+    """Return the JSON of `data`. Whatever clients or models wrote into it, it is valid UTF-8."""
     try:
-        if isinstance(data, BaseModel):
-            return data.model_dump_json(exclude_unset=True).encode()
         return to_json(data, inf_nan_mode="null")
     except PydanticSerializationError:  # half a surrogate pair
-        plain = data.model_dump(exclude_unset=True) if isinstance(data, BaseModel) else data
-        return write_json(plain).encode()
+        return write_json(data).encode()
 
 
 class ResponseBuilder(ABC):
@@ -84,9 +120,9 @@ class ResponseBuilder(ABC):
         """Return the pieces that say that a stream has not begun yet; none in an API that has no place for them."""
         return [b": waiting\n\n"] if self.media_type == "text/event-stream" else []
 
-    @abstractmethod
-    def opening(self, prompt_tokens: int) -> list[bytes]:
+    def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
         """Return the pieces before a choice's first token."""
+        return []
 
     @abstractmethod
     def delta(self, delta: TextDelta) -> list[bytes]:
@@ -113,7 +149,7 @@ class ResponseBuilder(ABC):
         """Return the pieces that end a stream which an error has broken off."""
 
     @abstractmethod
-    def whole(self, written: Sequence[WrittenReply]) -> BaseModel:
+    def whole(self, written: Sequence[WrittenReply]) -> Json:
         """Return the response with one choice for each of `written`."""
 
 

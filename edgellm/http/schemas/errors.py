@@ -40,15 +40,17 @@ class ErrorInfo:
     code: str | None = None
     retry_after: Annotated[float | None, Field(exclude=True)] = None
 
-    def json(self) -> str:
-        return ErrorResponse(error=self).model_dump_json()
-
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
 
 
 class ErrorResponse(BaseModel):
     error: ErrorInfo
+
+
+def openai_error(info: ErrorInfo) -> dict[str, Any]:
+    """Return an error in OpenAI's form."""
+    return ErrorResponse(error=info).model_dump()
 
 
 _MEANINGS = {
