@@ -29,7 +29,7 @@ from edgellm.http.cors import AllowedOrigins, Headers, is_preflight, preflight_h
 from edgellm.http.schemas.errors import ErrorInfo
 from edgellm.places import data_dir
 from edgellm.rpc.trust.peer_store import Peer, Peers
-from edgellm.storage.private_files import lock_folder, read_private, write_private
+from edgellm.storage.state import lock_folder, read_private, write_private
 
 _KEY = re.compile(r"[!-~]{16,500}")
 

@@ -18,15 +18,9 @@ from pathlib import Path
 from edgellm.errors import ConversationChanged, ConversationTooLong, InvalidOption
 from edgellm.places import data_dir
 from edgellm.storage.caches.prompt_files import remove_prompts
-from edgellm.storage.private_database import (
-    DatabaseConnection,
-    DatabaseDamaged,
-    PrivateDatabase,
-    check_folder,
-    make_folder,
-    system_errors,
-)  # fmt: skip
+from edgellm.storage.database import DatabaseConnection, PrivateDatabase
 from edgellm.storage.retention import expired, oldest
+from edgellm.storage.state import private_folder
 
 MAX_BYTES = 2**20
 """Bytes of all replies together, of all typed lines, and of each conversation."""
@@ -39,13 +33,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _SCHEMA = """
 CREATE TABLE entry (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, at INTEGER NOT NULL, size INTEGER NOT NULL,
                     question TEXT NOT NULL, reply TEXT NOT NULL);
-CREATE INDEX entry_age ON entry (kind, at);
-CREATE TABLE total (kind TEXT PRIMARY KEY, size INTEGER NOT NULL);
-INSERT INTO total VALUES ('reply', 0), ('typed', 0);
-CREATE TRIGGER entry_added AFTER INSERT ON entry BEGIN
-    UPDATE total SET size = size + new.size WHERE kind = new.kind; END;
-CREATE TRIGGER entry_removed AFTER DELETE ON entry BEGIN
-    UPDATE total SET size = size - old.size WHERE kind = old.kind; END;
+CREATE INDEX entry_age ON entry (kind, at, size);
 CREATE TABLE conversation (id TEXT PRIMARY KEY, at INTEGER NOT NULL, turns TEXT NOT NULL);
 CREATE INDEX conversation_age ON conversation (at)
 """
@@ -145,15 +133,14 @@ class ChatLog:
 
     def turn_off(self) -> None:
         """Stop every process from adding or reading until `turn_on`. Stored entries stay."""
-        with system_errors(self.folder, "turned off"):
-            make_folder(self.folder)
+        with self._database.errors("turned off"):
+            private_folder(self.folder)
             with suppress(FileExistsError):
                 os.close(os.open(self._off, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
     def turn_on(self) -> None:
         """Undo `turn_off`."""
-        with system_errors(self.folder, "turned on"):
-            check_folder(self.folder)
+        with self._database.errors("turned on"):
             self._off.unlink(missing_ok=True)
 
     def discard(self) -> None:
@@ -174,16 +161,14 @@ class ChatLog:
         """Remove `rows` and return their number. Remove files that were set aside, too, unless they were written since
         `before`."""
         count, all_rows = 0, before is None
-        with system_errors(self.path, "removed"):
-            check_folder(self.folder)
-            if self._database.exists:
-                with self._database.writing("removed", keep=not all_rows, scrub=all_rows) as db:
-                    count = db.remove(rows, *values)
+        if os.path.lexists(self.path):
+            with self._database.writing("removed", keep=not all_rows, scrub=all_rows) as db:
+                count = db.remove(rows, *values)
         self._remove_aside(before)
         return count
 
     def _remove_aside(self, before: datetime | None) -> None:
-        with system_errors(self.path, "removed"):
+        with self._database.errors("removed"):
             for path in self._database.aside():
                 if before is None or expired(path, before):
                     path.unlink()
@@ -250,17 +235,12 @@ class History(ChatLog):
         with self._database.reading() as db:
             rows = db.execute("SELECT at FROM entry WHERE kind = ? ORDER BY at", (self.kind,))
             times = [when for (at,) in rows if (when := _time(at)) is not None]
-            size = self._total(db)
-        with system_errors(self.path, "read"):
-            size += sum(path.lstat().st_size for path in self._database.aside())
+            size = self._total(db) + sum(path.lstat().st_size for path in self._database.aside())
         first, last = (times[0], times[-1]) if times else (None, None)
         return HistoryFacts(self.path, self.on, len(times), size, first, last)
 
     def _total(self, db: DatabaseConnection) -> int:
-        row = db.execute("SELECT size FROM total WHERE kind = ?", (self.kind,)).fetchone()
-        if row is None or type(row[0]) is not int:
-            raise DatabaseDamaged
-        return row[0]
+        return int(db.execute("SELECT total(size) FROM entry WHERE kind = ?", (self.kind,)).fetchone()[0])
 
 
 def typed_lines() -> History:

@@ -1,4 +1,4 @@
-"""Reading and writing edgellm's own files, such as caches, profiles and lists of devices.
+"""Reading and writing edgellm's own files, such as caches, profiles, keys and lists of devices.
 
 A file may have been damaged, replaced by a link, a pipe or a folder, or written by another version. Reading never
 blocks, takes bounded memory, and either returns the result of `parse` or raises `StateDamaged`. Writing replaces the
@@ -13,18 +13,20 @@ import os
 import stat
 import threading
 import tomllib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from edgellm import system
-from edgellm.errors import EdgeError, StateDamaged
+from edgellm.errors import EdgeError, StateDamaged, TrustUnusable
 from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.system import HAS_MODES, NO_LINKS, NOT_BLOCKING
 
 MAX_BYTES = 64 * 2**20
+MAX_PRIVATE_BYTES = 2**20
+LOCK_SECONDS = 10.0  # seconds to wait for another process; each holds a file for some milliseconds
 _STEP = 2**20
 
 _T = TypeVar("_T")
@@ -95,8 +97,10 @@ def read_toml(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
     return _parsed(path, lambda data: tomllib.loads(data.decode()), read_state(path, max_bytes, links=True))
 
 
-def write_state(path: Path, data: bytes | str) -> None:
+def write_state(path: Path, data: bytes | str, *, durable: bool = False) -> None:
     """Write `data` to `path` in one step, replacing its earlier content. A folder in its place is set aside.
+
+    A `durable` file outlives a power cut from the moment when this returns.
 
     Raises:
         OSError: the file cannot be written; its earlier content is unchanged.
@@ -109,6 +113,9 @@ def write_state(path: Path, data: bytes | str) -> None:
     try:
         with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         if path.is_dir() and not path.is_symlink():
             set_aside(path)
         temporary.replace(path)
@@ -116,6 +123,75 @@ def write_state(path: Path, data: bytes | str) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def read_private(path: Path) -> bytes | None:
+    """Return the bytes of a file that devices trust each other by; None if there is no file.
+
+    Raises:
+        TrustUnusable: as for `read_state`.
+    """
+    try:
+        return read_state(path, MAX_PRIVATE_BYTES)
+    except StateDamaged as error:
+        raise TrustUnusable(error.what, "Move it away, and try again.") from None
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that devices trust each other by.
+
+    Raises:
+        TrustUnusable: the file cannot be written; its earlier content is unchanged.
+    """
+    with system_errors(TrustUnusable, path, "written"):
+        write_state(path, data, durable=True)
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Make `folder`, closed to other users, and hold its lock against other processes until the `with` ends.
+
+    Raises:
+        TrustUnusable: the folder cannot be created, or another process holds its lock.
+    """
+    with ExitStack() as held:
+        with system_errors(TrustUnusable, folder, "used"):
+            if os.path.lexists(folder) and not stat.S_ISDIR(folder.lstat().st_mode):
+                raise TrustUnusable(f"{folder} is not a folder.", "Move it away; a new one will be created.")
+            held.enter_context(hold_lock(private_folder(folder) / "lock"))
+        yield
+
+
+@contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold the lock file at `path` against other processes until the `with` ends.
+
+    Raises:
+        TimeoutError: another process holds it.
+        NotImplementedError: the drive has no file locks.
+    """
+    from filelock import FileLock  # its import takes 40 ms
+
+    with FileLock(path, timeout=LOCK_SECONDS, mode=0o600).acquire(poll_interval=0.01):
+        yield
+
+
+@contextmanager
+def system_errors(kind: type[EdgeError], path: Path, action: str) -> Iterator[None]:
+    """Turn the system's errors into those of a `kind`: `path` cannot be `action`, a participle."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise kind(f"{path} is in use by another process.", "Try again when it has finished.") from error
+    except (OSError, NotImplementedError) as error:
+        reason, next_step = str(error), "Check its permissions, or set EDGELLM_HOME to a folder that you own."
+        if isinstance(error, NotImplementedError):  # some network drives
+            reason, next_step = "the drive has no file locks", "Set EDGELLM_HOME to a folder on another drive."
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason, next_step = "the disk is full", "Free some space, or set EDGELLM_HOME to a folder on another drive."
+        elif error.strerror:
+            reason = error.strerror
+        raise kind(f"{path} cannot be {action}: {reason}.", next_step) from error
 
 
 def set_aside(path: Path) -> Path:

@@ -8,12 +8,12 @@ from contextlib import closing
 from edgellm.storage.chat_log import ChatLog
 
 
-def database(log: ChatLog) -> sqlite3.Connection:
+def raw(log: ChatLog) -> sqlite3.Connection:
     """Return a connection to the database, without settings of ours."""
     return sqlite3.connect(log.path, isolation_level=None)
 
 
 def change(log: ChatLog, statement: str, *values: object) -> None:
     """Change the database as no method of ours does."""
-    with closing(database(log)) as db:
+    with closing(raw(log)) as db:
         db.execute(statement, values)

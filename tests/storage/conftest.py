@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.storage import History, private_database
+from edgellm.storage import History, database
 from tests.storage.hub import cache, hub
 
 __all__ = ["cache", "history", "hub"]
@@ -13,7 +13,7 @@ __all__ = ["cache", "history", "hub"]
 @pytest.fixture(autouse=True)
 def _no_power_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing waits for no disk: only a power failure would tell the difference."""
-    monkeypatch.setattr(private_database, "SETTINGS", (*private_database.SETTINGS, "synchronous = OFF"))
+    monkeypatch.setattr(database, "SETTINGS", (*database.SETTINGS, "synchronous = OFF"))
 
 
 @pytest.fixture

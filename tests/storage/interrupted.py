@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edgellm.storage import History, private_database
+from edgellm.storage import History, database
 
 
 class Steps:
@@ -47,7 +47,7 @@ def killed_at(last: int) -> bool:
 
 
 def main(home: Path) -> None:
-    private_database.SETTINGS += ("synchronous = OFF",)
+    database.SETTINGS += ("synchronous = OFF",)
     copy, last = home.with_name("copy"), 0
     os.environ["EDGELLM_HOME"] = str(copy)
     killed = True

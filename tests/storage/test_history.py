@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.storage import History, chat_log, private_database
-from tests.storage.chats import change, database
+from edgellm.storage import History, chat_log, database, state
+from tests.storage.chats import change, raw
 
 
 def said(history: History) -> list[tuple[str, str]]:
@@ -42,7 +42,7 @@ def test_the_data_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_what_was_said_is_plain_text_in_the_database(history: History) -> None:
     history.add("a\nb", "Größe\x00\u2028")
-    with closing(database(history)) as db:
+    with closing(raw(history)) as db:
         assert db.execute("SELECT kind, question, reply FROM entry").fetchall() == [
             ("reply", "a\nb", "Größe\x00\u2028")
         ]
@@ -121,32 +121,6 @@ def test_what_a_crash_left_beside_is_in_nobodys_way(history: History) -> None:
     assert said(history) == [("q", "r")]
 
 
-def test_adding_takes_as_many_steps_however_much_there_is(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = 0
-
-    def step() -> None:
-        nonlocal steps
-        steps += 1
-
-    history.add("q", "r")
-    connect = sqlite3.connect
-
-    def counted(*args: Any, **more: Any) -> sqlite3.Connection:
-        db = connect(*args, **more)
-        db.set_progress_handler(step, 1)
-        return db
-
-    monkeypatch.setattr(sqlite3, "connect", counted)
-    history.add("q", "r")
-    before, steps = steps, 0
-    many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000) "
-    change(history, f"{many} INSERT INTO entry SELECT NULL, kind, at, 80, question, reply FROM entry, n WHERE id = 1")
-    assert history.facts().conversations == 10_002
-    steps = 0
-    history.add("q", "r")
-    assert steps <= before + 10
-
-
 def test_off_keeps_what_is_there_and_neither_adds_nor_reads(history: History) -> None:
     assert history.on
     history.add("before", "r")
@@ -175,8 +149,8 @@ def test_off_asks_nobody(history: History, monkeypatch: pytest.MonkeyPatch) -> N
     history.turn_on()
     history.add("before", "r")
     history.turn_off()
-    monkeypatch.setattr(private_database, "LOCK_SECONDS", 0)
-    with closing(database(history)) as db:
+    monkeypatch.setattr(state, "LOCK_SECONDS", 0)
+    with closing(raw(history)) as db:
         db.execute("BEGIN EXCLUSIVE")
         history.add("q", "r")
         assert history.recent() == []
@@ -185,14 +159,14 @@ def test_off_asks_nobody(history: History, monkeypatch: pytest.MonkeyPatch) -> N
 def test_turned_off_while_waiting_is_off(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     history.add("before", "r")
     asked = threading.Event()
-    opened = private_database.PrivateDatabase.writing
+    opened = database.PrivateDatabase.writing
 
     def writing(*args: Any, **more: Any) -> AbstractContextManager[sqlite3.Connection]:
         asked.set()
         return opened(*args, **more)
 
-    monkeypatch.setattr(private_database.PrivateDatabase, "writing", writing)
-    with closing(database(history)) as db:
+    monkeypatch.setattr(database.PrivateDatabase, "writing", writing)
+    with closing(raw(history)) as db:
         db.execute("BEGIN IMMEDIATE")
         adding = threading.Thread(target=history.add, args=("meanwhile", "r"))
         adding.start()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from edgellm.errors import HistoryUnusable
 from edgellm.storage import History, chat_log
-from tests.storage.chats import database
+from tests.storage.chats import raw
 from tests.storage.permissions import obeyed
 
 EVERY_USE: list[Callable[[History], object]] = [
@@ -53,7 +51,7 @@ def test_the_write_ahead_log_is_private_too(history: History, monkeypatch: pytes
     monkeypatch.setattr(Path, "chmod", lambda *_: None)
     with umask(0):
         history.add("q", "r")
-        with closing(database(history)) as db:
+        with closing(raw(history)) as db:
             assert db.execute("SELECT COUNT(*) FROM entry").fetchone() == (1,)
             history.add("a secret", "r")
             beside = [history.path.with_name(f"{history.path.name}{end}") for end in ("-wal", "-shm")]
@@ -75,7 +73,7 @@ def test_a_shortened_database_is_private_too(history: History, monkeypatch: pyte
 )
 def test_what_became_open_to_others_is_closed_again(history: History, use: Callable[[History], object]) -> None:
     history.add("q", "r")
-    with closing(database(history)) as db:
+    with closing(raw(history)) as db:
         db.execute("SELECT * FROM entry").fetchone()
         paths = list(history.folder.glob("chats.sqlite3*"))
         assert len(paths) == 3
@@ -99,29 +97,6 @@ def test_a_link_in_a_files_place_is_refused(
     with pytest.raises(HistoryUnusable, match="is a link, but"):
         use(history)
     assert (tmp_path / "mine.txt").read_text() == "mine"
-
-
-@pytest.mark.parametrize("use", EVERY_USE)
-def test_a_link_made_in_between_is_refused(
-    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[History], object]
-) -> None:
-    """After the files were looked at, and before SQLite opens them."""
-    history.add("q", "r")
-    other = History(tmp_path / "other")
-    other.add("mine", "mine")
-    before = other.path.read_bytes()
-    connect = sqlite3.connect
-
-    def late(*args: Any, **more: Any) -> sqlite3.Connection:
-        history.path.unlink()
-        history.path.symlink_to(other.path)
-        return connect(*args, **more)
-
-    monkeypatch.setattr(sqlite3, "connect", late)
-    with pytest.raises(HistoryUnusable, match="is a link, but"):
-        use(history)
-    assert other.path.read_bytes() == before
-    assert {path.name for path in other.folder.iterdir()} == {"chats.lock", "chats.sqlite3"}
 
 
 @pytest.mark.parametrize("use", [*EVERY_USE, lambda history: history.turn_off(), lambda history: history.turn_on()])

@@ -22,7 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from edgellm.errors import NotPaired, TrustUnusable
 from edgellm.places import data_dir
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.storage.private_files import lock_folder, read_private, write_private
+from edgellm.storage.state import lock_folder, read_private, write_private
 
 DAYS = 397  # not all browsers accept longer ones
 _RENEW = timedelta(days=30)

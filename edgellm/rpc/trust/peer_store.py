@@ -17,7 +17,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.trust.device_id import DeviceID, parse_short
 from edgellm.rpc.trust.identity import Certificate, trust_folder
 from edgellm.rpc.trust.rights import Right, Rights, read_rights
-from edgellm.storage.private_files import lock_folder, read_private, write_private
+from edgellm.storage.state import lock_folder, read_private, write_private
 
 MAX_NAME = 40  # characters
 MAX_ADDRESSES = 8  # for each device, the newest first

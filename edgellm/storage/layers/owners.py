@@ -18,11 +18,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from edgellm.errors import StoreBusy, StoreFull, TrustUnusable
+from edgellm.errors import StoreBusy, StoreFull
 from edgellm.storage.layers.incoming_piece import storage_errors
 from edgellm.storage.layers.manifest import LayerPiece, Manifest
-from edgellm.storage.private_files import read_private, write_private
-from edgellm.storage.state import MALFORMED, private_folder
+from edgellm.storage.state import MALFORMED, private_folder, read_json, write_state
 
 OWN, CUT = "here", "cut"
 MAX_MODELS = 64  # of one other device
@@ -53,8 +52,8 @@ class Owners:
         """Return every record, except damaged ones: their pieces then have no owner."""
         found = []
         for path in sorted(self._folder.glob("*/*.json")):
-            with suppress(OSError, *MALFORMED):
-                record = json.loads(read_private(path) or b"")
+            with suppress(*MALFORMED):
+                record = read_json(path, dict) or {}
                 manifest = Manifest.from_json(record["recipe"])
                 hashes = set(map(str, record["pieces"]))
                 manifest = _with_pieces(manifest, [one for one in manifest.pieces if one.sha256 in hashes])
@@ -134,10 +133,7 @@ class Owners:
     @staticmethod
     def _write(path: Path, manifest: Manifest) -> None:
         record = {"recipe": manifest.to_json(), "pieces": [piece.sha256 for piece in manifest.pieces]}
-        try:
-            write_private(path, json.dumps(record).encode())
-        except TrustUnusable as error:  # its message is about identities
-            raise error.__cause__ if isinstance(error.__cause__, OSError) else error from None
+        write_state(path, json.dumps(record), durable=True)
 
 
 def _with_pieces(manifest: Manifest, pieces: Collection[LayerPiece]) -> Manifest:

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
 
-from filelock import FileLock
-
 from edgellm.errors import HistoryUnusable
-from edgellm.storage.state import private_folder, set_aside
+from edgellm.storage import state
+from edgellm.storage.state import hold_lock, private_folder, set_aside, system_errors
 from edgellm.system import HAS_MODES, NO_LINKS
 
-LOCK_SECONDS = 10.0  # seconds to wait for another process; each holds the database for some milliseconds
 _MAX_ROW = 4 * 2**20  # bytes
 _MIN_FREE = 2**16  # bytes of free space without which the index of the log cannot be made
 SETTINGS: tuple[str, ...] = (
@@ -79,7 +77,7 @@ class PrivateDatabase:
     def reading(self) -> Iterator[DatabaseConnection]:
         """Yield the database for reading, or an empty one if there is none. A folder that cannot be written, or a full
         disk, does not matter."""
-        with self._errors("read"), closing(self._open(write=False) if self.exists else self._empty()) as db:
+        with self.errors("read"), closing(self._readable() if self.exists else self._empty()) as db:
             yield db
 
     @contextmanager
@@ -91,9 +89,11 @@ class PrivateDatabase:
 
         `action` is the participle used in errors ("cannot be written"). With `keep`, a damaged database is not renamed.
         """
-        with self._errors(action, keep=keep):
-            self.make()
-            with closing(self._open(write=True)) as db:
+        with self.errors(action, keep=keep):
+            private_folder(self.path.parent)
+            if not self.exists:
+                self._make()
+            with closing(self._open("rw")) as db:
                 db.execute("BEGIN IMMEDIATE")
                 with db:
                     yield db
@@ -104,18 +104,10 @@ class PrivateDatabase:
                     if busy and scrub:  # else the last process that closes the database empties the log
                         raise TimeoutError
 
-    def make(self) -> None:
-        """Create the database if it is missing."""
-        with self._errors("written"):
-            make_folder(self.path.parent)
-            if not self.exists:
-                with hold_lock(self._lock):
-                    self._make()
-
     def discard(self) -> None:
         """Remove the files of the database and those set aside. Unlike removing rows, that needs no free space."""
-        with self._errors("removed", keep=True), hold_lock(self._lock):
-            self._identity()
+        with self.errors("removed", keep=True), hold_lock(self._lock):
+            self._close_to_others()
             for path in self.aside():
                 path.unlink()
             with closing(self._connect("rw")) as db:
@@ -132,101 +124,15 @@ class PrivateDatabase:
         """Return the files that were set aside."""
         return sorted(self.path.parent.glob(f"{self.path.name}*.aside*"))
 
-    @property
-    def _lock(self) -> Path:
-        return self.path.with_suffix(".lock")
-
-    def _files(self) -> list[Path]:
-        """Return the paths of the database, its write-ahead log and the log's index."""
-        return [self.path.with_name(self.path.name + end) for end in ("", "-wal", "-shm")]
-
-    def _make(self) -> None:
-        """Make an empty database in one step, unless another process has made it. The folder is locked."""
-        if self.exists:
-            return
-        for path in self._files():
-            if os.path.lexists(path):  # a log without its database would be taken for that of the new one
-                set_aside(path)
-        temporary = PrivateDatabase(self.path.with_name(f"{self.path.name}.new"), self.schema, self.version)
-        for path in temporary._files():  # left by a crash
-            path.unlink(missing_ok=True)
-        os.close(os.open(temporary.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS, 0o600))
-        with closing(temporary._connect("rw")) as db:
-            if db.execute("PRAGMA journal_mode = WAL").fetchone() != (b"wal",):
-                raise NotImplementedError
-            self._fill(db)
-        temporary.path.rename(self.path)
-
-    def _empty(self) -> DatabaseConnection:
-        db = sqlite3.connect(":memory:", isolation_level=None, factory=DatabaseConnection)
-        db.text_factory = bytes
-        self._fill(db)
-        return db
-
-    def _fill(self, db: DatabaseConnection) -> None:
-        db.executescript(f"BEGIN; {self.schema}; PRAGMA user_version = {self.version}; COMMIT;")
-
-    def _open(self, *, write: bool) -> DatabaseConnection:
-        found = self._identity()
-        try:
-            return self._checked("rw", found)
-        except sqlite3.OperationalError as error:
-            log = self._files()[1]
-            if write or _code(error) not in _UNWRITABLE or (log.exists() and log.stat().st_size):
-                raise
-            return self._checked("ro&immutable=1", found)
-
-    def _checked(self, mode: str, found: tuple[int, int]) -> DatabaseConnection:
-        """Return a connection to the file that was `found`, if it holds our tables."""
-        db = self._connect(mode)
-        try:
-            self._check(found)
-            for setting in SETTINGS:
-                db.execute(f"PRAGMA {setting}")
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            self._check(found)
-            if version > self.version:
-                raise HistoryUnusable(
-                    f"{self.path} has version {version}, but this edgellm reads version {self.version}.",
-                    "Update edgellm, or move the file away.",
-                )
-            if version != self.version:
-                raise DatabaseDamaged
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    def _connect(self, mode: str) -> DatabaseConnection:
-        db = sqlite3.connect(
-            f"{self.path.absolute().as_uri()}?mode={mode}",
-            LOCK_SECONDS,
-            isolation_level=None,
-            factory=DatabaseConnection,
-            uri=True,
-        )
-        db.text_factory = bytes  # decoded by those who read it: SQLite keeps any bytes as text
-        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_ROW)
-        return db
-
-    def _identity(self) -> tuple[int, int]:
-        """Return the device and number of the file, and close the files of the database to other users."""
-        database, *logs = self._files()
-        for path in logs:
-            with suppress(FileNotFoundError):
-                _restrict(path)
-        found = _restrict(database)
-        return found.st_dev, found.st_ino
-
-    def _check(self, before: tuple[int, int]) -> None:
-        if self._identity() != before:
-            raise HistoryUnusable(f"{self.path} was replaced while it was in use.", "Try again.")
-
     @contextmanager
-    def _errors(self, action: str, *, keep: bool = False) -> Iterator[None]:
+    def errors(self, action: str, *, keep: bool = False) -> Iterator[None]:
         """Turn errors of SQLite and of the system into ours: the database cannot be `action`."""
-        with system_errors(self.path, action):
-            check_folder(self.path.parent)
+        with system_errors(HistoryUnusable, self.path, action):
+            folder = self.path.parent
+            if folder.is_symlink():
+                raise _link(folder)
+            if folder.exists():
+                private_folder(folder)
             before = self.path.lstat().st_ino if self.exists else None
             try:
                 yield
@@ -246,6 +152,92 @@ class PrivateDatabase:
                     "A new one will be created; `edgellm history clear` removes both.",
                 ) from error
 
+    @property
+    def _lock(self) -> Path:
+        return self.path.with_suffix(".lock")
+
+    def _files(self) -> list[Path]:
+        """Return the paths of the database, its write-ahead log and the log's index."""
+        return [self.path.with_name(self.path.name + end) for end in ("", "-wal", "-shm")]
+
+    def _make(self) -> None:
+        """Make an empty database in one step, unless another process has made it."""
+        with hold_lock(self._lock):
+            if self.exists:
+                return
+            for path in self._files():
+                if os.path.lexists(path):  # a log without its database would be taken for that of the new one
+                    set_aside(path)
+            new = PrivateDatabase(self.path.with_name(f"{self.path.name}.new"), self.schema, self.version)
+            for path in new._files():  # left by a crash
+                path.unlink(missing_ok=True)
+            os.close(os.open(new.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS, 0o600))
+            with closing(new._connect("rw")) as db:
+                if db.execute("PRAGMA journal_mode = WAL").fetchone() != (b"wal",):
+                    raise NotImplementedError
+                self._fill(db)
+            new.path.rename(self.path)
+
+    def _empty(self) -> DatabaseConnection:
+        db = sqlite3.connect(":memory:", isolation_level=None, factory=DatabaseConnection)
+        db.text_factory = bytes
+        self._fill(db)
+        return db
+
+    def _fill(self, db: DatabaseConnection) -> None:
+        db.executescript(f"BEGIN; {self.schema}; PRAGMA user_version = {self.version}; COMMIT;")
+
+    def _readable(self) -> DatabaseConnection:
+        """Return a connection for reading, also in a folder that cannot be written, where there is no log."""
+        try:
+            return self._open("rw")
+        except sqlite3.OperationalError as error:
+            log = self._files()[1]
+            if _code(error) not in _UNWRITABLE or (log.exists() and log.stat().st_size):
+                raise
+            return self._open("ro&immutable=1")
+
+    def _open(self, mode: str) -> DatabaseConnection:
+        """Return a connection to the database, if it holds our tables."""
+        self._close_to_others()
+        db = self._connect(mode)
+        try:
+            for setting in SETTINGS:
+                db.execute(f"PRAGMA {setting}")
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version > self.version:
+                raise HistoryUnusable(
+                    f"{self.path} has version {version}, but this edgellm reads version {self.version}.",
+                    "Update edgellm, or move the file away.",
+                )
+            if version != self.version:
+                raise DatabaseDamaged
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _connect(self, mode: str) -> DatabaseConnection:
+        db = sqlite3.connect(
+            f"{self.path.absolute().as_uri()}?mode={mode}", state.LOCK_SECONDS, isolation_level=None,
+            factory=DatabaseConnection, uri=True,
+        )  # fmt: skip
+        db.text_factory = bytes  # decoded by those who read it: SQLite keeps any bytes as text
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_ROW)
+        return db
+
+    def _close_to_others(self) -> None:
+        """Check that the files of the database are plain files, and close them to other users."""
+        for path in self._files():
+            with suppress(FileNotFoundError):
+                mode = path.lstat().st_mode
+                if stat.S_ISLNK(mode):
+                    raise _link(path)
+                if not stat.S_ISREG(mode):
+                    raise HistoryUnusable(f"{path} is not a plain file.", "Move it away; a new one will be created.")
+                if HAS_MODES and mode & 0o077:
+                    path.chmod(0o600)
+
     def _set_aside(self, before: int | None) -> str:
         """Rename the files of the database, unless another process has, and return the new name of the first."""
         with hold_lock(self._lock):
@@ -258,81 +250,12 @@ class PrivateDatabase:
             return aside.name
 
 
-@contextmanager
-def system_errors(path: Path, action: str) -> Iterator[None]:
-    """Turn the system's errors into `HistoryUnusable`: `path` cannot be `action`."""
-    try:
-        yield
-    except TimeoutError as error:
-        raise HistoryUnusable(f"{path} is in use by another process.", "Try again when it has finished.") from error
-    except NotImplementedError as error:  # some network drives
-        raise HistoryUnusable(
-            f"{path} cannot be {action}: the drive has no file locks.", "Set EDGELLM_HOME to a folder on another drive."
-        ) from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise HistoryUnusable(
-                f"{path} cannot be {action}: the disk is full.",
-                "Free some space, or set EDGELLM_HOME to a folder on another drive.",
-            ) from error
-        raise HistoryUnusable(
-            f"{path} cannot be {action}: {error.strerror or error}.",
-            "Check its permissions, or set EDGELLM_HOME to a folder that you own.",
-        ) from error
-
-
-@contextmanager
-def hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path` against other processes until the `with` ends.
-
-    Raises:
-        TimeoutError: another process holds it.
-        NotImplementedError: the drive has no file locks.
-    """
-    with FileLock(path, timeout=LOCK_SECONDS, mode=0o600).acquire(poll_interval=0.01):
-        yield
-
-
-def make_folder(folder: Path) -> None:
-    """Make `folder`, closed to other users, where it is missing. Raises what `check_folder` does, and OSError."""
-    check_folder(folder)
-    private_folder(folder)
-
-
-def check_folder(folder: Path) -> None:
-    """Check that `folder`, if it is there, is a folder and no link, and close it to other users.
-
-    Raises:
-        HistoryUnusable: it is something else.
-    """
-    with suppress(FileNotFoundError):
-        mode = folder.lstat().st_mode
-        if stat.S_ISLNK(mode):
-            raise _link(folder)
-        if not stat.S_ISDIR(mode):
-            raise HistoryUnusable(f"{folder} is not a folder.", "Move it away; a new one will be created.")
-        if HAS_MODES and mode & 0o077:
-            folder.chmod(0o700)
-
-
 def _code(error: sqlite3.Error) -> int:
     """Return SQLite's error code. Raise the error itself if it is one of the Python module's."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     if code is None:
         raise error
     return code & 0xFF
-
-
-def _restrict(path: Path) -> os.stat_result:
-    """Check that `path` is a plain file, close it to other users, and return its status."""
-    found = path.lstat()
-    if stat.S_ISLNK(found.st_mode):
-        raise _link(path)
-    if not stat.S_ISREG(found.st_mode):
-        raise HistoryUnusable(f"{path} is not a plain file.", "Move it away; a new one will be created.")
-    if HAS_MODES and found.st_mode & 0o077:
-        path.chmod(0o600)
-    return found
 
 
 def _link(path: Path) -> HistoryUnusable:
