@@ -271,16 +271,16 @@ def fields_from_json(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any
     return {name: _checked_value(hints[name], value, name) for name, value in found.items()}
 
 
+_PLAIN: Mapping[Any, tuple[type, ...]] = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
+"""Types of fields, and those of the values that they may have in JSON."""
+
+
 def _checked_value(hint: Any, value: Any, name: str) -> Any:
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not abs(number := float(value)) < float("inf"):
-            raise ValueError(f"{name} is {value}")
-        return number
-    if hint in (int, str, bool) and type(value) is hint:
-        return value
+    if type(value) in _PLAIN.get(hint, ()) and (hint is not float or abs(value) < float("inf")):
+        return hint(value)
     origin, inner = get_origin(hint), get_args(hint)
     if origin is tuple and isinstance(value, list):
-        return tuple(_checked_value(inner[0], one, name) for one in value)
+        return tuple([_checked_value(inner[0], one, name) for one in value])
     if origin is dict and isinstance(value, dict):
         return {key: _checked_value(inner[1], one, name) for key, one in value.items()}
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
