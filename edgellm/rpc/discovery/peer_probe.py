@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-from edgellm.errors import EdgeError, NotPaired, VerifierUnreachable
+from edgellm.errors import EdgeError, NotPaired, NotPermitted, VerifierUnreachable
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.discovery.mdns import Hint, HintPredicate, ServiceKind, browse
+from edgellm.rpc.discovery.mdns import Hint, ServiceKind, browse
 from edgellm.rpc.trust.handshake import PeerInfo, fetch_peer_info
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.trust import Trust
+
+T = TypeVar("T")
 
 BROWSE_SECONDS = 1.5  # for announcements; most come within a tenth of that
 MAX_BROWSE_SECONDS = 6.0  # if no device was found by then: busy machines answer late
@@ -36,36 +39,18 @@ def probe_peers(
     hints: Sequence[Hint] | None = None,
     seconds: float = PROBE_SECONDS,
 ) -> list[ProbeResult]:
-    """Return the result of probing each of `peers`, in their order. Errors of a device are returned, not raised.
+    """Return the result of probing each of `peers`, as `ask_peers` finds them. Errors of a device are returned, not
+    raised."""
 
-    All are probed at once, at the addresses where they were last seen; those that do not answer are probed at the
-    addresses that they announce: in `hints`, or else on the interfaces with the addresses `hosts`.
-    """
-    results = run_in_network_loop(_ask_all(trust, [(peer, peer.addresses) for peer in peers], seconds)).result()
-    missing = {result.peer.id.short for result in results if result.info is None}
-    if not missing or not (hosts or hints):
-        return results
-    if hints is None:
-        hints = browse(
-            ServiceKind.DEVICE, hosts, BROWSE_SECONDS, all_of(missing), minimum=any_of(missing),
-            max_seconds=max_browse_seconds(len(missing), len(results)),
-        )  # fmt: skip
-    return [_with_hints(trust, result, hints, seconds) for result in results]
+    async def greeting(peer: Peer, address: Address) -> PeerInfo:
+        return await fetch_peer_info(address, trust, peer.id, seconds)
 
-
-def all_of(shorts: Collection[str]) -> HintPredicate:
-    """Return a predicate: each of these devices, by short ID, is among the hints."""
-    return lambda found: {hint.short for hint in found} >= set(shorts)
-
-
-def any_of(shorts: Collection[str]) -> HintPredicate:
-    """Return a predicate: at least one of these devices, by short ID, is among the hints."""
-    return lambda found: any(hint.short in shorts for hint in found)
-
-
-def max_browse_seconds(missing: int, wanted: int) -> float:
-    """Return the longest time to search, in seconds: if some devices answer, the others are probably off."""
-    return MAX_BROWSE_SECONDS if missing == wanted else BROWSE_SECONDS
+    return [
+        ProbeResult(peer, None, answer, announced)
+        if isinstance(answer, EdgeError)
+        else ProbeResult(peer, answer, None, announced)
+        for peer, (answer, announced) in zip(peers, ask_peers(peers, greeting, hosts, hints), strict=True)
+    ]
 
 
 def probe_address(trust: Trust, address: Address, seconds: float = PROBE_SECONDS) -> PeerInfo:
@@ -73,37 +58,84 @@ def probe_address(trust: Trust, address: Address, seconds: float = PROBE_SECONDS
     return run_in_network_loop(fetch_peer_info(address, trust, None, seconds)).result()
 
 
-def _with_hints(trust: Trust, result: ProbeResult, hints: Iterable[Hint], seconds: float) -> ProbeResult:
-    """Return the result of probing a device at the announced addresses that were not tried yet."""
-    announced = [place for hint in hints if hint.short == result.peer.id.short for place in hint.addresses]
-    new = [place for place in announced if place not in result.peer.addresses]
-    result = run_in_network_loop(_ask(trust, result.peer, new, seconds)).result() if new else result
-    return replace(result, announced=bool(announced))
+def ask_peers(
+    peers: Sequence[Peer],
+    ask: Callable[[Peer, Address], Awaitable[T]],
+    hosts: Sequence[str],
+    hints: Sequence[Hint] | None = None,
+    *,
+    every_hint: bool = False,
+) -> list[tuple[T | EdgeError, bool]]:
+    """Return what `ask` returns of each of `peers`, in their order, or the error that it raises; and whether the device
+    has announced itself.
+
+    All are asked at once, at the addresses where they were last seen; those that do not answer are asked at the
+    addresses that they announce: in `hints`, or else on the interfaces with the addresses `hosts`. With `every_hint`,
+    the search does not end with the first announcement of each: several programs of one device may announce themselves.
+    """
+    answers = _ask_all([(peer, peer.addresses) for peer in peers], ask)
+    missing = {peer.id.short for peer, answer in zip(peers, answers, strict=True) if isinstance(answer, EdgeError)}
+    if not missing or not (hosts or hints):
+        return [(answer, False) for answer in answers]
+    if hints is None:
+
+        def found_all(found: Sequence[Hint]) -> bool:
+            return not every_hint and {hint.short for hint in found} >= missing
+
+        def found_any(found: Sequence[Hint]) -> bool:
+            return any(hint.short in missing for hint in found)
+
+        # if some devices answer, the others are probably off
+        longest = MAX_BROWSE_SECONDS if len(missing) == len(peers) else BROWSE_SECONDS
+        hints = browse(ServiceKind.DEVICE, hosts, BROWSE_SECONDS, found_all, minimum=found_any, max_seconds=longest)
+    announced = [
+        [address for hint in hints if hint.short == peer.id.short for address in hint.addresses] for peer in peers
+    ]
+    new = [
+        [address for address in addresses if isinstance(answer, EdgeError) and address not in peer.addresses]
+        for peer, answer, addresses in zip(peers, answers, announced, strict=True)
+    ]
+    again = _ask_all(list(zip(peers, new, strict=True)), ask)
+    return [
+        (second if tried and _says_more(second, first) else first, bool(addresses))
+        for first, second, tried, addresses in zip(answers, again, new, announced, strict=True)
+    ]
 
 
-async def _ask_all(
-    trust: Trust, targets: Sequence[tuple[Peer, Sequence[Address]]], seconds: float
-) -> list[ProbeResult]:
-    return list(await asyncio.gather(*(_ask(trust, peer, addresses, seconds) for peer, addresses in targets)))
+def _ask_all(
+    targets: Sequence[tuple[Peer, Sequence[Address]]], ask: Callable[[Peer, Address], Awaitable[T]]
+) -> list[T | EdgeError]:
+    async def asked() -> list[T | EdgeError]:
+        return list(await asyncio.gather(*(_first_answer(peer, addresses, ask) for peer, addresses in targets)))
+
+    return run_in_network_loop(asked()).result()
 
 
-async def _ask(trust: Trust, peer: Peer, addresses: Sequence[Address], seconds: float) -> ProbeResult:
-    """Return the first answer from any of the addresses, all probed at once."""
-    failure: EdgeError | None = None
-    tasks = [asyncio.create_task(fetch_peer_info(address, trust, peer.id, seconds)) for address in addresses]
+async def _first_answer(
+    peer: Peer, addresses: Sequence[Address], ask: Callable[[Peer, Address], Awaitable[T]]
+) -> T | EdgeError:
+    """Return the first answer from any of the addresses, all asked at once; else the error that says most."""
+    failure: EdgeError = _NoAddress(f"No address of {peer.name} is known.", "Give its address with --peer HOST:PORT.")
+    tasks = [asyncio.ensure_future(ask(peer, address)) for address in addresses]
     try:
         for completed in asyncio.as_completed(tasks):
             try:
-                info = await completed
+                return await completed
             except EdgeError as error:
-                # a refusal says more than no answer
-                failure = error if failure is None or isinstance(failure, VerifierUnreachable) else failure
-            else:
-                return ProbeResult(peer, info, None, False)
+                failure = error if _says_more(error, failure) else failure
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    if failure is None:
-        failure = NotPaired(f"No address of {peer.name} is known.", "Give its address with --peer HOST:PORT.")
-    return ProbeResult(peer, None, failure, False)
+    return failure
+
+
+class _NoAddress(NotPaired):
+    """No address of the device is known."""
+
+
+def _says_more(answer: object, failure: object) -> bool:
+    """Return whether an answer says more than a `failure` before it: a refusal does than no answer, or no address."""
+    if not isinstance(answer, EdgeError) or isinstance(failure, (VerifierUnreachable, _NoAddress)):
+        return True
+    return isinstance(answer, NotPermitted)

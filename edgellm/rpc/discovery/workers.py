@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import grpc.aio
 
-from edgellm.errors import EdgeError, NotPaired, NotPermitted, VerifierUnreachable
+from edgellm.errors import EdgeError, NotPaired
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import RETRY_FACTOR
-from edgellm.rpc.discovery.mdns import ServiceKind, browse
-from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS, PROBE_SECONDS, any_of, max_browse_seconds
+from edgellm.rpc.discovery.peer_probe import PROBE_SECONDS, ask_peers
 from edgellm.rpc.layers.upload import StoreFacts, list_layers
 from edgellm.rpc.trust.handshake import PeerInfo, connect_authenticated
 from edgellm.rpc.trust.peer_store import Peer
@@ -42,28 +40,17 @@ class Worker:
 def find_workers(
     trust: Trust, peers: Sequence[Peer], hosts: Sequence[str], seconds: float = PROBE_SECONDS
 ) -> list[Worker]:
-    """Return each of `peers` as a worker, in their order. Errors of a device are returned, not raised.
+    """Return each of `peers` as a worker, as `ask_peers` finds them. Errors of a device are returned, not raised."""
 
-    All are probed at once, at the addresses where they were last seen; those that do not answer as workers are probed
-    at the addresses that they announce on the interfaces with the addresses `hosts`.
-    """
-    workers = run_in_network_loop(_all(trust, [(peer, peer.addresses) for peer in peers], seconds)).result()
-    missing = {worker.peer.id.short for worker in workers if worker.error is not None and worker.peer is not None}
-    if not missing or not hosts:
-        return workers
-    # several programs of one device may announce themselves, and only one keeps layers: one hint is not enough
-    max_seconds = max_browse_seconds(len(missing), len(workers))
-    hints = browse(ServiceKind.DEVICE, hosts, BROWSE_SECONDS, max_seconds=max_seconds, minimum=any_of(missing))
-    found = []
-    for worker, peer in zip(workers, peers, strict=True):
-        announced = [address for hint in hints if hint.short == peer.id.short for address in hint.addresses]
-        new = [address for address in announced if address not in peer.addresses]
-        if worker.error is not None and new:
-            again = run_in_network_loop(_ask(trust, peer, new, seconds)).result()
-            # a refusal says more than no answer
-            worker = worker if isinstance(again.error, VerifierUnreachable) else again  # noqa: PLW2901
-        found.append(worker)
-    return found
+    async def read(peer: Peer, address: Address) -> Worker:
+        channel, info = await connect_authenticated(address, trust, peer.id, seconds)
+        async with channel:
+            return await _read_worker(channel, peer.name, address, info, seconds)
+
+    return [
+        Worker(peer.name, peer, error=answer) if isinstance(answer, EdgeError) else answer
+        for peer, (answer, _) in zip(peers, ask_peers(peers, read, hosts, every_hint=True), strict=True)
+    ]
 
 
 async def reach_worker(trust: Trust | None, worker: Worker) -> grpc.aio.Channel:
@@ -100,36 +87,6 @@ def worker_at_address(trust: Trust, name: str, address: Address, seconds: float 
         return run_in_network_loop(probe()).result()
     except EdgeError as error:
         return Worker(name or str(address), None, error=error)
-
-
-async def _all(trust: Trust, targets: Sequence[tuple[Peer, Sequence[Address]]], seconds: float) -> list[Worker]:
-    return list(await asyncio.gather(*(_ask(trust, peer, addresses, seconds) for peer, addresses in targets)))
-
-
-async def _ask(trust: Trust, peer: Peer, addresses: Sequence[Address], seconds: float) -> Worker:
-    """Return the first worker at any of the addresses, all probed at once: several programs of a device may answer."""
-    failure: EdgeError = VerifierUnreachable(
-        f"No address of {peer.name} is known.", "Start a worker there: edgellm serve --role worker"
-    )
-    tasks = [asyncio.create_task(_probe_address(trust, peer, address, seconds)) for address in addresses]
-    try:
-        for completed in asyncio.as_completed(tasks):
-            try:
-                return await completed
-            except EdgeError as error:
-                if isinstance(failure, VerifierUnreachable) or isinstance(error, NotPermitted):
-                    failure = error
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return Worker(peer.name, peer, error=failure)
-
-
-async def _probe_address(trust: Trust, peer: Peer, address: Address, seconds: float) -> Worker:
-    channel, info = await connect_authenticated(address, trust, peer.id, seconds)
-    async with channel:
-        return await _read_worker(channel, peer.name, address, info, seconds)
 
 
 async def _read_worker(
