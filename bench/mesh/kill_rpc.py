@@ -9,7 +9,7 @@ before must be the model's own, and no token may be missing. The table has the s
 that the draft model wrote alone, and from there to the next verified one.
 
 With `--stop` it is the server alone that is stopped (SIGSTOP), while the worker that has started it goes on. That is
-noticed by the silence, which may last `hang_watch.LEAST_SECONDS` in a model as small as this one.
+noticed by the silence, which may last `model.LEAST_SILENCE` in a model as small as this one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.harness import report
 from bench.harness.statistics import spread
 from edgellm.engine import Context, Ids, Model, ModelFile
 from edgellm.llm.rpc_llm import RpcOptions, open_over_rpc
-from edgellm.mesh.ggml_rpc.hang_watch import LEAST_SECONDS
+from edgellm.mesh.ggml_rpc.model import LEAST_SILENCE
 from edgellm.spec.types import Source
 from testkit.gguf.architectures import write
 from testkit.processes.worker import WorkerProcess
@@ -39,7 +39,7 @@ TOKENS = 140
 PACE = 0.05  # seconds that a reader takes for a token
 QUESTION = "The mug is on the shelf. The key is in the drawer. Where is the mug, and where is the key?"
 KILL_GOAL = 1.0  # seconds
-STOP_GOAL = LEAST_SECONDS + 5.0
+STOP_GOAL = LEAST_SILENCE + 5.0
 """Seconds: the silence itself, and what a machine with other work takes to notice it."""
 
 

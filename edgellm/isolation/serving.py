@@ -1,52 +1,126 @@
-"""The child's side of `edgellm.isolation.child_process`: answer requests, and lower this process's own limits.
+"""The child's side of `edgellm.isolation.child`: `python -m edgellm.isolation.serving MODULE IDLE ARGUMENT...`.
 
-A request, and an answer, is its length (`LENGTH`) and its bytes.
+MODULE has a function `functions(report, ARGUMENT...)` that returns, by name, what the parent may call. A function takes
+the bytes of a call (a memoryview) and the call's fields, and returns bytes or a value for JSON; `report` tells the
+parent the share that is done. A message is its length (`LENGTH`), a head in JSON behind the head's length, and bytes.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from typing import IO, Any
+
+from edgellm.errors import EdgeError
 
 LENGTH = struct.Struct("<Q")
+_HEAD = struct.Struct("<I")
+_ALIGNED = 8  # bytes, to which the head is padded: arrays may follow it
+_STEP = 0.01  # shares between two reports
 OUT_OF_MEMORY = 77  # exit code
+READY = ""
+"""The function that every child has: it returns nothing, as soon as the child is ready."""
 
-Answer = Callable[[bytes], bytes]
+Report = Callable[[float], None]
+Functions = Mapping[str, Callable[..., object]]
 
 
-def serve(prepare: Callable[[], Answer], idle: float | None = None) -> None:
-    """Answer the requests on standard input until it ends, or none arrives for `idle` seconds.
+def pack(head: Mapping[str, object], data: bytes = b"") -> bytes:
+    """Return the bytes of a message."""
+    text = json.dumps(head).encode()
+    text += b" " * (-(LENGTH.size + _HEAD.size + len(text)) % _ALIGNED)
+    return b"".join((LENGTH.pack(_HEAD.size + len(text) + len(data)), _HEAD.pack(len(text)), text, data))
 
-    `prepare` is called once, with the pipes in place, and returns the function that answers. A MemoryError ends the
-    process with OUT_OF_MEMORY, any other exception with exit code 1.
+
+def unpack(message: bytes) -> tuple[dict[str, Any], memoryview]:
+    """Return the head of a message without its length, and the bytes behind the head. Raise ValueError, RecursionError
+    or struct.error where it is none."""
+    (size,) = _HEAD.unpack_from(message)
+    head = json.loads(message[_HEAD.size : _HEAD.size + size])
+    if not isinstance(head, dict):
+        raise ValueError("its head is no object")
+    return head, memoryview(message)[_HEAD.size + size :]
+
+
+def serve(prepare: Callable[[Report], Functions], idle: float = 0.0) -> None:
+    """Answer the calls on standard input until it ends, or none arrives for `idle` seconds, if that is not 0.
+
+    `prepare` is called once, with the pipes in place. An EdgeError is an answer; a MemoryError ends the process with
+    OUT_OF_MEMORY, any other exception with exit code 1.
     """
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    calls, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library's output is no answer
     try:
-        answer = prepare()
+        report = _Reporter(answers)
+        try:
+            known = {READY: lambda _data: None, **prepare(report)}
+        except EdgeError as error:
+            known = {READY: partial(_raise, error)}
         while True:
             timer = _timer(idle)
-            header = requests.read(LENGTH.size)
+            length = calls.read(LENGTH.size)
             if timer is not None:
                 timer.cancel()
-            if len(header) < LENGTH.size:
+            if len(length) < LENGTH.size:
                 return
-            reply = answer(requests.read(*LENGTH.unpack(header)))
-            answers.write(LENGTH.pack(len(reply)) + reply)
+            report.reset()
+            answers.write(_answer(known, calls.read(*LENGTH.unpack(length))))
             answers.flush()
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except BaseException:  # noqa: BLE001  not raised: the pipe would be closed before there is an exit code
+        with suppress(BaseException):
+            traceback.print_exc()
         os._exit(1)
 
 
-def _timer(seconds: float | None) -> threading.Timer | None:
-    if seconds is None:
+class _Reporter:
+    """Tells the parent how much of a call is done."""
+
+    def __init__(self, answers: IO[bytes]) -> None:
+        self._answers = answers
+        self._told = -_STEP
+
+    def reset(self) -> None:
+        self._told = -_STEP
+
+    def __call__(self, share: float) -> None:
+        if share >= self._told + _STEP:
+            self._told = share
+            self._answers.write(pack({"progress": share}))
+            self._answers.flush()
+
+
+def _answer(known: Functions, message: bytes) -> bytes:
+    head, data = unpack(message)
+    try:
+        found = known[head.pop("call")](data, **head)
+    except EdgeError as error:
+        return pack({"error": type(error).__name__, "what": error.what, "next_step": error.next_step})
+    return pack({}, found) if isinstance(found, bytes) else pack({"value": found})
+
+
+def _raise(error: EdgeError, _data: memoryview) -> None:
+    raise error
+
+
+def _timer(seconds: float) -> threading.Timer | None:
+    if not seconds:
         return None
     timer = threading.Timer(seconds, os._exit, (0,))
     timer.daemon = True
     timer.start()
     return timer
+
+
+if __name__ == "__main__":
+    module, wait, *arguments = sys.argv[1:]
+    serve(lambda report: import_module(module).functions(report, *arguments), float(wait))

@@ -97,7 +97,7 @@ class Socket(asyncio.Protocol):
 
 
 class StreamTraffic:
-    """The bytes that streams have carried; see `edgellm.mesh.ggml_rpc.hang_watch.Traffic`."""
+    """The bytes that streams have carried; see `edgellm.mesh.ggml_rpc.model.Traffic`."""
 
     def __init__(self) -> None:
         self._moved = 0

@@ -15,6 +15,7 @@ from edgellm import places
 from edgellm.engine import Context, Model
 from edgellm.engine.native import features, lib
 from edgellm.engine.trial import probe
+from edgellm.isolation.serving import pack
 
 
 @pytest.fixture
@@ -34,7 +35,9 @@ def on_amx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[bool]:
 def deadly(on_amx: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Children end as those do that use AMX in a build that cannot."""
     child = tmp_path / "child"
-    child.write_text("#!/bin/sh\necho 0.0\nkill -SEGV $$\n")
+    began = tmp_path / "began"
+    began.write_bytes(pack({"progress": 0.0}))
+    child.write_text(f"#!/bin/sh\ncat {began}\nkill -SEGV $$\n")
     child.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(child))
 

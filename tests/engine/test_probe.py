@@ -45,21 +45,21 @@ class Children:
     def __call__(self, command: list[str], **options: object) -> subprocess.Popen[bytes]:
         self.started += 1
         if self.program is not None:
-            command = [*command[:2], "-c", self.program, *command[4:]]
+            command = [*command[:2], "-c", self.program, *command[4:]]  # of python -P -m serving
         child = self.popen(command, **options)  # type: ignore[call-overload]
         self.then(child)
         return child
 
 
-IGNORANT = """
-import sys
-from edgellm.engine.gguf import reader
-from edgellm.engine.hardware import ON_PROCESSOR
-from edgellm.engine.model import probe_of
-from edgellm.engine.trial import child
-reader.fatal_tensors = lambda tensors: ()
-child.main(sys.argv[1:])
+SERVE = """
+from edgellm.isolation.serving import serve
+serve(child.functions)
 """
+IGNORANT = f"""
+from edgellm.engine.gguf import reader
+from edgellm.engine.trial import load_trial as child
+reader.fatal_tensors = lambda tensors: ()
+{SERVE}"""
 
 
 @pytest.fixture
@@ -159,17 +159,15 @@ def test_a_model_is_not_tested_whose_architecture_is_on_record(
         assert model.faults
 
 
-RECORDING = """
-import sys
+RECORDING = f"""
 from pathlib import Path
-from edgellm.engine.trial import child
+from edgellm.engine.trial import load_trial as child
 load = child.Model.load
 def recorded(path, *, hardware, **given):
     Path(path).with_suffix(".hardware").write_text(repr(hardware))
     return load(path, hardware=hardware, **given)
 child.Model.load = recorded
-child.main(sys.argv[1:])
-"""
+{SERVE}"""
 
 
 def told(path: Path) -> str:
@@ -344,23 +342,21 @@ def test_a_child_that_somebody_ends_says_nothing_of_the_file(
 WITHOUT_NUMPY = """
 import sys
 sys.modules["numpy"] = None
-from edgellm.engine.trial import child
+from edgellm.engine.trial import load_trial as child
 """
-RAISES = """
-import sys
-from edgellm.engine.trial import child
+RAISES = f"""
+from edgellm.engine.trial import load_trial as child
 def fail(*_, **__):
     raise ModuleNotFoundError("No module named 'numpy'")
 child.Context = fail
-child.main(sys.argv[1:])
-"""
+{SERVE}"""
 OUT_OF_MEMORY = RAISES.replace("ModuleNotFoundError", "MemoryError")
 UNTESTED = RAISES.replace("child.Context", "child.self_test")
 
 
 @pytest.mark.parametrize(
     ("program", "says"),
-    [(WITHOUT_NUMPY, "did not start: .*numpy"), (RAISES, r"The trial of .* failed: .*numpy")],
+    [(WITHOUT_NUMPY, "does not start: .*numpy"), (RAISES, r"The trial of .* failed: .*numpy")],
     ids=["while it starts", "in the trial"],
 )
 def test_an_error_of_python_says_nothing_of_the_file(
@@ -380,7 +376,7 @@ def test_a_file_that_takes_more_memory_than_it_is_granted_is_refused(
 ) -> None:
     children.program = OUT_OF_MEMORY
     for _ in range(2):
-        with pytest.raises(ModelUnsupported, match=r"exit code 1, .*MemoryError"):
+        with pytest.raises(ModelUnsupported, match="it exceeds its memory limit"):
             Model.load(tiny_path)
     assert children.started == 1
 

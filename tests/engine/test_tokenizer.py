@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.engine import Model
-from edgellm.engine.tokenizing.processes import TokenizerProcess, TokenizerProcesses
+from edgellm.engine.tokenizing.processes import TokenizerProcesses
 from edgellm.engine.tokenizing.tokenizer import DEPTH, SLICE, Slicer, Special, any_of, apart
 from edgellm.errors import PromptTooLong, Stopped, TextRefused
 from testkit.gguf.random_model import CONTROL, Shape, write
@@ -115,8 +115,9 @@ def test_the_process_is_kept_and_a_new_one_takes_its_place(model_of: ModelOf, tm
     assert kept is not None
     assert processes.tokenize(b"one two", False, lambda: False).tolist() == wanted
     assert processes._kept is kept
-    kept._child._process.kill()
-    kept._child._process.wait()
+    kept.kill()
+    while kept.alive:
+        pass
     assert processes.tokenize(b"one two", False, lambda: False).tolist() == wanted == whole(model, "one two", False)
     processes.close()
     processes.close()
@@ -124,7 +125,7 @@ def test_the_process_is_kept_and_a_new_one_takes_its_place(model_of: ModelOf, tm
 
 def test_what_takes_too_long_is_ended(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("exaone-moe")
-    process = TokenizerProcess(model.path, model.n_vocab)
+    process = TokenizerProcesses(model.path, model.n_vocab)
     process.tokenize(b"one", False, lambda: False)
     monkeypatch.setattr("edgellm.engine.tokenizing.processes.SECONDS", 0.0)
     monkeypatch.setattr("edgellm.engine.tokenizing.processes.BYTES_A_SECOND", 2**60)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from edgellm.isolation import template_child
-from edgellm.isolation.serving import serve
+from edgellm.isolation import template_sandbox
 
-template_child.SECONDS = -1.0  # and the 2 seconds by which its parent is ahead of the system
-
-if __name__ == "__main__":
-    serve(template_child.prepare)
+template_sandbox.SECONDS = -1.0  # and the 2 seconds by which its parent is ahead of the system
+functions = template_sandbox.functions

@@ -1,22 +1,22 @@
-"""A child process that does what a request says: `python -m tests.isolation.unruly [IDLE]`.
-
-A request is one of the words below, or holds one between two `#`.
-"""
+"""Functions of a child that does what it is told: one of the words below, or one between two `#`."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
-from functools import partial
 
-from edgellm.isolation.serving import LENGTH, Answer, serve
+from edgellm.errors import InvalidOption
+from edgellm.isolation.serving import LENGTH, Functions, Report, pack
 
 
-def act(what: str, pipe: int) -> bytes:  # noqa: C901
+def act(what: str, pipe: int, report: Report) -> object:  # noqa: C901
     match what:
         case "sleep":
             time.sleep(3600)
+        case "report":
+            for share in range(40):
+                report(share / 40)
+                time.sleep(0.01)
         case "compute":
             while True:
                 pass
@@ -28,6 +28,8 @@ def act(what: str, pipe: int) -> bytes:  # noqa: C901
             raise MemoryError
         case "raise":
             raise ValueError
+        case "refuse":
+            raise InvalidOption("It is 7.", "Give 8.")
         case "abort":
             os.abort()
         case "end":
@@ -40,14 +42,17 @@ def act(what: str, pipe: int) -> bytes:  # noqa: C901
         case "half":
             os.write(pipe, LENGTH.pack(9) + b"half")
             os._exit(0)
+        case "no head":
+            os.write(pipe, LENGTH.pack(9) + b"\x04\0\0\0[[[[[")
+        case "an unknown error":
+            os.write(pipe, pack({"error": "EDGE_ERROR" * 10**3, "what": "x" * 10**4, "next_step": 7}))
+            time.sleep(3600)
         case "much":
-            return b"+" + b"x" * 2**24
+            return b"x" * 2**24
         case "no utf-8":
-            return b"+\xff\xfe"
-        case "another mark":
-            return b"?text"
-        case "a long complaint":
-            return b"-" + b"x" * 2**16
+            return b"\xff\xfe"
+        case "a value":
+            return [1, "two"]
         case "variables":
             return " ".join(os.environ).encode()
         case "nothing":
@@ -57,13 +62,11 @@ def act(what: str, pipe: int) -> bytes:  # noqa: C901
     return b"done"
 
 
-def prepare(pipe: int) -> Answer:
-    def answer(request: bytes) -> bytes:
-        parts = request.decode().split("#")
-        return act(parts[len(parts) // 2], pipe)
+def functions(report: Report) -> Functions:
+    pipe = report._answers.fileno()  # type: ignore[attr-defined]
 
-    return answer
+    def told(data: memoryview) -> object:
+        parts = bytes(data).decode().split("#")
+        return act(parts[len(parts) // 2], pipe, report)
 
-
-if __name__ == "__main__":
-    serve(partial(prepare, os.dup(1)), float(sys.argv[1]) if sys.argv[1:] else None)
+    return dict.fromkeys(("act", "compile", "render", "arguments"), told)

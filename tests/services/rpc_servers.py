@@ -14,7 +14,7 @@ def rpc_servers() -> list[psutil.Process]:
 
 def model_processes() -> list[psutil.Process]:
     """The processes that hold a model over RPC servers."""
-    return _children("edgellm.engine.ggml_rpc.model_child")
+    return _children("edgellm.engine.ggml_rpc.model_process")
 
 
 def _children(module: str) -> list[psutil.Process]:

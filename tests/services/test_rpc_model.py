@@ -176,7 +176,7 @@ def test_a_peer_that_is_killed_mid_reply_ends_its_client_and_the_text_goes_on(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers may be silent for some seconds only."""
-    monkeypatch.setattr("edgellm.mesh.ggml_rpc.hang_watch.LEAST_SECONDS", 4.0)
+    monkeypatch.setattr("edgellm.mesh.ggml_rpc.model.LEAST_SILENCE", 4.0)
     monkeypatch.setattr("edgellm.spec.patience.FIRST_SECONDS", 4.0)
 
 
@@ -234,7 +234,7 @@ def test_a_model_process_that_hangs_is_started_again_and_no_device_is_blamed(
 def test_a_server_that_hangs_while_the_model_is_loaded_ends_that(
     hybrid: ModelFile, workers: list[RpcWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.mesh.ggml_rpc.hang_watch.LOAD_SECONDS", 3.0)
+    monkeypatch.setattr("edgellm.mesh.ggml_rpc.model.LOAD_SILENCE", 3.0)
     opening = RpcSession.open
 
     def open_and_stop(session: RpcSession) -> int:

@@ -1,30 +1,35 @@
-"""A model over RPC servers, in a process of its own, which llama.cpp may end at any time: see `ModelProcess`."""
+"""A model over RPC servers, in a process of its own.
+
+llama.cpp ends the process whose RPC server goes away, so the child does nothing but load and decode.
+"""
 
 from __future__ import annotations
 
 import os
-import struct
-import subprocess
-import tempfile
-import threading
-import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 
-from edgellm.engine.ggml_rpc.messages import pack, raise_error, unpack
+from edgellm.engine.context import Context
+from edgellm.engine.ggml_rpc import backend
+from edgellm.engine.gguf.reader import ModelFile, mtp_layers
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.kv.sequences import SeqRows, Sequences
+from edgellm.engine.memory_fit import reckon
+from edgellm.engine.model import Model
+from edgellm.engine.trial.self_test import self_test
 from edgellm.engine.vocabulary import Floats, Ids
-from edgellm.errors import DeviceLost
-from edgellm.isolation.child_process import last_lines, start_child
-from edgellm.isolation.serving import LENGTH
+from edgellm.errors import DeviceLost, EngineFailed
+from edgellm.isolation.child import Answer, Child, ChildFailed, ChildKilled, ChildKind, ChildSilent, Limits
+from edgellm.isolation.serving import Functions, Report
+from edgellm.system import be_killed_first, limit
 
-_FIELDS = 2**16  # bytes of an answer beside its array
+_KIND = ChildKind("edgellm.engine.ggml_rpc.model_process", "holds the model over RPC", keeps_words=True)
+_NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"
+"""llama.cpp's variable: with several contexts, a server may have dropped the graph that it is asked to use again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,15 @@ class ServedLayers:
     layers: int
 
 
+class ProcessSilent(DeviceLost):
+    """A process was ended because there was no sign of life for so many `seconds`."""
+
+    def __init__(self, what: str, next_step: str, seconds: float = 0.0) -> None:
+        """See the class."""
+        super().__init__(what, next_step)
+        self.seconds = seconds
+
+
 class ModelProcess:
     """A process that loads one model and decodes. For one thread at a time, but any thread may `kill` it.
 
@@ -57,20 +71,24 @@ class ModelProcess:
         Raises:
             EngineFailed: no process can be started.
         """
-        self._model, self._n_vocab, self._sizes, self._hardware = model, n_vocab, sizes, hardware
+        self._n_vocab = n_vocab
         self._sequences = Sequences(sizes.n_seq, sizes.n_ctx)
-        self._talking = threading.Lock()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
-        self._process = start_child(
-            "edgellm.engine.ggml_rpc.model_child", environment={**os.environ, "GGML_NO_BACKTRACE": "1"},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._output, start_new_session=True,
-        )  # fmt: skip
-        self._pipes = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
-        self._end = weakref.finalize(self, _end, self._process, self._output)
+        how = {name: getattr(hardware, name) for name in ("threads", "cache_type", "flash_attn")}
+        self._described = {"path": str(model), "sizes": asdict(sizes), "hardware": how}
+        self._child = Child(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1"})
+        self._child.start()
+        self._silence = float("inf")
+        self._signs: Callable[[], object] = lambda: None
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """The number of the process."""
+        return self._child.pid
+
+    def expect(self, silence: float, signs: Callable[[], object] | None = None) -> None:
+        """End the process over an order, which then raises ProcessSilent, if it shows no sign of life for so many
+        seconds: no report, and no change of what `signs` returns, from now on."""
+        self._silence, self._signs = silence, signs or self._signs
 
     def beside_weights(self) -> tuple[int, int]:
         """Return the bytes of the whole model's caches, and those in which it computes; nothing is loaded.
@@ -79,8 +97,8 @@ class ModelProcess:
             ModelUnsupported, EngineFailed: llama.cpp cannot use it.
             DeviceLost: the model ends the process.
         """
-        found, _ = self._ask({"do": "reckon", **self._described()})
-        return int(found["caches"]), int(found["compute"])
+        caches, compute = self._ask("reckon", described=self._described).value
+        return int(caches), int(compute)
 
     def load(
         self, served: Sequence[ServedLayers], cards: Sequence[str] = (), on_cards: int = 0,
@@ -94,12 +112,11 @@ class ModelProcess:
             ModelUnsupported, EngineFailed: llama.cpp cannot use it.
             DeviceLost: a server is gone, or the model ends the process.
         """
-        found, _ = self._ask({
-            "do": "load", **self._described(), "ports": [one.port for one in served],
-            "layers": [one.layers for one in served], "cards": list(cards), "on_cards": on_cards,
-            "faults": None if faults is None else list(faults),
-        }, progress=progress)  # fmt: skip
-        return tuple(map(str, found["faults"]))
+        found = self._ask(
+            "load", progress=progress, described=self._described, served=[(one.port, one.layers) for one in served],
+            cards=list(cards), on_cards=on_cards, faults=None if faults is None else list(faults),
+        )  # fmt: skip
+        return tuple(map(str, found.value))
 
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]:
         """See `Context.decode_rows`; the logits are copies."""
@@ -108,11 +125,11 @@ class ModelProcess:
         listed = [(one.seq, len(one.ids), one.outputs) for one in rows]
         ids = np.concatenate([one.ids for one in rows]).astype(np.int32)
         ends = np.cumsum([one.outputs for one in rows])
-        _found, rest = self._ask({"do": "decode", "rows": listed}, ids.tobytes(), int(ends[-1]) * self._n_vocab * 4)
+        found = self._ask("decode", ids.tobytes(), int(ends[-1]) * self._n_vocab * 4, rows=listed)
         for one in rows:
             self._sequences.note(one.seq, one.ids)
             self._sequences.lengths[one.seq] += len(one.ids)
-        logits = np.frombuffer(rest, np.float32) if len(rest) else np.empty(0, np.float32)
+        logits = np.frombuffer(found.data, np.float32) if len(found.data) else np.empty(0, np.float32)
         return np.split(logits.reshape(-1, self._n_vocab), ends[:-1])
 
     def cached(self, seq: int = 0) -> Ids:
@@ -121,8 +138,7 @@ class ModelProcess:
 
     def sync(self, ids: Ids, seq: int = 0) -> int:
         """See `Context.sync`."""
-        found, _ = self._ask({"do": "sync", "seq": seq}, ids.astype(np.int32).tobytes())
-        length = int(found["length"])
+        length = int(self._ask("sync", ids.astype(np.int32).tobytes(), seq=seq).value)
         if not 0 <= length <= min(len(ids), self._sequences.lengths[seq]):
             raise self._ended()
         self._sequences.lengths[seq] = length
@@ -131,87 +147,138 @@ class ModelProcess:
     def rollback(self, length: int, seq: int = 0) -> None:
         """See `Context.rollback`."""
         if length != self._sequences.lengths[seq]:
-            self._ask({"do": "rollback", "seq": seq, "length": length})
+            self._ask("rollback", length=length, seq=seq)
             self._sequences.lengths[seq] = length
 
     def copy_prefix(self, src: int, dst: int, length: int) -> None:
         """See `Context.copy_prefix`."""
-        self._ask({"do": "copy", "from": src, "to": dst, "length": length})
+        self._ask("copy_prefix", src=src, dst=dst, length=length)
         self._sequences.copy(src, dst)
         self._sequences.lengths[dst] = length
 
     def clear(self, seq: int = 0) -> None:
         """See `Context.clear`."""
         self._sequences.lengths[seq] = 0
-        self._ask({"do": "clear", "seq": seq})
+        self._ask("clear", seq=seq)
 
     def kill(self) -> None:
         """End the process at once, even if it computes; whoever waits for it gets DeviceLost."""
-        self._process.kill()
+        self._child.kill()
 
     def close(self) -> None:
         """End the process, and release what it needed."""
-        self._end()
-
-    def _described(self) -> dict[str, Any]:
-        sizes, hardware = self._sizes, self._hardware
-        return {
-            "model": str(self._model), "n_ctx": sizes.n_ctx, "n_seq": sizes.n_seq, "n_batch": sizes.n_batch,
-            "hardware": {
-                "threads": hardware.threads, "cache_type": hardware.cache_type, "flash_attn": hardware.flash_attn,
-            },
-        }  # fmt: skip
+        self._child.close()
 
     def _ask(
-        self, fields: dict[str, Any], array: bytes = b"", size: int = 0,
-        progress: Callable[[float], None] | None = None,
-    ) -> tuple[dict[str, Any], memoryview]:  # fmt: skip
-        """Return the answer to an order, with an array of `size` bytes. Raise the error that it tells of, or DeviceLost
-        if the process has ended, or does not answer as it should: what servers send may have taken it over."""
-        requests, answers = self._pipes
-        message = pack(fields, array)
+        self, name: str, data: bytes = b"", size: int = 0, progress: Callable[[float], None] | None = None,
+        **fields: object,
+    ) -> Answer:  # fmt: skip
+        """Return the answer to an order, with `size` bytes. Raise the error that it tells of, or DeviceLost if the
+        process has ended, or does not answer as it should: what servers send may have taken it over."""
         try:
-            with self._talking:
-                requests.write(LENGTH.pack(len(message)) + message)
-                requests.flush()
-                while True:
-                    (length,) = LENGTH.unpack(_read(answers, LENGTH.size))
-                    if length > size + _FIELDS:
-                        raise EOFError
-                    found, rest = unpack(_read(answers, length))
-                    if "progress" not in found:
-                        break
-                    if progress is not None:
-                        progress(float(found["progress"]))
-        except (OSError, ValueError, EOFError, struct.error):
+            call = self._child.submit(name, Limits(size, silence=self._silence), data, **fields)
+            found = call.result(progress=progress, signs=self._signs)
+        except ChildSilent as error:
+            raise ProcessSilent(
+                f"The process that holds the model over RPC is silent: {error}.", "Ask again.", error.seconds
+            ) from None
+        except (BrokenPipeError, ChildFailed, ChildKilled):
             raise self._ended() from None
-        raise_error(found)
-        if len(rest) != size:
+        if len(found.data) != size:
             raise self._ended()
-        return found, rest
+        return found
 
     def _ended(self) -> DeviceLost:
-        self._process.kill()
-        self._process.wait()
-        words = ""
-        with suppress(OSError, ValueError):
-            words = last_lines(self._output)
+        words = self._child.last_words()
+        self._child.close()
         return DeviceLost(
             f"The process that holds the model over RPC has ended: {words or 'without a word'}.", "Ask again."
         )
 
 
-def _read(answers: IO[bytes], size: int) -> bytes:
-    data = answers.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
+class _Held:
+    """The model and the context of the child."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._model: Model | None = None
+        self._opened: Context | None = None
+
+    @property
+    def context(self) -> Context:
+        if self._opened is None:
+            raise EngineFailed("No model is loaded.", "Load one first.")
+        return self._opened
+
+    def reckon(self, _data: memoryview, described: dict[str, Any]) -> list[int]:
+        """Return the bytes that the model takes as a whole beside its weights."""
+        on_processor = Hardware(gpu_layers=0, **described["hardware"])
+        file = ModelFile.open(Path(described["path"]))
+        found = reckon(file, on_processor, lambda model: [_context_of(model, described)], reserved=True)
+        return [found.caches.total(), found.compute.total()]
+
+    def load(
+        self, _data: memoryview, described: dict[str, Any], served: Sequence[tuple[int, int]], cards: Sequence[str],
+        on_cards: int, faults: Sequence[str] | None,
+    ) -> Sequence[str]:  # fmt: skip
+        """Load the model over the servers at some ports of this machine; return what llama.cpp gets wrong."""
+        file = ModelFile.open(Path(described["path"]))
+        devices: list[str] = []
+        shares: list[float] = []
+        for port, layers in served:
+            names = backend.add_server(port)
+            devices += names
+            shares += [layers / len(names)] * len(names)
+        devices += cards
+        shares += [on_cards / max(1, len(cards))] * len(cards)
+        if shares:  # llama.cpp counts the head as a layer, and an MTP layer that is not loaded, too
+            shares[-1] += 1 + mtp_layers(file.header)
+        chosen = Hardware(
+            gpu_layers=round(sum(shares)), devices=tuple(devices), tensor_split=tuple(shares), **described["hardware"]
+        )  # fmt: skip
+        self._model = Model.load(file, hardware=chosen, probe=False, faults=faults or (), progress=self._report)
+        if faults is None and (faults := _tried(self._model)):
+            self._model.close()
+            self._model = Model.load(file, hardware=chosen, probe=False, faults=faults)
+        self._opened = _context_of(self._model, described)
+        return [*(faults or ())]
+
+    def decode(self, data: memoryview, rows: Sequence[tuple[int, int, int]]) -> bytes:
+        """Return the logits of some rows (sequence, ids, outputs), whose ids are the data."""
+        ids, at, entries = np.frombuffer(data, np.int32), 0, []
+        for seq, n, outputs in rows:
+            entries.append(SeqRows(seq, ids[at : at + n], outputs))
+            at += n
+        return b"".join(one.tobytes() for one in self.context.decode_rows(entries))
 
 
-def _end(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout, output):
-        if pipe is not None:
-            with suppress(OSError):  # some data was still to be written
-                pipe.close()
+def functions(report: Report) -> Functions:
+    """Return what the child computes with the model that it holds."""
+    limit("RLIMIT_CORE", 0)
+    be_killed_first()
+    held = _Held(report)
+    return {
+        "reckon": held.reckon,
+        "load": held.load,
+        "decode": held.decode,
+        "sync": lambda data, **at: held.context.sync(np.frombuffer(data, np.int32), **at),
+        "rollback": lambda _data, **at: held.context.rollback(**at),
+        "copy_prefix": lambda _data, **at: held.context.copy_prefix(**at),
+        "clear": lambda _data, **at: held.context.clear(**at),
+    }
+
+
+def _tried(model: Model) -> Sequence[str]:
+    """Return what llama.cpp gets wrong of a model."""
+    os.environ[_NO_REUSE] = "1"
+    try:
+        return self_test(model)
+    finally:
+        del os.environ[_NO_REUSE]
+
+
+def _context_of(model: Model, described: dict[str, Any]) -> Context:
+    sizes = ContextSizes(**described["sizes"])
+    return Context(
+        model, n_ctx=sizes.n_ctx, n_seq=sizes.n_seq, n_batch=sizes.n_batch, unified=sizes.n_seq == 1, rolls_back=True
+    )  # fmt: skip

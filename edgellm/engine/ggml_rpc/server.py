@@ -1,24 +1,16 @@
-"""A child process that serves this machine's devices by llama.cpp's RPC, on loopback: see `RpcServer`.
-
-The child is `python -m edgellm.engine.ggml_rpc.server PORT THREADS MEMORY PROGRAM CACHE DEVICE...`. It ends with its
-standard input, so that it never outlives the process that started it.
-"""
+"""A child process that serves this machine's devices by llama.cpp's RPC, on loopback: see `RpcServer`."""
 
 from __future__ import annotations
 
+import atexit
 import os
-import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import psutil
 
@@ -26,14 +18,16 @@ from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.native import available_threads
 from edgellm.errors import EngineFailed
-from edgellm.isolation.child_process import last_lines, start_child
+from edgellm.isolation.child import Child, ChildFailed, ChildKind, Limits
+from edgellm.isolation.serving import Functions, Report
 from edgellm.system import be_killed_first, limit
 
 STARTING_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _BESIDE = 2**30  # bytes of a server's own memory beside what its client asks for
 _HASHED = "rpc"  # folder in which llama.cpp's own program keeps weights
-_NONE = "-"
+# a program of llama.cpp's is ended by the child, which gets some time for that
+_KIND = ChildKind("edgellm.engine.ggml_rpc.server", "serves layers over RPC", grace=0.5, keeps_words=True)
 
 
 def server_kind() -> tuple[str, Path | None]:
@@ -74,48 +68,50 @@ class RpcServer:
         _what, program = require_server()
         with socket.create_server((backend.HOST, 0)) as free:
             self.port: int = free.getsockname()[1]
-        threads = hardware.threads or available_threads()
-        words = [str(self.port), str(threads), str(memory or 0), str(program or _NONE), str(cache or _NONE)]
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
-        self._process = start_child(
-            "edgellm.engine.ggml_rpc.server", *words, *devices, environment={**os.environ, "GGML_NO_BACKTRACE": "1"},
-            stdin=subprocess.PIPE, stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        self._end = weakref.finalize(self, _end, self._process, self._output)
+        self._child = Child(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1"})
         try:
+            self._child.call(
+                "serve", Limits(), port=self.port, threads=hardware.threads or available_threads(),
+                devices=list(devices), memory=memory or 0, program=str(program or ""), cache=str(cache or ""),
+            )  # fmt: skip
             self._wait_until_listening()
+        except ChildFailed as error:
+            raise self._not_started(str(error)) from None
         except BaseException:
             self.close()
             raise
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """The number of the process."""
+        return self._child.pid
 
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._process.poll() is None
+        return self._child.alive
 
     def last_words(self) -> str:
         """Return the end of what the process has printed, in one line without control characters."""
-        with suppress(OSError, ValueError):
-            return last_lines(self._output)
-        return ""
+        return self._child.last_words()
 
     def close(self) -> None:
         """End the process, even if it computes."""
-        self._end()
+        self._child.close()
 
     def _wait_until_listening(self) -> None:
         """Wait for the child itself to listen at its port: another program may have taken it meanwhile."""
         deadline = time.monotonic() + STARTING_SECONDS
         while self.alive and time.monotonic() < deadline:
-            if self.port in _listening(self._process.pid):
+            if self.port in _listening(self.pid):
                 return
             time.sleep(_POLL_SECONDS)
-        cause = self.last_words() or f"it ended with {self._process.poll()}"
-        raise EngineFailed(f"The RPC server did not start: {cause}.", "Try again; edgellm doctor says what serves.")
+        raise self._not_started("it does not listen")
+
+    def _not_started(self, why: str) -> EngineFailed:
+        return EngineFailed(
+            f"The RPC server did not start: {self.last_words() or why}.", "Try again; edgellm doctor says what serves."
+        )
 
 
 def _listening(process: int) -> set[int]:
@@ -130,53 +126,43 @@ def _listening(process: int) -> set[int]:
     return found
 
 
-def _end(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
-    if process.stdin is not None:
-        with suppress(OSError):
-            process.stdin.close()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=0.5)  # a program of llama.cpp's is ended by the child first
-    process.kill()
-    process.wait()
-    output.close()
+def functions(_report: Report) -> Functions:
+    """Return the function that serves, for the child."""
+    return {"serve": _serve}
 
 
-def main(arguments: list[str]) -> None:
-    """Serve until standard input ends; `arguments` are those of the module."""
-    port, threads, memory = map(int, arguments[:3])
-    program, cache, devices = arguments[3], arguments[4], arguments[5:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, too, and ends this process
+def _serve(
+    _data: memoryview, port: int, threads: int, devices: list[str], memory: int, program: str, cache: str
+) -> None:
+    """Begin to serve, until the process ends; `memory`, `program` and `cache` may be missing: 0 or ""."""
     be_killed_first()
     limit("RLIMIT_CORE", 0)
     if memory:
         limit("RLIMIT_DATA", memory + _BESIDE)
-    folder = None if cache == _NONE else Path(cache)
-    if program == _NONE:
-        threading.Thread(target=_end_with_input, daemon=True).start()
-        backend.serve(port, threads, devices, None if folder is None else _made(folder / _HASHED))
-        raise SystemExit(1)
+    if not program:
+        backend.require()
+        folder = None
+        if cache:
+            folder = Path(cache) / _HASHED
+            folder.mkdir(parents=True, exist_ok=True)
+        atexit.register(os._exit, 0)  # llama.cpp still serves
+        threading.Thread(target=_until_it_ends, args=(port, threads, devices, folder), daemon=True).start()
+        return
     options = ["-H", backend.HOST, "-p", str(port), "-t", str(threads), "-d", ",".join(devices)]
     environment = {**os.environ}
-    if folder is not None:
+    if cache:
         options.append("-c")
-        environment["LLAMA_CACHE"] = str(folder)
+        environment["LLAMA_CACHE"] = cache
     served = subprocess.Popen([program, *options], env=environment, stdin=subprocess.DEVNULL)
-    threading.Thread(target=_end_with_input, args=(served,), daemon=True).start()
-    raise SystemExit(served.wait())
+    atexit.register(_kill, served)
+    threading.Thread(target=lambda: os._exit(served.wait() or 1), daemon=True).start()
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def _until_it_ends(port: int, threads: int, devices: Sequence[str], folder: Path | None) -> None:
+    backend.serve(port, threads, devices, folder)
+    os._exit(1)
 
 
-def _end_with_input(served: subprocess.Popen[bytes] | None = None) -> None:
-    sys.stdin.buffer.read()
-    if served is not None:
-        served.kill()
-        served.wait()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def _kill(served: subprocess.Popen[bytes]) -> None:
+    served.kill()
+    served.wait()

@@ -1,9 +1,9 @@
 """A model whose header has not been loaded on this machine before is loaded in a child process first.
 
-llama.cpp ends the process over some files. `engine.trial.fatal` refuses those that are known; any other ends the child
-instead. The verdict is kept by a hash of the header: types, shapes and hyperparameters decide what is fatal, while
-weights are numbers in any case, and hashing gigabytes would take longer than the loading. So copies of a file share a
-verdict, and so do equal blocks of layers. `EDGELLM_PROBE=off` loads without a trial.
+llama.cpp ends the process over some files. `engine/gguf/reader.py` refuses those that are known; any other ends the
+child instead. The verdict is kept by a hash of the header: types, shapes and hyperparameters decide what is fatal,
+while weights are numbers in any case, and hashing gigabytes would take longer than the loading. So copies of a file
+share a verdict, and so do equal blocks of layers. `EDGELLM_PROBE=off` loads without a trial.
 
 Many builds end the process with SIGSEGV at the first decode on a processor that has AMX. GCC 12's
 `_tile_loadconfig` tells its optimiser of 8 of the 64 bytes that it reads, so the configuration is never written whole;
@@ -19,24 +19,21 @@ import json
 import os
 import platform
 import string
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
-from edgellm import errors, places
+from edgellm import places
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf, is_index
 from edgellm.engine.hardware import DEFAULT_CACHE, ON_PROCESSOR, Hardware, offload_devices
 from edgellm.engine.native import LIBRARY, backends, commit, features
 from edgellm.engine.trial.proven import is_proven
 from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
-from edgellm.isolation.child_process import cause_of, last_lines, start_child
+from edgellm.isolation.child import Child, ChildFailed, ChildKind, Limits
 
 INSTRUCTION = "AMX_INT8"
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
@@ -91,6 +88,7 @@ TRIED = ("gpu_layers", "devices", "tensor_split", "cache_type", "flash_attn")
 """What the child is told of the hardware: all that decides what is computed how."""
 _MOST_KEPT = 1_000  # verdicts
 _PORTION = 2**20
+_KIND = ChildKind("edgellm.engine.trial.load_trial", "tries a model", keeps_words=True)
 _BUNDLED = ("draft.gguf", "verifier.gguf", "smollm2/draft.gguf")
 
 
@@ -275,20 +273,14 @@ class TrialChild:
         """Start it with these variables. Raises EngineFailed if that fails."""
         size = sum(header.file_size for header in probe.headers)
         size += 0 if probe.eagle3 is None else probe.eagle3.header.file_size
-        flags = (probe.text_only, probe.mtp, probe.embeds, probe.tests)
-        eagle3 = "" if probe.eagle3 is None else str(probe.eagle3.path)
-        hardware = json.dumps({name: getattr(probe.hardware, name) for name in TRIED})
-        arguments = (str(probe.paths[0]), eagle3, str(size), hardware, *(str(int(flag)) for flag in flags))
-        variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **environment}
-        with ExitStack() as closing:
-            self._output = closing.enter_context(tempfile.TemporaryFile())
-            self._child = start_child(
-                "edgellm.engine.trial.child", *arguments, environment=variables,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._output,
-            )  # fmt: skip
-            self._closing = closing.pop_all()
-        self._closing.enter_context(self._child)
-        self._closing.callback(self._child.kill)
+        self._child = Child(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1", **environment})
+        self._child.start()
+        self._call = self._child.submit(
+            "try_model", Limits(), path=str(probe.paths[0]), size=size,
+            eagle3="" if probe.eagle3 is None else str(probe.eagle3.path),
+            hardware={name: getattr(probe.hardware, name) for name in TRIED},
+            ways={name: getattr(probe, name) for name in ("text_only", "mtp", "embeds", "tests")},
+        )  # fmt: skip
 
     def outcome(self, progress: Callable[[float], None] | None = None) -> LoadTrial:
         """Wait for its verdict; call `progress` with shares from 0 to 1.
@@ -296,48 +288,25 @@ class TrialChild:
         Raises:
             EdgeError: loading raised this error in the child, or as for `require_loadable`.
         """
-        with self._closing:
-            began, outcome = _read_outcome(self._child, progress)
-            if outcome is not None:
-                _raise_error(outcome)
-                return LoadTrial("", _texts(outcome.get("faults")), new=True)
-            cause, words = cause_of(self._child.returncode), last_lines(self._output)
-            if not began:
-                raise EngineFailed(f"The child process that tries a model did not start: {words or cause}.", AGAIN)
+        with closing(self._child):
+            try:
+                return LoadTrial("", _texts(self._call.result(progress=progress).value), new=True)
+            except BrokenPipeError:
+                cause = "it exits at once"
+            except ChildFailed as error:
+                cause = error.cause
+            words = self._child.last_words()
+            if not self._call.began:
+                raise EngineFailed(f"The process that tries a model does not start: {words or cause}.", AGAIN)
             return LoadTrial(f"{cause}, {words}" if words else cause, new=True)
 
     def close(self) -> None:
         """End the child, if it still runs."""
-        self._closing.close()
+        self._child.close()
 
 
 def _texts(found: object) -> tuple[str, ...]:
     return tuple(text for text in found if isinstance(text, str)) if isinstance(found, list) else ()
-
-
-def _read_outcome(
-    child: subprocess.Popen[bytes], progress: Callable[[float], None] | None
-) -> tuple[bool, dict[str, Any] | None]:
-    """Report the child's progress; return whether it began with the file, and its outcome, None if it ended without
-    one."""
-    began, outcome = False, None
-    for line in child.stdout or ():
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        began = True
-        if isinstance(found, dict):
-            outcome = found
-        elif isinstance(found, float) and progress is not None:
-            progress(found)
-    return began, outcome if child.wait() == 0 else None
-
-
-def _raise_error(outcome: dict[str, Any]) -> None:
-    error = getattr(errors, str(outcome.get("error")), None)
-    if isinstance(error, type) and issubclass(error, EdgeError):
-        raise error(str(outcome.get("what")), str(outcome.get("next_step")))
 
 
 def read_verdict(kept: Path) -> LoadTrial | None:

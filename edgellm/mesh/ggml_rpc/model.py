@@ -9,21 +9,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgellm.engine import Floats, Ids, ModelFile, SeqRows
-from edgellm.engine.ggml_rpc.model_process import ContextSizes, ModelProcess, ServedLayers
+from edgellm.engine.ggml_rpc.model_process import ContextSizes, ModelProcess, ProcessSilent, ServedLayers
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.trial.probe import Probe, keep_faults, known_faults
 from edgellm.errors import DeviceLost, EdgeError, InvalidOption, MeshBroken, PlanImpossible, VerifierBusy
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
-from edgellm.mesh.ggml_rpc.hang_watch import HangWatch, Traffic
 from edgellm.mesh.ggml_rpc.placement import MARGIN, rpc_costs
+from edgellm.spec.patience import VerdictDeadline, VerdictWork
 from edgellm.spec.types import NO_IDS
 
 _log = logging.getLogger(__name__)
@@ -31,6 +32,25 @@ _BLAME_SECONDS = 1.0  # within which a session says that it is lost, after llama
 _CRASHES = 3  # of the process in a row, with no device at fault
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0  # seconds before all devices are tried again
 _LEAST_SECONDS = 10.0  # announced for loading again
+LOAD_SILENCE = 120.0
+"""Seconds of silence while a model is loaded: a server may read a large tensor from its disk meanwhile."""
+LEAST_SILENCE = 10.0
+"""Seconds of silence in any other order: giving up a device costs that the model is loaded again."""
+
+
+class Traffic(Protocol):
+    """The bytes between the process and one server. llama.cpp waits for a server without a limit, and a server that
+    hangs keeps its connection, while its worker goes on saying that it is alive; so the bytes are watched."""
+
+    @property
+    def moved(self) -> int:
+        """How many bytes have gone through, both ways."""
+        ...
+
+    @property
+    def asked_at(self) -> float | None:
+        """The `monotonic` time of the last bytes to the server, None if it has answered since."""
+        ...
 
 
 class RpcHost(Protocol):
@@ -104,15 +124,24 @@ class RpcWork:
 
 @dataclass(slots=True, eq=False)
 class _Opened:
-    """A loaded model: its process, which is watched, and the sessions at the other devices."""
+    """A loaded model: its process, the sessions at the other devices, and how long these may be silent."""
 
     shares: tuple[StageShare, ...]
     process: ModelProcess
-    watch: HangWatch
     hosts: tuple[RpcHost, ...] = ()
+    deadline: VerdictDeadline = field(default_factory=lambda: VerdictDeadline(LEAST_SILENCE))
+
+    @contextmanager
+    def order(self, rows: int = 0) -> Iterator[ModelProcess]:
+        """Yield the process for an order that computes so many rows, or none. How long there may be no sign of life
+        follows from the fastest pass that was seen, and from the rows: reading a prompt may take long."""
+        work, began = VerdictWork(rows, 1), time.perf_counter()
+        self.process.expect(self.deadline.limit(work))
+        yield self.process
+        if rows:
+            self.deadline.record(work, time.perf_counter() - began)
 
     def close(self) -> None:
-        self.watch.close()
         self.process.close()
         for host in self.hosts:
             host.close()
@@ -184,10 +213,10 @@ class RpcModel:
         if any(one.seq in self._stale for one in rows):
             raise self._away()
         try:
-            with opened.watch.decode(sum(len(one.ids) for one in rows)):
-                found = opened.process.decode_rows(rows)
-        except DeviceLost:
-            self._lose(opened)
+            with opened.order(sum(len(one.ids) for one in rows)) as process:
+                found = process.decode_rows(rows)
+        except DeviceLost as error:
+            self._lose(opened, error)
             raise self._away() from None
         self._crashes = 0
         return found
@@ -208,10 +237,10 @@ class RpcModel:
         opened = self._required()
         self._stale.discard(seq)
         try:
-            with opened.watch.decode(0):
-                return opened.process.sync(ids, seq)
-        except DeviceLost:
-            self._lose(opened)
+            with opened.order() as process:
+                return process.sync(ids, seq)
+        except DeviceLost as error:
+            self._lose(opened, error)
             raise self._away() from None
 
     def rollback(self, length: int, seq: int = 0) -> None:
@@ -252,10 +281,10 @@ class RpcModel:
         if opened is None or seq in self._stale:
             return
         try:
-            with opened.watch.decode(0):
-                change(opened.process)
-        except DeviceLost:
-            self._lose(opened)
+            with opened.order() as process:
+                change(process)
+        except DeviceLost as error:
+            self._lose(opened, error)
 
     def _required(self) -> _Opened:
         opened = self._opened
@@ -275,8 +304,10 @@ class RpcModel:
 
     # Losses.
 
-    def _lose(self, opened: _Opened) -> None:
+    def _lose(self, opened: _Opened, error: DeviceLost | None = None) -> None:
         """Give up a process that has ended or is about to; begin to load the model again."""
+        if isinstance(error, ProcessSilent):
+            _blame_silent(opened.hosts, error.seconds)
         with self._lock:
             if self._opened is not opened or self._closed.is_set():
                 return
@@ -348,13 +379,6 @@ class RpcModel:
         work, faults = self.work, known_faults(self._probe)
         process = self._loading = ModelProcess(work.file.path, work.n_vocab, work.sizes, work.hardware)
         hosts: list[RpcHost] = []
-        watch = HangWatch(lambda number, seconds: _give_up(process, None if number is None else hosts[number], seconds))
-
-        def report(share: float) -> None:
-            watch.report()
-            if progress is not None:
-                progress(share)
-
         try:
             shares = self._checked(self._plan(names))
             remote = [share for share in shares if share.name != HERE]
@@ -362,10 +386,12 @@ class RpcModel:
             ports = self._ports(hosts, process.pid)
             served = [ServedLayers(port, len(share.layers)) for port, share in zip(ports, remote, strict=True)]
             own = sum(len(share.layers) for share in shares if share.name == HERE)
-            with watch.load([host.traffic for host in hosts]):
-                found = process.load(served, work.cards, own if work.cards else 0, faults, report)
+            process.expect(LOAD_SILENCE, lambda: [host.traffic.moved for host in hosts])
+            found = process.load(served, work.cards, own if work.cards else 0, faults, progress)
         except BaseException as error:
-            opened = _Opened((), process, watch, tuple(hosts))
+            opened = _Opened((), process, tuple(hosts))
+            if isinstance(error, ProcessSilent):
+                _blame_silent(hosts, error.seconds)
             lost = isinstance(error, DeviceLost) and self._blame(opened)
             opened.close()
             if lost:
@@ -377,7 +403,7 @@ class RpcModel:
         for host in hosts:
             host.confirm()
         self._load_seconds = time.monotonic() - began
-        return _Opened(shares, process, watch, tuple(hosts))
+        return _Opened(shares, process, tuple(hosts))
 
     def _checked(self, shares: Sequence[StageShare]) -> tuple[StageShare, ...]:
         """Return the shares if llama.cpp can lay the layers out like that."""
@@ -416,16 +442,18 @@ class RpcModel:
             return list(pool.map(open_one, hosts))
 
 
-def _give_up(process: ModelProcess, host: RpcHost | None, seconds: float) -> None:
-    """End a process that has waited for `seconds`: for the server of `host`, or for itself."""
-    if host is None:
+def _blame_silent(hosts: Sequence[RpcHost], seconds: float) -> None:
+    """Blame the server that was asked last and has not answered, as llama.cpp waits for one at a time; the process
+    itself where none owes an answer."""
+    asked = [(at, number) for number, host in enumerate(hosts) if (at := host.traffic.asked_at) is not None]
+    if not asked:
         _log.warning("the process that holds the model has done nothing for %.0f seconds, and is ended", seconds)
-    else:
-        host.blame(
-            DeviceLost(
-                f"The RPC server on {host.name} hangs: no answer for {seconds:.0f} seconds. If that happens again,"
-                " restart edgellm there.",
-                f"See what keeps {host.name} busy: its processor, its memory, or a graphics driver.",
-            )
+        return
+    host = hosts[max(asked)[1]]
+    host.blame(
+        DeviceLost(
+            f"The RPC server on {host.name} hangs: no answer for {seconds:.0f} seconds. If that happens again,"
+            " restart edgellm there.",
+            f"See what keeps {host.name} busy: its processor, its memory, or a graphics driver.",
         )
-    process.kill()
+    )

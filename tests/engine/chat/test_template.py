@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import psutil
@@ -23,13 +24,14 @@ from edgellm.engine import Message, Model
 from edgellm.engine.chat import template as chat_template
 from edgellm.engine.chat.template import MOST_SOURCE, Template
 from edgellm.errors import EngineFailed, ModelUnsupported
-from edgellm.isolation.child_process import ChildProcess
-from edgellm.isolation.template_child import arguments, compile_template
+from edgellm.isolation.child import ChildKind
+from edgellm.isolation.template_sandbox import arguments, compile_template
 from testkit.hostile.inputs import HARMLESS, HOSTILE, LONG_TO_COMPILE
 from testkit.memory import most_memory
 from testkit.thinking_templates import FAMILIES
 from tests.engine.conftest import MakeModel
 
+UNRULY = ChildKind("tests.isolation.unruly", "renders chat templates")
 TALK = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Where is\n\nthe <mug>? "},
@@ -105,7 +107,7 @@ def children(parent: psutil.Process | None = None) -> list[psutil.Process]:
     return [
         child
         for child in (parent or psutil.Process()).children()
-        if any("template_child" in word for word in child.cmdline())
+        if any("template_sandbox" in word for word in child.cmdline())
     ]
 
 
@@ -149,12 +151,12 @@ def test_arguments_are_asked_of_the_child_before_and_after_a_conversation(opened
 
 
 @pytest.mark.parametrize(
-    ("act", "why"), [("nothing", r"fails: \."), ("another mark", "fails: text"), ("abort", "SIGABRT")]
+    ("act", "why"), [("nothing", "arguments are unknown"), ("a value", "arguments are unknown"), ("abort", "SIGABRT")]
 )
 def test_a_list_of_arguments_is_not_taken_for_granted(
     opened: Open, monkeypatch: pytest.MonkeyPatch, act: str, why: str
 ) -> None:
-    monkeypatch.setattr(chat_template, "_MODULE", "tests.isolation.unruly")
+    monkeypatch.setattr(chat_template, "KIND", UNRULY)
     with pytest.raises(ModelUnsupported, match=why):
         opened(f"#{act}#").arguments()
 
@@ -195,7 +197,7 @@ def test_a_hostile_template_is_stopped_before_it_does_harm(
     [
         (ENDLESS, "more than 1.0 s of the processor"),
         (HOSTILE["repetition"], "exceeds its memory limit"),
-        (HOSTILE["a long text"], "its answer has 8000003 bytes; 10"),
+        (HOSTILE["a long text"], r"its answer has 80000\d\d bytes; 1\d{6} are"),
         ("{# #}" * MOST_SOURCE, rf"it has \d+ characters; at most {MOST_SOURCE} are allowed"),
     ],
 )
@@ -239,25 +241,21 @@ def test_no_expression_is_evaluated_while_it_is_compiled(name: str, monkeypatch:
 
 def test_compiling_has_the_limits_of_rendering(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     statement = LONG_TO_COMPILE["ors"]
-    long = opened(statement * (MOST_SOURCE // len(statement)))
-    with monkeypatch.context() as patched:
-        patched.setattr(chat_template, "SECONDS", 0.0)
-        with pytest.raises(ModelUnsupported, match="of the processor"):
-            long.render(said("a"), "", "")
-    monkeypatch.setattr(chat_template, "MEMORY", -(2**40))
-    with pytest.raises(ModelUnsupported, match="of memory"):
-        long.render(said("a"), "", "")
+    for limit, value, why in (("SECONDS", 0.0, "of the processor"), ("MEMORY", -(2**40), "of memory")):
+        with monkeypatch.context() as patched:
+            patched.setattr(chat_template, limit, value)
+            long = opened(statement * (MOST_SOURCE // len(statement)))
+            with pytest.raises(ModelUnsupported, match=why):
+                long.render(said("a"), "", "")
 
 
 @pytest.mark.parametrize(
     ("act", "why"),
     [
-        ("much", "its answer has 16777217 bytes"),
+        ("much", r"its answer has 167772\d\d bytes"),
         ("announce too much", "its answer has 9223372036854775808 bytes"),
-        ("nothing", r"fails: \."),
+        ("no head", "its answer cannot be read"),
         ("no utf-8", "invalid start byte"),
-        ("another mark", "fails: text"),
-        ("a long complaint", "fails: xxx"),
         ("abort", "its process ended with SIGABRT"),
     ],
 )
@@ -265,9 +263,9 @@ def test_nothing_is_taken_for_granted_about_the_answer(
     opened: Open, monkeypatch: pytest.MonkeyPatch, act: str, why: str
 ) -> None:
     """Even if a template were to escape from the sandbox, this process would hear a text or an error."""
-    monkeypatch.setattr(chat_template, "_MODULE", "tests.isolation.unruly")
+    monkeypatch.setattr(chat_template, "KIND", UNRULY)
     with pytest.raises(ModelUnsupported, match=why) as caught:
-        opened(f"#{act}#").render(said("a"), "", "")
+        opened("").render(said(f"#{act}#"), "", "")
     assert len(str(caught.value)) < 1_000
 
 
@@ -275,28 +273,23 @@ def test_nothing_is_taken_for_granted_about_the_answer(
 def test_a_process_that_ends_at_once_is_started_twice_and_not_for_ever(
     opened: Open, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
-    started = 0
-    start = ChildProcess.__init__
+    started, popen = [], subprocess.Popen
 
-    def counted(child: ChildProcess, *values: str, environment: dict[str, str]) -> None:
-        nonlocal started
-        started += 1
-        start(child, *values, environment=environment)
+    def counted(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*words, **options))
+        return started[-1]
 
-    monkeypatch.setattr(ChildProcess, "__init__", counted)
-    monkeypatch.setattr(chat_template, "_MODULE", "tests.isolation.unruly")
+    monkeypatch.setattr(subprocess, "Popen", counted)
+    monkeypatch.setattr(chat_template, "KIND", UNRULY)
     with pytest.raises(EngineFailed, match="exits at once"):
         opened(f"#{act}#").render(said("a"), "", "")
-    assert started == 2
+    assert len(started) == 2
 
 
 def test_no_process_can_be_started(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = opened(CONTENTS)
     with monkeypatch.context() as patched:
-        patched.setattr(chat_template, "_MODULE", "tests.isolation.nowhere")
-        with pytest.raises(EngineFailed, match="does not start: its process ended with exit code 1"):
-            opened(CONTENTS).render(said("a"), "", "")
         patched.setattr(sys, "executable", "/nowhere/python")
-        template = opened(CONTENTS)
         template.start()
         with pytest.raises(EngineFailed, match="No child process can be started"):
             template.render(said("a"), "", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgellm.engine.chat.thinking import find_markup
-from edgellm.isolation.template_child import arguments
+from edgellm.isolation.template_sandbox import arguments
 from testkit.hostile.inputs import LONG_TO_COMPILE
 from testkit.thinking_templates import ALWAYS, CHANNELS, FAMILIES, LITERAL, MARKERS, OPENED
 

@@ -22,7 +22,7 @@ from testkit.memory import most_memory
 SECONDS = 3.0  # processor seconds: the limit of 2, and Python's start
 MEMORY = 128 * 2**20  # bytes of the child with its Python, and additional bytes of this process
 _INSIDE = ("<class", "<module", "built-in", "root:")
-_MODULE = "edgellm.isolation.template_child"
+_MODULE = "edgellm.isolation.template_sandbox"
 _MESSAGES = [{"role": "user", "content": "hello"}]
 
 
@@ -42,7 +42,7 @@ class Watch:
         while not self._over.wait(0.002):
             for child in psutil.Process().children():
                 with suppress(psutil.Error, OSError, KeyError):  # it has just ended
-                    if child.cmdline()[3:4] == [_MODULE]:  # until then it shares this process's memory
+                    if child.cmdline()[4:5] == [_MODULE]:  # until then it shares this process's memory
                         self.most = max(self.most, most_memory(child.pid))
 
 

@@ -1,4 +1,4 @@
-"""Chat templates in Jinja's sandbox, and the process for them: `python -m edgellm.isolation.template_child`.
+"""Chat templates in Jinja's sandbox, and the functions of the process for them.
 
 The sandbox protects Python's internals, but lets a template loop for ever or write `'a' * 10**10`. So an untrusted
 template is rendered in this process, which cannot open a file or a socket or start a process, and has limits of time
@@ -21,12 +21,12 @@ from jinja2.nodes import Filter, Macro, Name, Node, Test
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from edgellm.isolation.serving import Answer, serve
+from edgellm.errors import ModelUnsupported
+from edgellm.isolation.serving import Functions, Report
 from edgellm.system import address_space, limit
 
 SECONDS = 2.0  # of the processor, for a request; a template takes milliseconds
 MEMORY, MEMORY_PER_BYTE = 2**26, 32  # bytes beyond those of a process that has done nothing, and for each of a request
-RENDERED, FAILED = b"+", b"-"  # before the rendered text, and before the sentence about an error
 Renderer: TypeAlias = Callable[[Mapping[str, object]], str]
 """Returns a conversation as text, followed by the opening of the assistant's turn. The keys of a conversation are
 `messages`, `bos_token`, `eos_token` and any arguments of the template."""
@@ -108,42 +108,39 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def prepare() -> Answer:
-    """Lower this process's limits and return the function that answers requests.
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
 
-    A request is JSON: `{"source": ...}` first, which is answered once it is compiled, then conversations as
-    a `Renderer` takes them. The answer is RENDERED and a text, or FAILED and a sentence. The text for
-    `{"arguments_of": ...}`, a source, is a list of names in JSON. An empty request has an empty answer.
+
+def functions(_report: Report) -> Functions:
+    """Lower this process's limits and return what can be called: `compile` with a source; `render` with a conversation
+    in JSON, as a `Renderer` takes it, which returns the text; and `arguments` with a source, which returns their names.
+
+    All raise ModelUnsupported with a sentence on what Jinja or the template raises.
     """
     with suppress(UndefinedError):
         compile_template(_EVERYTHING)({})
     idle_size = address_space()
     for name in ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC"):
         limit(name, 0)
-    render: Renderer | None = None
+    compiled: list[Renderer] = []
 
-    def answer(request: bytes) -> bytes:
-        nonlocal render
-        limit("RLIMIT_CPU", int(time.process_time() + SECONDS) + 2, soft=True)  # this process's parent may have ended
-        if idle_size is not None:
-            limit("RLIMIT_AS", idle_size + MEMORY + MEMORY_PER_BYTE * len(request), soft=True)
-        if not request:
-            return b""
-        try:
-            given = json.loads(request)
-            if given.keys() == {"arguments_of"}:
-                return RENDERED + json.dumps(arguments(given["arguments_of"])).encode()
-            if render is None:
-                render = compile_template(given["source"])
-                return RENDERED
-            return RENDERED + render(given).encode("utf-8", "surrogatepass")
-        except MemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001  a template is a stranger's program: it may raise anything
-            return FAILED + describe(error).encode("utf-8", "surrogatepass")
+    def limited(function: Callable[[bytes], object]) -> Callable[[memoryview], object]:
+        def limited_function(data: memoryview) -> object:
+            limit("RLIMIT_CPU", int(time.process_time() + SECONDS) + 2, soft=True)  # the parent may have ended
+            if idle_size is not None:
+                limit("RLIMIT_AS", idle_size + MEMORY + MEMORY_PER_BYTE * len(data), soft=True)
+            try:
+                return function(bytes(data))
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001  a template is a stranger's program: it may raise anything
+                raise ModelUnsupported(describe(error), "Use another model.") from None
 
-    return answer
+        return limited_function
 
-
-if __name__ == "__main__":
-    serve(prepare)
+    return {
+        "compile": limited(lambda source: compiled.append(compile_template(_text(source)))),
+        "render": limited(lambda asked: compiled[0](json.loads(asked)).encode("utf-8", "surrogatepass")),
+        "arguments": limited(lambda source: arguments(_text(source))),
+    }

@@ -12,12 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgellm.isolation import template_child
-from edgellm.isolation.child_process import ChildProcess, LimitExceeded, Limits
-from edgellm.isolation.template_child import FAILED, MEMORY, MEMORY_PER_BYTE, RENDERED
+from edgellm.errors import ModelUnsupported
+from edgellm.isolation import template_sandbox
+from edgellm.isolation.child import Child, ChildFailed, ChildKind, LimitExceeded, Limits
+from edgellm.isolation.template_sandbox import MEMORY, MEMORY_PER_BYTE
 from testkit.hostile.inputs import ESCAPES
 
-LIMITS = Limits(seconds=60.0, memory=2**40, answer=2**20)
+KIND = ChildKind("edgellm.isolation.template_sandbox", "renders chat templates")
+LIMITS = Limits(2**20)
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits are read from Linux")
@@ -26,11 +28,11 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="limits are read from
 # processes has no limit.
 ESCAPED = f"""
 import os, socket, subprocess, sys
-from edgellm.isolation.template_child import prepare
-answer = prepare()
+from edgellm.isolation.template_sandbox import functions
+compile = functions(None)["compile"]
 if os.getuid() == 0:
     os.setuid({NOBODY})
-def limited(): answer(b'{{"source": "{{{{ 1 }}}}"}}')
+def limited(): compile(memoryview(b"{{{{ 1 }}}}"))
 limited()
 def fork():
     if os.fork() == 0:
@@ -63,31 +65,36 @@ except OSError:
 
 
 @pytest.fixture
-def child() -> Iterator[ChildProcess]:
-    child = ChildProcess("edgellm.isolation.template_child", environment={})
-    assert child.ask(b"", LIMITS) == b""
+def child() -> Iterator[Child]:
+    child = Child(KIND, environment={})
     yield child
     child.close()
 
 
-def ask(child: ChildProcess, **request: object) -> bytes:
-    return child.ask(json.dumps(request).encode(), LIMITS)
+def compiled(child: Child, source: str) -> None:
+    child.call("compile", LIMITS, source.encode())
 
 
-def test_a_source_and_then_conversations(child: ChildProcess) -> None:
-    assert ask(child, source="{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}") == RENDERED
+def rendered(child: Child, **conversation: object) -> str:
+    found = child.call("render", LIMITS, json.dumps(conversation).encode())
+    return bytes(found.data).decode("utf-8", "surrogatepass")
+
+
+def test_a_source_and_then_conversations(child: Child) -> None:
+    compiled(child, "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
     for content in ("mug", "\ud800 ünï \ue000"):
-        answer = ask(child, messages=[{"role": "user", "content": content}], bos_token="<s>", eos_token="")
-        assert answer == RENDERED + f"<s>{content}".encode("utf-8", "surrogatepass")
+        found = rendered(child, messages=[{"role": "user", "content": content}], bos_token="<s>", eos_token="")
+        assert found == f"<s>{content}"
 
 
-def test_an_error_is_told_in_short_and_the_child_goes_on(child: ChildProcess) -> None:
-    assert ask(child, source="{% if").startswith(FAILED + b"TemplateSyntaxError: ")
-    assert ask(child, source="{{ raise_exception('a' * 1000000) if messages else 'ok' }}") == RENDERED
-    answer = ask(child, messages=[1])
-    assert answer.startswith(FAILED + b"ValueError: aaa")
-    assert len(answer) < 1_000
-    assert ask(child, messages=[]) == RENDERED + b"ok"
+def test_an_error_is_told_in_short_and_the_child_goes_on(child: Child) -> None:
+    with pytest.raises(ModelUnsupported, match=r"^TemplateSyntaxError: "):
+        compiled(child, "{% if")
+    compiled(child, "{{ raise_exception('a' * 1000000) if messages else 'ok' }}")
+    with pytest.raises(ModelUnsupported, match=r"^ValueError: aaa") as caught:
+        rendered(child, messages=[1])
+    assert len(str(caught.value)) < 1_000
+    assert rendered(child, messages=[]) == "ok"
 
 
 @linux
@@ -104,41 +111,44 @@ def test_what_has_escaped_opens_nothing_and_starts_nothing(tmp_path: Path) -> No
 
 
 @linux
-def test_each_request_has_its_limits(child: ChildProcess) -> None:
-    ask(child, source="{{ 1 }}")
-    process = psutil.Process(child._process.pid)
+def test_each_request_has_its_limits(child: Child) -> None:
+    compiled(child, "{{ 1 }}")
+    process = psutil.Process(child.pid)
     for name in (psutil.RLIMIT_FSIZE, psutil.RLIMIT_NOFILE, psutil.RLIMIT_NPROC, psutil.RLIMIT_CORE):
         assert process.rlimit(name) == (0, 0)
     small = process.rlimit(psutil.RLIMIT_AS)[0]
     assert MEMORY < small < process.memory_info().vms + MEMORY + 2**20
-    assert 0 < process.rlimit(psutil.RLIMIT_CPU)[0] < template_child.SECONDS + process.cpu_times().user + 10
-    ask(child, messages=["a" * 2**20])
+    assert 0 < process.rlimit(psutil.RLIMIT_CPU)[0] < template_sandbox.SECONDS + process.cpu_times().user + 10
+    rendered(child, messages=["a" * 2**20])
     assert process.rlimit(psutil.RLIMIT_AS)[0] > small + MEMORY_PER_BYTE * 2**20 - 2**16
-    ask(child, messages=[])
+    rendered(child, messages=[])
     assert process.rlimit(psutil.RLIMIT_AS)[0] < small + 2**16
 
 
 @linux
 def test_it_ends_by_itself_where_nobody_looks_after_it() -> None:
     """The parent may have been killed."""
-    child = ChildProcess("tests.isolation.hasty", environment={})
-    ask(child, source="{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
-    with pytest.raises(Exception, match="SIGXCPU"):
-        ask(child, messages=[])
+    child = Child(ChildKind("tests.isolation.hasty", "renders in haste"), environment={})
+    compiled(child, "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    with pytest.raises(ChildFailed, match="SIGXCPU"):
+        rendered(child, messages=[])
     child.close()
 
 
 @linux
-def test_memory_is_limited_before_it_is_taken(child: ChildProcess) -> None:
-    ask(child, source="{{ ('a' * 2**27)|length }}")
+def test_memory_is_limited_before_it_is_taken(child: Child) -> None:
+    compiled(child, "{{ ('a' * 2**27)|length }}")
     with pytest.raises(LimitExceeded, match="exceeds its memory limit"):
-        ask(child, messages=[])
+        rendered(child, messages=[])
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-def test_no_known_way_leads_out_of_the_sandbox(child: ChildProcess, name: str, tmp_path: Path) -> None:
-    compiled = ask(child, source=ESCAPES[name].replace("MARK", str(tmp_path / "written")))
-    answer = ask(child, messages=[{"role": "user", "content": "a"}]) if compiled == RENDERED else compiled
-    assert not any(word in answer.partition(b"Error: ")[0] for word in (b"<class", b"<module", b"root:", b"builtin"))
+def test_no_known_way_leads_out_of_the_sandbox(child: Child, name: str, tmp_path: Path) -> None:
+    try:
+        compiled(child, ESCAPES[name].replace("MARK", str(tmp_path / "written")))
+        answer = rendered(child, messages=[{"role": "user", "content": "a"}])
+    except ModelUnsupported as error:
+        answer = error.what
+    assert not any(word in answer.partition("Error: ")[0] for word in ("<class", "<module", "root:", "builtin"))
     assert not [*tmp_path.iterdir()]
     assert child.alive

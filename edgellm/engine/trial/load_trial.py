@@ -1,0 +1,105 @@
+"""What a child process does for `edgellm.engine.trial.probe`: load a model, decode some rows, test its cache.
+
+The process ends earlier if the file crashes it, or it takes more than it is granted.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgellm.engine.context import Context
+from edgellm.engine.embedding.embedder import Embedder
+from edgellm.engine.gguf.reader import ModelFile
+from edgellm.engine.hardware import Hardware
+from edgellm.engine.layer_block import Block
+from edgellm.engine.model import Model
+from edgellm.engine.trial.probe import AGAIN
+from edgellm.engine.trial.self_test import self_test
+from edgellm.errors import EdgeError, EngineFailed
+from edgellm.isolation.serving import Functions, Report
+from edgellm.system import be_killed_first, limit
+
+_POSITIONS = 32
+_ROWS = 4
+_GIGABYTE = 10**9
+_SECONDS, _SECONDS_A_GIGABYTE = 60, 60  # of all processors together
+_MEMORY = 4 * _GIGABYTE  # besides twice the file, which llama.cpp may lay out again
+
+
+def functions(report: Report) -> Functions:
+    """Return the function that tries a model."""
+    return {"try_model": partial(_try_model, report)}
+
+
+def _try_model(
+    report: Report,
+    _data: memoryview,
+    path: str,
+    eagle3: str,
+    size: int,
+    hardware: dict[str, Any],
+    ways: dict[str, bool],
+) -> list[str]:
+    """Load a model, decode some rows, and return what `self_test` does.
+
+    `eagle3` is the path of an EAGLE-3 head or "", `size` the bytes of all files. `ways`: `text_only` for the vocabulary
+    alone, `mtp` to try the MTP layer, too, `embeds` for a model that embeds, `tests` for the self-test.
+    """
+    limit("RLIMIT_CORE", 0)
+    limit("RLIMIT_CPU", _SECONDS + _SECONDS_A_GIGABYTE * size // _GIGABYTE, soft=True)
+    limit("RLIMIT_DATA", _MEMORY + 2 * size)
+    be_killed_first()
+    report(0.0)
+    lists = {name: tuple(value) for name, value in hardware.items() if isinstance(value, list)}
+    # no choice of its own where the parent has made none
+    chosen = Hardware(**{**hardware, **lists, "gpu_layers": hardware["gpu_layers"] or 0})
+    head = ModelFile.open(Path(eagle3)) if eagle3 else None
+    try:
+        return _load(Path(path), head, chosen, report, ways)
+    except (EdgeError, MemoryError):
+        raise
+    except Exception as error:
+        raise EngineFailed(f"The trial of {path} failed: {error!r}.", AGAIN) from error
+
+
+def _load(path: Path, eagle3: ModelFile | None, hardware: Hardware, report: Report, ways: dict[str, bool]) -> list[str]:
+    with Model.load(
+        path,
+        hardware=hardware,
+        text_only=ways["text_only"],
+        progress=report,
+        probe=False,
+        speculates=ways["mtp"] or eagle3 is not None,
+        eagle3=eagle3,
+    ) as model:
+        if model.has_vocabulary:
+            _ = model.vocabulary
+            model.tokenize("A word,\n2 words.", special=True)
+        if ways["text_only"]:
+            return []
+        if ways["embeds"]:
+            with Embedder(model, positions=_POSITIONS) as embedder:
+                embedder.embed(np.arange(_ROWS, dtype=np.int32) % max(1, model.n_vocab))
+            return []
+        _decode(model)
+        return self_test(model) if ways["tests"] and model.has_vocabulary else []
+
+
+def _decode(model: Model) -> None:
+    """Decode several rows together, then one alone, with and without flash attention."""
+    if not model.has_vocabulary:
+        block = Block(model, head=True, n_ctx=_POSITIONS, rows=_ROWS)
+        for start, n in ((0, _ROWS), (_ROWS, 1)):
+            block.forward(np.zeros((n, model.n_embd), dtype=np.float32), start=start, outputs=1)
+        return
+    ids = np.arange(_ROWS, dtype=np.int32) % max(1, model.n_vocab)
+    for flash in (None, False):
+        with Context(model, n_ctx=_POSITIONS, n_batch=_ROWS, flash=flash) as context:
+            context.decode(ids)
+            context.decode(ids[:1])
+            if not context.flash:
+                return
