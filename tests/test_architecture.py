@@ -20,7 +20,7 @@ MODULES = 15
 # Who may know whom: a package imports itself and the packages below it.
 PACKAGES = (
     "cli", "http", "diagnostics", "llm", "services", "upstream", "mesh", "verifier", "spec", "coldstart", "rpc",
-    "storage", "engine", "isolation", "places", "layer_range", "system", "valid_json", "errors",
+    "storage", "engine", "isolation", "places", "layer_range", "system", "valid_json", "flags", "errors",
 )  # fmt: skip
 FORBIDDEN_PAIRS = {("rpc", "spec")}
 BESIDE = {"models", "bench", "testkit", "tests", "tools", "docs", "examples"}  # beside the package, and not in it
@@ -341,6 +341,7 @@ def test_the_page_on_the_architecture_names_what_is_there() -> None:
         "layer_range",
         "system",
         "valid_json",
+        "flags",
         "errors",
     }
     terms = re.findall(r"^\| ([\w ,]+) \| ", page.split("## Glossary")[1], re.MULTILINE)[1:]

@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from edgellm.cli.model_options import DRAFT, VERIFIER, HardwareOptions
+from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
 from edgellm.engine.hardware import Hardware
 
 THREADS, MODEL, PAIR = "threads", "model", "pair"
@@ -55,7 +55,7 @@ def of(arguments: argparse.Namespace, role: str = VERIFIER) -> Hardware:
     Raises:
         InvalidOption: a value that does not exist.
     """
-    return HardwareOptions(dict(given(arguments))).of(role)
+    return HardwareOptions(**{name: tuple(values) for name, values in given(arguments).items()}).of(role)
 
 
 def words_for(kind: str | None, options: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:

@@ -20,7 +20,7 @@ from typing import Any
 from bench.harness import hardware
 from bench.harness.report import write
 from bench.harness.spec_bench import questions
-from edgellm.cli.model_options import DRAFT
+from edgellm.cli.options.hardware import DRAFT
 from edgellm.llm import LLM
 from edgellm.spec.params import CHUNK, ReplyOptions
 from edgellm.spec.types import Summary, Token

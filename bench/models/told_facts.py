@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.harness import hardware
 from bench.harness.report import write
-from edgellm.cli.model_options import DRAFT
+from edgellm.cli.options.hardware import DRAFT
 from edgellm.engine import Message
 from edgellm.llm import LLM
 from models.home.families.facts import UNKNOWN

@@ -19,7 +19,7 @@ from typing import Any
 import edgellm
 from bench.harness import hardware
 from bench.harness.report import write
-from edgellm.cli.model_options import DRAFT
+from edgellm.cli.options.hardware import DRAFT
 from edgellm.engine import Message
 from edgellm.spec.types import Summary
 from models.case import Case

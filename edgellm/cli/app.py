@@ -1,37 +1,66 @@
-"""The application, put together from its commands."""
+"""The application: a tree of commands, each of which is imported when it is asked for."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_command_from_info, get_group
+from typer.models import CommandInfo
 
 from edgellm import __version__
-from edgellm.cli.commands.bench import bench
-from edgellm.cli.commands.chat import chat
-from edgellm.cli.commands.config import config
-from edgellm.cli.commands.conversations import conversations
-from edgellm.cli.commands.doctor import doctor
-from edgellm.cli.commands.history import history
-from edgellm.cli.commands.mesh.plan import mesh
-from edgellm.cli.commands.models.catalog import catalog
-from edgellm.cli.commands.models.files import ls, pull, rm, show
-from edgellm.cli.commands.models.run import run
-from edgellm.cli.commands.models.setup import setup
-from edgellm.cli.commands.pair import pair
-from edgellm.cli.commands.peers import peers
-from edgellm.cli.commands.profile import profile
-from edgellm.cli.commands.running import ps, stop
-from edgellm.cli.commands.serve import serve
-from edgellm.cli.commands.service import service
-from edgellm.cli.help_pages import add_command, command_group
+from edgellm.cli.help_pages import CommandPage, GroupPage, Page, names_below, pages, path_of
 from edgellm.cli.settings import bind_variables, read_file
 
-app = command_group(
-    "edgellm",
-    "The machines of a home as one language model: a small model drafts, a bigger one verifies.\n\n"
-    "A model is a path, a name from `edgellm ls` or `edgellm catalog`, or user/repo:quant on the Hugging Face hub.",
-)
+_ALIASES = {"list": "ls", "models": "ls"}
+"""Names that other programs have for commands; no page shows them."""
+_PASS_ON = ("run", "service install")
+"""The commands that leave options which they do not know among their words."""
+
+
+class _Group(GroupPage):
+    """A group of commands, which are made when they are asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands."""
+        return names_below(path_of(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None if there is none of that name."""
+        path = f"{path_of(ctx)} {_ALIASES.get(cmd_name, cmd_name)}".strip()
+        if self.commands.get(cmd_name) is None and path in pages():
+            self.commands[cmd_name] = _made(path)
+        return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return a command by its name, and the words behind it."""
+        self.commands = {**dict.fromkeys(self.list_commands(ctx)), **self.commands}  # type: ignore[dict-item]  # to propose
+        return super().resolve_command(ctx, args)
+
+
+def _group(name: str, page: Page) -> typer.Typer:
+    return typer.Typer(
+        name=name, cls=_Group, help=page.text, pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )  # fmt: skip
+
+
+def _made(path: str) -> Any:
+    """Return a command or a group with its options."""
+    page, name = pages()[path], path.rpartition(" ")[2]
+    if not page.home:
+        return get_group(_group(name, page))
+    module, _, function = page.home.partition(":")
+    callback = getattr(import_module(f"edgellm.cli.commands.{module}"), function)
+    settings = {"ignore_unknown_options": True} if path in _PASS_ON else None
+    info = CommandInfo(name=name, cls=CommandPage, help=page.text, callback=callback, context_settings=settings)
+    command: Any = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
+    bind_variables(command, path)
+    return command
+
+
+app = _group("edgellm", pages()[""])
 
 
 def _version(wanted: bool) -> None:
@@ -50,71 +79,5 @@ def _edgellm(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    bind_variables(context)
     if context.invoked_subcommand != "config":  # which must work while the file has an error
         context.default_map = read_file(context)
-
-
-_PROFILE = "Use prompts like those you ask; a few dozen are enough. From then on the profile is used by default."
-_BENCH = (
-    "Writes results to bench/results/ as JSON, and as plots if matplotlib is installed. Options for hardware reach the "
-    "parts that use them, which --list shows, and their results are called hardware-PART; of csgo, gpu, clients, cli "
-    "and upstream no part uses any: they decide themselves what they compute on."
-)
-_HISTORY = (
-    "The history stays on this machine, readable by you alone, and is never sent. Entries are removed after a year, or "
-    "when you clear it. The same holds for everything derived from it; see docs/guide/privacy.md."
-)
-_PAIR = (
-    "The code is valid for two minutes and one guess, and is never sent over the network. A device that verifies for "
-    "you reads your prompts. Both devices show what each may do on the other; change it with `edgellm peers`."
-)
-_CONVERSATIONS = (
-    "The last 300 are kept on this machine, readable by you alone, while the history is on. "
-    "`edgellm history clear` removes them too."
-)
-_CATALOG = (
-    "Its names are understood wherever a model is named; NAME-QUANT is another quantisation. What it says of the hub "
-    "comes from public lists; `edgellm pull` asks the hub."
-)
-_DOCTOR = "Changes nothing. Exit code 1 if a problem was found; notes do not count."
-_PEERS = "Revoked rights end at once, even in the middle of a reply."
-_SERVE = "On Ctrl-C it finishes requests in flight; a worker stops at once."
-_STOP = "Only servers of your own are found. One that ends finishes requests in flight first, as on Ctrl-C."
-_SETUP = (
-    "It looks at memory, graphics cards and paired devices, says what it proposes and why, and asks before it "
-    "downloads. The pair is written into the settings of chat, serve and profile; `edgellm config show` prints them."
-)
-_RUN = (
-    "A draft model is one that is here, has the same tokenizer and at most half the size; which one, and why, is said. "
-    "All options of `edgellm chat` may follow MODEL."
-)
-_CHAT = "With the default pair nothing that you type leaves this machine; SmolLM2 is fetched once (93 MB)."
-
-for _name, _command, _summary, _more in (
-    ("chat", chat, "Chat with a pair of models: a small one drafts the reply, a bigger one verifies it.", _CHAT),
-    ("setup", setup, "Choose, download and set up a pair of models that fits this machine.", _SETUP),
-    ("run", run, "Talk to one model: as the verifier of a draft model that fits it, or alone.", _RUN),
-    ("profile", profile, "Measure a pair of models on your prompts, to verify what matters within a budget.", _PROFILE),
-    ("serve", serve, "Serve a pair of models or a verifier, or compute layers for other devices.", _SERVE),
-    ("ps", ps, "List your running servers and the models in their memory.", ""),
-    ("stop", stop, "Remove a model from memory, or end a server.", _STOP),
-    ("pair", pair, "Pair two devices with a code: one shows it, you type it on the other.", _PAIR),
-    ("peers", peers, "List paired devices, and change what they may do here.", _PEERS),
-    ("doctor", doctor, "Check this device and its network, and say how to fix problems.", _DOCTOR),
-    ("catalog", catalog, "List models that make good pairs, and whether they fit here.", _CATALOG),
-    ("pull", pull, "Download a model of the catalogue or the Hugging Face hub.", "An interrupted download resumes."),
-    ("ls", ls, "List the models on this machine.", ""),
-    ("show", show, "Show details of a model.", ""),
-    ("rm", rm, "Remove a downloaded model.", "Your own files and the bundled models are never removed."),
-    ("conversations", conversations, "List, show and remove past conversations.", _CONVERSATIONS),
-    ("history", history, "Show, clear or switch off the history that replies are drafted from.", _HISTORY),
-    ("bench", bench, "Run the papers' measurements on this machine.", _BENCH),
-):
-    add_command(app, _name, _command, _summary, _more, passes_on=_command is run)
-
-app.add_typer(mesh, name="mesh")
-app.add_typer(service, name="service")
-app.add_typer(config, name="config")
-for _name in ("list", "models"):
-    add_command(app, _name, ls, "Same as ls.", hidden=True)

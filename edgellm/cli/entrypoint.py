@@ -72,8 +72,8 @@ def _wrong_usage(error: typer.TyperException) -> int:
         source = context.get_parameter_source(parameter.name) if context is not None and parameter is not None else None
         if source is not None and source.name == "ENVIRONMENT":
             message = f"{message.rstrip('.')}, from {variable_of(parameter)}"
-        message = message.replace("Value error, ", "").strip().rstrip(".")
-        fail(f"{message}. See: {command} --help")
+        message = message.replace("Value error, ", "").strip()
+        fail(f"{message}{'' if message.endswith(('.', '?')) else '.'} See: {command} --help")
     return error.exit_code
 
 

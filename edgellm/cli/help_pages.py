@@ -1,11 +1,19 @@
-"""Help pages: `--help` has examples and the options that most people need, `--help-all` has everything."""
+"""Help pages: `--help` has examples and the options that most people need, `--help-all` has everything.
+
+`help_pages.txt` has what they say beside the options, in a section for each command. It begins with the command in
+brackets and the function that runs it, of a module in `edgellm.cli.commands`; a group of commands has none. The first
+paragraph is the summary, those behind it are left out of a short page, and lines that begin with a dollar sign are
+examples, each with its meaning behind `  # `. A line with `==` is a heading of the first page.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +24,6 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
-from edgellm.cli.help_examples import EXAMPLES
 from edgellm.cli.views.console import out
 
 WIDTH = 100
@@ -27,64 +34,66 @@ _SHORT_EXAMPLES = 6
 _ALL = "edgellm.help_all"  # in a context's meta: that all options are asked for
 _NAMES_WIDTH = 34  # columns of the names of options; longer names have a line of their own
 
-PANELS: dict[str, tuple[str, ...]] = {
-    "Conversation": ("conversation", "history", "prompt_cache"),
-    "Several devices": ("mesh", "interface", "announce", "paired_only", "sessions", "f32"),
-    "Drafts and verification": (
-        "gate", "profile", "learn_profile", "retrieval", "context_lookup", "parallel", "early_exit", "exit_threshold",
-        "verifier_tier", "verifier_key_file", "upstream_tier", "upstream_key_file",
-    ),
-    "Sampling": (
-        "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty", "seed",
-    ),
-    "Thinking": ("reasoning_effort", "template_arg"),
-    "HTTP": (
-        "http", "tls_cert", "tls_key", "replies", "waiting", "strict", "plan", "keep_alive", "allow_origin",
-        "allow_host", "embeddings",
-    ),
-    "Worker": ("memory", "keep", "store"),
-    "Hardware": (
-        "gpu_layers", "device", "tensor_split", "threads", "ctx_size", "batch_size", "cache_type", "flash_attn",
-        "mlock",
-    ),
-    "Output": ("stats", "explain", "log_level"),
-}  # fmt: skip
-"""The options that `--help` of a command with more than `SHORT` leaves out, by their parameters' names."""
-GROUPS: dict[str, tuple[str, ...]] = {
-    "Talk": ("setup", "run", "chat", "serve", "ps", "stop", "service"),
-    "Models": ("catalog", "pull", "ls", "show", "rm", "profile"),
-    "Devices": ("pair", "peers", "mesh", "doctor"),
-    "Settings and history": ("config", "conversations", "history", "bench"),
-}
-"""The commands of `edgellm --help` by what they are about; others follow behind."""
+PANELS = (
+    "Conversation", "Several devices", "Drafts and verification", "Sampling", "Thinking", "HTTP", "Worker", "Hardware",
+    "Output",
+)  # fmt: skip
+"""The sections of options that `--help` of a command with more than `SHORT` leaves out, in their order."""
+_SECTION = re.compile(r"^(?:== (?P<heading>.*)|\[edgellm ?(?P<name>.*?)\] ?(?P<home>\S*))$", re.MULTILINE)
 _OPTIONS = "Options"
 _NAME = "cyan"
 _NOTE = re.compile(r"(.*?) *\[((?:env var|default|required).*)\]", re.DOTALL)
 _DEFAULT = re.compile(r"default: \((.*?)\)(?=[];])")
 _RANGE = re.compile(r"; x>=[\d.]+\]")
-_PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
-def command_group(name: str | None, summary: str) -> typer.Typer:
-    """Return a group of commands, which prints its help page if it is called without one."""
-    return typer.Typer(
-        name=name, cls=_GroupPage, help=summary, pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The page of a command: `home` is the module and the function behind it, "" for a group; `heading` is what it is
+    listed under; `examples` are command lines and their meanings."""
+
+    heading: str
+    home: str
+    summary: str
+    more: str
+    examples: tuple[tuple[str, str], ...]
+
+    @property
+    def text(self) -> str:
+        """The summary and what else there is to know."""
+        return f"{self.summary}\n\n{self.more}".strip()
 
 
-def add_command(
-    group: typer.Typer, name: str, callback: Callable[..., Any], summary: str, more: str = "", *, hidden: bool = False,
-    passes_on: bool = False,
-) -> None:  # fmt: skip
-    """Add a command to a group. `summary`: its one line; `more`: paragraphs that a short page leaves out; `passes_on`:
-    options that it does not know are left among its words."""
-    settings = {"ignore_unknown_options": True} if passes_on else None
-    page = f"{summary}\n\n{more}".strip()
-    group.command(name, cls=_CommandPage, help=page, hidden=hidden, context_settings=settings)(callback)
+@cache
+def pages() -> dict[str, Page]:
+    """Return the pages by what a user types behind `edgellm`, in the order in which they are listed."""
+    text = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+    found, heading = dict[str, Page](), ""
+    starts = [*_SECTION.finditer(text)]
+    for start, after in zip(starts, [*(one.start() for one in starts[1:]), len(text)], strict=True):
+        if start["heading"]:
+            heading = start["heading"]
+            continue
+        prose, *lines = text[start.end() : after].strip().split("\n$ ")
+        summary, _, more = prose.strip().partition("\n\n")
+        examples = tuple((line, what) for line, _, what in (line.strip().partition("  # ") for line in lines))
+        found[start["name"]] = Page(heading, start["home"], summary, more.strip(), examples)
+    return found
 
 
-class _CommandPage(TyperCommand):
+def names_below(group: str) -> list[str]:
+    """Return the names of the commands directly below a group; those of the first page for ""."""
+    places = [name.rpartition(" ") for name in pages() if name]
+    return [name for before, _, name in places if before == group]
+
+
+def path_of(context: Any) -> str:
+    """Return what a user types for a command behind `edgellm`."""
+    path: str = context.command_path
+    return path.partition(" ")[2]
+
+
+class CommandPage(TyperCommand):
     """A command whose `--help` is short, and whose `--help-all` is complete."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -100,7 +109,7 @@ class _CommandPage(TyperCommand):
         formatter.write(_rendered(Group(*_page(self, ctx))))
 
 
-class _GroupPage(TyperGroup):
+class GroupPage(TyperGroup):
     """A group of commands, with a help page in the same layout."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -112,13 +121,15 @@ class _GroupPage(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the page."""
-        listed = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        rows = {name: (one.help or "").partition("\n\n")[0] for name, one in listed if one and not one.hidden}
+        known = pages()
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            page = known[f"{path_of(ctx)} {name}".strip()]
+            rows.setdefault("Commands" if ctx.parent else page.heading, []).append((name, page.summary))
         parts = [*_head(self, ctx, True)]
-        for title, names in (GROUPS if ctx.parent is None else {}).items():
-            parts += _section(title, [(name, rows.pop(name)) for name in names if name in rows])
-        parts += [*_section("Commands", list(rows.items())), *_section(_OPTIONS, _rows(self.get_params(ctx), ctx))]
-        formatter.write(_rendered(Group(*parts)))
+        for title, listed in rows.items():
+            parts += _section(title, listed)
+        formatter.write(_rendered(Group(*parts, *_section(_OPTIONS, _rows(self.get_params(ctx), ctx)))))
 
 
 def _show_all(ctx: typer.Context, wanted: bool) -> None:
@@ -147,7 +158,7 @@ def _help_all_option() -> Any:
     return get_command(holder).params[0]
 
 
-def _page(command: _CommandPage, ctx: typer.Context) -> Iterator[RenderableType]:
+def _page(command: CommandPage, ctx: typer.Context) -> Iterator[RenderableType]:
     """Yield the parts of a command's page."""
     given = command.get_params(ctx)
     arguments = [one for one in given if one.param_type_name == "argument"]
@@ -157,7 +168,7 @@ def _page(command: _CommandPage, ctx: typer.Context) -> Iterator[RenderableType]
     panels: dict[str, list[TyperOption]] = {name: [] for name in (_OPTIONS, *PANELS)}
     for one in options:
         if short or "--help-all" not in one.opts:
-            panels[_PANEL_OF.get(one.name, _OPTIONS) if short else _OPTIONS].append(one)
+            panels[one.rich_help_panel or _OPTIONS if short else _OPTIONS].append(one)
     yield from _head(command, ctx, everything)
     yield from _section("Arguments", _rows(arguments, ctx))
     for name in panels if everything else (_OPTIONS,):
@@ -170,16 +181,15 @@ def _page(command: _CommandPage, ctx: typer.Context) -> Iterator[RenderableType]
 def _head(command: TyperCommand | TyperGroup, ctx: typer.Context, everything: bool) -> Iterator[RenderableType]:
     """Yield the usage, the summary, the examples and what else there is to know."""
     yield Text(command.get_usage(ctx), "bold")
-    summary, _, more = (command.help or "").partition("\n\n")
-    yield Text(f"\n{summary}")
-    examples = EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
-    if examples:
+    page = pages().get(path_of(ctx)) or pages()[command.name or ""]  # another name for a command has its page
+    yield Text(f"\n{page.summary}")
+    if page.examples:
         yield Text("\nExamples:", "bold")
-    for line, what in examples if everything else examples[:_SHORT_EXAMPLES]:
+    for line, what in page.examples if everything else page.examples[:_SHORT_EXAMPLES]:
         yield Text(f"  {line}", _NAME)
         yield Padding(Text(what), (0, 0, 0, 6))
-    if more and everything:
-        yield Text(f"\n{more}")
+    if page.more and everything:
+        yield Text(f"\n{page.more}")
 
 
 def _section(title: str, rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:

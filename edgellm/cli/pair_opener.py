@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgellm.cli.model_options import DEFAULT, DRAFT, VERIFIER, HardwareOptions
+from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
+from edgellm.cli.options.models import DEFAULT
 from edgellm.cli.views.console import Loading, announce, say, size
 from edgellm.cli.views.download_bar import download
 from edgellm.errors import EdgeError, HistoryUnusable

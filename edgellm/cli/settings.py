@@ -41,16 +41,14 @@ def config_file() -> Path:
     return config_dir() / "config.toml"
 
 
-def bind_variables(root: typer.Context) -> None:
-    """Have each option read the environment variable of its long name; one of its own takes precedence."""
-    for context in _commands(root):
-        for name, option in _options(context).items():
-            if option.split_envvar_value is _split_at_commas:
-                continue  # bound before, by an earlier command line of this process
-            variable = "_".join(["EDGELLM", *_words(context), name]).replace("-", "_").upper()
-            option.show_envvar = option.envvar is not None  # shown for all, they would double the help pages
-            option.envvar = [variable] if option.envvar is None else [option.envvar, variable]
-            option.split_envvar_value = _split_at_commas  # not at blanks
+def bind_variables(command: Any, path: str) -> None:
+    """Have each option of a command, such as `mesh plan`, read the environment variable of its long name; one of its
+    own takes precedence."""
+    for name, option in _options(command).items():
+        variable = f"edgellm {path} {name}".replace(" ", "_").replace("-", "_").upper()
+        option.show_envvar = option.envvar is not None  # shown for all, they would double the help pages
+        option.envvar = [variable] if option.envvar is None else [option.envvar, variable]
+        option.split_envvar_value = _split_at_commas  # not at blanks
 
 
 def read_file(root: typer.Context) -> dict[str, Any]:
@@ -59,9 +57,11 @@ def read_file(root: typer.Context) -> dict[str, Any]:
     Raises:
         ConfigUnusable: the file is not TOML, names an unknown command or option, or has a value of a wrong type.
     """
+    path = config_file()
+    if not (path.exists() or path.is_symlink()):
+        return {}
     from edgellm.storage.state import read_toml
 
-    path = config_file()
     try:
         tables = read_toml(path, _MAX_BYTES)
     except StateDamaged as error:
@@ -119,7 +119,7 @@ def _set_line(lines: list[str], table: str, name: str, value: str) -> None:
 def settings(root: typer.Context) -> Iterator[Setting]:
     """Yield the settings of all options: from the environment, the default map of `root`, or their defaults."""
     for context in _commands(root):
-        for name, option in _options(context).items():
+        for name, option in _options(context.command).items():
             value, source = option.consume_value(context, {})
             if source.name != "DEFAULT" or not option.hidden:
                 origins = {"DEFAULT": DEFAULT, "DEFAULT_MAP": FILE}
@@ -135,13 +135,18 @@ def variable_of(option: Any) -> str:
 def _commands(parent: typer.Context) -> Iterator[typer.Context]:
     """Yield the command of `parent` and all visible ones below it."""
     yield parent
-    for child in _children(parent).values():
-        yield from _commands(child)
+    for name in _names(parent):
+        yield from _commands(_child(parent, name))
 
 
-def _children(parent: typer.Context) -> dict[str, typer.Context]:
-    commands = getattr(parent.command, "commands", {}).items()
-    return {name: typer.Context(one, parent=parent, info_name=name) for name, one in commands if not one.hidden}
+def _child(parent: typer.Context, name: str) -> typer.Context:
+    command: Any = parent.command
+    return typer.Context(command.get_command(parent, name), parent=parent, info_name=name)
+
+
+def _names(parent: typer.Context) -> list[str]:
+    """Return the names of the commands below a group; none of another command."""
+    return parent.command.list_commands(parent) if hasattr(parent.command, "list_commands") else []
 
 
 def _words(context: typer.Context) -> tuple[str, ...]:
@@ -149,9 +154,9 @@ def _words(context: typer.Context) -> tuple[str, ...]:
     return tuple(context.command_path.split()[1:])
 
 
-def _options(context: typer.Context) -> dict[str, Any]:
+def _options(command: Any) -> dict[str, Any]:
     """Return the options of a command by their long names, without dashes."""
-    options = [one for one in context.command.params if one.expose_value and not one.is_eager]
+    options = [one for one in command.params if one.expose_value and not one.is_eager]
     return {one.opts[-1][2:]: one for one in options if one.opts[-1].startswith("--")}
 
 
@@ -161,10 +166,10 @@ def _split_at_commas(text: str) -> list[str]:
 
 def _default_map(context: typer.Context, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the default map of a command from its table in the file; `prefix` is the name of that and a dot."""
-    children, options, found = _children(context), _options(context), dict[str, Any]()
+    children, options, found = _names(context), _options(context.command), dict[str, Any]()
     for name, value in table.items():
         if isinstance(value, dict) and name in children:
-            found[name] = _default_map(children[name], value, f"{prefix}{name}.")
+            found[name] = _default_map(_child(context, name), value, f"{prefix}{name}.")
             continue
         option, where = options.get(name.replace("_", "-")), f"{config_file()}: {prefix}{name[:60]}"
         if isinstance(value, dict) or option is None:

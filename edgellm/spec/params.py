@@ -6,22 +6,39 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgellm.errors import InvalidOption
-from edgellm.spec.protocols import Drafter, Gate
-from edgellm.spec.types import Penalties, Sampling
+from edgellm.flags import flag
 
 if TYPE_CHECKING:
     from edgellm.spec.model_sampling import ModelSampling
+    from edgellm.spec.protocols import Drafter, Gate
+    from edgellm.spec.types import Sampling
 
-GATES = ("auto", "synera", "confidence", "importance", "random", "always", "never")
-"""Gates choose the chunks to verify. `synera` is the paper's gate."""
+GATES = {
+    "auto": "the one with the best evidence in the pair's profile",
+    "synera": "the paper's gate: confidence, then importance",
+    "confidence": "chunks of low confidence",
+    "importance": "chunks that later tokens attend to",
+    "random": "chunks at random",
+    "always": "every chunk",
+    "never": "no chunk",
+}
+"""Gates choose the chunks to verify; each with the chunks that it chooses."""
 
-SWITCHES = ("auto", "on", "off")
+SWITCHES = {"auto": "if it pays by the profile", "on": "always", "off": "never"}
 TRUNCATIONS = ("auto", "disabled")
-SOURCES = ("context", "history", "analogy", "calibration", "reuse")
+SOURCES = {
+    "context": "the prompt and the reply so far",
+    "history": "past conversations, verbatim",
+    "analogy": "the reply to a similar prompt, with its names replaced",
+    "calibration": "the model's predictions while it read the prompt",
+    "reuse": "the rest of a rejected draft",
+}
 """The sources that drafts can be retrieved from."""
+_RETRIEVALS = {"auto": "all sources that pay off", "off": "none", **SOURCES}
 DEFAULT_SOURCES = ("context", "history", "analogy")
 """The default sources: calibration and reuse cost as much as they bring."""
 ANY_TOOL = "*"
@@ -33,6 +50,15 @@ CHUNK = 4
 """Drafted tokens in a chunk if everything is verified, or nothing."""
 BUDGET_CHUNK = 2
 """The same under a budget: with small chunks the budget goes to wrong tokens, not to their neighbours."""
+
+_AS_MODEL = "the model's"  # what help pages say of a default that the model decides
+
+
+def _sampled(text: str, metavar: str, default: float | None = None, shown: str = "") -> Any:
+    return flag(default, text, metavar, panel="Sampling", shown=shown or _AS_MODEL if default is None else "")
+
+
+_drafts = partial(flag, panel="Drafts and verification")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,28 +90,44 @@ class ReplyOptions:
     tells calls from text. `truncation`: `auto` leaves out a conversation's oldest turns where it is longer than the
     context, with a notice; `disabled` refuses it. Raises: InvalidOption: a value out of range, named with the range."""
 
-    max_tokens: int = 512
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
+    budget: float | None = flag(None, "Share of chunks to verify, 0 to 1.", "SHARE", shown="all")
+    max_tokens: int = flag(512, "Maximum number of tokens in the answer.", "N")
+    temperature: float | None = flag(None, "Sampling temperature; 0 is greedy.", "T", shown=_AS_MODEL)
+    top_k: int | None = _sampled("Sample from the K likeliest tokens; 0: from all.", "K")
+    top_p: float | None = _sampled("Sample from the likeliest tokens that together have probability P.", "P")
+    min_p: float | None = _sampled(
+        "Sample from tokens with at least this share of the likeliest one's probability.", "P"
+    )
+    repeat_penalty: float | None = _sampled("Above 1: repeat the last 64 tokens less.", "X")
+    frequency_penalty: float = _sampled("Above 0: write a token less, the more often the reply has it.", "X", 0.0)
+    presence_penalty: float = _sampled("Above 0: write tokens less that the reply has already.", "X", 0.0)
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     json_schema: str | None = None
-    seed: int | None = None
-    gate: str | Gate = "auto"
+    seed: int | None = _sampled("Seed; the same one repeats a sampled reply.", "N", shown="random")
+    gate: str | Gate = _drafts(
+        "auto",
+        f"Rule that chooses the chunks to verify: {', '.join(GATES)}; auto: the one with the best evidence.",
+        "GATE", choices=GATES,
+    )  # fmt: skip
     drafter: Drafter | None = None
-    budget: float | None = None
-    parallel: bool = True
-    early_exit: str = "auto"
-    exit_threshold: float = 0.7
-    context_lookup: bool = True
-    learn_profile: bool = False
+    parallel: bool = _drafts(True, "Keep drafting while a served verifier checks.")
+    early_exit: str = _drafts(
+        "auto", "Skip the draft model's last layers for tokens it is sure of.", "auto|on|off", choices=SWITCHES
+    )
+    exit_threshold: float = _drafts(0.7, "How sure: the likeliest token's probability minus the second's.", "P")
+    context_lookup: bool = _drafts(
+        True,
+        "With a budget: where the draft model is unsure, draft the token that followed the same words in the context.",
+    )
+    learn_profile: bool = _drafts(
+        False, "Let replies without a budget make and improve the pair's profile; they take longer."
+    )
     confidence_threshold: float = 0.8
     gamma: int | None = None
-    retrieval: str = "auto"
+    retrieval: str = _drafts(
+        "auto", f"Sources to copy drafts from, separated by commas: {', '.join(SOURCES)}.", "auto|off|SOURCES",
+        choices=_RETRIEVALS, several=SOURCES,
+    )  # fmt: skip
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     think: bool | int | None = None
@@ -202,6 +244,7 @@ class ReplyOptions:
     def sampling(self, wanted: ModelSampling, prompt_tokens: int = 0) -> Sampling:
         """Return the rule for a reply to a prompt of `prompt_tokens` by a model that has `wanted` what these options
         leave open, with a fresh seed if none was given."""
+        from edgellm.spec.types import Penalties, Sampling
 
         def chosen(given: float | None, wanted: float) -> float:
             return wanted if given is None else given

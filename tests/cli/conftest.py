@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
 import pytest
+import typer
+from typer.main import get_command
 
+from edgellm.cli.app import app
 from edgellm.cli.entrypoint import run
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.rpc.layers import bandwidth_probe
@@ -43,6 +46,19 @@ class Piped(io.TextIOWrapper):
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data), encoding="utf-8")
+
+
+def commands() -> Iterator[typer.Context]:
+    """Yield a context for each command that a help page lists, not for groups."""
+    waiting = [typer.Context(get_command(app), info_name="edgellm")]
+    while waiting:
+        parent = waiting.pop()
+        group: Any = parent.command
+        if not hasattr(group, "list_commands"):
+            yield parent
+            continue
+        children = {name: group.get_command(parent, name) for name in group.list_commands(parent)}
+        waiting += [typer.Context(command, parent=parent, info_name=name) for name, command in children.items()]
 
 
 @pytest.fixture(autouse=True)

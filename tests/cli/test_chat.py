@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli import help_examples
-from edgellm.cli.commands import chat as chat_module
 from edgellm.cli.entrypoint import run
-from edgellm.spec.params import GATES, SWITCHES
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
@@ -121,12 +118,6 @@ def test_explain_and_stats_go_to_stderr(edge: Edge) -> None:
     assert "prompt tokens" in done.err
     assert "spent on trying" in done.err
     assert done.out == edge("chat", "Hello", *SHORT).out
-
-
-def test_the_gates_are_those_of_the_library() -> None:
-    assert tuple(gate.value for gate in chat_module.GateName) == GATES
-    assert tuple(help_examples.GATES) == GATES
-    assert tuple(each.value for each in chat_module.Exit) == SWITCHES
 
 
 def test_gates_complete_in_the_shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.main import get_command
 
-from edgellm.cli.app import app
-from edgellm.cli.settings import bind_variables, config_file
-from tests.cli.conftest import Done
+from edgellm.cli.settings import config_file
+from tests.cli.conftest import Done, commands
 
 Edge = Callable[..., Done]
 
@@ -80,7 +77,7 @@ def test_the_place_is_told_and_moves_with_home(edge: Edge, tmp_path: Path, monke
         ("[chat]\nbudgit = 1\n", "chat.budgit is not an option. Did you mean budget?"),
         ("[chatt]\nbudget = 1\n", "chatt is not a command. Did you mean [chat]?"),
         ("[mesh.plam]\nobjective = 'reply'\n", "mesh.plam is not a command. Did you mean [mesh.plan]?"),
-        ("budget = 1\n", "budget is not an option. Choose one of [chat],"),
+        ("budget = 1\n", "budget is not an option. Choose one of [setup],"),
         ("install-completion = true\n", "install-completion is not an option"),
         ("[chat]\nbudget = [1, 2]\n", "chat.budget cannot be [1, 2]"),
         ("[chat]\nbudget = 2020-01-01\n", "chat.budget cannot be"),
@@ -133,25 +130,11 @@ def test_only_options_of_commands_have_variables(edge: Edge, monkeypatch: pytest
 
 
 def test_every_option_has_a_variable_of_its_own() -> None:
-    root = typer.Context(get_command(app), info_name="edgellm")
-    bind_variables(root)
-    variables = [
-        option.envvar[-1]
-        for command in commands(root.command)
-        for option in command.params
-        if option.param_type_name == "option" and not option.is_eager
-    ]
+    options: list[Any] = [option for one in commands() for option in one.command.params]
+    variables = [one.envvar[-1] for one in options if one.param_type_name == "option" and not one.is_eager]
     assert len(variables) == len(set(variables))
     assert all(name.replace("_", "").isalnum() and name.isupper() for name in variables)
     assert {"EDGELLM_CHAT_BUDGET", "EDGELLM_MESH_PLAN_TOKENS_OUT", "EDGELLM_CHAT_JSON"} <= set(variables)
-
-
-def commands(group: Any) -> list[Any]:
-    """Return all visible commands below `group`."""
-    visible = [command for command in group.commands.values() if not command.hidden]
-    return [
-        inner for command in visible for inner in (commands(command) if hasattr(command, "commands") else [command])
-    ]
 
 
 def test_unknown_commands_are_told(edge: Edge) -> None:

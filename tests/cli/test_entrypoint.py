@@ -14,7 +14,7 @@ import pytest
 
 import edgellm
 from edgellm import storage
-from edgellm.cli import help_examples
+from edgellm.cli.options import completion
 from edgellm.errors import EdgeError
 from tests.cli.conftest import Done
 
@@ -161,7 +161,7 @@ def imported(*words: str) -> set[str]:
 def test_help_is_quick_because_it_imports_the_command_line_alone() -> None:
     found = imported("--help")
     assert {one for one in found if one.startswith("edgellm.")} == {
-        "edgellm.cli", "edgellm.errors", "edgellm.layer_range", "edgellm.places",
+        "edgellm.cli", "edgellm.errors", "edgellm.places",
     }  # fmt: skip
     for words in (("chat", "--help"), ("mesh", "run", "--help")):
         assert not imported(*words) & {"llama_cpp", "grpc", "numpy", "huggingface_hub", "prompt_toolkit"}
@@ -181,7 +181,7 @@ def test_a_mesh_of_this_device_alone_imports_no_network() -> None:
 
 
 def test_model_names_complete(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    assert [name for name, _ in help_examples.model_names("EDGE")] == ["edgellm-draft", "edgellm-verifier"]
+    assert [name for name, _ in completion.model_names("EDGE")] == ["edgellm-draft", "edgellm-verifier"]
     words = "edgellm show edgellm-d"
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "_EDGELLM_COMPLETE": "complete_bash", "COMP_WORDS": words,

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.commands.serve import LogLevel, log_to_stderr
+from edgellm.cli.commands.serve import log_to_stderr
+from edgellm.cli.options.serve import LogLevel
 
 SECRET, KEY = "xylophone", "k" * 40
 

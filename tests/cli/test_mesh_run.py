@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 import edgellm.llm
-from edgellm.cli.commands.mesh.run import AUTO, over_devices
-from edgellm.cli.model_options import HardwareOptions
+from edgellm.cli.commands.mesh.run import over_devices
+from edgellm.cli.options.hardware import HardwareOptions
+from edgellm.cli.options.models import PairOptions
+from edgellm.cli.views.reply_printer import Display
 from edgellm.engine import Context, Message, Model, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import PlanImpossible
@@ -26,6 +28,7 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage import fingerprint, resolve
+from edgellm.storage.default_pair import ResolvedPair
 from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
@@ -381,12 +384,10 @@ def test_a_served_mesh_has_memory_for_all_replies_at_once(
 ) -> None:
     """As the devices are given work for, which refuse what does not fit."""
     monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (25_000_000, "a test"))
-    peers, hardware = (f"desk={measurable.address}",), HardwareOptions({"ctx_size": ["1024"]})
+    models = PairOptions(peer=(f"desk={measurable.address}",), mesh="auto")
+    pair, hardware = ResolvedPair("none", "edgellm-verifier"), HardwareOptions(ctx_size=("1024",))
     for sessions, names in ((1, {HERE, "desk"}), (8, None)):
-        opened = partial(
-            over_devices, AUTO, "edgellm-verifier", peers, "none", 4, as_json=False, explain=False, sessions=sessions,
-            hardware=hardware,
-        )  # fmt: skip
+        opened = partial(over_devices, models, pair, 4, hardware, display=Display(), sessions=sessions)
         if names is None:
             with pytest.raises(PlanImpossible):
                 opened()

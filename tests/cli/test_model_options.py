@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgellm.cli.app import app
-from edgellm.cli.model_options import DRAFT, VERIFIER, HardwareOptions
+from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
 from edgellm.engine import ModelFile
 from edgellm.engine.hardware import ALL_LAYERS, Hardware
 from edgellm.errors import InvalidOption
@@ -18,7 +18,7 @@ from edgellm.llm.home import positions_of
 
 
 def given(**options: list[str]) -> HardwareOptions:
-    return HardwareOptions(dict(options))
+    return HardwareOptions(**{name: tuple(values) for name, values in options.items()})
 
 
 def test_a_value_holds_for_both_models_or_for_one() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.commands import serve
+from edgellm.cli.options import serve as serve_options
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import place
@@ -177,4 +177,4 @@ def test_what_cannot_be_served(edge: Edge, words: tuple[str, ...], code: int, sa
 
 
 def test_the_port_is_that_of_the_link() -> None:
-    assert serve.PORT == DEFAULT_PORT
+    assert serve_options.PORT == DEFAULT_PORT

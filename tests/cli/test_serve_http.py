@@ -18,7 +18,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from edgellm.cli import http_options as options
+from edgellm.cli.options.serve import HTTPOptions
+from edgellm.cli.serving import http as options
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.http.middleware import api_key, page_key
@@ -213,8 +214,8 @@ def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
         port = taken.getsockname()[1]
         done = edge("serve", "--http-port", str(port))
         assert (done.code, str(port) in done.err) == (1, True)
-        monkeypatch.setattr(options, "PORT", port)
-        server = options.start_server(options.HTTPOptions(True, "127.0.0.1", None, None, None, None, 1, 1))
+        monkeypatch.setattr(options, "HTTP_PORT", port)
+        server = options.start_server(HTTPOptions(), 1, paired_only=False)
         assert server is not None
         assert server.address.port != port
         server.stop()
@@ -262,8 +263,8 @@ def test_the_link_has_the_pages_key_and_a_folder_that_cannot_be_used_stops_no_se
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
-    chosen = options.HTTPOptions(True, "127.0.0.1", 0, None, None, None, 1, 1)
-    with options.http_server(chosen) as server:
+    chosen = HTTPOptions(http_port=0)
+    with options.http_server(chosen, 1, paired_only=False) as server:
         assert server is not None
         options.print_urls(server)
         said = capsys.readouterr().err.replace("\n", "")
@@ -271,7 +272,7 @@ def test_the_link_has_the_pages_key_and_a_folder_that_cannot_be_used_stops_no_se
     key = tmp_path / "data" / "http" / "page-key"
     key.unlink()
     key.symlink_to(tmp_path / "elsewhere")
-    with options.http_server(chosen) as server:
+    with options.http_server(chosen, 1, paired_only=False) as server:
         assert server is not None
         assert server.page_url == f"{server.url}/"
     assert "The page stores no conversations" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.cli.chat_session import ChatSession, StoredConversation
-from edgellm.cli.model_options import HardwareOptions
+from edgellm.cli.options.hardware import HardwareOptions
 from edgellm.cli.pair_opener import ChatPairOpener
 from edgellm.cli.slash_commands import COMMANDS, Conversing, completions
 from edgellm.cli.views.reply_printer import Display
@@ -29,7 +29,7 @@ def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversing
     (tmp_path / "notes.txt").write_bytes((ROOT / "docs" / "notes.txt").read_bytes())
     monkeypatch.chdir(tmp_path)
     options = ReplyOptions(max_tokens=30)
-    opener = ChatPairOpener(options, HardwareOptions({}), history=True)
+    opener = ChatPairOpener(options, HardwareOptions(), history=True)
     pair = opener.open(*PAIR)
     stored = StoredConversation.open(False, None, True)
     session = ChatSession(pair, options, context=(), system=None, remember=opener.recall(pair), stored=stored)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.model_options import thinking
+from edgellm.cli.options.models import ThinkOptions
 from edgellm.errors import InvalidOption
 from edgellm.storage.chat_log import Conversations
 from testkit.thinking_templates import ALWAYS, CHANNELS, OPENED, with_template
@@ -33,19 +33,19 @@ def alone(model: str) -> tuple[str, ...]:
 
 
 def test_what_the_options_mean() -> None:
-    assert thinking("auto", None, None) == {"think": None, "template_args": {}}
-    assert thinking("on", "low", ["a=true", "b=x=y", "c=", 'd="1"', "e=1"]) == {
+    assert ThinkOptions().fields() == {"think": None, "template_args": {}}
+    assert ThinkOptions("on", "low", ("a=true", "b=x=y", "c=", 'd="1"', "e=1")).fields() == {
         "think": True,
         "template_args": {"reasoning_effort": "low", "a": True, "b": "x=y", "c": "", "d": "1", "e": 1},
     }
-    assert thinking("off", None, None)["think"] is False
-    assert thinking("0", None, None)["think"] == 0
+    assert ThinkOptions("off").fields()["think"] is False
+    assert ThinkOptions("0").fields()["think"] == 0
     for think in ("maybe", "-1", "1.5", "", "٣", "9" * 5000):
         with pytest.raises(InvalidOption, match="--think is"):
-            thinking(think, None, None)
+            ThinkOptions(think).fields()
     for argument in ("enable_thinking", "=1"):
         with pytest.raises(InvalidOption, match="NAME=VALUE"):
-            thinking("auto", None, [argument])
+            ThinkOptions(template_arg=(argument,)).fields()
 
 
 def test_the_answer_follows_a_limited_thought(edge: Edge, thinkers: dict[str, str]) -> None:

@@ -16,7 +16,8 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from edgellm.cli.commands.serve import serve_worker
+from edgellm.cli.options.serve import WorkerOptions
+from edgellm.cli.serving.roles import start_worker
 from edgellm.engine import ModelFile, check_gguf
 from edgellm.errors import DeviceLost, EdgeError, MemoryShort, MeshBroken, PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
@@ -267,7 +268,7 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
     """Whoever may have layers computed says how long a session is, up to a million positions."""
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
     monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (100_000_000, "a test"))
-    worker = serve_worker(ModelFile.open(verifier_path), "127.0.0.1", 0, paired_only=False, memory=None, keep=1.0)
+    worker = start_worker(ModelFile.open(verifier_path), WorkerOptions(port=0, keep=1.0))
     try:
         n_vocab = next(t.shape[-1] for t in check_gguf(verifier_path).tensors if t.name == "token_embd.weight")
         work = StageSpec(fingerprint(verifier_path), "v", LayerRange(0, 12), 12, 192, n_vocab, 2**20, 1)

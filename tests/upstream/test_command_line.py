@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgellm.cli.app import app
-from edgellm.cli.model_options import upstream_options
+from edgellm.cli.options.models import upstream_options
 from edgellm.diagnostics.local import State
 from edgellm.diagnostics.stock_server import examine_server
 from edgellm.errors import InvalidOption

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from edgellm.cli.model_options import DRAFT, OF_BENCHMARKS, VERIFIER, HardwareOptions, refuse_given, with_hardware
+from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
+from edgellm.cli.options.records import only, refuse_given, with_records
 from edgellm.errors import InvalidOption
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@partial(with_hardware, options=OF_BENCHMARKS)
+@with_records
 def bench(
     ctx: typer.Context,
+    hardware: Annotated[HardwareOptions, only(shown="the benchmark's own")],
     suite: Annotated[
         str,
         typer.Argument(
@@ -33,8 +34,6 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Use few cases: a check that it works, not evidence.")] = False,
     list_parts: Annotated[bool, typer.Option("--list", help="List the parts of the suite.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the last results without measuring.")] = False,
-    *,
-    hardware: HardwareOptions,
 ) -> None:
     for role in (VERIFIER, DRAFT):
         hardware.of(role)

@@ -10,25 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from edgellm.cli import settings
-from edgellm.cli.help_pages import add_command, command_group
 from edgellm.cli.views.console import emit, say
 from edgellm.errors import InvalidOption
 from edgellm.places import cache_dir, data_dir, state_dir
-
-config = command_group("config", "Show settings, and where they are kept.")
-
-_FILE = """The file is TOML, with a table for each command and its options by their long names:
-
-  [chat]
-  verifier = "desk:50151"
-  budget = 0.2
-
-  [serve]
-  http-port = 8081
-
-Each option also has an environment variable, such as EDGELLM_CHAT_BUDGET; separate several values with commas.
-The command line takes precedence over a variable, and a variable over the file.
-EDGELLM_HOME moves all folders of edgellm. Exit code 2 means that the file has an error."""
 
 
 class Folder(enum.StrEnum):
@@ -90,7 +74,3 @@ def _tree(chosen: list[settings.Setting], origin: bool) -> dict[str, Any]:
             table = table.setdefault(word, {})
         table[one.option] = {"value": one.value, "origin": one.origin} if origin else one.value
     return tree
-
-
-add_command(config, "path", path, "Print where edgellm keeps its files.")
-add_command(config, "show", show, "Show which options are set, in the format of the settings file.", _FILE)

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from edgellm.cli.views.console import emit, harmless, is_terminal, one_line, out, say
-from edgellm.errors import EdgeError, InvalidOption
+from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.storage.chat_log import Conversation
@@ -93,16 +93,6 @@ def _list(found: Sequence[Conversation], as_json: bool) -> None:
         table.add_row(one.id, _time(one.when), str(len(one.turns)), one_line(one.title))
     out().print(table)
     say("Continue one with: edgellm chat -c, or edgellm chat --conversation ID", style="dim")
-
-
-def conversation_ids(incomplete: str) -> list[tuple[str, str]]:
-    """Return the conversations for shell completion, with their first questions."""
-    from edgellm.storage.chat_log import Conversations
-
-    try:
-        return [(one.id, one_line(one.title)[:60]) for one in Conversations().all() if one.id.startswith(incomplete)]
-    except EdgeError:
-        return []
 
 
 def _time(when: datetime) -> str:

@@ -10,9 +10,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.commands.pair import Interfaces
-from edgellm.cli.help_examples import model_names
-from edgellm.cli.model_options import DEFAULT, DEFAULT_DRAFT
+from edgellm.cli.options.completion import model_names
+from edgellm.cli.options.models import DEFAULT, DEFAULT_DRAFT, Interfaces
 from edgellm.cli.views.console import emit, one_line, out, say
 
 if TYPE_CHECKING:

@@ -12,6 +12,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from edgellm.cli.options.models import Interfaces
+from edgellm.cli.options.records import completion
 from edgellm.cli.views.console import emit, err, one_line, say
 from edgellm.errors import InvalidOption, PairingFailed
 
@@ -41,6 +43,9 @@ RIGHTS = {
         "{guest} then knows which models {host} has, and uses its disk, up to a limit",
     ),
 }
+
+
+_RIGHTS = {right: allows.format(host="this device", guest="it") for right, (allows, _) in RIGHTS.items()}
 
 
 def read_grant(text: str) -> Rights:
@@ -76,26 +81,9 @@ def explain_rights(rights: Iterable[Right], host: str, guest: str) -> Iterator[t
             yield "", consequence.format(host=host, guest=guest)
 
 
-def right_names(incomplete: str) -> Iterator[tuple[str, str]]:
-    """Yield rights for shell completion of the last one typed."""
-    *before, last = incomplete.split(",")
-    for right, (allows, _) in RIGHTS.items():
-        if right.startswith(last.lower()) and right not in before:
-            yield ",".join([*before, right]), allows.format(host="this device", guest="it")
-
-
 PORT = 50150  # as in `edgellm.rpc.trust.pairing`, which is slow to import
 SEARCH_SECONDS = 4.0  # for the device that shows the code, before a notice
 LONGEST_SEARCH = 30.0
-
-Interfaces = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--interface", metavar="NAME|IP",
-        help="Network to use; can be given several times, or set with EDGELLM_INTERFACE.",
-        show_default="those of the home",
-    ),
-]  # fmt: skip
 
 
 def pair(
@@ -106,7 +94,7 @@ def pair(
     grant: Annotated[
         str,
         typer.Option(
-            metavar="RIGHTS", autocompletion=right_names,
+            metavar="RIGHTS", autocompletion=completion(_RIGHTS, _RIGHTS),
             help="Rights of the other device here: verify, compute, files (separated by commas), all or none.",
         ),
     ] = "verify",

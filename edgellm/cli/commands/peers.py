@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from edgellm.cli.commands.pair import Interfaces, read_grant
+from edgellm.cli.commands.pair import read_grant
+from edgellm.cli.options.completion import peer_names
+from edgellm.cli.options.models import Interfaces
 from edgellm.cli.views.console import emit, format_age, one_line, out, say, size
-from edgellm.errors import EdgeError, InvalidOption
+from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.peer_probe import ProbeResult
@@ -30,16 +30,6 @@ class PeerAction(enum.StrEnum):
     GRANT = "grant"
     REVOKE = "revoke"
     PATH = "path"
-
-
-def peer_names(incomplete: str) -> Iterator[tuple[str, str]]:
-    """Yield the paired devices for shell completion, with their short IDs."""
-    from edgellm.rpc.trust.peer_store import Peers
-
-    with suppress(OSError, EdgeError):
-        for peer in Peers().all():
-            if peer.name.lower().startswith(incomplete.lower()):
-                yield peer.name, peer.id.short
 
 
 def peers(

@@ -4,36 +4,60 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from edgellm.cli.help_examples import model_names
-from edgellm.cli.model_options import (
-    DEFAULT,
-    DEFAULT_DRAFT,
-    DEFAULT_VERIFIER,
-    DRAFT,
-    VERIFIER,
-    HardwareOptions,
-    VerifierKeyFile,
-    VerifierTier,
-    upstream_options,
-    with_hardware,
-)
+from edgellm.cli.options.completion import model_names
+from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
+from edgellm.cli.options.models import DEFAULT, DEFAULT_DRAFT, DEFAULT_VERIFIER, PairOptions
+from edgellm.cli.options.records import only, with_records
 from edgellm.cli.pair_opener import with_default_pair
 from edgellm.cli.views.console import Loading, decode, emit, err, is_terminal, out, say
 from edgellm.errors import InvalidOption, ProfileStopped
+from edgellm.flags import flag
 
 if TYPE_CHECKING:
     from edgellm.engine import Message
     from edgellm.spec.gates.profile import Profile
 
 
-@with_hardware
+@dataclass(frozen=True, slots=True)
+class ProfiledPair(PairOptions):
+    """The models that are measured."""
+
+    draft: str = flag(
+        DEFAULT, "Small model that drafts.", "MODEL", names=("-m", "--draft"), variable="EDGELLM_DRAFT",
+        shown=DEFAULT_DRAFT, complete=model_names,
+    )  # fmt: skip
+    verifier: str = flag(
+        DEFAULT, "Bigger model that verifies, or the address of a served one.", "MODEL|HOST:PORT|URL",
+        variable="EDGELLM_VERIFIER", shown=DEFAULT_VERIFIER, complete=model_names,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureOptions:
+    """What is measured, and where the results go."""
+
+    gamma: int | None = flag(None, "Drafted tokens per chunk.", "N", shown="2")
+    max_tokens: int = flag(96, "Maximum number of tokens in a reply.", "N")
+    layer: tuple[int, ...] = flag(
+        (), "Layer whose attention is importance, from 0; can be given several times.", "N",
+        shown="the most informative one",
+    )  # fmt: skip
+    context_lookup: bool = flag(True, "Find the confidence below which a token from the context is the better draft.")
+    early_exit: bool = flag(
+        False, "Find the layer after which the draft model may stop early. Needs memory for parts of it."
+    )
+    output: Path | None = flag(None, "File to write.", "FILE", shown="where chat finds it")
+    as_json: bool = flag(False, "Print the results as JSON.", names=("--json",))
+
+
+@with_records
 def profile(
     prompts: Annotated[
         Path,
@@ -41,43 +65,10 @@ def profile(
             metavar="FILE", help="Prompts, one per line; or JSON Lines of texts or of messages with role and content."
         ),
     ],
-    draft: Annotated[
-        str,
-        typer.Option("-m", "--draft", metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names,
-                     show_default=DEFAULT_DRAFT, help="Small model that drafts."),
-    ] = DEFAULT,
-    verifier: Annotated[
-        str,
-        typer.Option(metavar="MODEL|HOST:PORT|URL", envvar="EDGELLM_VERIFIER", autocompletion=model_names,
-                     show_default=DEFAULT_VERIFIER, help="Bigger model that verifies, or the address of a served one."),
-    ] = DEFAULT,
-    verifier_tier: VerifierTier = None,
-    verifier_key_file: VerifierKeyFile = None,
-    gamma: Annotated[int | None, typer.Option(metavar="N", help="Drafted tokens per chunk.", show_default="2")] = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of tokens in a reply.")] = 96,
-    layer: Annotated[
-        list[int] | None,
-        typer.Option(metavar="N", help="Layer whose attention is importance, from 0; can be given several times.",
-                     show_default="the most informative one"),
-    ] = None,
-    context_lookup: Annotated[
-        bool,
-        typer.Option("--context-lookup/--no-context-lookup",
-                     help="Find the confidence below which a token from the context is the better draft."),
-    ] = True,
-    early_exit: Annotated[
-        bool,
-        typer.Option("--early-exit/--no-early-exit",
-                     help="Find the layer after which the draft model may stop early. Needs memory for parts of it."),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File to write.", show_default="where chat finds it"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
-    *,
+    models: Annotated[ProfiledPair, only("draft", "verifier", "verifier_tier", "verifier_key_file")],
+    measure: MeasureOptions,
     hardware: HardwareOptions,
-) -> None:  # fmt: skip
+) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from edgellm.llm import LLM
@@ -87,16 +78,16 @@ def profile(
 
     tidy()
     read = read_prompts(prompts)
-    gamma = BUDGET_CHUNK if gamma is None else gamma
-    if gamma < 1 or max_tokens < 1:
+    gamma = BUDGET_CHUNK if measure.gamma is None else measure.gamma
+    if gamma < 1 or measure.max_tokens < 1:
         raise InvalidOption(
             "--gamma and --max-tokens must be at least 1.", f"Leave them out to use {BUDGET_CHUNK} and 96."
         )
-    draft, verifier = with_default_pair(draft, verifier)
+    draft, verifier = with_default_pair(models.draft, models.verifier)
     with Loading() as loading:
         pair = LLM.open(
             draft, verifier, progress=loading, hardware=hardware.of(VERIFIER), draft_hardware=hardware.of(DRAFT),
-            upstream=upstream_options(verifier_tier, verifier_key_file),
+            upstream=models.upstream(),
         )  # fmt: skip
     with Loading("hashing") as hashing:
         pair.hash_models(hashing)
@@ -106,21 +97,21 @@ def profile(
             task = bar.add_task("profiling", total=len(read))
             try:
                 found = pair.profile(
-                    read, gamma=gamma, max_tokens=max_tokens, layers=tuple(layer) if layer else None,
-                    context_lookup=context_lookup, early_exit=early_exit,
+                    read, gamma=gamma, max_tokens=measure.max_tokens, layers=measure.layer or None,
+                    context_lookup=measure.context_lookup, early_exit=measure.early_exit,
                     progress=lambda done, total: bar.update(task, completed=done, total=total),
                 )  # fmt: skip
             except ProfileStopped as stopped:
-                if as_json:
+                if measure.as_json:
                     emit(json.dumps({"stopped": True, "done": stopped.done, "prompts": stopped.total}))
                 raise
         try:
-            path = _keep(pair, found, output)
+            path = _keep(pair, found, measure.output)
         except OSError as error:
             raise InvalidOption(
                 f"The profile cannot be written: {error}.", "Choose another file with --output."
             ) from error
-    if as_json:
+    if measure.as_json:
         emit(json.dumps({"path": str(path), **figures(found)}))
         return
     _print_profile(found)

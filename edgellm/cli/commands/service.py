@@ -10,12 +10,9 @@ from typing import Annotated
 
 import typer
 
-from edgellm.cli.help_pages import add_command, command_group
 from edgellm.cli.user_service import ServiceStatus, serve_command, service_manager
 from edgellm.cli.views.console import emit, say
 from edgellm.errors import InvalidOption
-
-service = command_group("service", "Start edgellm serve at login, as a service of your own.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -87,17 +84,3 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
 ) -> int:
     return subprocess.call(service_manager().log_command(lines, follow=follow))
-
-
-_INSTALL = (
-    "The service runs what `edgellm serve` would with these options and your settings, now and at every login, and "
-    "again after a failure. Linux: a systemd user unit; it ends when you log out, unless you run `loginctl "
-    "enable-linger`. macOS: a launchd agent, which has not been tried. Windows: it says what to do instead."
-)
-for _name, _command, _summary, _more in (
-    ("install", install, "Start edgellm serve now and at every login.", _INSTALL),
-    ("uninstall", uninstall, "Stop the service, and remove it.", ""),
-    ("status", status, "Say whether the service is installed and runs.", "Exit code 1 if it does not run."),
-    ("logs", logs, "Print the service's log.", "It never has a prompt or a reply."),
-):
-    add_command(service, _name, _command, _summary, _more, passes_on=_command is install)

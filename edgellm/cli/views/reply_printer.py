@@ -21,10 +21,14 @@ from rich.text import Text
 
 from edgellm.cli.views.console import MEANINGS, STYLES, THOUGHT, TokenWriter, emit, err, redrawable, say, size
 from edgellm.cli.views.prompt_bar import PromptBar
+from edgellm.flags import flag
 
 if TYPE_CHECKING:
     from edgellm.spec.stream import Reply
     from edgellm.spec.types import Explanation, Notice, Summary, Token
+
+
+_OUTPUT = "Output"  # a section of help pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,14 @@ class Display:
     """Settings of what is shown of a reply: JSON in place of text; why each chunk was verified or not; all figures, one
     line of them, or with `quiet` none; `colours` that show who wrote each token, in place of rendered Markdown."""
 
-    as_json: bool = False
-    explain: bool = False
-    stats: bool = False
-    quiet: bool = False
-    colours: bool = False
+    as_json: bool = flag(False, "Print one JSON object per token, then a summary.", names=("--json",))
+    colours: bool = flag(
+        False, "On a terminal, show by colours which model wrote what, in place of rendered Markdown.",
+        names=("--colors/--no-colors",),
+    )  # fmt: skip
+    quiet: bool = flag(False, "Print the reply without a line of figures.", names=("-q", "--quiet"))
+    explain: bool = flag(False, "Say why each chunk was verified or not.", names=("--explain",), panel=_OUTPUT)
+    stats: bool = flag(False, "Print all figures of each reply.", names=("--stats",), panel=_OUTPUT)
 
 
 class Writer(Protocol):

@@ -76,7 +76,7 @@ def plain(prompt: list[int], verifier: FakeVerifier, sampling: Sampling = GREEDY
 
 @settings(max_examples=40)
 @given(
-    st.sets(st.sampled_from(SOURCES), min_size=1),
+    st.sets(st.sampled_from(sorted(SOURCES)), min_size=1),
     st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=12), min_size=1, max_size=4),
     st.integers(0, 99),
     st.booleans(),

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,9 +16,10 @@ from rich.table import Table
 
 from edgellm.cli.commands.mesh.peers import held_by, paired_workers
 from edgellm.cli.commands.mesh.run import Workers
-from edgellm.cli.commands.pair import Interfaces
-from edgellm.cli.help_examples import model_names
-from edgellm.cli.model_options import PLANNING, HardwareOptions, refuse_given, with_plan_hardware
+from edgellm.cli.options.completion import model_names
+from edgellm.cli.options.hardware import PLANNING, DeployHardware
+from edgellm.cli.options.models import Interfaces
+from edgellm.cli.options.records import refuse_given, with_records
 from edgellm.cli.views.console import Loading, emit, err, is_terminal, one_line, out, say, size
 from edgellm.cli.views.device_table import find_home_workers, progress, survey_home
 from edgellm.errors import EdgeError, InvalidOption
@@ -40,10 +40,7 @@ class LayerAction(enum.StrEnum):
     CLEAN = "clean"
 
 
-@partial(
-    with_plan_hardware,
-    refused={"batch_size": "does not change which layers a device needs: give it to edgellm mesh run"},
-)
+@with_records
 def deploy(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names, help="As for mesh plan.")],
@@ -62,7 +59,7 @@ def deploy(
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
-    hardware: HardwareOptions,
+    hardware: DeployHardware,
 ) -> None:  # fmt: skip
     from edgellm.coldstart.plan import plan
     from edgellm.engine import ModelFile

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgellm.cli.commands.pair import Interfaces
-from edgellm.cli.help_examples import model_names
+from edgellm.cli.options.completion import model_names
+from edgellm.cli.options.models import Interfaces
 from edgellm.cli.views.console import emit, out, say
 from edgellm.cli.views.device_table import progress, row_of, survey_home, table
 from edgellm.layer_range import HERE, ranges

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgellm.cli.commands.mesh.deploy import deploy, layers
-from edgellm.cli.commands.mesh.peers import peers
-from edgellm.cli.commands.mesh.run import Engine, EngineName, Objective, Workers, engine_for, run
-from edgellm.cli.commands.pair import Interfaces
-from edgellm.cli.help_examples import FLEET_FILE, model_names
-from edgellm.cli.help_pages import add_command, command_group
-from edgellm.cli.model_options import PLANNING, HardwareOptions, refuse_given, with_plan_hardware
+from edgellm.cli.commands.mesh.run import EngineName, Objective, Workers, engine_for
+from edgellm.cli.options.completion import model_names
+from edgellm.cli.options.hardware import PLANNING, PlanHardware
+from edgellm.cli.options.models import Engine, Interfaces
+from edgellm.cli.options.records import refuse_given, with_records
 from edgellm.cli.views.console import emit, out, say
 from edgellm.cli.views.device_table import print_units, progress, survey_home
 from edgellm.errors import InvalidOption
@@ -31,25 +29,6 @@ if TYPE_CHECKING:
     from edgellm.mesh.fleet_file import Fleet
     from edgellm.mesh.fleet_profiler import Survey
 
-_RUN = (
-    "Without --split and --devices, this device, the paired ones and those at --peer are measured if that was not done "
-    "before. The best split of the layers that they have is run; a better one that needs a deployment is printed. All "
-    "devices load at once. If one is lost, others that hold its layers take over, and the reply goes on. MODEL must be "
-    "a file on this machine, for its tokenizer and for layers that no other device has."
-)
-
-mesh = command_group("mesh", "Split one model over several devices.")
-
-_PEERS = "Measurements are kept with their age; --json prints all of them, with the reasons."
-_DEPLOY = (
-    "Layers that a device has are not sent again, and an interrupted transfer resumes where it stopped. Layers are "
-    "sent to paired devices only, which need the right to files on both sides, and are checked by their SHA-256."
-)
-_LAYERS = (
-    "Layers in use are never removed. A store at its limit first removes pieces that were cut here from a whole model, "
-    "and then the layers that were not used for longest."
-)
-
 
 class Overlap(enum.StrEnum):
     """Work that a device may do while it still loads."""
@@ -59,7 +38,7 @@ class Overlap(enum.StrEnum):
     STREAMED = "streamed"
 
 
-@with_plan_hardware
+@with_records
 def plan(
     ctx: typer.Context,
     model: Annotated[
@@ -98,7 +77,7 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Also draw the plan: a .png or .svg file.", show_default=False)
     ] = None,
     *,
-    hardware: HardwareOptions,
+    hardware: PlanHardware,
 ) -> None:  # fmt: skip
     from edgellm.cli.views.plan_view import figures, print_plan
     from edgellm.coldstart.plan import plan as best_plan
@@ -256,13 +235,3 @@ def _draw(found: Plan, path: Path) -> None:
         save(found, path)
     except OSError as error:
         raise InvalidOption(f"{path} cannot be written: {error.strerror}.", "Choose another file.") from None
-
-
-for _name, _command, _summary, _more in (
-    ("plan", plan, "Plan which device holds which layers, for the quickest reply from a cold start.", FLEET_FILE),
-    ("peers", peers, "List the devices that can hold layers: rights, speed, layers.", _PEERS),
-    ("deploy", deploy, "Send each device the layers that it needs.", _DEPLOY),
-    ("layers", layers, "List the layers of each device, or remove some.", _LAYERS),
-    ("run", run, "Generate one reply from a model that is split over devices.", _RUN),
-):
-    add_command(mesh, _name, _command, _summary, _more)

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgellm.cli.commands.pair import Interfaces
-from edgellm.cli.help_examples import model_names
-from edgellm.cli.model_options import (
-    DRAFT,
-    VERIFIER,
-    HardwareOptions,
-    ReasoningEffort,
-    Seed,
-    Temperature,
-    TemplateArgs,
-    Think,
-    thinking,
-    with_mesh_hardware,
-)
+from edgellm.cli.options.completion import model_names
+from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions, MeshHardware
+from edgellm.cli.options.models import DEVICES, ENGINES, INTERRUPTED, Engine, PairOptions, ThinkOptions
+from edgellm.cli.options.records import only, with_records
 from edgellm.cli.views.console import Loading, say
 from edgellm.cli.views.device_table import find_home_workers, print_left_out, print_units, survey_workers
+from edgellm.cli.views.reply_printer import Display
 from edgellm.errors import InvalidOption, PlanImpossible
+from edgellm.flags import flag
 from edgellm.layer_range import HERE
+from edgellm.spec.params import ReplyOptions
 
 if TYPE_CHECKING:
     from edgellm.cli.views.timeline_view import Reports
@@ -39,18 +32,10 @@ if TYPE_CHECKING:
     from edgellm.mesh.fleet_profiler import Survey
     from edgellm.mesh.ggml_rpc.placement import RpcPlacement
     from edgellm.mesh.placement import Placement
+    from edgellm.storage.default_pair import ResolvedPair
 
-INTERRUPTED = 130
 AUTO = "auto"
 CHAT_TOKENS = 256  # of a prompt, in a conversation whose length is unknown
-
-
-class Engine(enum.StrEnum):
-    """What spreads a model over devices."""
-
-    AUTO = "auto"
-    STAGES = "stages"
-    RPC = "rpc"
 
 
 class Objective(enum.StrEnum):
@@ -60,13 +45,6 @@ class Objective(enum.StrEnum):
     REPLY = "reply"
 
 
-Split = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME:A-B,NAME:C-D", show_default="the best one",
-        help="Layers of each device, counted from 1. NAME: here, a paired device, or HOST:PORT.",
-    ),
-]  # fmt: skip
 Workers = Annotated[
     list[str] | None,
     typer.Option(
@@ -74,91 +52,69 @@ Workers = Annotated[
         help="Address of a worker besides the paired ones. In a run, a worker without layers replaces a lost one.",
     ),
 ]  # fmt: skip
-Devices = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.toml", show_default=False, help="Devices file to plan for; see edgellm mesh plan --help-all."
-    ),
-]
-OverDevices = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SPLIT|FILE.toml|auto", show_default=False,
-        help="Split the verifier over devices, as in mesh run; 'auto': by the best split. --peer then adds workers by "
-        "their addresses.",
-    ),
-]  # fmt: skip
+EngineName = Annotated[Engine, typer.Option("--engine", metavar="auto|stages|rpc", show_default="auto", help=ENGINES)]
 
 
-EngineName = Annotated[
-    Engine,
-    typer.Option(
-        "--engine", metavar="auto|stages|rpc", show_default="auto",
-        help="stages: each device computes its own layers of the file. rpc: llama.cpp's RPC, also for models whose "
-        "layers cannot be cut apart. auto: stages where layers can be cut, else rpc.",
-    ),
-]  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a model is split over devices, and what is asked."""
+
+    split: str | None = flag(
+        None, "Layers of each device, counted from 1. NAME: here, a paired device, or HOST:PORT.",
+        "NAME:A-B,NAME:C-D", shown="the best one",
+    )  # fmt: skip
+    devices: Path | None = flag(None, "Devices file to plan for; see edgellm mesh plan --help-all.", "FILE.toml")
+    engine: Engine = flag(Engine.AUTO, ENGINES, "auto|stages|rpc")
+    peer: tuple[str, ...] = flag(
+        (), "Address of a worker besides the paired ones. In a run, a worker without layers replaces a lost one.",
+        "[NAME=]HOST:PORT",
+    )  # fmt: skip
+    draft: str = flag("none", "Small model that drafts; 'none': no drafts.", "MODEL", complete=model_names)
+    system: str | None = flag(None, "System prompt.", "TEXT", names=("-s", "--system"))
+    objective: Objective = flag(
+        Objective.TTFT, "Without --split: time to minimise, to the first token or the reply's end."
+    )
+    interface: tuple[str, ...] = flag(
+        (), "Network to use; can be given several times, or set with EDGELLM_INTERFACE.", "NAME|IP", panel=DEVICES,
+        shown="those of the home",
+    )  # fmt: skip
+    f32: bool = flag(False, "Send activations as 32-bit, not 16-bit floats.", names=("--f32",), panel=DEVICES)
 
 
-@with_mesh_hardware
+@with_records
 def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names, help="As for mesh plan.")],
     prompt: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Question.")],
-    split: Split = None,
-    devices: Devices = None,
-    engine: EngineName = Engine.AUTO,
-    peer: Workers = None,
-    draft: Annotated[
-        str,
-        typer.Option(metavar="MODEL", autocompletion=model_names, help="Small model that drafts; 'none': no drafts."),
-    ] = "none",
-    system: Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="System prompt.")] = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum tokens of the answer.")] = 512,
-    think: Think = "auto",
-    reasoning_effort: ReasoningEffort = None,
-    template_arg: TemplateArgs = None,
-    temperature: Temperature = None,
-    seed: Seed = None,
-    retrieval: Annotated[
-        str, typer.Option(metavar="auto|off|SOURCES", help="Sources to copy drafts from; see edgellm chat --help.")
-    ] = "auto",
-    objective: Annotated[
-        Objective, typer.Option(help="Without --split: time to minimise, to the first token or the reply's end.")
-    ] = Objective.TTFT,
-    interface: Interfaces = None,
-    f32: Annotated[bool, typer.Option("--f32", help="Send activations as 32-bit, not 16-bit floats.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: each token, a summary, the stages.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Explain the split and each chunk.")] = False,
-    *,
-    hardware: HardwareOptions,
-) -> int:  # fmt: skip
-    from edgellm.cli.views.reply_printer import Display, print_reply
+    asked: RunOptions,
+    reply: Annotated[ReplyOptions, only("max_tokens", "temperature", "seed", "retrieval")],
+    think: ThinkOptions,
+    display: Annotated[Display, only("as_json", "explain")],
+    hardware: MeshHardware,
+) -> int:
+    from edgellm.cli.views.reply_printer import print_reply
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.llm import compose
     from edgellm.llm.mesh_llm import OpenedMesh
-    from edgellm.spec.params import ReplyOptions
 
     question = " ".join(prompt)
     if not question.strip():
         raise InvalidOption("The question is empty.", 'Ask something: edgellm mesh run MODEL "Why is the sky blue?"')
-    reply_options = ReplyOptions(
-        max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval,
-        **thinking(think, reasoning_effort, template_arg),
-    )  # fmt: skip
-    if split is not None and devices is not None:
+    if asked.split is not None and asked.devices is not None:
         raise InvalidOption("--split and --devices exclude each other.", "Leave one of them out.")
-    spread = Spread.of(model, engine, tuple(peer or ()), draft, hardware, interface=interface, explain=explain)
-    if spread.choice.over_rpc and (f32 or devices is not None):
-        raise InvalidOption(f"--{'f32' if f32 else 'devices'} is for stages only.", "Leave it out.")
-    workload = spread.workload(max(1, len(question) // 4), max_tokens, objective.value)
-    with spread.open(split, devices, workload, wide=f32) as opened:
+    options = replace(reply, **think.fields())
+    spread = Spread.of(
+        model, asked.engine, asked.peer, asked.draft, hardware, interface=asked.interface, explain=display.explain
+    )
+    if spread.choice.over_rpc and (asked.f32 or asked.devices is not None):
+        raise InvalidOption(f"--{'f32' if asked.f32 else 'devices'} is for stages only.", "Leave it out.")
+    workload = spread.workload(max(1, len(question) // 4), options.max_tokens, asked.objective.value)
+    with spread.open(asked.split, asked.devices, workload, wide=asked.f32) as opened:
         reports = None
         if isinstance(opened, OpenedMesh):
-            if explain:
+            if display.explain:
                 say(opened.reason, style="dim")
-            reports = Reports(opened, as_json=as_json)
-        reply = opened.pair.reply(compose(question, system=system), reply_options)
-        summary = print_reply(reply, Display(as_json=as_json, explain=explain))
+            reports = Reports(opened, as_json=display.as_json)
+        summary = print_reply(opened.pair.reply(compose(question, system=asked.system), options), display)
         if reports is not None:
             reports.reply_finished(summary)
         return INTERRUPTED if summary.finish_reason == "cancelled" else 0
@@ -174,15 +130,18 @@ class OverDevicesPair:
 
 
 def over_devices(
-    mesh: str, model: str, peers: Sequence[str], draft: str, max_tokens: int, *, as_json: bool, explain: bool,
-    sessions: int = 1, history: bool = True, hardware: HardwareOptions, engine: Engine = Engine.AUTO,
+    models: PairOptions, pair: ResolvedPair, max_tokens: int, hardware: HardwareOptions, *,
+    display: Display, sessions: int = 1, history: bool = True,
 ) -> OverDevicesPair:  # fmt: skip
-    """Open a mesh for `chat --mesh` and `serve --mesh`. `mesh`: a split, the name of a devices file, or AUTO for the
-    best split over the measured devices."""
+    """Open a mesh for `chat --mesh` and `serve --mesh`, with the draft model and the verifier of a `pair`.
+    `models.mesh`: a split, the name of a devices file, or AUTO for the best split over the measured devices."""
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.llm.mesh_llm import OpenedMesh
 
-    spread = Spread.of(model, engine, tuple(peers), draft, hardware, explain=explain)
+    mesh = models.mesh or AUTO
+    spread = Spread.of(
+        str(pair.verifier), models.engine, models.peer, str(pair.draft), hardware, explain=display.explain
+    )
     described = Path(mesh).expanduser() if mesh.endswith(".toml") else None
     if described is not None and spread.choice.over_rpc:
         raise InvalidOption(f"--mesh {mesh} is for stages only.", "Give a split, or --mesh auto.")
@@ -191,7 +150,7 @@ def over_devices(
     split = None if mesh == AUTO or described is not None else mesh
     opened = spread.open(split, described, workload, rests=True, history=history)
     if isinstance(opened, OpenedMesh):
-        return OverDevicesPair(opened.pair, Reports(opened, as_json=as_json), opened)
+        return OverDevicesPair(opened.pair, Reports(opened, as_json=display.as_json), opened)
     return OverDevicesPair(opened.pair)
 
 

@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.help_examples import catalog_names, model_names
+from edgellm.cli.options.completion import catalog_names, model_names
 from edgellm.cli.views.console import emit, harmless, is_terminal, one_line, out, say, size
 from edgellm.cli.views.download_bar import download
 from edgellm.errors import EdgeError, InvalidOption

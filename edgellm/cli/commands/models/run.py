@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from edgellm.cli.commands.models.files import other_models
-from edgellm.cli.help_examples import catalog_names, model_names
+from edgellm.cli.options.completion import known_models
 from edgellm.cli.views.console import is_terminal, one_line, say, size
 from edgellm.cli.views.download_bar import download
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
@@ -18,17 +17,12 @@ from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
 _LEFT_TO_US = ("draft", "verifier", "peer", "mesh", "profile")  # settings of `chat` that belong to another pair
 
 
-def _names(incomplete: str) -> Iterator[tuple[str, str]]:
-    yield from model_names(incomplete)
-    yield from catalog_names(incomplete)
-
-
 def run(
     context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(metavar="MODEL", help="Name from `edgellm ls` or `edgellm catalog`, user/repo[:quant], or path.",
-                       autocompletion=_names),
+                       autocompletion=known_models),
     ],
     words: Annotated[
         list[str] | None,
@@ -38,7 +32,7 @@ def run(
     draft: Annotated[
         str | None,
         typer.Option("-m", "--draft", metavar="MODEL", help="Small model that drafts; 'none': MODEL writes alone.",
-                     show_default="one that is here and fits", autocompletion=model_names),
+                     show_default="one that is here and fits", autocompletion=known_models),
     ] = None,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Download MODEL without asking if it is not here.")] = False,
 ) -> int:  # fmt: skip

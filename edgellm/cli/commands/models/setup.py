@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from edgellm.cli.commands.pair import Interfaces
-from edgellm.cli.help_examples import catalog_names
+from edgellm.cli.options.completion import catalog_names
+from edgellm.cli.options.models import Interfaces
 from edgellm.cli.settings import config_file, write_settings
 from edgellm.cli.views.console import emit, is_terminal, one_line, out, say, size
 from edgellm.cli.views.download_bar import download

@@ -5,20 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edgellm.cli.http_options import until_stopped
+from edgellm.cli.serving.http import until_stopped
 from edgellm.cli.views.console import say
 
 if TYPE_CHECKING:
+    from edgellm.cli.options.serve import LinkOptions
     from edgellm.http.server import HttpServer
     from edgellm.services.server.servers import Listener
     from edgellm.services.server.verification_service import ServerEvent
 
 
-def hosts_of(server: Listener, interface: list[str] | None) -> list[str]:
+def hosts_of(server: Listener, interface: Sequence[str]) -> list[str]:
     """Return the hosts at which others can reach a server: its address, or all those of this machine in the home."""
     from ipaddress import ip_address
 
@@ -29,19 +30,20 @@ def hosts_of(server: Listener, interface: list[str] | None) -> list[str]:
         everywhere = ip_address(host).is_unspecified
     except ValueError:  # a name
         everywhere = False
-    return chosen_hosts(interface or ()) if everywhere else [host]
+    return chosen_hosts(interface) if everywhere else [host]
 
 
 @contextmanager
-def announcing(server: Listener, interface: list[str] | None) -> Iterator[None]:
-    """Announce a server that other machines can reach, and warn of a device that has the identity of this one."""
+def announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
+    """Announce a server that other machines can reach, unless the user does not want that, and warn of a device that
+    has the identity of this one."""
     from edgellm.rpc.discovery.mdns import ServiceKind, announce, find_copies
 
     trust, address = server.trust, server.address
-    if trust is None or address.loopback:
+    if trust is None or address.loopback or not link.announce:
         yield
         return
-    hosts = [host for host in hosts_of(server, interface) if _is_ipv4(host)]  # announcements are made over IPv4
+    hosts = [host for host in hosts_of(server, link.interface) if _is_ipv4(host)]  # announcements are made over IPv4
     short = trust.identity.id.short
 
     def warn_of_copies() -> None:
@@ -57,12 +59,9 @@ def announcing(server: Listener, interface: list[str] | None) -> Iterator[None]:
         yield
 
 
-def serve_until_stopped(
-    server: Listener, http: HttpServer | None, interface: list[str] | None, *, announce: bool
-) -> None:
-    """Serve devices, and HTTP if it is given, until the user stops them; close `server`. With `announce` other devices
-    find it."""
-    with announcing(server, interface) if announce else nullcontext():
+def serve_until_stopped(server: Listener, http: HttpServer | None, link: LinkOptions) -> None:
+    """Serve devices, and HTTP if it is given, until the user stops them; close `server`."""
+    with announcing(server, link):
         try:
             until_stopped([http, server])
         finally:
@@ -73,7 +72,7 @@ def _is_ipv4(host: str) -> bool:
     return host.replace(".", "").isdigit()
 
 
-def say_how_to_use(server: Listener, interface: list[str] | None, models: Sequence[str] = ()) -> None:
+def say_how_to_use(server: Listener, link: LinkOptions, models: Sequence[str] = ()) -> None:
     """Print how devices have drafts verified here, by one of several `models` if there are."""
     from edgellm.rpc.address import ModelAddress
 
@@ -82,7 +81,7 @@ def say_how_to_use(server: Listener, interface: list[str] | None, models: Sequen
             say(f"Use it with: edgellm chat --verifier {ModelAddress(server.address, model)}", style="bold")
         return
     say("Use it on a paired device with: edgellm chat --verifier auto", style="bold")
-    for host in hosts_of(server, interface):
+    for host in hosts_of(server, link.interface):
         for model in models or ("",):
             where = ModelAddress(replace(server.address, host=host), model)
             say(f"{'or to choose a model' if models else 'or, if it is not found'}: edgellm chat --peer {where}",

@@ -1,4 +1,4 @@
-"""The HTTP server of `edgellm serve`: its options, credentials and messages."""
+"""The HTTP server of `edgellm serve`: its credentials and messages."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import typer
-
-from edgellm.cli.help_examples import model_names
+from edgellm.cli.options.serve import HTTP_PORT, HTTPOptions
 from edgellm.cli.views.console import say
 from edgellm.errors import InvalidOption, PortTaken, TrustUnusable
 
@@ -23,114 +21,37 @@ if TYPE_CHECKING:
     from edgellm.http.server import Credentials, HttpServer
     from edgellm.rpc.address import Address
 
-PORT = 8080
 
-Http = Annotated[bool, typer.Option("--http/--no-http", help="Serve HTTP: OpenAI's API and others, and a web page.")]
-HttpHost = Annotated[
-    str,
-    typer.Option(metavar="HOST", help="Address for HTTP. By default only this machine is served; others need the API "
-                 "key."),
-]  # fmt: skip
-HttpPort = Annotated[
-    int | None,
-    typer.Option(metavar="PORT", help="Port for HTTP; 0: the system chooses.", show_default=f"{PORT}, or a free one"),
-]  # fmt: skip
-KeyFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="API key that HTTP clients must send; generated if the file is missing. Clients "
-                 "on other machines always need one.", show_default="none on this machine"),
-]  # fmt: skip
-TlsCert = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="TLS certificate for HTTP from other machines, in PEM.",
-                 show_default="a self-signed one"),
-]  # fmt: skip
-TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Private key of the certificate, in PEM.")]
-PlanFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Plan from `edgellm mesh plan --json` for the web page to draw.",
-                 show_default="none"),
-]  # fmt: skip
-Replies = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Replies generated at once over HTTP; each needs memory.",
-                 show_default="2; for a verifier 8"),
-]  # fmt: skip
-AllowOrigin = Annotated[
-    list[str] | None,
-    typer.Option(metavar="ORIGIN", help="Origin of web pages elsewhere that may use HTTP here, such as "
-                 "https://chat.example.org; can be given several times.", show_default="none"),
-]  # fmt: skip
-AllowHost = Annotated[
-    list[str] | None,
-    typer.Option(metavar="HOST", help="Further name by which HTTP clients may call this machine, such as "
-                 "host.docker.internal; can be given several times.", show_default="its own names"),
-]  # fmt: skip
-Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Refuse HTTP requests with unknown parameters, which otherwise have no effect."),
-]  # fmt: skip
-KeepAlive = Annotated[
-    str,
-    typer.Option(metavar="TIME", help="Role pair: time such as 5m, 1h or -1 (no end) for which a model that a request "
-                 "named stays in memory unused. The pair itself stays until another model needs its memory."),
-]  # fmt: skip
-Embeddings = Annotated[
-    str | None,
-    typer.Option(metavar="MODEL", help="Embedding model for /v1/embeddings, beside the model that replies.",
-                 show_default="none", autocompletion=model_names),
-]  # fmt: skip
-Waiting = Annotated[int, typer.Option(metavar="N", help="Requests that may wait; more are refused.")]
-
-
-@dataclass(frozen=True, slots=True)
-class HTTPOptions:
-    """The options for HTTP."""
-
-    on: bool
-    host: str
-    port: int | None
-    key_file: Path | None
-    certificate: Path | None
-    private_key: Path | None
-    replies: int
-    waiting: int
-    strict: bool = False
-    keep_alive: str = "5m"
-    origins: Sequence[str] = ()
-    hosts: Sequence[str] = ()
-    paired_only: bool = False  # other programs on this machine are not trusted either: they need a key on loopback
-
-
-def start_server(options: HTTPOptions) -> HttpServer | None:
-    """Start the server, and return it; None with --no-http. Until `HttpServer.open` it answers that the model loads.
+def start_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> HttpServer | None:
+    """Start a server that writes so many replies at once, and return it; None with --no-http. Until `HttpServer.open`
+    it answers that the model loads. With `paired_only` other programs on this machine need a key, too.
 
     Raises:
         PortTaken: the chosen port is in use.
         InvalidOption, TrustUnusable: the server cannot be started with these options.
     """
-    if not options.on:
+    if not options.http:
         return None
     from edgellm.http.cors import checked_host
     from edgellm.http.model_host import keep_alive_seconds
     from edgellm.http.server import HttpServer
     from edgellm.rpc.address import Address
 
-    if (options.certificate is None) != (options.private_key is None):
+    if (options.tls_cert is None) != (options.tls_key is None):
         raise InvalidOption("--tls-cert and --tls-key must be given together.", "Give both, or neither.")
-    address = Address.of(options.host, PORT if options.port is None else options.port)
+    address = Address.of(options.http_host, HTTP_PORT if options.http_port is None else options.http_port)
     names = [] if address.loopback else _host_names(address.host)
-    allowed = [checked_host(host) for host in options.hosts]
+    allowed = [checked_host(host) for host in options.allow_host]
     credentials = None if address.loopback else _credentials(options, names)
-    needs_key = options.key_file is not None or options.paired_only
-    key = _api_key(options.key_file) if credentials is None and needs_key else None
+    needs_key = options.api_key_file is not None or paired_only
+    key = _api_key(options.api_key_file) if credentials is None and needs_key else None
     opener = _page_key()
 
     def start(at: Address) -> HttpServer:
         server = HttpServer(
-            at, credentials=credentials, key=key, page_key=opener, names=[*names, *allowed], replies=options.replies,
+            at, credentials=credentials, key=key, page_key=opener, names=[*names, *allowed], replies=replies,
             waiting=options.waiting, on_event=print_event, strict=options.strict,
-            keep_alive=keep_alive_seconds(options.keep_alive), origins=options.origins,
+            keep_alive=keep_alive_seconds(options.keep_alive), origins=options.allow_origin,
         )  # fmt: skip
         server.start()
         return server
@@ -138,17 +59,17 @@ def start_server(options: HTTPOptions) -> HttpServer | None:
     try:
         return start(address)
     except PortTaken:
-        if options.port is not None:
+        if options.http_port is not None:
             raise
         server = start(replace(address, port=0))
-        say(f"Port {PORT} is in use; HTTP uses port {server.address.port}.", style="yellow")
+        say(f"Port {HTTP_PORT} is in use; HTTP uses port {server.address.port}.", style="yellow")
         return server
 
 
 @contextmanager
-def http_server(options: HTTPOptions) -> Iterator[HttpServer | None]:
+def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Iterator[HttpServer | None]:
     """Start the server as `start_server` does, and stop it after the `with`."""
-    server = start_server(options)
+    server = start_server(options, replies, paired_only=paired_only)
     if server is None:
         yield None
         return
@@ -243,9 +164,9 @@ def _credentials(options: HTTPOptions, names: Sequence[str]) -> Credentials:
     from edgellm.http.server import Credentials
     from edgellm.rpc.trust.identity import web_certificate
 
-    key = _api_key(options.key_file)
-    if options.certificate is not None and options.private_key is not None:
-        return Credentials(key, options.certificate.expanduser(), options.private_key.expanduser())
+    key = _api_key(options.api_key_file)
+    if options.tls_cert is not None and options.tls_key is not None:
+        return Credentials(key, options.tls_cert.expanduser(), options.tls_key.expanduser())
     certificate, private_key = web_certificate(http_folder(), names)
     say(f"Clients must trust the certificate {certificate}, as with curl --cacert.", style="dim")
     return Credentials(key, certificate, private_key)

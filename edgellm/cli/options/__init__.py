@@ -1,0 +1,1 @@
+"""The options of commands as records, and what makes flags of them."""

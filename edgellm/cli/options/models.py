@@ -1,0 +1,159 @@
+"""The options that several commands share: the models, where the verifier is, and how models think."""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgellm.cli.options.completion import model_names, peer_names
+from edgellm.errors import InvalidOption
+from edgellm.flags import flag
+
+if TYPE_CHECKING:
+    from edgellm.upstream.opening import UpstreamOptions
+
+DEFAULT = "default"  # as in `edgellm.storage.default_pair`, which is slow to import
+DEFAULT_DRAFT, DEFAULT_VERIFIER = "smollm2:draft", "smollm2:135m"  # what the help pages call them
+DEVICES = "Several devices"
+DRAFTS = "Drafts and verification"
+"""Sections of help pages."""
+TIERS = "score|fan-out|continue"
+INTERRUPTED = 130
+"""The exit code of a reply that its user has stopped."""
+AS_MODEL = "the model's"
+"""What is shown as the default of an option that the model decides."""
+_MOST_DIGITS = 9
+_THINK = {"auto": None, "on": True, "off": False}
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do it without asking.")]
+Interfaces = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--interface", metavar="NAME|IP", show_default="those of the home", rich_help_panel=DEVICES,
+        help="Network to use; can be given several times, or set with EDGELLM_INTERFACE.",
+    ),
+]  # fmt: skip
+
+
+class Engine(enum.StrEnum):
+    """What spreads a model over devices."""
+
+    AUTO = "auto"
+    STAGES = "stages"
+    RPC = "rpc"
+
+
+ENGINES = (
+    "stages: each device computes its own layers of the file. rpc: llama.cpp's RPC, also for models whose layers "
+    "cannot be cut apart. auto: stages where layers can be cut, else rpc."
+)
+"""The help text of the option that chooses one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairOptions:
+    """The models of a conversation, and where the verifier is."""
+
+    draft: str = flag(
+        DEFAULT, "Small model that drafts, or an EAGLE-3 head of the verifier; 'none': the verifier writes alone.",
+        "MODEL", names=("-m", "--draft"), variable="EDGELLM_DRAFT", shown=DEFAULT_DRAFT, complete=model_names,
+    )  # fmt: skip
+    verifier: str = flag(
+        DEFAULT, "Bigger model that verifies, or the address of a served one (http://... for vLLM, llama-server and "
+        "others); 'auto': the best paired device; 'none': the draft model writes alone.", "MODEL|HOST:PORT|URL|auto",
+        variable="EDGELLM_VERIFIER", shown=DEFAULT_VERIFIER, complete=model_names,
+    )  # fmt: skip
+    peer: tuple[str, ...] = flag(
+        (), "Paired device to use as verifier (name or address); the best one if given several times.",
+        "DEVICE|HOST:PORT", complete=peer_names,
+    )  # fmt: skip
+    mesh: str | None = flag(
+        None, "Split the verifier over devices, as in mesh run; 'auto': by the best split. --peer then adds workers by "
+        "their addresses.", "SPLIT|FILE.toml|auto", panel=DEVICES,
+    )  # fmt: skip
+    engine: Engine = flag(
+        Engine.AUTO,
+        ENGINES,
+        "auto|stages|rpc",
+    )
+    verifier_tier: str | None = flag(
+        None, "How a stock server (http://...) verifies.", TIERS, panel=DRAFTS, shown="the best way that it has"
+    )
+    verifier_key_file: Path | None = flag(
+        None, "File with a stock server's key.", "FILE", panel=DRAFTS, shown="$EDGELLM_VERIFIER_KEY"
+    )
+
+    def upstream(self) -> UpstreamOptions | None:
+        """Return how a stock server is used, None if nothing is said of it. Raises InvalidOption for an unknown
+        tier."""
+        return upstream_options(self.verifier_tier, self.verifier_key_file)
+
+
+def upstream_options(
+    tier: str | None, key_file: Path | None, option: str = "--verifier-tier"
+) -> UpstreamOptions | None:
+    """Return how a stock server is used, None if nothing is said of it. Raises InvalidOption for an unknown tier, which
+    came by `option`."""
+    if tier is None and key_file is None:
+        return None
+    from edgellm.upstream.opening import UpstreamOptions
+    from edgellm.upstream.rows import Tier
+
+    if tier is not None and tier not in set(Tier):
+        raise InvalidOption(f"{option} is {tier!r}.", f"Choose one of {', '.join(Tier)}.")
+    return UpstreamOptions(None if tier is None else Tier(tier), None if key_file is None else key_file.expanduser())
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkOptions:
+    """How a model thinks before it answers."""
+
+    think: str = flag(
+        "auto", "Have the model think before it answers; N: for at most N tokens. auto: as its chat template does.",
+        "auto|on|off|N",
+    )  # fmt: skip
+    reasoning_effort: str | None = flag(
+        None, "Level of thinking, for models that know levels: low, medium, high.", "LEVEL", panel="Thinking",
+        shown=AS_MODEL,
+    )  # fmt: skip
+    template_arg: tuple[str, ...] = flag(
+        (), "Argument for the model's chat template, such as enable_thinking=false; can be given several times.",
+        "NAME=VALUE", panel="Thinking",
+    )  # fmt: skip
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of `ReplyOptions` for these options.
+
+        Raises:
+            InvalidOption: `think` is neither a word nor a number, or an argument is not NAME=VALUE.
+        """
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {"think": _think(self.think), "template_args": effort | dict(map(_argument, self.template_arg))}
+
+
+def _think(text: str) -> bool | int | None:
+    if text in _THINK:
+        return _THINK[text]
+    if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
+        raise InvalidOption(f"--think is {text!r}.", "Choose auto, on, off, or a number of tokens.")
+    return int(text)
+
+
+def _argument(text: str) -> tuple[str, object]:
+    """Return the name and the value of an argument; a value that is no JSON is a text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InvalidOption(
+            f"--template-arg is {text!r}.",
+            "Write NAME=VALUE, such as enable_thinking=false; VALUE is JSON or plain text.",
+        )
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value

@@ -1,0 +1,1 @@
+"""What `edgellm serve` runs: its roles, its HTTP server, and what it announces."""

@@ -1,0 +1,283 @@
+"""The roles of `edgellm serve`: a function for each, which serves until the user ends it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import typer
+
+from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
+from edgellm.cli.options.models import DEFAULT, upstream_options
+from edgellm.cli.options.records import dashed, on_command_line
+from edgellm.cli.options.serve import HTTPOptions, RoleOptions, ServedPair, WorkerOptions
+from edgellm.cli.pair_opener import with_default_pair
+from edgellm.cli.serving.announcing import announcing, print_server_event, say_how_to_use, serve_until_stopped
+from edgellm.cli.serving.http import print_event, print_urls, until_stopped
+from edgellm.cli.views.console import Loading, announce, say, size
+from edgellm.cli.views.reply_printer import Display
+from edgellm.engine import ModelFile
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware
+from edgellm.errors import EdgeError, InvalidOption
+from edgellm.http.model_host import ServedModel
+from edgellm.llm import AUTO, LLM
+from edgellm.storage import resolve
+
+if TYPE_CHECKING:
+    from edgellm.engine import Model
+    from edgellm.http.server import HttpServer
+    from edgellm.services.server.gateway_server import ServedGatewayModel
+    from edgellm.services.server.servers import WorkerServer
+    from edgellm.spec.draft_length import CostCurve
+    from edgellm.spec.params import ReplyOptions
+    from edgellm.upstream.gateway.opening import GatewayModel
+    from edgellm.verifier.in_process import ColocatedVerifier
+
+_PLANNED = 512  # tokens of a reply, for a plan before the first request
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a command line asks to be served: `replies` are the options of replies that leave them open, of which
+    `at_once` are written at once."""
+
+    served: RoleOptions
+    models: ServedPair
+    http: HTTPOptions
+    link: WorkerOptions
+    hardware: HardwareOptions
+    replies: ReplyOptions
+    at_once: int
+
+
+def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
+    """Answer HTTP clients with a pair of models."""
+    from edgellm.http.catalogs.local_models import LocalModels, ModelDefaults, PairOpener
+    from edgellm.http.catalogs.paired_models import PairedModels
+    from edgellm.http.mesh_status import read_plan
+    from edgellm.llm.model_loading import named
+
+    models, replies, hardware = asked.models, asked.replies, asked.hardware
+    plan = None if asked.http.plan is None else read_plan(asked.http.plan.expanduser())
+    draft, verifier = with_default_pair(models.draft, AUTO if models.peer and models.mesh is None else models.verifier)
+    defaults = ModelDefaults(
+        hardware.of(VERIFIER), hardware.of(DRAFT), replies, print_event, asked.at_once, int(1e9 * models.prompt_cache)
+    )
+    opener = None
+    if models.mesh is not None:
+        served = _over_devices(asked, draft, verifier)
+    else:
+        with Loading() as loading:
+            pair = LLM.open(
+                draft, verifier, progress=loading, peers=models.peer, hardware=defaults.hardware,
+                draft_hardware=defaults.draft_hardware, upstream=models.upstream(), replies=asked.at_once,
+                fewer_replies=asked.http.replies is None, prompt_cache=defaults.prompt_cache,
+            )  # fmt: skip
+        announce(pair.verifier_reason, pair.notices)
+        served = ServedModel(pair, pair.name, in_turns=pair.verifier_up is None, options=replies, replies=pair.replies)
+        if served.in_turns:
+            opener = PairOpener(pair.name, named(draft), named(verifier), defaults)
+    with served.pair:
+        served.pair.check_options(replies)
+        if http is not None:
+            http.open(served, plan, opener=opener, catalog=PairedModels(LocalModels(defaults), defaults))
+            print_urls(http, served.replies)
+        until_stopped([http])
+
+
+def _over_devices(asked: Asked, draft: str, verifier: str) -> ServedModel:
+    """Return a pair whose verifier is on several devices."""
+    from edgellm.cli.commands.mesh.run import over_devices
+    from edgellm.http.mesh_status import MeshRecorder
+    from edgellm.storage.default_pair import resolve_pair
+
+    opened = over_devices(
+        asked.models, resolve_pair(draft, verifier), _PLANNED, asked.hardware, display=Display(),
+        sessions=asked.at_once,
+    )  # fmt: skip
+    recorder = None if opened.mesh is None else MeshRecorder(opened.mesh)
+    return ServedModel(opened.pair, opened.pair.name, in_turns=False, options=asked.replies, recorder=recorder)
+
+
+def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> None:
+    """Verify drafts of other devices with a model, which answers HTTP clients, too."""
+    from edgellm.llm.cost_curves import ModelCurve
+    from edgellm.services.server.servers import serve_verifier as start
+    from edgellm.storage.default_pair import resolve_pair
+    from edgellm.storage.fingerprint import FileHash
+
+    link, head = asked.link, _eagle3(ctx, asked.models.draft)
+    named = resolve_pair(*with_default_pair("none", asked.served.only_model or DEFAULT)).verifier
+    path = resolve(str(named))
+    with Loading() as loading, Loading("hashing") as hashing, Loading("measuring") as measuring:
+
+        def measured(loaded: Model) -> CostCurve:
+            file_hash = FileHash(path)
+            file_hash.compute(progress=partial(hashing, path.name))
+            return ModelCurve(loaded, None, file_hash).measure(progress=partial(measuring, path.name))
+
+        server = start(
+            path, host=link.host, port=link.port, sessions=asked.served.sessions, paired_only=link.paired_only,
+            on_event=print_server_event, hardware=asked.hardware.of(VERIFIER), progress=partial(loading, path.name),
+            measure=measured, eagle3=head,
+        )  # fmt: skip
+    say(f"{server.placement}.", style="dim")
+    say(f"{server.pieces}.", style="dim")
+    say_how_to_use(server, link)
+    with ExitStack() as closing:
+        if http is not None:
+            pair = closing.enter_context(LLM(server.model, draft=None, verifier=server.inside()))
+            pair.check_options(asked.replies)
+            http.open(ServedModel(pair, pair.name, in_turns=False, options=asked.replies))
+            print_urls(http)
+        serve_until_stopped(server, http, link)
+
+
+def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
+    """Return the EAGLE-3 head of a served verifier. What a pair's settings name as its draft model is left out; raise
+    InvalidOption where the command line names one."""
+    from edgellm.llm.model_loading import eagle3_named, named
+
+    eagle3 = None if draft == DEFAULT else eagle3_named(named(draft))
+    if eagle3 is None and draft != "none" and on_command_line(ctx, "draft"):
+        raise InvalidOption(
+            f"{draft} is no EAGLE-3 head, and nothing else drafts for a served verifier.",
+            "Name the draft model on the devices: edgellm chat --draft MODEL --verifier HOST:PORT.",
+        )
+    return eagle3
+
+
+def serve_worker(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
+    """Compute layers that other devices upload, and those of a model here."""
+    model, link = asked.served.only_model, asked.link
+    file = None if model is None else ModelFile.open(resolve(model))
+    worker = start_worker(file, link, asked.hardware.of(VERIFIER))
+    with ExitStack() as closing:
+        closing.callback(worker.close)
+        if http is not None:
+            http.open_without_model("This process computes layers for other devices, and generates no text.")
+            say(f"Status: {http.url}/health", style="dim")
+        closing.enter_context(announcing(worker, link))
+        until_stopped([http, worker], "Ctrl-C stops it; replies go on if other devices hold its layers.")
+
+
+def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardware = ON_PROCESSOR) -> WorkerServer:
+    """Start a worker. It has all layers of `model`, if given, and those that other devices upload, and computes as
+    `hardware` says. Its memory is limited, by default to nine tenths of what is free now, or what a graphics card has
+    free, since otherwise other devices would decide how much it takes.
+
+    Raises EngineFailed where nothing here serves llama.cpp's RPC, and what `WorkerServer`, `ComputeUnit.choose` and, if
+    the model cannot be cut, `WholeModel` raise.
+    """
+    from edgellm.engine.ggml_rpc.server import require_server
+    from edgellm.mesh.compute_unit import ComputeUnit
+    from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
+    from edgellm.mesh.weight_cache import WeightCache
+    from edgellm.rpc.address import Address
+    from edgellm.rpc.trust.trust import Trust
+    from edgellm.services.server.servers import WorkerServer
+    from edgellm.storage.layers.store import LayerStore
+
+    address, unit = Address.of(link.host, link.port), ComputeUnit.choose(hardware)
+    served_by = require_server()[0] if link.rpc else ""
+    trust = None if address.loopback and not link.paired_only else Trust.load()
+    layer_store = LayerStore(limit=None if link.store is None else int(link.store * 1e9))
+    stored = StoredLayers(layer_store)
+    own = () if model is None else (WholeModel(model, layer_store),)
+    limit, reason = unit.available() if link.memory is None else (int(link.memory * 1e9), "--memory")
+    cache = WeightCache(SeveralSources(*own, stored), unit=unit, memory=limit, keep=link.keep)
+    server = WorkerServer(cache, address, on_event=print_server_event, trust=trust, stored=stored, rpc_engine=link.rpc)
+    server.start()
+    say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold")
+    say(f"Layers are computed on {unit.name or 'the processor'} ({unit.description}): {unit.reason}.", style="dim")
+    say(f"Memory for layers and caches: {size(limit)} ({reason}).", style="dim")
+    if served_by:
+        say(f"llama.cpp's RPC is served, too, by {served_by}.", style="dim")
+    return server
+
+
+def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> None:
+    """Have stock servers verify for devices and answer HTTP clients; no model is computed here."""
+    from edgellm.services.server.gateway_server import TIMING
+    from edgellm.services.server.gateway_server import serve_gateway as start
+    from edgellm.upstream.gateway.metrics import GatewayCollector
+    from edgellm.upstream.opening import UpstreamOptions
+
+    served, link = asked.served, asked.link
+    how = upstream_options(served.upstream_tier, served.upstream_key_file, "--upstream-tier") or UpstreamOptions()
+    _check_gateway(ctx, asked)
+    server = start(
+        served.upstream, [resolve(one) for one in served.model], options=replace(how, timing=TIMING), host=link.host,
+        port=link.port, paired_only=link.paired_only, on_event=print_server_event,
+    )  # fmt: skip
+
+    def say_how() -> None:
+        names = [model.name for model in server.models]
+        say_how_to_use(server, link, names if len(names) > 1 else ())
+
+    with ExitStack() as closing:
+        if http is not None and not server.models:
+            http.open_without_model("None of the servers behind this gateway has answered yet.")
+
+        def open_model(served: ServedGatewayModel) -> None:
+            model = served.model
+            for one in model.pool.servers:
+                named = f"{model.name}: " * (len(server.models) > 1)
+                say(f"{named}{one.opened.finding}.", style="dim")
+                for notice in one.opened.notices:
+                    say(notice)
+            if http is not None:
+                pair = closing.enter_context(_pair_over(model, served.verifying.inside()))
+                pair.check_options(asked.replies)
+                over_http = ServedModel(pair, pair.name, in_turns=False, options=asked.replies)
+                (http.open if model is server.models[0] else http.add)(over_http)
+
+        def open_late(served: ServedGatewayModel) -> None:
+            try:
+                open_model(served)
+            except EdgeError as error:
+                say(f"{served.model.name} is not served over HTTP. {error}", style="yellow")
+            if len(server.models) > 1:  # else it is as it was
+                say_how()
+
+        server.watch(open_model, open_late)
+        say_how()
+        if http is not None:
+            http.add_metrics(GatewayCollector(lambda: server.backends, lambda: len(server.away)))
+            print_urls(http)
+        serve_until_stopped(server, http, link)
+
+
+def _check_gateway(ctx: typer.Context, asked: Asked) -> None:
+    """Refuse a gateway without a tokenizer, and options for a model that it does not load."""
+    not_computed = "no model is computed here"
+    refused = {"draft": not_computed} if on_command_line(ctx, "draft") else {}
+    if on_command_line(ctx, "sessions"):
+        refused["sessions"] = "its servers keep the texts"
+    for name, why in (refused | dict.fromkeys(asked.hardware.given, not_computed)).items():
+        raise InvalidOption(f"{dashed(name)} has no meaning with --upstream: {why}.", "Leave it out.")
+    if not asked.served.model:
+        raise InvalidOption(
+            "--upstream needs a model with the server's tokenizer.",
+            "Name one with -m, such as the devices' draft model; nothing but its tokenizer is loaded.",
+        )
+
+
+def _pair_over(model: GatewayModel, verifier: ColocatedVerifier) -> LLM:
+    """Return a pair without a draft model, whose replies the servers of a gateway's `model` write beside those of
+    devices, as `verifier`."""
+    from edgellm.llm.llm import EXTRA_TOKENS
+    from edgellm.llm.model_loading import OpenedVerifier, sampling_behind
+
+    pool = model.pool
+    where = ", ".join(str(one.url) for one in pool.servers)
+    finding = "; ".join(one.opened.finding for one in pool.servers)
+    remote = OpenedVerifier(
+        verifier, lambda: pool.identity, pool.ready, "", where, model.text.n_vocab,
+        sampling_behind(verifier, model.text), finding,
+    )  # fmt: skip
+    return LLM(
+        model.text, draft=None, verifier=verifier, model_hash=remote.model_hash, remote=remote, extra=EXTRA_TOKENS
+    )
