@@ -32,7 +32,7 @@ from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.storage import resolve
@@ -89,8 +89,8 @@ def servers(folder: str) -> Iterator[tuple[str, str]]:
         Embedder(vectors) as embedder,
         Model.load(resolve(MODEL)) as model,
         LLM(model, draft=None, verifier=ToolCaller(model), history=False) as caller,
-        HttpServer(home, replies=2) as server,
-        HttpServer(home, replies=1) as tools,
+        HttpServer(home, HttpConfig(replies=2)) as server,
+        HttpServer(home, HttpConfig(replies=1)) as tools,
     ):
         server.open(ServedModel(pair, MODEL))
         server.open_embedder(ServedEmbedder(embedder, "embedder"))

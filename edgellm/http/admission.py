@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter, deque
-from dataclasses import dataclass
+from collections import deque
 from typing import Self
 
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
@@ -18,15 +17,6 @@ STOPPING = ErrorInfo(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A request in the queue, whose `model` writes at most `most` replies at once."""
-
-    slot: asyncio.Future[None]
-    model: str
-    most: int | None
-
-
 class Admission:
     """Slots for `max_running` replies at once, and a queue of `max_waiting` requests. Used in one event loop.
 
@@ -35,53 +25,50 @@ class Admission:
 
     def __init__(self, max_running: int, max_waiting: int) -> None:
         self.max_running, self.max_waiting = max_running, max_waiting
-        self.running = 0
-        self._by_model: Counter[str] = Counter()
-        self._queue: deque[_Waiting] = deque()  # each waits for a slot, or for its own model
+        self.running = self.waiting = 0
+        self._slots = asyncio.Semaphore(max_running)
+        self._of_models: dict[str, tuple[int, asyncio.Semaphore]] = {}  # how many there are, and those left
         self._average_seconds = _INITIAL_SECONDS
         self._closed: ErrorInfo | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
-
     def wait_seconds(self) -> float:
         """Return how long a new request would have to wait, judging by recent replies."""
-        return self._average_seconds * (len(self._queue) + 1) / self.max_running
+        return self._average_seconds * (self.waiting + 1) / self.max_running
 
     async def acquire(self, model: str = "", most: int | None = None) -> None:
-        """Take a slot, in the order of arrival, for a reply of `model`, which writes at most `most` at once. `release`
-        gives it back.
+        """Take a slot for a reply of `model`, which writes at most `most` at once; its requests are served in the order
+        of arrival. `release` gives the slot back.
 
         Raises:
             ApiError: the queue is full (429), or was closed.
         """
-        if self._closed is not None:
-            raise ApiError(self._closed)
-        if self._has_room(model, most):  # whoever waits while there is a slot waits for another model
-            self._take(model)
-            return
-        if len(self._queue) >= self.max_waiting:
+        own = self._slots_of(model, most or self.max_running)
+        if (own.locked() or self._slots.locked()) and self.waiting >= self.max_waiting and self._closed is None:
             raise ApiError(
                 ErrorInfo(
-                    429, f"The queue is full: {self.running} replies are being written, and {len(self._queue)} requests"
+                    429, f"The queue is full: {self.running} replies are being written, and {self.waiting} requests"
                     " wait. Try again later.", "rate_limit_error", code="queue_full",
                     retry_after=self.wait_seconds(),
                 )
             )  # fmt: skip
-        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(slot, model, most)
-        self._queue.append(waiting)
+        self.waiting += 1
         try:
-            await slot
-        except asyncio.CancelledError:
-            if slot.done() and not slot.cancelled() and slot.exception() is None:
-                self.release(None, model)  # the slot was given just when it was no longer wanted
-            elif waiting in self._queue:
-                self._queue.remove(waiting)
-            raise
+            await own.acquire()
+            try:
+                await self._slots.acquire()
+            except BaseException:
+                own.release()
+                raise
+        finally:
+            self.waiting -= 1
+        if self._closed is not None:
+            own.release()
+            self._slots.release()
+            raise ApiError(self._closed)
+        self.running += 1
+        self._empty.clear()
 
     def release(self, seconds: float | None, model: str = "") -> None:
         """Give a slot back that was taken for `model`. `seconds` is how long the reply took, None where none was
@@ -89,35 +76,27 @@ class Admission:
         if seconds is not None:
             self._average_seconds = _DECAY * self._average_seconds + (1.0 - _DECAY) * seconds
         self.running -= 1
-        self._by_model[model] -= 1
-        for waiting in list(self._queue):
-            if self._has_room(waiting.model, waiting.most):
-                self._queue.remove(waiting)
-                if not waiting.slot.done():
-                    self._take(waiting.model)
-                    waiting.slot.set_result(None)
+        self._of_models[model][1].release()
+        self._slots.release()
         if not self.running:
             self._empty.set()
 
     def close(self, info: ErrorInfo) -> None:
         """Refuse waiting and new requests with `info` from now on."""
         self._closed = info
-        while self._queue:
-            slot = self._queue.popleft().slot
-            if not slot.done():
-                slot.set_exception(ApiError(info))
+        for slots in (self._slots, *(slots for _, slots in self._of_models.values())):
+            for _ in range(self.waiting + 1):  # wakes all, and leaves a slot for whoever still comes to be refused
+                slots.release()
+
+    def _slots_of(self, model: str, most: int) -> asyncio.Semaphore:
+        """Return the slots of a model. Once it was closed, which it is while nobody uses it, it may have others."""
+        if model not in self._of_models or self._of_models[model][0] != most:
+            self._of_models[model] = most, asyncio.Semaphore(most)
+        return self._of_models[model][1]
 
     async def wait_until_empty(self) -> None:
         """Wait until no reply is being written."""
         await self._empty.wait()
-
-    def _has_room(self, model: str, most: int | None) -> bool:
-        return self.running < self.max_running and (most is None or self._by_model[model] < most)
-
-    def _take(self, model: str) -> None:
-        self.running += 1
-        self._by_model[model] += 1
-        self._empty.clear()
 
 
 class FairLock:

@@ -36,7 +36,7 @@ from edgellm.http.schemas.builder import (
 )
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, GenerationRequest
-from edgellm.http.streaming import Event, ReadReply, ReplyTask, StartReply, TokenTimes, stream_pieces, without_calls
+from edgellm.http.streaming import Event, ReplyOrder, ReplyTask, TokenTimes, stream_pieces, without_calls
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stream import Reply
@@ -84,6 +84,10 @@ class BegunReply:
     events: AsyncIterator[Event]
     builder: ResponseBuilder
     ignored: Sequence[str]
+
+
+class ClientLeft(Exception):
+    """Raised where a client leaves before its reply begins."""
 
 
 class RequestHandler:
@@ -209,14 +213,13 @@ class RequestHandler:
         """
         disconnect = asyncio.create_task(_wait_for_disconnect(http.receive))
         try:
-            if not await self._admit(disconnect):
-                return Response(status_code=499)
+            await self._admit(disconnect)
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._executor, work, disconnect.done)
-            except Stopped:
-                return Response(status_code=499)
             finally:
                 self.admission.release(None)
+        except (ClientLeft, Stopped):
+            return Response(status_code=499)
         finally:
             disconnect.cancel()
 
@@ -233,8 +236,6 @@ class RequestHandler:
             # an error before the first token gets its own status, unless that takes long
             await asyncio.wait({begin}, timeout=SIGN_OF_LIFE if request.stream else None)
             begun = begin.result() if begin.done() else None
-            if begin.done() and begun is None:
-                return Response(status_code=499)
             names = header_names({*ignored, *(begun.ignored if begun is not None else ())})
             headers = {IGNORED: ", ".join(names)} if names else {}
             if begun is not None and not request.stream:
@@ -244,6 +245,8 @@ class RequestHandler:
             headers["X-Accel-Buffering"] = "no"  # or nginx holds a stream back
             stream = StreamingResponse(pieces, media_type=waiting.media_type, headers=headers)
             return stream
+        except ClientLeft:
+            return Response(status_code=499)
         finally:
             if stream is None:
                 disconnect.cancel()
@@ -252,13 +255,11 @@ class RequestHandler:
     async def _begin(
         self, request: GenerationRequest, http: Request, prepare: Callable[[ServedModel], PreparedReply],
         disconnect: asyncio.Task[None],
-    ) -> BegunReply | None:  # fmt: skip
-        """Begin a reply, of a stream up to its first event. Return None where the client leaves first."""
+    ) -> BegunReply:  # fmt: skip
+        """Begin a reply, of a stream up to its first event. Raise ClientLeft where the client leaves first."""
         requested_at = perf_counter()
         keep_alive = None if request.keep_alive is None else keep_alive_seconds(request.keep_alive)
         lease = await _unless_left(self.models.lease(request.model, keep_alive), disconnect, Lease.release)
-        if lease is None:
-            return None
         task: ReplyTask | None = None
         try:
             served, prepared = lease.served, await in_reader(prepare, lease.served)
@@ -268,17 +269,16 @@ class RequestHandler:
             starts = [
                 partial(_started, write, replace(options, seed=seed)) for write in prepared.writes for seed in seeds
             ]
-            if not await self._admit(disconnect, served):
-                return None
-            task = self._start(
-                lease,
+            await self._admit(disconnect, served)
+            order = ReplyOrder(
                 starts,
-                disconnect,
                 requested_at,
                 verified=requires_verified(request, http),
                 progress=request.stream and request.return_progress,
                 read=partial(_read, served.pair, options, _most_calls(request)) if options.tools else without_calls,
+                redact=redact if self.anonymous else unredacted,
             )
+            task = self._start(lease, order, disconnect)
             events = task.events()
             first = await anext(events, None) if request.stream else None
             begun, task = BegunReply(task, first, events, prepared.builder, prepared.ignored), None
@@ -290,7 +290,7 @@ class RequestHandler:
                 lease.release()
 
     async def _pieces(
-        self, begin: asyncio.Future[BegunReply | None], disconnect: asyncio.Task[None], waiting: ResponseBuilder
+        self, begin: asyncio.Future[BegunReply], disconnect: asyncio.Task[None], waiting: ResponseBuilder
     ) -> AsyncIterator[bytes]:
         """Yield the pieces of a stream. Until it begins, they are those of `waiting`."""
         try:
@@ -300,14 +300,15 @@ class RequestHandler:
                 await asyncio.wait({begin}, timeout=SIGN_OF_LIFE)
             try:
                 begun = begin.result()
+            except ClientLeft:
+                return
             except Exception as error:  # noqa: BLE001  the client gets to know any error
                 self.report_unexpected(error)
                 for piece in waiting.failure(self.error_info(error)):
                     yield piece
                 return
-            if begun is not None:
-                async for piece in stream_pieces(begun.task, begun.first, begun.events, begun.builder):
-                    yield piece
+            async for piece in stream_pieces(begun.task, begun.first, begun.events, begun.builder):
+                yield piece
         finally:
             disconnect.cancel()
             _discard(begin)
@@ -358,32 +359,18 @@ class RequestHandler:
         self._executor.shutdown(wait=False)
         self.models.close()
 
-    async def _admit(self, disconnect: asyncio.Task[None], served: ServedModel | None = None) -> bool:
-        """Wait for a slot, for a reply also until its model has one; return False where the client leaves first."""
+    async def _admit(self, disconnect: asyncio.Task[None], served: ServedModel | None = None) -> None:
+        """Wait for a slot, for a reply also until its model has one. Raise ClientLeft where the client leaves first."""
+        slot = self.admission.acquire() if served is None else self.admission.acquire(served.name, served.replies)
         try:
-            return await _unless_left(self._acquire(served), disconnect) is not None
+            await _unless_left(slot, disconnect)
         except ApiError:
             self.metrics.count_refused()
             raise
 
-    async def _acquire(self, served: ServedModel | None) -> bool:
-        if served is None:
-            await self.admission.acquire()
-        else:
-            await self.admission.acquire(served.name, served.replies)
-        return True
-
-    def _start(
-        self, lease: Lease, starts: Sequence[StartReply], disconnect: asyncio.Task[None], requested_at: float,
-        *, verified: bool, progress: bool, read: ReadReply,
-    ) -> ReplyTask:  # fmt: skip
+    def _start(self, lease: Lease, order: ReplyOrder, disconnect: asyncio.Task[None]) -> ReplyTask:
         served = lease.use()
-        lock = self._fair_lock if served.in_turns else nullcontext()
-        redaction = redact if self.anonymous else unredacted
-        task = ReplyTask(
-            starts, lock, self._record, requested_at=requested_at, redact=redaction, verified=verified,
-            progress=progress, read=read,
-        )  # fmt: skip
+        task = ReplyTask(order, self._fair_lock if served.in_turns else nullcontext(), self._record)
         self._tasks.add(task)
         run = asyncio.get_running_loop().run_in_executor(self._executor, partial(_run, task, served.recorder))
         run.add_done_callback(partial(self._finished, task, lease, perf_counter()))
@@ -423,25 +410,28 @@ def _run(task: ReplyTask, recorder: MeshRecorder | None) -> BaseException | None
 
 async def _unless_left(
     wanted: Coroutine[Any, Any, Result], disconnect: asyncio.Task[None], undo: Callable[[Result], None] | None = None
-) -> Result | None:
-    """Return what `wanted` does, None where the client leaves first; `undo` is called with what nobody gets."""
+) -> Result:
+    """Return what `wanted` does. Raise ClientLeft where the client leaves first; `undo` is called with what nobody
+    gets."""
     task = asyncio.ensure_future(wanted)
     taken = False
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         taken = task.done()
-        return task.result() if taken else None
+        if not taken:
+            raise ClientLeft
+        return task.result()
     finally:
         if not taken and not task.cancel() and undo is not None and task.exception() is None:
             undo(task.result())
 
 
-def _discard(begin: asyncio.Future[BegunReply | None]) -> None:
+def _discard(begin: asyncio.Future[BegunReply]) -> None:
     """Cancel a reply that nobody wants any more."""
     if not begin.done():
         begin.cancel()
-    elif not begin.cancelled() and begin.exception() is None and (begun := begin.result()) is not None:
-        begun.task.cancel()
+    elif not begin.cancelled() and begin.exception() is None:
+        begin.result().task.cancel()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
@@ -16,6 +18,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _RTT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+
+
+Family: TypeAlias = tuple[str, str, Sequence[str], Sequence[tuple[Sequence[str], float]]]
+"""The name of a metric, of a counter with `_total`, what it says, the names of its labels, and those of the labels with
+its values."""
 
 
 class Metrics:
@@ -60,9 +67,9 @@ class Metrics:
         gauge = Gauge("edgellm_peer_up", "Whether the verifier on another device is reachable", registry=self._registry)
         gauge.set_function(lambda: float(is_up()))
 
-    def add(self, collector: Collector) -> None:
-        """Report from now on what `collector` finds, too."""
-        self._registry.register(collector)
+    def add(self, families: Callable[[], Iterable[Family]]) -> None:
+        """Report from now on what `families` yields, too."""
+        self._registry.register(_Collector(families))
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
@@ -92,3 +99,18 @@ class Metrics:
             self._rtt.observe(summary.rtt_ms / 1e3)
         self._bytes.labels("up").inc(summary.bytes_up)
         self._bytes.labels("down").inc(summary.bytes_down)
+
+
+class _Collector(Collector):
+    """Metrics that are read when somebody asks."""
+
+    def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        for name, about, labels, values in self._families():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind(name, about, labels=labels)
+            for place, value in values:
+                family.add_metric(place, value)
+            yield family

@@ -2,7 +2,8 @@
 
 A page of another site in the user's browser can reach a port on loopback. It cannot choose the Host header when its
 own name resolves to that address (DNS rebinding), and it cannot hide its origin: both are checked on every request.
-`cors.py` has what the user allows besides.
+The user may allow hosts and origins besides, one by one. Neither has a wildcard: a server that takes any Host header
+can be read by any page by rebinding, and one that allows every origin without it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,10 +23,10 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgellm.errors import InvalidOption, TrustUnusable
-from edgellm.http.cors import AllowedOrigins, Headers, is_preflight, preflight_headers, response_headers
 from edgellm.http.schemas.errors import ErrorInfo
 from edgellm.places import data_dir
 from edgellm.rpc.trust.peer_store import Peer, Peers
@@ -139,6 +140,49 @@ PUBLIC_PATHS = frozenset({"/", "/health"})
 PUBLIC_PREFIX = "/page/"
 """Paths that need no key: they reveal nothing and cost nothing."""
 
+_HOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\d{1,5})?")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+_EXPOSED = ("Retry-After", "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Turns-Left-Out")
+Headers: TypeAlias = Mapping[bytes, list[bytes]]
+"""The values of a request's headers, by their names in lower case."""
+
+
+def checked_host(host: str) -> str:
+    """Return the name of a host, in lower case, without the brackets of an IPv6 address. Raise InvalidOption if it is
+    not one host."""
+    name = host.strip().lower().removeprefix("[").removesuffix("]")
+    if len(name) > 253 or not (_HOST.fullmatch(name) or _is_address(name)):
+        raise InvalidOption(
+            f"--allow-host is {host[:60]!r}.",
+            "Give the name of one host, without a port, such as host.docker.internal; there is no wildcard, as any page"
+            " could then read from this server (DNS rebinding).",
+        )
+    return name
+
+
+def _is_address(name: str) -> bool:
+    try:
+        return bool(ip_address(name))
+    except ValueError:
+        return False
+
+
+def checked_origin(origin: str) -> str:
+    """Return an origin in lower case, without the default port. Raise InvalidOption if it is not one origin."""
+    name = origin.strip().lower().rstrip("/")
+    if len(name) > 300 or not _ORIGIN.fullmatch(name):
+        raise InvalidOption(
+            f"--allow-origin is {origin[:60]!r}.",
+            "Give one origin, such as https://chat.example.org or app://obsidian.md; there is no wildcard, as any page"
+            " could then read from this server.",
+        )
+    for scheme, port in (("http", ":80"), ("https", ":443")):
+        if name.startswith(f"{scheme}://"):
+            name = name.removesuffix(port)
+    return name
+
+
 ErrorBody: TypeAlias = Callable[[str, ErrorInfo], bytes]
 """Returns the JSON of an error at a path, in the form of its API."""
 _HEADERS = (
@@ -156,49 +200,51 @@ class SecurityMiddleware:
         self,
         app: ASGIApp,
         names: Iterable[str],
-        key: str | None,
-        page_key: str | None = None,
-        *,
+        keys: Iterable[str],
         body: ErrorBody,
         origins: Iterable[str] = (),
     ) -> None:
-        """`names`: hosts, without ports, that a Host header may name. `key`: the API key, None if none is needed.
-        `page_key` is accepted in its place. `body` returns the body of an error at a path. Pages of `origins` may read
-        from the server, too. Raise InvalidOption where one of them is none."""
-        self._app, self._body, self._origins = app, body, AllowedOrigins(origins)
+        """`names`: hosts, without ports, that a Host header may name. A request must show one of `keys`, if there are
+        any. `body` returns the body of an error at a path. Pages of `origins` may read from the server, too. Raise
+        InvalidOption where one of them is none."""
+        self._app, self._body = app, body
+        self._origins = [checked_origin(origin) for origin in origins]
         self._names = frozenset(name.lower() for name in names)
-        self._keys = [one.encode("latin-1") for one in (key, page_key) if one is not None] if key is not None else []
+        self._keys = [key.encode("latin-1") for key in keys]
+        self._answer: ASGIApp = self._answer_known
+        if self._origins:
+            self._answer = CORSMiddleware(
+                self._answer_known, allow_origins=self._origins, allow_methods=_METHODS, allow_headers=["*"],
+                allow_private_network=True, expose_headers=_EXPOSED,
+            )  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # no websockets, no lifespan
             return
-        headers: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.lower(), []).append(value)
-        started_at = perf_counter()
-        origin = self._origins.of(headers)
-        refusal = self._refusal(scope, headers, origin)
-        if origin is not None:
-            send = _replace_headers(send, response_headers(origin))
-            if refusal is None and is_preflight(scope["method"], headers):
-                await send(
-                    {"type": "http.response.start", "status": 204, "headers": preflight_headers(origin, headers)}
-                )
-                await send({"type": "http.response.body"})
-                return
-        if refusal is not None:
-            _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], refusal.status, refusal.code)
-            await _send_error(refusal, self._body(scope["path"], refusal), send)
+        if (refusal := self._stranger(scope)) is not None:
+            await self._refuse(scope, refusal, send)
+        else:
+            await self._answer(scope, receive, send)
+
+    async def _answer_known(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that names this server and comes from no page of another origin that is not allowed."""
+        if (refusal := self._refusal(scope)) is not None:
+            await self._refuse(scope, refusal, send)
             return
-        status = [0]
+        started_at, status = perf_counter(), [0]
         # the application has answered and reported unexpected errors; they go no further
         with suppress(Exception):
             await self._app(scope, _limit_body(receive), _add_headers(send, status))
         milliseconds = 1e3 * (perf_counter() - started_at)
         _log.info("%s %.100r %d in %.0f ms", scope["method"], scope["path"], status[0], milliseconds)
 
-    def _refusal(self, scope: Scope, headers: Headers, origin: bytes | None) -> ErrorInfo | None:
-        """Return why a request is refused, None if it is not. `origin`: that of an allowed page."""
+    async def _refuse(self, scope: Scope, refusal: ErrorInfo, send: Send) -> None:
+        _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], refusal.status, refusal.code)
+        await _send_error(refusal, self._body(scope["path"], refusal), send)
+
+    def _stranger(self, scope: Scope) -> ErrorInfo | None:
+        """Return why a request is refused by its Host and Origin, None if it is not."""
+        headers = _headers(scope)
         hosts = [value.decode("latin-1") for value in headers.get(b"host", [])]
         if len(hosts) != 1 or _host_name(hosts[0]) not in self._names:
             host = hosts[0][:100] if hosts else ""
@@ -208,13 +254,18 @@ class SecurityMiddleware:
                 f"The Host header is {host!r}, which is not a name of this server. Use the address that it printed,"
                 " or allow the name with --allow-host.", "permission_error", code="wrong_host",
             )  # fmt: skip
-        if origin is None and _is_cross_origin(scope, headers, hosts[0]):
+        given = [origin.decode("latin-1") for origin in headers.get(b"origin", [])]
+        allowed = len(given) == 1 and given[0] in self._origins
+        if not allowed and _is_cross_origin(scope, headers, hosts[0]):
             return ErrorInfo(
                 403, "Requests by pages of other origins are refused. Use the server's own page, or no browser, or"
                 " allow the origin with --allow-origin.", "permission_error", code="cross_origin",
             )  # fmt: skip
-        if origin is not None and is_preflight(scope["method"], headers):  # which has no key
-            return None
+        return None
+
+    def _refusal(self, scope: Scope) -> ErrorInfo | None:
+        """Return why a request is refused by its key and its size, None if it is not."""
+        headers = _headers(scope)
         public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_PREFIX)
         if self._keys and not public and not self._has_key(headers):
             return ErrorInfo(
@@ -235,6 +286,13 @@ class SecurityMiddleware:
 
 def too_large() -> ErrorInfo:
     return ErrorInfo(413, f"The request is larger than {MAX_BYTES} bytes. Shorten it.", code="request_too_large")
+
+
+def _headers(scope: Scope) -> Headers:
+    found: dict[bytes, list[bytes]] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name.lower(), []).append(value)
+    return found
 
 
 def _host_name(host: str) -> str:
@@ -286,19 +344,6 @@ def _limit_body(receive: Receive) -> Receive:
         return message
 
     return read
-
-
-def _replace_headers(send: Send, replaced: Sequence[tuple[bytes, bytes]]) -> Send:
-    """Add headers to a response in place of its own of these names."""
-    names = {name for name, _ in replaced}
-
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            others = [(name, value) for name, value in message.get("headers", []) if name.lower() not in names]
-            message["headers"] = [*others, *replaced]
-        await send(message)
-
-    return send_with_headers
 
 
 def _add_headers(send: Send, status: list[int]) -> Send:

@@ -107,8 +107,9 @@ class ModelCatalog(Protocol):
         """Return all models that can be named."""
 
 
-class _Loaded:
-    """A model in memory. `keep_alive` is in seconds; `opener` is None where it is never closed."""
+class LoadedModel:
+    """A model in memory, which `users` requests use. `keep_alive` is in seconds; `opener` is None where the model is
+    never closed."""
 
     def __init__(self, served: ServedModel, opener: Opener | None, keep_alive: float) -> None:
         self.served, self.opener, self.keep_alive = served, opener, keep_alive
@@ -119,23 +120,19 @@ class _Loaded:
         self.unused = asyncio.Event()
         self.unused.set()
 
-    def idle_seconds(self) -> float:
+    @property
+    def name(self) -> str:
+        return self.served.name
+
+    @property
+    def idle_s(self) -> float:
+        """Return for how many seconds no request has used it."""
         return 0.0 if self.users else monotonic() - self.used_at
 
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model in memory: its bytes by device, the requests that use it, for how many seconds none has, and in how many
-    it will be closed (None: it stays)."""
-
-    served: ServedModel
-    name: str
-    draft: str | None
-    context_length: int
-    memory: dict[str, int]
-    users: int
-    idle_s: float
-    expires_s: float | None
+    @property
+    def expires_s(self) -> float | None:
+        """Return in how many seconds it will be closed; None: it stays."""
+        return None if math.isinf(self.keep_alive) else self.keep_alive - self.idle_s
 
 
 class Lease:
@@ -165,7 +162,7 @@ class ModelHost:
         """A model that a request named is closed `keep_alive` seconds after its last use. Up to `waiting` requests wait
         for models to be opened."""
         self._keep_alive, self._most_waiting = keep_alive, waiting
-        self._loaded: dict[str, _Loaded] = {}
+        self._loaded: dict[str, LoadedModel] = {}
         self._openers: dict[str, Opener] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._waiting = 0
@@ -184,12 +181,12 @@ class ModelHost:
         self._catalog = catalog
         if opener is not None:
             self._openers[served.name] = opener
-        self._loaded = {**self._loaded, served.name: _Loaded(served, opener, math.inf)}  # others may be reading it
+        self._loaded = {**self._loaded, served.name: LoadedModel(served, opener, math.inf)}  # others may be reading it
         self._default = served.name
 
     def add(self, served: ServedModel) -> None:
         """Serve another model by its name from now on; it is left open."""
-        self._loaded = {**self._loaded, served.name: _Loaded(served, None, math.inf)}
+        self._loaded = {**self._loaded, served.name: LoadedModel(served, None, math.inf)}
 
     def open_embedder(self, embedder: ServedEmbedder) -> None:
         """Embed texts with `embedder` from now on, beside the models that write replies."""
@@ -225,15 +222,7 @@ class ModelHost:
 
     def loaded(self) -> list[LoadedModel]:
         """Return the models in memory, the latest used first."""
-        found = sorted(self._loaded.values(), key=lambda one: (not one.users, -one.used_at))
-        return [
-            LoadedModel(
-                one.served, one.served.name, one.served.pair.draft_name, one.served.pair.context_length,
-                dict(one.served.pair.memory.by_device), one.users, one.idle_seconds(),
-                None if math.isinf(one.keep_alive) else one.keep_alive - one.idle_seconds(),
-            )
-            for one in found
-        ]  # fmt: skip
+        return sorted(self._loaded.values(), key=lambda one: (not one.users, -one.used_at))
 
     def answers(self) -> list[tuple[str, bool]]:
         """Return the names of the models in memory, and whether each can write a reply: one without a draft model here
@@ -359,21 +348,21 @@ class ModelHost:
         """Return whether `name` is the model that embeds texts, and no other one in memory."""
         return self._embedder is not None and name == self._embedder.name and name not in self._loaded
 
-    def _release(self, loaded: _Loaded) -> None:
+    def _release(self, loaded: LoadedModel) -> None:
         loaded.users -= 1
         loaded.used_at = monotonic()
         if not loaded.users:
             loaded.unused.set()
             self._expire_after(loaded, loaded.keep_alive)
 
-    def _expire_after(self, loaded: _Loaded, seconds: float) -> None:
+    def _expire_after(self, loaded: LoadedModel, seconds: float) -> None:
         if loaded.opener is not None and not math.isinf(seconds):
             loaded.timer = asyncio.get_running_loop().call_later(seconds, self._expire, loaded)
 
-    def _expire(self, loaded: _Loaded) -> None:
+    def _expire(self, loaded: LoadedModel) -> None:
         if not loaded.users and not loaded.closing and not self._closing:
             loaded.closing = True
-            _log.info("%s is closed: unused for %.0f s", loaded.served.name, loaded.keep_alive)
+            _log.info("%s is closed: unused for %.0f s", loaded.name, loaded.keep_alive)
             self._keep(asyncio.get_running_loop().create_task(self._close_all([loaded])))
 
     def _load(self, name: str) -> asyncio.Task[None]:
@@ -411,7 +400,7 @@ class ModelHost:
             beside = beside_memory([one.served.pair.memory for one in self._loaded.values()], ())
             served = await run(self._thread, self._open_now, opener, beside)
             keep_alive = math.inf if name == self._default else self._keep_alive
-            self._loaded[name] = loaded = _Loaded(served, opener, keep_alive)
+            self._loaded[name] = loaded = LoadedModel(served, opener, keep_alive)
             self._expire_after(loaded, max(keep_alive, _LEAST_SECONDS))  # requests for it may all have left
 
     def _open_now(self, opener: Opener, beside: Counter[str]) -> ServedModel:
@@ -427,12 +416,12 @@ class ModelHost:
     def _is_closing(self) -> bool:
         return self._closing
 
-    def _candidates(self) -> list[_Loaded]:
+    def _candidates(self) -> list[LoadedModel]:
         """Return the models that may be closed, in that order: unused ones first, the longest unused before others."""
         own = [one for one in self._loaded.values() if one.opener is not None]
         return sorted(own, key=lambda one: (bool(one.users), one.used_at))
 
-    def _choose(self, opener: Opener, candidates: Sequence[_Loaded]) -> list[_Loaded]:
+    def _choose(self, opener: Opener, candidates: Sequence[LoadedModel]) -> list[LoadedModel]:
         """Return as few of `candidates` as must be closed for a model to fit. Raises what `check_fits` raises where it
         does not fit even then."""
         loaded = list(self._loaded.values())
@@ -448,7 +437,7 @@ class ModelHost:
                 return victims
         return []
 
-    async def _close_unused(self, victims: Sequence[_Loaded], name: str) -> None:
+    async def _close_unused(self, victims: Sequence[LoadedModel], name: str) -> None:
         """Close models once no request uses them. Raises ApiError where that takes too long: all are kept then."""
         marked = [one for one in victims if not one.closing]
         for one in marked:
@@ -460,26 +449,26 @@ class ModelHost:
         except TimeoutError:
             for one in marked:
                 one.closing = False
-            busy = ", ".join(one.served.name for one in victims if one.users)
+            busy = ", ".join(one.name for one in victims if one.users)
             raise ApiError(ErrorInfo(503, f"{name} needs the memory of {busy}, which is still in use. Try again later.",
                                      SERVER, code="memory_in_use", retry_after=BUSY_SECONDS / 4)) from None  # fmt: skip
         if victims:
-            _log.info("%s closed: %s needs memory", ", ".join(one.served.name for one in victims), name)
+            _log.info("%s closed: %s needs memory", ", ".join(one.name for one in victims), name)
         await self._close_now(victims)
 
-    async def _close_all(self, models: Sequence[_Loaded]) -> None:
+    async def _close_all(self, models: Sequence[LoadedModel]) -> None:
         """Close models that are marked as closing, once nobody uses them."""
         for one in models:
             await one.unused.wait()
         async with self._lock:
-            await self._close_now([one for one in models if self._loaded.get(one.served.name) is one])
+            await self._close_now([one for one in models if self._loaded.get(one.name) is one])
 
-    async def _close_now(self, models: Iterable[_Loaded]) -> None:
+    async def _close_now(self, models: Iterable[LoadedModel]) -> None:
         for one in models:
             await one.unused.wait()
             if one.timer is not None:
                 one.timer.cancel()
-            del self._loaded[one.served.name]
+            del self._loaded[one.name]
             with suppress(EdgeError):
                 await asyncio.get_running_loop().run_in_executor(self._thread, one.served.pair.close)
 

@@ -13,13 +13,13 @@ import ssl
 import struct
 import threading
 from asyncio import TimerHandle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import Self, cast
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,13 +30,11 @@ from edgellm.http.dialects import error_body
 from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.mesh_status import PlanOut
+from edgellm.http.metrics import Family
 from edgellm.http.middleware import SecurityMiddleware
 from edgellm.http.model_host import KEEP_ALIVE, ModelCatalog, Opener, ServedModel
 from edgellm.rpc.address import Address
 from edgellm.rpc.versions import program_version
-
-if TYPE_CHECKING:
-    from prometheus_client.registry import Collector
 
 HEAD_SECONDS = 10.0  # for a TLS handshake, and then for the head of the first request
 NEXT_SECONDS = 40.0  # from a response to the head of the next request
@@ -196,59 +194,62 @@ class Credentials:
     private_key: Path
 
 
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """Whom a server answers, and how.
+
+    `names`: hosts that a Host header may name, besides the address. Pages of `origins` may read from the server,
+    besides its own. `key` is an API key for loopback without TLS. `page_key` opens the user's conversations, and is
+    accepted in place of the API key; without it they stay closed. `replies` are written at once, and up to `waiting`
+    requests wait. `strict` refuses unknown parameters. `keep_alive` is in seconds, as for `ModelPool`. `on_event` is
+    called with a sentence for an unexpected error.
+    """
+
+    credentials: Credentials | None = None
+    key: str | None = None
+    page_key: str | None = None
+    names: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    replies: int = 2
+    waiting: int = 16
+    strict: bool = False
+    keep_alive: float = KEEP_ALIVE
+    on_event: Callable[[str], None] = lambda _text: None
+
+    @property
+    def api_key(self) -> str | None:
+        """Return the key that clients must show. Without one they learn nothing about other devices."""
+        return self.key if self.credentials is None else self.credentials.key
+
+
 class HttpServer:
     """An HTTP server for one pair. Call `start`, `open` when the pair is loaded, then `stop`, from any threads."""
 
-    def __init__(
-        self,
-        address: Address,
-        *,
-        credentials: Credentials | None = None,
-        key: str | None = None,
-        page_key: str | None = None,
-        names: Sequence[str] = (),
-        replies: int = 2,
-        waiting: int = 16,
-        on_event: Callable[[str], None] | None = None,
-        strict: bool = False,
-        keep_alive: float = KEEP_ALIVE,
-        origins: Sequence[str] = (),
-    ) -> None:
-        """`names`: hosts that a Host header may name, besides the address. Pages of `origins` may read from the server,
-        besides its own. `replies` are written at once, and up to
-        `waiting` requests wait. `key` is an API key for loopback without TLS; clients of a server without any key learn
-        nothing about other devices. `page_key` opens the user's conversations, and is accepted in place of `key`;
-        without it they stay closed. `on_event` is called with a sentence for an unexpected error. `strict` refuses
-        unknown parameters. `keep_alive` as for `ModelHost`.
-
-        Raises:
-            InvalidOption: other machines can reach the address, and there are no credentials; a number is out of range;
-                or an origin is none.
-        """
-        if credentials is None and not address.loopback:
+    def __init__(self, address: Address, config: HttpConfig | None = None) -> None:
+        """Raise InvalidOption where other machines can reach the address and there are no credentials, a number is out
+        of range, or an origin is none."""
+        self.config = config = config or HttpConfig()
+        if config.credentials is None and not address.loopback:
             raise InvalidOption(
                 f"{address} can be reached from other machines, but there is no key.",
                 "Give a key and a certificate, or listen on 127.0.0.1.",
             )
-        for name, value, least in (("replies", replies, 1), ("waiting", waiting, 0)):
+        for name, value, least in (("replies", config.replies, 1), ("waiting", config.waiting, 0)):
             if not least <= value <= 1000:
                 raise InvalidOption(f"{name} is {value}.", f"Give a whole number from {least} to 1000.")
-        self.replies, self.waiting = replies, waiting
-        self.address, self.scheme = address, "http" if credentials is None else "https"
-        self._credentials, self._names = credentials, tuple(names)
-        key = key if credentials is None else credentials.key
+        self.address, self.scheme = address, "http" if config.credentials is None else "https"
         self._handler = RequestHandler(
-            replies,
-            waiting,
-            on_event or (lambda _text: None),
-            anonymous=key is None,
-            strict=strict,
-            keep_alive=keep_alive,
+            config.replies,
+            config.waiting,
+            config.on_event,
+            anonymous=config.api_key is None,
+            strict=config.strict,
+            keep_alive=config.keep_alive,
         )
-        hosts = {address.host, *names, *(_LOOPBACK_NAMES if address.loopback else ())}
-        app = make_app(self._handler, program_version(), page_key)
-        self._app = SecurityMiddleware(app, hosts, key, page_key, body=error_body, origins=origins)
-        self._page_key = page_key
+        hosts = {address.host, *config.names, *(_LOOPBACK_NAMES if address.loopback else ())}
+        app = make_app(self._handler, program_version(), config.page_key)
+        keys = [key for key in (config.api_key, config.page_key) if key] if config.api_key is not None else []
+        self._app = SecurityMiddleware(app, hosts, keys, error_body, config.origins)
         self._server: _UvicornServer | None = None
         self._thread: threading.Thread | None = None
 
@@ -261,18 +262,19 @@ class HttpServer:
         """Return a host at which this machine reaches the server, and which its Host header may name."""
         with suppress(ValueError):
             if ip_address(self.address.host).is_unspecified:
-                return next((name for name in self._names if name != self.address.host), self.address.host)
+                return next((name for name in self.config.names if name != self.address.host), self.address.host)
         return self.address.host
 
     @property
     def certificate(self) -> Path | None:
         """Return the file of the certificate; None without TLS."""
-        return None if self._credentials is None else self._credentials.certificate
+        return None if self.config.credentials is None else self.config.credentials.certificate
 
     @property
     def page_url(self) -> str:
         """Return the page's address, with its key in the fragment, which a browser keeps to itself."""
-        return f"{self.url}/" if self._page_key is None else f"{self.url}/#key={self._page_key}"
+        key = self.config.page_key
+        return f"{self.url}/" if key is None else f"{self.url}/#key={key}"
 
     def start(self) -> Address:
         """Listen, and return the address, with the port that the system chose for port 0.
@@ -287,7 +289,7 @@ class HttpServer:
             _timed(self._app), http="h11", ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
             server_header=False, proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=3,
         )  # fmt: skip
-        if (tls := self._credentials) is not None:
+        if (tls := self.config.credentials) is not None:
             config.ssl_certfile, config.ssl_keyfile = str(tls.certificate), str(tls.private_key)
         try:
             config.load()
@@ -321,9 +323,9 @@ class HttpServer:
         """Answer requests that name another model, too."""
         self._handler.models.add(served)
 
-    def add_metrics(self, collector: Collector) -> None:
-        """Report from now on in the metrics what `collector` finds, too."""
-        self._handler.metrics.add(collector)
+    def add_metrics(self, families: Callable[[], Iterable[Family]]) -> None:
+        """Report from now on in the metrics what `families` yields, too."""
+        self._handler.metrics.add(families)
 
     def open_embedder(self, embedder: ServedEmbedder) -> None:
         """Embed texts with `embedder` from now on."""

@@ -134,8 +134,8 @@ def _pair_status(handler: RequestHandler, served: ServedModel) -> dict[str, Any]
 def _in_memory(handler: RequestHandler, model: LoadedModel) -> ModelInMemory:
     pair = model.served.pair
     return ModelInMemory(
-        name=model.name, draft=model.draft, verifier=pair.verifier_name, context_length=model.context_length,
-        sampling=_sampling(pair), link=_link(handler, pair), memory=model.memory, users=model.users,
+        name=model.name, draft=pair.draft_name, verifier=pair.verifier_name, context_length=pair.context_length,
+        sampling=_sampling(pair), link=_link(handler, pair), memory=dict(pair.memory.by_device), users=model.users,
         idle_s=model.idle_s, expires_s=model.expires_s,
     )  # fmt: skip
 

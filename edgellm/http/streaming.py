@@ -50,42 +50,42 @@ def without_calls(tokens: Iterable[Token], _cut: Callable[[], bool]) -> Iterator
     return iter(tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class ReplyOrder:
+    """What is to be written: a reply by each of `starts`, called in turn, each of which tokenizes a prompt beside other
+    replies. `requested_at` is a time of `perf_counter`. `verified`: a token that the verifier has not checked ends the
+    reply with an error instead. `progress`: the reading of a long prompt is an event, too. `read` tells calls from
+    tokens. `redact` is applied to notices and errors."""
+
+    starts: Sequence[StartReply]
+    requested_at: float
+    verified: bool = False
+    progress: bool = False
+    read: ReadReply = without_calls
+    redact: Redact = unredacted
+
+
 class ReplyTask:
     """A request's replies being written. `run` is for a thread, all else for the event loop."""
 
     def __init__(
-        self,
-        starts: Sequence[StartReply],
-        compute_lock: AbstractContextManager[object],
-        on_finished: OnFinished,
-        *,
-        requested_at: float,
-        redact: Redact = unredacted,
-        verified: bool = False,
-        progress: bool = False,
-        read: ReadReply = without_calls,
+        self, order: ReplyOrder, compute_lock: AbstractContextManager[object], on_finished: OnFinished
     ) -> None:
-        """Each of `starts`, called in turn, tokenizes the prompt of a reply, beside other replies; all other computing
-        holds `compute_lock`. `on_finished` is called in the thread after each reply, before the client gets its
-        summary. `requested_at` is a time of `perf_counter`.
-        `redact` is applied to notices and errors. `verified`: a token that the verifier has not checked ends the reply
-        with an error instead. `progress`: the reading of a long prompt is an event, too. `read` tells calls from
-        tokens."""
-        self._verified, self._progress, self._read = verified, progress, read
-        self._starts, self._compute_lock, self._on_finished, self._redact = starts, compute_lock, on_finished, redact
+        """All computing but that of `order.starts` holds `compute_lock`. `on_finished` is called in the thread after
+        each reply, before the client gets its summary."""
+        self._order, self._compute_lock, self._on_finished = order, compute_lock, on_finished
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
         self._reply: Reply | None = None
         self._lock = threading.Lock()
         self._cancelled = False
-        self._requested_at = requested_at
         self._token_times: list[float] = []
         self.summary: Summary | None = None  # of the last reply that has ended, and did not fail
 
     @property
     def replies(self) -> int:
         """Return how many replies are written, one after the other."""
-        return len(self._starts)
+        return len(self._order.starts)
 
     @property
     def prompt_tokens(self) -> int:
@@ -107,17 +107,17 @@ class ReplyTask:
         Raises:
             ApiError: the reply failed, before its first token or later.
         """
-        left = len(self._starts)
+        left = len(self._order.starts)
         while left and (event := await self._events.get()) is not None:
             if isinstance(event, BaseException):
                 info = error_info(event)
-                raise ApiError(replace(info, message=self._redact(info.message))) from event
-            yield replace(event, text=self._redact(event.text)) if isinstance(event, Notice) else event
+                raise ApiError(replace(info, message=self._order.redact(info.message))) from event
+            yield replace(event, text=self._order.redact(event.text)) if isinstance(event, Notice) else event
             left -= isinstance(event, Summary)
 
     def run(self) -> BaseException | None:
         """Write the replies until they end or are cancelled. Return the error, if any, which `events` raises."""
-        for start in self._starts:
+        for start in self._order.starts:
             error = self._run(start)
             if error is not None or self._cancelled:
                 return error
@@ -157,14 +157,14 @@ class ReplyTask:
             return self._cancelled
 
     def _write(self, reply: Reply) -> None:
-        reply.listen(on_notice=self._publish, on_progress=self._publish if self._progress else None)
+        reply.listen(on_notice=self._publish, on_progress=self._publish if self._order.progress else None)
         text, tokens = Utf8(), list[Token]()
         written = iter(partial(self._next, reply), None)
-        for token in self._read(written, lambda: reply.summary.finish_reason != "stop"):
+        for token in self._order.read(written, lambda: reply.summary.finish_reason != "stop"):
             if isinstance(token, ToolCall):
                 self._publish(token)
                 continue
-            if self._verified and token.source in UNVERIFIED:
+            if self._order.verified and token.source in UNVERIFIED:
                 raise ApiError(NOT_VERIFIED)
             self._token_times.append(perf_counter())
             if tokens and tokens[0].channel is not token.channel:
@@ -185,7 +185,7 @@ class ReplyTask:
     def _times(self) -> TokenTimes:
         times = self._token_times
         gaps = tuple(later - earlier for earlier, later in pairwise(times))
-        return TokenTimes(times[0] - self._requested_at if times else None, gaps)
+        return TokenTimes(times[0] - self._order.requested_at if times else None, gaps)
 
     def _publish(self, event: Event | BaseException) -> None:
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)

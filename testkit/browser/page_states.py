@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.rpc.address import Address
 from edgellm.storage.chat_log import Conversation, Conversations
 
@@ -319,6 +319,6 @@ def page_in_state(context: BrowserContext, server: HttpServer, name: str) -> Ite
 
 def server_without_model() -> HttpServer:
     """Return a server for `page_in_state`, which is to be started. It stores conversations in EDGELLM_HOME."""
-    server = HttpServer(Address.parse("127.0.0.1:0"), page_key=KEY)
+    server = HttpServer(Address.parse("127.0.0.1:0"), HttpConfig(page_key=KEY))
     server.open_without_model("This server has no model.")
     return server

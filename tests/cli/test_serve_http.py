@@ -23,7 +23,7 @@ from edgellm.cli.serving import http as options
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.http.middleware import api_key, page_key
-from edgellm.http.server import Credentials, HttpServer
+from edgellm.http.server import Credentials, HttpConfig, HttpServer
 from edgellm.llm.model_loading import place_pair
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import WeightCache
@@ -170,7 +170,7 @@ def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
 def test_it_says_how_many_replies_it_writes_at_once(
     replies: int, waiting: int, room: int | None, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with HttpServer(Address.parse("127.0.0.1:0"), replies=replies, waiting=waiting) as server:
+    with HttpServer(Address.parse("127.0.0.1:0"), HttpConfig(replies=replies, waiting=waiting)) as server:
         options.print_urls(server, room)
     assert says in capsys.readouterr().err.replace("\n", " ")
 
@@ -240,7 +240,8 @@ def test_off_this_machine_it_takes_tls_and_the_key(tmp_path: Path) -> None:
     assert web_certificate(tmp_path / "tls", ["desk.local"])[0].read_bytes() == made
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     with HttpServer(
-        Address.parse("127.0.0.1:0"), credentials=Credentials("k" * 43, certificate, private), names=["desk.local"]
+        Address.parse("127.0.0.1:0"),
+        HttpConfig(credentials=Credentials("k" * 43, certificate, private), names=["desk.local"]),
     ) as server:
         assert server.url.startswith("https://")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.spec.stream import Reply
@@ -86,7 +86,7 @@ def own(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
 @pytest.fixture(scope="package")
 def server(own: LLM) -> Iterator[HttpServer]:
     events: list[str] = []
-    with HttpServer(HOME, on_event=events.append) as opened:
+    with HttpServer(HOME, HttpConfig(on_event=events.append)) as opened:
         opened.open(ServedModel(own, "edgellm-verifier"))
         yield opened
     assert events == []

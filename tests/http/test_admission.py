@@ -34,12 +34,12 @@ def test_requests_for_a_model_that_is_full_let_others_pass() -> None:
         assert (order, admission.running, admission.waiting) == (["a", "c"], 2, 2)
         admission.release(1.0, "small")
         await settled()
-        assert order == ["a", "c", "b"]
+        assert order == ["a", "c", "d"]
         admission.release(1.0, "large")
         await settled()
-        assert order == ["a", "c", "b", "d"]
-        admission.release(1.0, "small")
+        assert order == ["a", "c", "d", "b"]
         admission.release(1.0, "large")
+        admission.release(1.0, "small")
         await asyncio.gather(*tasks)
         assert (admission.running, admission.waiting) == (0, 0)
 

@@ -14,7 +14,7 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
@@ -38,7 +38,7 @@ def test_unknown_fields_are_named_and_change_nothing(ask: Ask) -> None:
 
 
 def test_a_strict_server_refuses_them(own: LLM) -> None:
-    with HttpServer(HOME, strict=True) as server:
+    with HttpServer(HOME, HttpConfig(strict=True)) as server:
         server.open(ServedModel(own, "edgellm-verifier"))
         ask = asker(server)
         for stream in (False, True):

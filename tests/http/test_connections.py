@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from edgellm.http import server as server_module
-from edgellm.http.server import Credentials, HttpServer, TimedConnection
+from edgellm.http.server import Credentials, HttpConfig, HttpServer, TimedConnection
 from edgellm.rpc.trust.identity import web_certificate
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
@@ -34,7 +34,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
     """A server with short limits of time, and without a model."""
     for name in ("HEAD_SECONDS", "NEXT_SECONDS", "READ_SECONDS"):
         monkeypatch.setattr(server_module, name, SOON)
-    with HttpServer(HOME, key="k" * 43) as server:
+    with HttpServer(HOME, HttpConfig(key="k" * 43)) as server:
         server.open_without_model("There is no model.")
         yield server
 
@@ -182,7 +182,7 @@ def test_a_handshake_that_is_not_begun_is_aborted(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(server_module, "HEAD_SECONDS", SOON)
     certificate, key = web_certificate(tmp_path, ["127.0.0.1"])
     with (
-        HttpServer(HOME, credentials=Credentials("k" * 43, certificate, key)) as server,
+        HttpServer(HOME, HttpConfig(credentials=Credentials("k" * 43, certificate, key))) as server,
         connect(server) as client,
     ):
         server.open_without_model("There is no model.")

@@ -19,7 +19,7 @@ from edgellm.http import handlers
 from edgellm.http.catalogs import local_models
 from edgellm.http.catalogs.local_models import LocalModels, ModelDefaults, ModelOpener, PairOpener
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import place_pair
 from edgellm.spec.params import ReplyOptions
@@ -53,7 +53,7 @@ def many(cache: Path) -> Iterator[HttpServer]:
     """A server with the bundled pair by default, as `edgellm serve` opens it."""
     hardware = Hardware(n_ctx=1_024, threads=1)  # more than the other model was trained for
     defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
-    with HttpServer(HOME, on_event=EVENTS.append) as server:
+    with HttpServer(HOME, HttpConfig(on_event=EVENTS.append)) as server:
         opener = PairOpener("edgellm-verifier", "edgellm-draft", "edgellm-verifier", defaults)
         served = opener.open(Counter(), bool)
         server.open(served, opener=opener, catalog=LocalModels(defaults))
@@ -191,7 +191,7 @@ def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None
 
         fitting_options, piece = own.fitting_options, own.piece
 
-    with HttpServer(HOME, replies=3) as server:
+    with HttpServer(HOME, HttpConfig(replies=3)) as server:
         server.open(ServedModel(own, "own"))
         server.add(ServedModel(cast(LLM, Waiting()), "waiting", in_turns=False, replies=1))
         ask, answers = asker(server), list[Answer]()

@@ -11,7 +11,7 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
@@ -24,7 +24,7 @@ CLIENTS = 8  # more than are served at once, and two of each prompt: one streams
 @contextmanager
 def together(own: LLM) -> Iterator[HttpServer]:
     """A pair, whose replies take turns."""
-    with HttpServer(HOME, replies=3, waiting=CLIENTS) as server:
+    with HttpServer(HOME, HttpConfig(replies=3, waiting=CLIENTS)) as server:
         server.open(ServedModel(own, "edgellm-verifier"))
         yield server
 
@@ -36,7 +36,7 @@ def in_batches(path: Path) -> Iterator[HttpServer]:
         Model.load(path) as model,
         VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1) as verifier,
         LLM(model, draft=None, verifier=verifier.inside(), threads=1) as pair,
-        HttpServer(HOME, replies=4, waiting=CLIENTS) as server,
+        HttpServer(HOME, HttpConfig(replies=4, waiting=CLIENTS)) as server,
     ):
         server.open(ServedModel(pair, "edgellm-verifier", in_turns=False))
         yield server

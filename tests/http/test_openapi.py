@@ -13,7 +13,7 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from tests.http.conftest import HOME, Ask, asker
 
@@ -21,7 +21,10 @@ from tests.http.conftest import HOME, Ask, asker
 @pytest.fixture(scope="module")
 def described(f32_pair: tuple[Path, Path]) -> Iterator[Any]:
     """The description of a server whose replies are short."""
-    with LLM.open(*f32_pair, threads=1, n_ctx=48) as pair, HttpServer(HOME, replies=1, page_key=KEY) as server:
+    with (
+        LLM.open(*f32_pair, threads=1, n_ctx=48) as pair,
+        HttpServer(HOME, HttpConfig(replies=1, page_key=KEY)) as server,
+    ):
         server.open(ServedModel(pair, "edgellm-verifier"))
         asker(server)("GET", "/openapi.json")  # put together when first asked for, within no time-out of schemathesis
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")

@@ -22,7 +22,7 @@ from edgellm.engine import Message, Model
 from edgellm.errors import InvalidOption
 from edgellm.http.mesh_status import PlanOut, read_plan
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemotePending
@@ -294,7 +294,7 @@ def test_on_a_phone_nothing_sticks_out(page: Page, own: LLM) -> None:
 
 @needs_browser
 def test_stop_stops_the_work_and_leaves_what_was_written(page: Page, store: Conversations) -> None:
-    with HttpServer(HOME, page_key=KEY) as server:
+    with HttpServer(HOME, HttpConfig(page_key=KEY)) as server:
         server.open(ServedModel(cast(LLM, Scripted(endless)), "made-up"))
         page.goto(server.page_url)
         say(page, "Go on")
@@ -368,7 +368,7 @@ def test_a_missing_key_and_errors_are_shown_and_the_question_is_kept(page: Page)
             return scripts.pop()(stats, stopped)
         return (token for token in said(b"Here."))
 
-    with HttpServer(HOME, key="k" * 43) as server:
+    with HttpServer(HOME, HttpConfig(key="k" * 43)) as server:
         page.goto(server.url)
         expect(page.locator("#state")).to_contain_text("being loaded")
         server.open(ServedModel(cast(LLM, Scripted(script)), "made-up"))
@@ -409,7 +409,7 @@ def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: 
             count = str(len(asked)).encode()
             return scripted(lambda *_: (token for token in said(b"Reply ", count)))
 
-    with HttpServer(HOME, page_key=KEY) as server:
+    with HttpServer(HOME, HttpConfig(page_key=KEY)) as server:
         server.open(ServedModel(cast(LLM, Echo(failing)), "made-up"))
         page.goto(server.page_url)
         assert KEY not in page.url

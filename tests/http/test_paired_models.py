@@ -17,7 +17,7 @@ from edgellm.errors import ModelNotFound, TrustUnusable
 from edgellm.http.catalogs.local_models import LocalModels, ModelDefaults
 from edgellm.http.catalogs.paired_models import PairedModels, probe, verifying
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.peer_probe import ProbeResult
@@ -65,7 +65,7 @@ def models(desk: VerifierServer) -> PairedModels:
 
 @pytest.fixture
 def server(models: PairedModels, own: LLM) -> Iterator[HttpServer]:
-    with HttpServer(HOME, key=KEY) as opened:
+    with HttpServer(HOME, HttpConfig(key=KEY)) as opened:
         opened.open(ServedModel(own, "edgellm-verifier"), catalog=models)
         yield opened
 

@@ -11,7 +11,7 @@ import pytest
 from edgellm.errors import VerifierLost
 from edgellm.http.middleware import redact
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.peer_store import Peer
@@ -72,7 +72,7 @@ def test_without_a_key_no_path_names_a_device(talkative: LLM, peer: Peer) -> Non
 
 
 def test_with_the_key_they_are_named(talkative: LLM, peer: Peer) -> None:
-    with HttpServer(HOME, key=KEY) as server:
+    with HttpServer(HOME, HttpConfig(key=KEY)) as server:
         server.open(ServedModel(talkative, "edgellm-verifier"))
         ask, headers = asker(server), {"Authorization": f"Bearer {KEY}"}
         (device,) = ask("GET", "/status", headers=headers).json["devices"]

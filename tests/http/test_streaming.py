@@ -21,8 +21,8 @@ from edgellm.errors import Stopped, VerifierLost
 from edgellm.http.admission import FairLock
 from edgellm.http.model_host import ServedModel
 from edgellm.http.schemas.builder import TextDelta
-from edgellm.http.server import HttpServer
-from edgellm.http.streaming import ReplyTask
+from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.streaming import ReplyOrder, ReplyTask
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import PairMemory
 from edgellm.spec.loop import Event
@@ -77,7 +77,7 @@ class Scripted:
 
 @contextmanager
 def opened(script: Script, **options: Any) -> Iterator[HttpServer]:
-    with HttpServer(HOME, **options) as server:
+    with HttpServer(HOME, HttpConfig(**options)) as server:
         server.open(ServedModel(cast(LLM, Scripted(script)), "made-up"))
         yield server
 
@@ -90,7 +90,8 @@ def test_a_character_of_several_tokens_comes_whole_and_a_broken_one_at_the_end()
         def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
             yield from tokens
 
-        task = ReplyTask([lambda _gone: scripted(script)], nullcontext(), lambda *_: None, requested_at=0.0)
+        order = ReplyOrder([lambda _gone: scripted(script)], requested_at=0.0)
+        task = ReplyTask(order, nullcontext(), lambda *_: None)
         work = asyncio.get_running_loop().run_in_executor(None, task.run)
         events: list[object] = [event async for event in task.events()]
         assert await work is None
@@ -221,7 +222,7 @@ def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> N
             over.set()
             raise Stopped("Tokenising was cancelled.")
 
-    with HttpServer(HOME, replies=2, waiting=0) as server:
+    with HttpServer(HOME, HttpConfig(replies=2, waiting=0)) as server:
         server.open(ServedModel(cast(LLM, Tokenising(lambda *_: iter(said(b"hello")))), "made-up", in_turns=True))  # type: ignore[arg-type]
         ask = asker(server)
         connection = http.client.HTTPConnection(server.address.host, server.address.port, timeout=60)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.trust.peer_store import Peer
 from tests.http.conftest import HOME, Answer, Ask, asker, conversation
@@ -142,7 +142,7 @@ def test_streams(ask: Ask, usage: bool, logprobs: bool) -> None:
 @pytest.fixture
 def troubled(peer: Peer) -> Iterator[Ask]:
     """A server with a key, a plan and a paired device, whose replies fail behind a notice."""
-    with HttpServer(HOME, key=KEY) as server:
+    with HttpServer(HOME, HttpConfig(key=KEY)) as server:
         server.open(ServedModel(cast(LLM, Scripted(failing)), "made-up"), PLAN)
         yield asker(server)
 

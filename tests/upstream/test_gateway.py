@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
 from typer.testing import CliRunner
 
 from edgellm.cli.app import app
@@ -29,7 +27,7 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Source, Token, Verdict
 from edgellm.upstream.gateway.backend import GatewayBackend
-from edgellm.upstream.gateway.metrics import GatewayCollector
+from edgellm.upstream.gateway.metrics import families
 from edgellm.upstream.gateway.opening import GatewayModel, PoolOpening
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.opening import UpstreamOptions
@@ -191,7 +189,7 @@ def test_devices_are_told_what_servers_cannot_do(houses: dict[str, House]) -> No
 def test_a_server_that_fails_is_replaced_by_another(houses: dict[str, House], wanted: dict[int, list[int]]) -> None:
     """Again and again the server that is used fails: nothing is lost, repeated, or unverified."""
     house = houses["two"]
-    moved = house.backend.figures.moved
+    moved = house.backend.figures["moved_requests"]
     tokens: list[Token] = []
     notices: list[Notice] = []
     faults = [Fault.DROPPED, Fault.FAILED, Fault.STRANGE, Fault.BUSY]
@@ -212,7 +210,7 @@ def test_a_server_that_fails_is_replaced_by_another(houses: dict[str, House], wa
     assert [token.id for token in tokens] == wanted[5]
     assert not {token.source for token in tokens} & UNVERIFIED
     assert not notices
-    assert house.backend.figures.moved >= moved + 3
+    assert house.backend.figures["moved_requests"] >= moved + 3
 
 
 def test_without_any_server_a_device_is_told_when_to_come_back(
@@ -224,7 +222,7 @@ def test_without_any_server_a_device_is_told_when_to_come_back(
     assert {token.source for token in tokens} <= UNVERIFIED
     assert any("The verifier is busy for about" in notice.text for notice in notices)
     house.mend()
-    assert house.backend.figures.pushed_back > 0
+    assert house.backend.figures["pushed_back_requests"] > 0
     while any(token.source in UNVERIFIED for token in tokens):
         tokens, _ = written(house.device)
     assert [token.id for token in tokens] == wanted[5]
@@ -234,10 +232,7 @@ def test_the_metrics_tell_what_was_reused(houses: dict[str, House]) -> None:
     house = houses["vllm-score"]
     for _ in range(2):
         written(house.device)
-    registry = CollectorRegistry()
-    registry.register(GatewayCollector(lambda: house.gateway.backends, lambda: 0))
-    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
-    found = {line.split("{")[0].split(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+    found = {name: sum(value for _, value in values) for name, _, _, values in families(house.gateway.backends, 0)}
     assert 0 < found["edgellm_upstream_cached_tokens_total"] < found["edgellm_upstream_prefix_tokens_total"]
     assert found["edgellm_gateway_verdicts_total"] == found["edgellm_upstream_answers_total"] > 0
     assert found["edgellm_gateway_verified_tokens_total"] >= 2 * MOST
@@ -362,7 +357,7 @@ def test_a_device_keeps_its_server(sessions: Sessions, text: Model) -> None:
         sessions.ask(session, prompt, tenant=Tenant(device))
         sessions.wait(session)
         sessions.backend.end_session(session)
-    assert [server.figures.answered for server in pool.servers] == [2, 2]
+    assert [server.figures["answers"] for server in pool.servers] == [2, 2]
 
 
 def test_a_cache_is_shared_within_a_device_alone(sessions: Sessions, text: Model, houses: dict[str, House]) -> None:
@@ -401,7 +396,7 @@ def test_a_request_that_servers_refuse_says_nothing_of_them(
     assert isinstance(answer, VerifierLost)
     assert "too many tokens" in answer.what
     assert sessions.backend.ready()
-    assert [server.figures.refused for server in sessions.backend.pool.servers] == [1, 1]
+    assert [server.figures["refusals"] for server in sessions.backend.pool.servers] == [1, 1]
     houses["two"].mend()
     sessions.ask(2, prompt)
     assert isinstance(sessions.wait(2), Verdict)
@@ -425,7 +420,7 @@ def test_a_server_that_stalls_is_replaced_by_another(
             sessions.ask(session, prompt)
         if all(isinstance(sessions.wait(session, count), Verdict) for session in (1, 2)):
             break  # else a busy machine was late, too
-    assert backend.figures.moved > 0
+    assert backend.figures["moved_requests"] > 0
     house.mend()
     backend.close()
     model.text.close()

@@ -14,8 +14,6 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
 
 from edgellm.engine import Model
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelNotFound, VerifierUnreachable, VocabularyMismatch
@@ -27,7 +25,7 @@ from edgellm.services.client.verifier_selection import choose_verifier
 from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
 from edgellm.services.server.verification_service import ServerEvent
 from edgellm.spec.types import Source, Token
-from edgellm.upstream.gateway.metrics import GatewayCollector
+from edgellm.upstream.gateway.metrics import families
 from edgellm.upstream.gateway.opening import PoolOpening
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
@@ -271,10 +269,11 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def metrics_of(gateway: GatewayServer) -> str:
-    registry = CollectorRegistry()
-    registry.register(GatewayCollector(lambda: gateway.backends, lambda: len(gateway.away)))
-    return generate_latest(registry).decode()
+def metrics_of(gateway: GatewayServer) -> dict[str, dict[str, float]]:
+    return {
+        name: {" ".join(labels): value for labels, value in values}
+        for name, _, _, values in families(gateway.backends, len(gateway.away))
+    }
 
 
 def test_a_model_is_served_as_soon_as_its_first_server_comes(
@@ -303,7 +302,7 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
         return pair
 
     assert gateway.models == ()
-    assert "edgellm_gateway_servers_awaited 2.0" in metrics_of(gateway)
+    assert metrics_of(gateway)["edgellm_gateway_servers_awaited"] == {"": 2}
     with (
         Model.load(drafts[ONE], text_only=True) as text,
         pytest.raises(ModelNotFound, match="None of its servers has answered yet"),
@@ -316,9 +315,9 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
     wait_for(ONE, OTHER)
     written_by(OTHER, OTHER)
     assert [token.id for token in written(unnamed)] == texts[ONE]
-    while "edgellm_gateway_servers_awaited 0.0" not in metrics_of(gateway):
+    while metrics_of(gateway)["edgellm_gateway_servers_awaited"] != {"": 0}:
         sleep(0.005)
-    assert f'edgellm_gateway_verdicts_total{{model="{OTHER}"}}' in metrics_of(gateway)
+    assert OTHER in metrics_of(gateway)["edgellm_gateway_verdicts_total"]
     told = [event.text for event in events]
     assert sum("It is used as soon as it answers." in one for one in told) == 2
     assert f"http://127.0.0.1:{ports[OTHER]} is used now: {OTHER} is served from now on." in told

@@ -32,9 +32,9 @@ def start_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Ht
     """
     if not options.http:
         return None
-    from edgellm.http.cors import checked_host
+    from edgellm.http.middleware import checked_host
     from edgellm.http.model_host import keep_alive_seconds
-    from edgellm.http.server import HttpServer
+    from edgellm.http.server import HttpConfig, HttpServer
     from edgellm.rpc.address import Address
 
     if (options.tls_cert is None) != (options.tls_key is None):
@@ -45,14 +45,13 @@ def start_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Ht
     credentials = None if address.loopback else _credentials(options, names)
     needs_key = options.api_key_file is not None or paired_only
     key = _api_key(options.api_key_file) if credentials is None and needs_key else None
-    opener = _page_key()
+    config = HttpConfig(
+        credentials, key, _page_key(), [*names, *allowed], options.allow_origin, replies, options.waiting,
+        options.strict, keep_alive_seconds(options.keep_alive), print_event,
+    )  # fmt: skip
 
     def start(at: Address) -> HttpServer:
-        server = HttpServer(
-            at, credentials=credentials, key=key, page_key=opener, names=[*names, *allowed], replies=replies,
-            waiting=options.waiting, on_event=print_event, strict=options.strict,
-            keep_alive=keep_alive_seconds(options.keep_alive), origins=options.allow_origin,
-        )  # fmt: skip
+        server = HttpServer(at, config)
         server.start()
         return server
 
@@ -150,11 +149,11 @@ def print_urls(server: HttpServer, room: int | None = None) -> None:
     """Print the addresses of the server, and how many replies it writes at once. There may be memory for `room`."""
     say(f"Web page: {server.page_url}", style="bold")
     say(f"OpenAI's API: {server.url}/v1", style="bold")
-    most = min(server.replies, room or server.replies)
+    most = min(server.config.replies, room or server.config.replies)
     replies = f"{most} replies are" if most > 1 else "1 reply is"
-    why = "each takes memory and slows the others" if most == server.replies else "there is no memory for more"
+    why = "each takes memory and slows the others" if most == server.config.replies else "there is no memory for more"
     say(
-        f"{replies} written at once (--replies), as {why}; {server.waiting} more requests wait (--waiting).",
+        f"{replies} written at once (--replies), as {why}; {server.config.waiting} more requests wait (--waiting).",
         style="dim",
     )
 

@@ -202,7 +202,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
     """Have stock servers verify for devices and answer HTTP clients; no model is computed here."""
     from edgellm.services.server.gateway_server import TIMING
     from edgellm.services.server.gateway_server import serve_gateway as start
-    from edgellm.upstream.gateway.metrics import GatewayCollector
+    from edgellm.upstream.gateway.metrics import families
     from edgellm.upstream.opening import UpstreamOptions
 
     served, link = asked.served, asked.link
@@ -245,7 +245,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
         server.watch(open_model, open_late)
         say_how()
         if http is not None:
-            http.add_metrics(GatewayCollector(lambda: server.backends, lambda: len(server.away)))
+            http.add_metrics(lambda: families(server.backends, len(server.away)))
             print_urls(http)
         serve_until_stopped(server, http, link)
 

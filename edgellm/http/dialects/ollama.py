@@ -325,10 +325,11 @@ def _entry(name: str, created: float, file: ModelFile | None) -> dict[str, Any]:
 async def _running(handler: RequestHandler, loaded: LoadedModel) -> Json:
     entry = _entry(loaded.name, time(), await handler.models.file(loaded.name))
     expires = _NEVER if loaded.expires_s is None else _time(time() + loaded.expires_s)
-    size = sum(loaded.memory.values())
-    on_cards = size - loaded.memory.get("CPU", 0)
+    pair = loaded.served.pair
+    size = sum(pair.memory.by_device.values())
     return {
-        **entry, "size": size, "expires_at": expires, "size_vram": on_cards, "context_length": loaded.context_length
+        **entry, "size": size, "expires_at": expires, "size_vram": size - pair.memory.by_device.get("CPU", 0),
+        "context_length": pair.context_length,
     }  # fmt: skip
 
 

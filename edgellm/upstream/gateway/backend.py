@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections import defaultdict
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,21 +33,6 @@ _DECAY = 0.95  # of the mean time of an answer, per answer
 _FIRST = 0.1  # seconds of an answer before one has come
 _REMEMBERED = 1024  # devices whose last server is known
 _SOONEST = 0.05  # seconds after which a device is asked to come back at the earliest
-
-
-@dataclass(slots=True)
-class GatewayFigures:
-    """What a gateway has done. `drafted` tokens came in `verdicts`, which accepted some of them and had `tokens` in
-    all; `moved` requests went on at another server; `pushed_back` ones were sent back with a time; requests have waited
-    `waited` seconds in all for a place at a server."""
-
-    verdicts: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    tokens: int = 0
-    moved: int = 0
-    pushed_back: int = 0
-    waited: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +70,9 @@ class GatewayBackend(VerifierBackend):
 
     def __init__(self, pool: ServerPool) -> None:
         """Take over `pool`."""
-        self.pool, self.figures = pool, GatewayFigures()
+        self.pool = pool
+        self.figures: dict[str, float] = defaultdict(float)
+        """What was done so far, by the names of `metrics`."""
         self._lock = threading.RLock()  # a future that has ended calls back at once
         self._secret = secrets.token_bytes(32)
         self._sessions: dict[int, _Session] = {}
@@ -134,7 +122,7 @@ class GatewayBackend(VerifierBackend):
     def end_session(self, session: int) -> None:
         with self._lock:
             if (found := self._sessions.pop(session, None)) is not None:
-                found.home.sessions -= 1
+                found.home.part()
                 self._drop(found)
 
     def close(self) -> None:
@@ -151,7 +139,7 @@ class GatewayBackend(VerifierBackend):
         if found is None:
             home = self.pool.home(self._last.get(request.device))
             self._remember(request.device, home)
-            home.sessions += 1
+            home.join()
             found = self._sessions[request.session] = _Session(self._salt(request.tenant.cache_salt), home)
         return found
 
@@ -187,19 +175,19 @@ class GatewayBackend(VerifierBackend):
     def _send(self, asked: _Asked, server: PooledServer) -> None:
         session, request = asked.session, asked.request
         if server is not session.home:
-            session.home.sessions -= 1
-            server.sessions += 1
+            session.home.part()
+            server.join()
             session.home = server
             self._remember(request.device, server)
         text = session.texts.get(server)
         if text is None:
             text = session.texts[server] = server.verifier.text(request.sampling, session.salt, request.grammar)
         began = perf_counter()
-        self.figures.waited += began - asked.arrived
-        server.running += 1
+        self.figures["waited_seconds"] += began - asked.arrived
+        server.enter()
 
         def report(reply: RowReply) -> None:
-            server.figures.count(len(asked.prefix), reply, perf_counter() - began)
+            server.count(len(asked.prefix), reply, perf_counter() - began)
 
         asked.verdict = text.ask(asked.prefix, request.draft, request.extra, request.logprobs, report)
         asked.verdict.add_done_callback(partial(self._done, asked, server, began))
@@ -209,9 +197,7 @@ class GatewayBackend(VerifierBackend):
         with self._lock:
             error = None if verdict.cancelled() else verdict.exception()
             refused = isinstance(error, ServerRefused) and error.of_request
-            server.running -= 1
-            server.figures.refused += refused
-            server.figures.failed += error is not None and not refused
+            server.leave(failed=error is not None and not refused, refused=refused)
             if asked.session.asked is asked:
                 if verdict.cancelled():
                     self._answer(asked, _ended())
@@ -227,10 +213,10 @@ class GatewayBackend(VerifierBackend):
         draft = asked.request.draft
         asked.session.held = np.concatenate((asked.prefix, draft.ids[: verdict.accepted], verdict.tokens[:-1]))
         self._mean = _DECAY * self._mean + (1.0 - _DECAY) * seconds
-        self.figures.verdicts += 1
-        self.figures.drafted += len(draft)
-        self.figures.accepted += verdict.accepted
-        self.figures.tokens += verdict.accepted + len(verdict.tokens)
+        self.figures["verdicts"] += 1
+        self.figures["draft_tokens"] += len(draft)
+        self.figures["accepted_tokens"] += verdict.accepted
+        self.figures["verified_tokens"] += verdict.accepted + len(verdict.tokens)
         self._answer(asked, verdict)
 
     def _move(self, asked: _Asked, server: PooledServer, refusal: VerifierLost | None) -> None:
@@ -239,14 +225,14 @@ class GatewayBackend(VerifierBackend):
         asked.refusal = refusal or asked.refusal
         asked.verdict, asked.arrived = None, perf_counter()
         if len(asked.failed) < len(self.pool.servers):
-            self.figures.moved += 1
+            self.figures["moved_requests"] += 1
         self._place(asked)
 
     def _push_back(self, asked: _Asked) -> None:
         if asked.refusal is not None:  # it would be refused again
             self._answer(asked, asked.refusal)
             return
-        self.figures.pushed_back += 1
+        self.figures["pushed_back_requests"] += 1
         seconds = self.wait_seconds()
         self._answer(asked, VerifierBusy("The servers behind the gateway are busy or away.", "Ask again.", seconds))
 

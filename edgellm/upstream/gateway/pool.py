@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from edgellm.spec.params import MAX_LOGPROBS
 from edgellm.spec.sampling import Choice
@@ -15,41 +15,47 @@ from edgellm.upstream.verifier import choice_of
 _UNEVEN = 2  # sessions that a device's last server may have more than another one, which has none of its texts
 
 
-@dataclass(slots=True)
-class ServerFigures:
-    """What a server has done. Of `prefix_tokens` that it was sent, it has not computed `cached_tokens` again, as far as
-    it says; `seconds` is the time of all answers together."""
-
-    answered: int = 0
-    failed: int = 0
-    refused: int = 0
-    prefix_tokens: int = 0
-    cached_tokens: int = 0
-    seconds: float = 0.0
-
-    def count(self, prefix: int, reply: RowReply, seconds: float) -> None:
-        """Count an answer about a text of `prefix` tokens."""
-        self.answered += 1
-        self.prefix_tokens += prefix
-        self.cached_tokens += reply.cached or 0
-        self.seconds += seconds
-
-
 class PooledServer:
     """A server of a pool, with the requests `running` there and the `sessions` that it answers. Its owner sees that
-    only one thread at a time uses it; `figures` are counted in the client's loop."""
+    only one thread at a time uses it; `count` is for the client's loop."""
 
     def __init__(self, opened: OpenedUpstream, places: int) -> None:
         """At most `places` requests are to be in flight."""
         self.opened, self.verifier, self.places = opened, opened.verifier, places
         self.url, self.upstream = opened.url, opened.verifier.upstream
         self.running = self.sessions = 0
-        self.figures = ServerFigures()
+        self.figures: dict[str, float] = defaultdict(float)
+        """What it has done so far, by the names of `metrics`."""
 
     @property
     def is_free(self) -> bool:
         """Return whether another request may be sent."""
         return self.running < self.places
+
+    def enter(self) -> None:
+        """Note that a request is sent."""
+        self.running += 1
+
+    def leave(self, *, failed: bool, refused: bool) -> None:
+        """Note that a request has ended."""
+        self.running -= 1
+        self.figures["failures"] += failed
+        self.figures["refusals"] += refused
+
+    def join(self) -> None:
+        """Note that a session begins here."""
+        self.sessions += 1
+
+    def part(self) -> None:
+        """Note that a session goes on elsewhere, or ends."""
+        self.sessions -= 1
+
+    def count(self, prefix: int, reply: RowReply, seconds: float) -> None:
+        """Count an answer about a text of `prefix` tokens."""
+        self.figures["answers"] += 1
+        self.figures["prefix_tokens"] += prefix
+        self.figures["cached_tokens"] += reply.cached or 0
+        self.figures["seconds"] += seconds
 
 
 class ServerPool:
@@ -128,7 +134,7 @@ class ServerPool:
         that has clearly more to do than another; else the one that has least to do."""
         least = min(
             self._up(),
-            key=lambda server: ((server.sessions + server.running) / server.places, server.figures.answered),
+            key=lambda server: ((server.sessions + server.running) / server.places, server.figures["answers"]),
         )
         if last is None or not last.verifier.up() or last.sessions > least.sessions + _UNEVEN:
             return least

@@ -12,7 +12,7 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from testkit.thinking_templates import ALWAYS, with_template
 from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
@@ -114,7 +114,7 @@ def test_errors_are_the_clients_own_exceptions(connect: Connect, server: HttpSer
         client.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": [image]}])
     with pytest.raises(anthropic.BadRequestError, match="The last message is the assistant's"):
         client.messages.create(model="m", max_tokens=1, messages=[{"role": "assistant", "content": "It"}])
-    with HttpServer(HOME, key=KEY) as locked:
+    with HttpServer(HOME, HttpConfig(key=KEY)) as locked:
         locked.open(ServedModel(own, "edgellm-verifier"))
         with pytest.raises(anthropic.AuthenticationError, match="The API key is missing or wrong"):
             connect(locked, "wrong").messages.create(**ASKED, max_tokens=1)

@@ -13,7 +13,7 @@ from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from testkit.gguf.architectures import write_bert
 from tests.http.conftest import HOME, Ask, asker
@@ -104,7 +104,7 @@ def short(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
         Model.load(path, embeds=True) as model,
         Embedder(model) as embedder,
         LLM.open(*f32_pair, threads=1, n_ctx=200) as pair,
-        HttpServer(HOME, on_event=surprises.append) as server,
+        HttpServer(HOME, HttpConfig(on_event=surprises.append)) as server,
     ):
         server.open(ServedModel(pair, "edgellm-verifier"))
         server.open_embedder(ServedEmbedder(embedder, "bert"))

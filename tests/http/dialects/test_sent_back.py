@@ -11,7 +11,7 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from testkit.chat_traits import TRAITS
 from testkit.thinking_templates import with_template
@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_left_out_and_named(
 
 
 def test_a_strict_server_refuses_what_it_would_leave_out(own: LLM) -> None:
-    with HttpServer(HOME, strict=True) as server:
+    with HttpServer(HOME, HttpConfig(strict=True)) as server:
         server.open(ServedModel(own, "edgellm-verifier"))
         ask = asker(server)
         for more in ({"tools": [{"type": "custom"}]}, {"reasoning_effort": "high"}, {"think": True}):
