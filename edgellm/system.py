@@ -66,21 +66,16 @@ def lock_exclusive(file: BinaryIO) -> None:
         file.close()
 
 
-def try_lock_byte(file: int, byte: int) -> bool:
-    """Return whether a byte of a file could be locked for this process, until it ends; never on Windows."""
+def try_lock(file: int) -> bool:
+    """Return whether an open file could be locked until it is closed, at the latest when this process ends; never on
+    Windows."""
     if sys.platform != "win32":
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
         return True
     return False
-
-
-def unlock_byte(file: int, byte: int) -> None:
-    """Unlock a byte that was locked with `try_lock_byte`."""
-    if sys.platform != "win32":
-        fcntl.lockf(file, fcntl.LOCK_UN, 1, byte)
 
 
 def reserve(file: int, size: int) -> None:

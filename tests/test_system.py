@@ -43,21 +43,19 @@ def test_on_windows_a_file_is_closed_before_it_is_removed(tmp_path: Path, monkey
         assert file.closed
 
 
-def test_a_byte_is_locked_between_processes_and_never_on_windows(
+def test_a_file_is_locked_between_processes_and_never_on_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    path.write_bytes(b"12")
-    code = f"import os; from edgellm import system; print(system.try_lock_byte(os.open({str(path)!r}, os.O_RDWR), 1))"
+    path.touch()
+    code = f"import os; from edgellm import system; print(system.try_lock(os.open({str(path)!r}, os.O_RDWR)))"
+    other = [sys.executable, "-c", code]
     with path.open("r+b") as file:
-        assert system.try_lock_byte(file.fileno(), 1)
-        other = [sys.executable, "-c", code]
+        assert system.try_lock(file.fileno())
         assert subprocess.run(other, capture_output=True, check=True).stdout == b"False\n"
-        system.unlock_byte(file.fileno(), 1)
-        assert subprocess.run(other, capture_output=True, check=True).stdout == b"True\n"
         elsewhere(monkeypatch, "win32")
-        assert not system.try_lock_byte(file.fileno(), 0)
-        system.unlock_byte(file.fileno(), 0)
+        assert not system.try_lock(file.fileno())
+    assert subprocess.run(other, capture_output=True, check=True).stdout == b"True\n"
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])

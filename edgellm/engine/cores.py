@@ -3,12 +3,9 @@
 llama.cpp's threads meet after every operation, and the one that arrives first spins until the others are there. With
 more such threads than cores it spins while the one it waits for cannot run: two processes with two threads each on two
 cores decode at a tenth of the speed that one has alone (`python -m bench.engine.shared_cores`). So a thread that
-computes says so in a file that all of this user's processes map, and uses its fair share of the cores while others
-compute.
-
-The file is in memory, is open to this user alone and lives until the next boot. A lock on one byte of it belongs to
-each thread that is entered, so that the kernel itself takes a process that was killed off the list. Without such a file
-(not Linux, a single core, a folder that another user owns) every thread uses as many cores as it would alone.
+computes says so in memory that all of this user's processes share, and uses its fair share of the cores while others
+compute. It holds a lock, so that the kernel itself takes a process that was killed off the list. Where there is no such
+memory (not Linux, a single core, a folder that another user owns) every thread uses as many cores as it would alone.
 
 Threads that meet after every operation lose a time slice at each meeting where one of them has to wait for a core:
 beside four busy programs on two cores a token of a 5.6 M model takes 4 s with two threads and 30 ms with one. Other
@@ -35,123 +32,99 @@ from edgellm import system
 from edgellm.engine import native
 
 FOLDER = Path("/dev/shm")  # noqa: S108  memory, the same for every session of a user; our folder there is checked
-SLOTS = 64
+SLOTS = 32
 """Threads that can be entered at once; further ones compute without being seen."""
-_PAUSES = 4  # remembered of each thread
-_HEADER = 8  # words
-_WORDS = _HEADER + SLOTS * (5 + _PAUSES)
-_CLAIMING = 8 * _WORDS  # byte that is locked while a slot is taken
-_TRIES = 10  # to take a slot, a millisecond apart
-_DOUBTED = 100_000_000  # nanoseconds after which a computation is checked, and checked again
-_GONE = 1_000_000_000  # nanoseconds after which a thread is no longer expected to compute again
+_COLUMNS = 4  # words of 64 bits for each slot
 _CPU_BITS = 62  # processors in a mask; beyond that several share a bit
+_PAUSE = 5_000_000  # nanoseconds at most between two decodes of a thread that goes on
+_DOUBTED = 100_000_000  # nanoseconds of a computation after which its process may have been killed or stopped
 
 
 class CoreTable:
     """The threads that compute on this machine, as seen by this process. Any number of threads may use it.
 
-    Columns of 64-bit words, one entry per slot; only a slot's owner writes to it. A reader may see an entry half
-    written: then one decode has a thread too many or too few.
+    A slot in shared memory has the time in nanoseconds since when its thread computes (0: it does not), how many
+    threads it would use alone, its processors, and its process. Only its owner writes to it. The owner keeps a file of
+    the slot locked.
     """
 
-    def __init__(self, file: int, cores: int, cpus: int) -> None:
-        """Map the table; `file` is a descriptor that stays open, `cores` and `cpus` (a bit mask) are this process's."""
-        self.cores, self.cpus = cores, cpus
-        self._file = file
-        system.reserve(file, 8 * _WORDS)  # where memory is short, this fails rather than a later write
-        self._words = memoryview(mmap.mmap(file, 8 * _WORDS)).cast("q")
-        at = range(_HEADER, _WORDS, SLOTS)
-        self.began, self.ended, self.wanted, self._cpus, self._pid = (self._words[i : i + SLOTS] for i in at[:5])
-        self.pauses = self._words[at[5] :]
-        self._process = os.getpid()
-        self._owned: set[int] = set()
-        self._claiming = threading.Lock()  # the kernel's locks do not keep threads of one process apart
-        self._doubts: dict[int, tuple[int, int, bool]] = {}  # slot: when it began and was checked, whether it computed
+    def __init__(self, folder: Path, cores: int, cpus: int) -> None:
+        """Use the files in `folder`; `cores` and `cpus` (a bit mask) are this process's.
 
-    def claim(self) -> int | None:
-        """Return a slot that belongs to the caller until `release`; None where no slot is free just now."""
-        with self._claiming:
-            for _ in range(_TRIES):
-                if system.try_lock_byte(self._file, _CLAIMING):
-                    try:
-                        return self._claim()
-                    finally:
-                        system.unlock_byte(self._file, _CLAIMING)
-                time.sleep(0.001)  # another process is at it
+        Raises:
+            OSError: the folder or a file is a link, or belongs to or is open to another user; or memory is short.
+        """
+        self.cores, self.cpus = cores, cpus
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._folder = os.open(folder, os.O_RDONLY | system.FOLDER | system.NO_LINKS | system.NOT_INHERITED)
+        _check_private(self._folder)
+        size = 8 * _COLUMNS * SLOTS
+        file = self._open(f"table-{size}")
+        system.reserve(file, size)  # where memory is short, this fails rather than a later write
+        words = memoryview(mmap.mmap(file, size)).cast("q")
+        os.close(file)
+        self._since, self._wanted, self._cpus, self._process = (
+            words[SLOTS * at : SLOTS * (at + 1)] for at in range(_COLUMNS)
+        )
+
+    def claim(self, owner: object) -> int | None:
+        """Return a slot that belongs to `owner` as long as that lives; None where none is free."""
+        for slot in range(SLOTS):
+            file = self._open(f"thread-{slot}")
+            if system.try_lock(file):
+                self._since[slot] = 0
+                self._cpus[slot], self._process[slot] = self.cpus, os.getpid()
+                weakref.finalize(owner, os.close, file).atexit = False  # then the kernel does it
+                return slot
+            os.close(file)
         return None
 
-    def release(self, slot: int) -> None:
-        """Give a slot back. In a forked child, which has no slots, do nothing."""
-        if os.getpid() != self._process:
-            return
-        with self._claiming:
-            self._clear(slot)
-            self._owned.discard(slot)
-            system.unlock_byte(self._file, slot)
+    def begin(self, slot: int, wanted: int, now: int) -> None:
+        """Say that the owner of a slot computes, and would do so with `wanted` threads alone."""
+        self._wanted[slot], self._since[slot] = wanted, now
 
-    def share(self, mine: int, wanted: int, now: int) -> int:
-        """Return how many of `wanted` threads the owner of slot `mine` should use for what it computes next."""
-        used = max(self._words[0], mine + 1)  # another process may have taken this one for dead
-        if used <= 1:
-            return wanted
-        began, ended = self.began[:used].tolist(), self.ended[:used].tolist()
-        horizon = (ended[mine] - began[mine]) // 2
-        wants = []
-        for slot in range(used):
-            if slot == mine or not self._cpus[slot] & self.cpus:
+    def end(self, slot: int) -> None:
+        """Say that the owner of a slot computes no longer."""
+        self._since[slot] = 0
+
+    def others(self, mine: int, now: int) -> dict[int, int]:
+        """Return the slots but `mine` whose threads compute, and how many threads each would use alone."""
+        found = {}
+        for slot, since in enumerate(self._since.tolist()):
+            if not since or slot == mine or not self._cpus[slot] & self.cpus:
                 continue
-            if began[slot] > ended[slot]:
-                computes = now - began[slot] < _DOUBTED or self._computes(slot, began[slot], now)
-            else:
-                waited = now - ended[slot]
-                computes = waited < _GONE and self._goes_on(slot, waited, horizon)
-            if computes:
-                wants.append((self.wanted[slot], slot))
-        return min(wanted, fair_share(self.cores, (wanted, mine), wants)) if wants else wanted
-
-    def _goes_on(self, slot: int, waited: int, horizon: int) -> bool:
-        """Return whether a thread that has `waited` will probably compute within `horizon`, by its last pauses."""
-        longer = [pause for pause in self.pauses[slot * _PAUSES : (slot + 1) * _PAUSES] if pause > waited]
-        return 2 * sum(pause < waited + horizon for pause in longer) > len(longer)
-
-    def _computes(self, slot: int, began: int, now: int) -> bool:
-        """Return whether a thread that began long ago still computes: its process may have been killed or stopped."""
-        if slot in self._owned:
-            return True
-        known = self._doubts.get(slot)
-        if known is None or known[0] != began or not 0 <= now - known[1] < _DOUBTED:
-            known = self._doubts[slot] = began, now, self._runs(slot)
-        return known[2]
-
-    def _runs(self, slot: int) -> bool:
-        with self._claiming:
-            if slot not in self._owned and system.try_lock_byte(self._file, slot):  # its owner is dead
-                self._clear(slot)
-                system.unlock_byte(self._file, slot)
-                return False
-        return not system.is_stopped(self._pid[slot])  # of a process in another container only the lock is known
-
-    def _claim(self) -> int | None:
-        found, used = None, 0
-        for slot in range(SLOTS):
-            if slot in self._owned or not system.try_lock_byte(self._file, slot):
-                used = slot + 1
-            elif found is None:
-                found, used = slot, slot + 1
-            else:
-                system.unlock_byte(self._file, slot)
-        self._words[0] = used
-        if found is not None:
-            self._clear(found)
-            self._owned.add(found)
-            self._cpus[found], self._pid[found] = self.cpus, os.getpid()
+            if now - since < _DOUBTED or self._computes(slot):
+                found[slot] = self._wanted[slot]
         return found
 
-    def _clear(self, slot: int) -> None:
-        for column in (self.began, self.ended, self.wanted, self._cpus, self._pid):
-            column[slot] = 0
-        for pause in range(_PAUSES):
-            self.pauses[slot * _PAUSES + pause] = 0
+    def _computes(self, slot: int) -> bool:
+        """Return whether a slot's owner lives and was not stopped."""
+        file = self._open(f"thread-{slot}")
+        try:
+            if system.try_lock(file):
+                self._since[slot] = 0
+                return False
+            return not system.is_stopped(self._process[slot])
+        finally:
+            os.close(file)
+
+    def _open(self, name: str) -> int:
+        flags = os.O_RDWR | os.O_CREAT | system.NO_LINKS | system.NOT_BLOCKING | system.NOT_INHERITED
+        file = os.open(name, flags, 0o600, dir_fd=self._folder)
+        try:
+            _check_private(file)
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise OSError("not a plain file")
+        except OSError:
+            os.close(file)
+            raise
+        return file
+
+
+def _check_private(file: int) -> None:
+    found = os.fstat(file)
+    if not system.is_mine(found) or found.st_mode & 0o077:
+        raise OSError("open to others")
 
 
 def fair_share(cores: int, mine: tuple[int, int], others: Sequence[tuple[int, int]]) -> int:
@@ -171,19 +144,21 @@ def fair_share(cores: int, mine: tuple[int, int], others: Sequence[tuple[int, in
 class Computation:
     """A computation of the calling thread: `with computation.of(threads) as share:` it computes with `share` threads.
 
-    It belongs to one thread, and holds a slot as long as the thread lives.
+    It holds a slot as long as the thread lives. Others count that compute when it begins, or did so when the last one
+    ended a moment ago: they are between two decodes. A thread that waits for what is computed here, as a verifier waits
+    for a draft, did not.
     """
 
-    __slots__ = ("__weakref__", "_at", "_crowding", "_share", "_slot", "_table", "_threads")
+    __slots__ = ("__weakref__", "_began", "_crowding", "_ended", "_others", "_share", "_slot", "_table", "_threads")
 
     def __init__(self, table: CoreTable | None, crowding: Crowding | None = None) -> None:
-        slot = None if table is None else table.claim()
-        self._table = None if slot is None else table
-        self._slot, self._at = slot or 0, 0
-        self._threads = self._share = 1
+        """Compute beside those in a table. Belongs to one thread."""
+        slot = None if table is None else table.claim(self)
+        self._table, self._slot = (None, 0) if slot is None else (table, slot)
         self._crowding = crowding or Crowding()
-        if table is not None and slot is not None:
-            weakref.finalize(self, table.release, slot).atexit = False  # then the kernel does it
+        self._threads = self._share = 1
+        self._began = self._ended = 0
+        self._others: dict[int, int] = {}  # when the last one ended
 
     def of(self, threads: int) -> Self:
         """Set how many threads the next computation would use alone, and return self."""
@@ -194,23 +169,29 @@ class Computation:
         table, slot, threads = self._table, self._slot, self._threads
         if table is None:
             return threads
-        now = time.monotonic_ns()
-        self._at = at = (self._at + 1) % _PAUSES
-        table.pauses[slot * _PAUSES + at] = now - table.ended[slot]
+        self._began = now = time.monotonic_ns()
         if threads > 1:
-            threads = self._crowding.limit(table.share(slot, threads, now), now)
+            others = table.others(slot, now)
+            if now - self._ended < _PAUSE:
+                others = self._others | others
+            if others:
+                wants = [(wanted, other) for other, wanted in others.items()]
+                threads = min(threads, fair_share(table.cores, (threads, slot), wants))
+            threads = self._crowding.limit(threads, now)
         self._share = threads
-        table.wanted[slot] = self._threads
-        table.began[slot] = now
+        table.begin(slot, self._threads, now)
         return threads
 
     def __exit__(self, *_raised: object) -> None:
-        table, slot, share = self._table, self._slot, self._share
+        table, slot = self._table, self._slot
         if table is None:
             return
-        table.ended[slot] = now = time.monotonic_ns()
-        if share > 1:
-            self._crowding.observe(share, now - table.began[slot], now)
+        table.end(slot)
+        if self._threads > 1:
+            self._ended = now = time.monotonic_ns()
+            self._others = table.others(slot, now)
+            if self._share > 1:
+                self._crowding.observe(self._share, now - self._began, now)
 
 
 @functools.cache
@@ -223,38 +204,9 @@ def core_table() -> CoreTable | None:
     for cpu in system.allowed_processors():
         cpus |= 1 << cpu % _CPU_BITS
     try:
-        return CoreTable(_private_file(FOLDER / f"edgellm-{system.user()}"), cores, cpus)
-    except (OSError, ValueError):
-        return None
-
-
-def _private_file(folder: Path) -> int:
-    """Open the table in `folder`, which is made if need be.
-
-    Raises OSError where the folder or the file is a link, or belongs to or is open to another user.
-    """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    at = os.open(folder, os.O_RDONLY | system.FOLDER | system.NO_LINKS | system.NOT_INHERITED)
-    try:
-        _check_private(at)
-        flags = os.O_RDWR | os.O_CREAT | system.NO_LINKS | system.NOT_BLOCKING | system.NOT_INHERITED
-        file = os.open(f"cores-{_WORDS}", flags, 0o600, dir_fd=at)  # another layout is another file
-    finally:
-        os.close(at)
-    try:
-        _check_private(file)
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError("not a plain file")
+        return CoreTable(FOLDER / f"edgellm-{system.user()}", cores, cpus)
     except OSError:
-        os.close(file)
-        raise
-    return file
-
-
-def _check_private(file: int) -> None:
-    found = os.fstat(file)
-    if not system.is_mine(found) or found.st_mode & 0o077:
-        raise OSError("open to others")
+        return None
 
 
 _thread_local = threading.local()

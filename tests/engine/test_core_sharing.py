@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cores are share
 CORES = 4
 # enters a table as another process of ours: computes from the line "begin" until the line "end"
 OTHER = f"""
-import os, sys
+import pathlib, sys
 from edgellm.engine.cores import Computation, CoreTable
-computation = Computation(CoreTable(os.open(sys.argv[1], os.O_RDWR), {CORES}, int(sys.argv[2])))
+computation = Computation(CoreTable(pathlib.Path(sys.argv[1]), {CORES}, int(sys.argv[2])))
 print("entered", flush=True)
 for line in sys.stdin:
     if line == "begin\\n":
@@ -37,14 +37,12 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "cores"
-    path.touch(0o600)
-    return path
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cores"
 
 
-def opened(file: Path, cpus: int = 0b1111) -> CoreTable:
-    return CoreTable(os.open(file, os.O_RDWR), CORES, cpus)
+def opened(folder: Path, cpus: int = 0b1111) -> CoreTable:
+    return CoreTable(folder, CORES, cpus)
 
 
 def calm() -> Crowding:
@@ -55,8 +53,8 @@ def calm() -> Crowding:
 class Other:
     """Another process that computes when it is told to."""
 
-    def __init__(self, file: Path, cpus: int, threads: int) -> None:
-        words = [sys.executable, "-c", OTHER, str(file), str(cpus), str(threads)]
+    def __init__(self, folder: Path, cpus: int, threads: int) -> None:
+        words = [sys.executable, "-c", OTHER, str(folder), str(cpus), str(threads)]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answer("entered")
 
@@ -71,8 +69,8 @@ class Other:
 
 
 @contextmanager
-def other(file: Path, cpus: int = 0b1111, threads: int = CORES) -> Iterator[Other]:
-    started = Other(file, cpus, threads)
+def other(folder: Path, cpus: int = 0b1111, threads: int = CORES) -> Iterator[Other]:
+    started = Other(folder, cpus, threads)
     try:
         yield started
     finally:
@@ -103,28 +101,29 @@ def test_shares_use_all_cores_and_no_more(n: int) -> None:
     assert sum(shares) == max(CORES, n)
 
 
-def test_another_process_that_computes_takes_its_share(file: Path) -> None:
-    mine = Computation(opened(file), calm())
-    with other(file) as chat:
+def test_another_process_that_computes_takes_its_share(folder: Path) -> None:
+    mine = Computation(opened(folder), calm())
+    with other(folder) as chat:
         assert share_of(mine) == CORES  # it has computed nothing
         chat.do("begin")
         assert share_of(mine) == CORES // 2
         assert share_of(mine, 1) == 1
         chat.do("end")
+        share_of(mine)
         assert share_of(mine) == CORES
 
 
-def test_processes_on_other_processors_share_nothing(file: Path) -> None:
-    mine = Computation(opened(file, cpus=0b0011), calm())
-    with other(file, cpus=0b1100) as elsewhere:
+def test_processes_on_other_processors_share_nothing(folder: Path) -> None:
+    mine = Computation(opened(folder, cpus=0b0011), calm())
+    with other(folder, cpus=0b1100) as elsewhere:
         elsewhere.do("begin")
         assert share_of(mine) == CORES
 
 
-def test_a_killed_process_gives_its_cores_back(file: Path) -> None:
-    table = opened(file)
+def test_a_killed_process_gives_its_cores_back(folder: Path) -> None:
+    table = opened(folder)
     mine = Computation(table, calm())
-    with other(file) as chat:
+    with other(folder) as chat:
         chat.do("begin")
         assert share_of(mine) == CORES // 2
         chat.process.kill()
@@ -133,12 +132,11 @@ def test_a_killed_process_gives_its_cores_back(file: Path) -> None:
         while share_of(mine) < CORES and time.monotonic() < waiting:
             time.sleep(0.01)
         assert share_of(mine) == CORES
-        assert table.began[1] == 0  # its slot is free
 
 
-def test_a_stopped_process_holds_no_cores_until_it_goes_on(file: Path) -> None:
-    mine = Computation(opened(file), calm())
-    with other(file) as chat:
+def test_a_stopped_process_holds_no_cores_until_it_goes_on(folder: Path) -> None:
+    mine = Computation(opened(folder), calm())
+    with other(folder) as chat:
         chat.do("begin")
         for number, expected in ((signal.SIGSTOP, CORES), (signal.SIGCONT, CORES // 2)):
             chat.process.send_signal(number)
@@ -148,8 +146,8 @@ def test_a_stopped_process_holds_no_cores_until_it_goes_on(file: Path) -> None:
             assert share_of(mine) == expected
 
 
-def test_threads_of_one_process_share_as_well_and_leave_when_they_end(file: Path) -> None:
-    table = opened(file)
+def test_threads_of_one_process_share_as_well_and_leave_when_they_end(folder: Path) -> None:
+    table = opened(folder)
     mine, computes, ends = Computation(table, calm()), threading.Event(), threading.Event()
 
     def run() -> None:
@@ -163,31 +161,32 @@ def test_threads_of_one_process_share_as_well_and_leave_when_they_end(file: Path
     assert share_of(mine) == CORES // 2
     ends.set()
     thread.join()
+    share_of(mine)
     assert share_of(mine) == CORES
-    assert table.claim() == 1  # the slot is free again
 
 
-def test_who_pauses_shortly_is_waited_for_and_who_pauses_long_is_not(file: Path) -> None:
-    table = opened(file)
-    mine, ms = table.claim(), 1_000_000
-    theirs = table.claim()
-    assert (mine, theirs) == (0, 1)
-    now = 10**12
-    table.began[0], table.ended[0] = now - 20 * ms, now - 6 * ms  # 14 ms for a token
-    table.began[1], table.ended[1], table.wanted[1] = now - 15 * ms, now - ms, CORES
-    for at in range(4, 8):
-        table.pauses[at] = 2 * ms  # it samples, and goes on
-    assert table.share(0, CORES, now) == CORES // 2
-    for at in range(4, 8):
-        table.pauses[at] = 30 * ms  # it waits for what is computed here
-    assert table.share(0, CORES, now) == CORES
+def test_who_computed_when_the_last_decode_ended_is_expected_to_go_on_for_a_moment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, now = opened(folder), [10**12]
+    mine, theirs = Computation(table, calm()), Computation(table, calm())
+    monkeypatch.setattr("time.monotonic_ns", lambda: now[0])
+    for pause, share in ((1_000_000, CORES // 2), (30_000_000, CORES)):
+        theirs.of(CORES).__enter__()
+        assert share_of(mine) == CORES // 2
+        theirs.__exit__()  # it samples, or it waits for what is computed here
+        now[0] += pause
+        assert share_of(mine) == share
 
 
-def test_without_a_free_slot_a_thread_computes_as_if_alone(file: Path) -> None:
-    table = opened(file)
-    assert [table.claim() for _ in range(cores.SLOTS)] == list(range(cores.SLOTS))
-    with Computation(table, calm()).of(CORES) as share:
-        assert share == CORES
+def test_without_a_free_slot_a_thread_computes_as_if_alone(folder: Path) -> None:
+    table = opened(folder)
+    others = [Computation(table, calm()) for _ in range(cores.SLOTS)]
+    for one in others:
+        one.of(1).__enter__()
+    assert share_of(Computation(table, calm())) == CORES
+    del others, one
+    assert table.claim(table) is not None
 
 
 def linked(folder: Path) -> None:
@@ -203,12 +202,12 @@ def open_to_all(folder: Path) -> None:
 
 def with_a_link_in_it(folder: Path) -> None:
     folder.mkdir(0o700)
-    (folder / f"cores-{cores._WORDS}").symlink_to(folder.with_name("precious"))
+    (folder / f"table-{32 * cores.SLOTS}").symlink_to(folder.with_name("precious"))
 
 
 def with_a_file_for_all(folder: Path) -> None:
     folder.mkdir(0o700)
-    made = folder / f"cores-{cores._WORDS}"
+    made = folder / f"table-{32 * cores.SLOTS}"
     made.touch()
     made.chmod(0o666)
 
@@ -231,12 +230,12 @@ def test_a_table_that_others_could_write_is_not_used(
 
 
 def test_a_decode_beside_another_process_says_the_same_with_fewer_threads(
-    verifier_model: Model, file: Path, monkeypatch: pytest.MonkeyPatch
+    verifier_model: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = (np.arange(32) % 400 + 300).astype(np.int32)
-    mine = Computation(opened(file), calm())
+    mine = Computation(opened(folder), calm())
     monkeypatch.setattr(cores, "computation", mine.of)
-    with other(file) as chat, Context(verifier_model, n_ctx=64, threads=2, exact=True) as context:
+    with other(folder) as chat, Context(verifier_model, n_ctx=64, threads=2, exact=True) as context:
         alone = [context.decode(ids, outputs=3).copy(), context.decode(ids[:1]).copy()]
         assert context.threads_used == context.threads == 2
         context.clear()
@@ -246,12 +245,3 @@ def test_a_decode_beside_another_process_says_the_same_with_fewer_threads(
         assert context.threads_used == 1
         for one, two in zip(alone, beside, strict=True):
             np.testing.assert_array_equal(one, two)
-
-
-def test_a_thread_whose_slot_was_taken_for_free_goes_on(file: Path) -> None:
-    table = opened(file)
-    slots = [table.claim() for _ in range(3)]
-    assert None not in slots
-    other = opened(file)
-    other._words[0] = 2  # as another process leaves it that takes the others for dead
-    assert table.share(slots[2] or 0, 4, time.monotonic_ns()) >= 1

@@ -23,9 +23,9 @@ CORES = 4
 PATIENCE = 30.0  # seconds until a share must be right again, on a busy machine, too
 SLOW = 1.0  # seconds that a token of the bundled verifier must not exceed
 _COMPUTE = f"""
-import os, sys
+import pathlib, sys
 from edgellm.engine.cores import Computation, CoreTable
-computation = Computation(CoreTable(os.open(sys.argv[1], os.O_RDWR), {CORES}, 0xF))
+computation = Computation(CoreTable(pathlib.Path(sys.argv[1]), {CORES}, 0xF))
 with computation.of({CORES}):
     print(flush=True)
     sys.stdin.read()
@@ -38,8 +38,7 @@ def killed(quick: bool) -> Found:
     slowest = 0.0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "cores")
-        path.touch(0o600)
-        table = CoreTable(os.open(path, os.O_RDWR), CORES, 0xF)
+        table = CoreTable(path, CORES, 0xF)
         mine = Computation(table, Crowding(Gauges(lambda: 0, lambda: 0, lambda: 1)))  # ignores other programs
         for trial in range(trials):
             others = [_started(path) for _ in range(draw.randint(1, 4))]
@@ -57,9 +56,8 @@ def killed(quick: bool) -> Found:
             for other in others:
                 other.kill()
                 other.communicate()
-        taken = list(iter(table.claim, None))
-        if len(taken) != SLOTS - 1:
-            wrong.append(f"{SLOTS - 1 - len(taken)} slots of dead processes are lost")
+        if lost := table.others(SLOTS, time.monotonic_ns()):
+            wrong.append(f"{len(lost)} slots of dead processes are lost")
     return Found(trials, tuple(wrong), {"slowest_seconds": slowest})
 
 
