@@ -6,18 +6,19 @@ reply.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from time import perf_counter
 
 import numpy as np
 
 from edgellm.engine import Context, Model, known
-from edgellm.spec.protocols import BlockingSession, Verifier
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Ids, Verdict
-from edgellm.verifier.engine import survives
+from edgellm.spec.types import Ids, Verdict
+from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest, settled
+from edgellm.verifier.judgement import survives
 
 
-class ForcedVerifier(Verifier, BlockingSession):
+class ForcedVerifier(Verifier):
     """A verifier with the verdicts of a given reply. One session at a time, in one context."""
 
     def __init__(self, model: Model, context: Context) -> None:
@@ -30,20 +31,16 @@ class ForcedVerifier(Verifier, BlockingSession):
         self._prompt, self._reply = len(prompt), reply
 
     @property
-    def name(self) -> str:
-        return self._model.name
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self._model.name, self._context.n_ctx, can_be_lost=False)
 
-    @property
-    def context_length(self) -> int:
-        return self._context.n_ctx
-
-    def open(self, state: GenerationState) -> ForcedVerifier:
+    def open(self, state: GenerationState) -> Session:
         self._context.fill(*state.filling)
-        return self
+        return Session(state, self._verdict)
 
-    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:  # noqa: ARG002
+    def _verdict(self, request: VerifyRequest) -> Future[Verdict]:
         """Compute a pass over new tokens, read its logits as `verify_greedy` does, and return the reply's verdict."""
-        began = perf_counter()
+        began, prefix, chunk = perf_counter(), request.prefix, request.draft
         unseen = prefix[self._context.sync(prefix) :]
         ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
         rows = self._context.decode_lazy(ids, outputs=len(chunk) + 1, reached=survives(chunk))
@@ -55,6 +52,4 @@ class ForcedVerifier(Verifier, BlockingSession):
             accepted += 1
         known(rows, len(rows) if isinstance(rows, np.ndarray) else accepted + 1).argmax(axis=1)
         answer = expected[accepted] if accepted < len(expected) else 0
-        return Verdict(accepted, np.array([answer], dtype=np.int32), perf_counter() - began)
-
-    def close(self) -> None: ...
+        return settled(Verdict(accepted, np.array([answer], dtype=np.int32), perf_counter() - began))

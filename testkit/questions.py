@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +14,10 @@ import numpy as np
 
 from edgellm.engine import Message
 from edgellm.llm import LLM
-from edgellm.spec.protocols import Verifier, VerifierSession
 from edgellm.spec.state import GenerationState
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Chunk, Ids, Verdict
+from edgellm.spec.types import Verdict
+from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest, settled
 from models.case import Case
 from models.home.corpus import HELD_OUT_SEED
 from models.home.families import FAMILIES
@@ -127,7 +128,7 @@ def _order(question: Question) -> int:
     return next(families.index(question.family) for families in ASKED.values() if question.family in families)
 
 
-class Remembering(Verifier, VerifierSession):
+class Remembering(Verifier):
     """A verifier that remembers greedy verdicts, which depend only on the text and the chunk.
 
     `checked` counts the drafted tokens that it was asked about.
@@ -136,45 +137,28 @@ class Remembering(Verifier, VerifierSession):
     def __init__(self, verifier: Verifier) -> None:
         self.checked = 0
         self._verifier = verifier
-        self._session: VerifierSession | None = None
+        self._session: Session | None = None
         self._known: dict[tuple[bytes, bytes, int], Verdict] = {}
 
     @property
-    def name(self) -> str:
-        return self._verifier.name
+    def capabilities(self) -> Capabilities:
+        own = self._verifier.capabilities
+        return Capabilities(own.name, own.context_length, can_be_lost=own.can_be_lost)
 
-    @property
-    def context_length(self) -> int:
-        return self._verifier.context_length
-
-    def open(self, state: GenerationState) -> Remembering:
+    def open(self, state: GenerationState) -> Session:
         if not state.sampling.greedy:
             raise ValueError("only greedy verdicts can be remembered")
         if self._session is None:
             self._session = self._verifier.open(GenerationState())
-        return self
+        return Session(state, self._verdict)  # not closed with the reply: it is used again for the next one
 
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> _Known:
-        self.checked += len(chunk)
-        key = prefix.tobytes(), chunk.ids.tobytes(), extra
+    def _verdict(self, request: VerifyRequest) -> Future[Verdict]:
+        self.checked += len(request.draft)
+        key = request.prefix.tobytes(), request.draft.ids.tobytes(), request.extra
         if key not in self._known:
             assert self._session is not None
-            self._known[key] = self._session.submit(prefix, chunk, extra).result()
-        return _Known(self._known[key])
-
-    def close(self) -> None:
-        """Do nothing: the session is used again for the next reply."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    verdict: Verdict
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Verdict:
-        return self.verdict
+            self._known[key] = self._session.submit(request.prefix, request.draft, request.extra).result()
+        return settled(self._known[key])
 
 
 def rouge_1(right: str, written: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -12,10 +13,11 @@ import numpy as np
 from edgellm.engine import Context, Model
 from edgellm.errors import VerifierUnavailable
 from edgellm.spec.loop import merge
-from edgellm.spec.protocols import Drafter, Pending, Verifier, VerifierSession
+from edgellm.spec.protocols import Drafter
 from edgellm.spec.sampling import distribution, draw, probability
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Notice, Round, Sampling, Source, Token, Verdict
+from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest
 
 TOKENS = 64
 POSITIONS = 1024
@@ -88,15 +90,35 @@ class TracedVerifier(Verifier):
         self.slept = 0.0  # seconds
 
     @property
-    def name(self) -> str:
-        return self._verifier.name
+    def capabilities(self) -> Capabilities:
+        own = self._verifier.capabilities
+        return Capabilities(own.name, own.context_length, can_be_lost=own.can_be_lost)
 
-    @property
-    def context_length(self) -> int:
-        return self._verifier.context_length
+    def open(self, state: GenerationState) -> Session:
+        session = self._verifier.open(state)
 
-    def open(self, state: GenerationState) -> TracedSession:
-        return TracedSession(self._verifier.open(state), self)
+        def ready() -> bool:
+            self.wait()
+            if not (found := session.ready()):
+                self.away()
+            return found
+
+        def send(request: VerifyRequest) -> Future[Verdict]:
+            noted: Future[Verdict] = Future()
+            noted.set_running_or_notify_cancel()
+            began = time.perf_counter()
+
+            def settle(pending: Future[Verdict]) -> None:
+                error = pending.exception()
+                self.waited(time.perf_counter() - began, None if error else pending.result())
+                if isinstance(error, VerifierUnavailable):
+                    self.away()
+                noted.set_exception(error) if error else noted.set_result(pending.result())
+
+            session.submit(request.prefix, request.draft, request.extra).add_done_callback(settle)
+            return noted
+
+        return Session(state, send, ready=ready, close=session.close)
 
     def wait(self) -> None:
         """Wait for the device's delay."""
@@ -115,46 +137,6 @@ class TracedVerifier(Verifier):
         now.waited, now.lost = seconds, verdict is None
         if verdict is not None:
             now.verdict = verdict
-
-
-class TracedSession(VerifierSession):
-    """A reply's session with a `TracedVerifier`."""
-
-    def __init__(self, session: VerifierSession, verifier: TracedVerifier) -> None:
-        self._session, self._verifier = session, verifier
-
-    def ready(self) -> bool:
-        self._verifier.wait()
-        if not (ready := self._session.ready()):
-            self._verifier.away()
-        return ready
-
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> TracedPending:
-        return TracedPending(self._session.submit(prefix, chunk, extra), self._verifier)
-
-    def close(self) -> None:
-        self._session.close()
-
-
-class TracedPending:
-    """A pending verdict of a `TracedVerifier`."""
-
-    def __init__(self, pending: Pending, verifier: TracedVerifier) -> None:
-        self._pending, self._verifier, self._asked = pending, verifier, time.perf_counter()
-
-    def done(self) -> bool:
-        return self._pending.done()
-
-    def result(self) -> Verdict:
-        verdict: Verdict | None = None
-        try:
-            verdict = self._pending.result()
-        except VerifierUnavailable:
-            self._verifier.away()
-            raise
-        finally:
-            self._verifier.waited(time.perf_counter() - self._asked, verdict)
-        return verdict
 
 
 class Endless:

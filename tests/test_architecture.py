@@ -247,7 +247,7 @@ def test_no_two_public_classes_share_a_name() -> None:
     assert not {name: paths for name, paths in classes.items() if len(paths) > 1}
 
 
-ANNOTATED = {"VerifyRequest"}
+ANNOTATED = {"VerifyRequest", "Judgement", "Job"}
 """Records that travel, and are filled on their way: the scheduler and the engine note in them what they know."""
 FOREIGN = {
     "params", "batch", "buffer", "library", "config", "console", "table", "node", "message", "prepare", "view", "idle",
@@ -299,7 +299,7 @@ def set_from_outside(trees: Mapping[Path, ast.Module]) -> Iterator[str]:
             if not isinstance(node, ast.Attribute) or node.attr not in owners or node.attr.startswith("_"):
                 continue
             if _named(node.value, "self", "cls", *FOREIGN) or (
-                _named(node.value, "request") and node.attr in annotated
+                ast.unparse(node.value).rpartition(".")[2] in ("request", "job") and node.attr in annotated
             ):
                 continue
             if not any((path, owner) in owners[node.attr] for owner in {*classes, *private}):

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine import Model
-from edgellm.spec.protocols import BlockingSession, Verifier
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Ids, Verdict
+from edgellm.spec.types import Ids, Verdict
+from edgellm.spec.verifier import Capabilities, Session, Verifier, settled
 
 RAIN = "It rains."  # said after the result of a tool
 _DESCRIBED = re.compile(r"one JSON object per line:\n(.*?)\nTo call functions", re.DOTALL)
 _FORCED = re.compile(r'<tool_call>\n\{"name": "([^"]+)", "arguments": $')
 
 
-class ToolCaller(Verifier, BlockingSession):
+class ToolCaller(Verifier):
     """The verifier. One session at a time."""
 
     def __init__(self, model: Model) -> None:
@@ -32,26 +32,20 @@ class ToolCaller(Verifier, BlockingSession):
         self._prompt = 0
 
     @property
-    def name(self) -> str:
-        return "caller"
+    def capabilities(self) -> Capabilities:
+        return Capabilities("caller", 16_384, can_be_lost=False)
 
-    @property
-    def context_length(self) -> int:
-        return 16_384
-
-    def open(self, state: GenerationState) -> ToolCaller:
+    def open(self, state: GenerationState) -> Session:
         """Decide the reply to a prompt."""
         prompt = b"".join(map(self._model.control_text, state.ids.tolist())).decode("utf-8", "replace")
         self._prompt = len(state.ids)
         end = [] if self._model.end_of_turn is None else [self._model.end_of_turn]
         self._text = np.append(self._model.tokenize(reply_to(prompt)), end).astype(np.int32)
-        return self
+        return Session(state, lambda request: settled(self._next(request.prefix)))
 
-    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:  # noqa: ARG002
+    def _next(self, prefix: Ids) -> Verdict:
         """Return the next token of the reply."""
         return Verdict(0, self._text[len(prefix) - self._prompt :][:1])
-
-    def close(self) -> None: ...
 
 
 def reply_to(prompt: str) -> str:

@@ -29,7 +29,7 @@ from edgellm.spec.draft_length import MAX_DRAFT, CostCurve, DraftLengthControlle
 from edgellm.spec.params import DEFAULT_SOURCES
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round, Verdict
-from edgellm.verifier.engine import survives
+from edgellm.verifier.judgement import survives
 from models.pairs import PAIRS
 
 STEP = 1e-4

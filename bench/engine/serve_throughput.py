@@ -32,9 +32,10 @@ from edgellm.engine import Context, Message, Model
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids, Verdict
+from edgellm.spec.verifier import VerifyRequest
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import VerifierWorker
-from edgellm.verifier.requests import Answer, VerifyRequest
+from edgellm.verifier.judgement import Answer
 from edgellm.verifier.scheduler import SchedulerLimits
 from models.home.corpus import held_out
 from models.home.families import FAMILIES

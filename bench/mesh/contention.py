@@ -40,8 +40,8 @@ from edgellm.mesh.model_costs import model_costs
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
+from edgellm.spec.verifier import VerifyRequest
 from edgellm.storage.layers.store import LayerStore
-from edgellm.verifier.requests import VerifyRequest
 from testkit.gguf.random_model import SHAPES, write
 from testkit.network.home import Spec, home, why_not
 

@@ -36,9 +36,10 @@ from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.verifier import MeshSession, MeshVerifier
+from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
+from edgellm.spec.verifier import Session
 from edgellm.storage import fingerprint, resolve
 from testkit.processes.worker import WorkerProcess
 
@@ -133,7 +134,7 @@ class Home:
         return rng.integers(100, self._vocabulary, BEFORE).astype(np.int32)
 
 
-def _written(session: MeshSession, text: Ids, tokens: int) -> None:
+def _written(session: Session, text: Ids, tokens: int) -> None:
     for _ in range(tokens):
         text = np.append(text, session.submit(text, _NOTHING).result().tokens).astype(np.int32)
 

@@ -35,9 +35,9 @@ from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
+from edgellm.spec.verifier import VerifyRequest
 from edgellm.storage import fingerprint, resolve
 from edgellm.storage.layers.manifest import grid, layers_per_piece
-from edgellm.verifier.requests import VerifyRequest
 from testkit.processes.worker import WorkerProcess
 
 BEFORE = 64

@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.papers.pipesd import Cost, Schedule, Strategy
 from bench.synera.bandwidth import padded_requests
-from edgellm.services.client.verifier_client import RemotePending, Stream, lost
+from edgellm.services.client.verifier_client import Asked, Stream, lost
 from edgellm.spec.drafters.parallel import truncated
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
@@ -135,7 +135,7 @@ class Pipeline:
         self._sizes = self._schedule.sizes(cost)
         self._size, self._length = next(self._sizes), 0
         self.left = 0  # tokens of the draft that are in no batch so far
-        self._due: dict[RemotePending, Future[None]] = {}
+        self._due: dict[Asked, Future[None]] = {}
 
     def begin(self) -> None:
         """Begin a draft."""
@@ -157,16 +157,16 @@ class Pipeline:
             self.uploads.send(self.left)
             self._size, self.left = next(self._sizes), 0
 
-    def padding(self, pending: RemotePending) -> int:
+    def padding(self, asked: Asked) -> int:
         """Return the tokens that a request has to carry."""
-        if not len(pending.asked.draft):
+        if not len(asked.request.draft):
             return 0
-        self._due[pending] = self.uploads.arrived
-        return min(self.left, len(pending.asked.draft))
+        self._due[asked] = self.uploads.arrived
+        return min(self.left, len(asked.request.draft))
 
-    def leaves(self, pending: RemotePending, tokens: int) -> Future[None] | None:
+    def leaves(self, asked: Asked, tokens: int) -> Future[None] | None:
         """Return what a request waits for, None if nothing; it carries so many `tokens`."""
-        due = self._due.pop(pending, None)
+        due = self._due.pop(asked, None)
         if due is not None:
             due.add_done_callback(lambda _: self.uploads.wait(tokens * self.cost.per_token))
         return due
@@ -176,28 +176,28 @@ class Pipeline:
 def distributions(bytes_per_token: int, pipeline: Pipeline | None = None) -> Iterator[None]:
     """Let requests carry the distributions of their drafts, or what `pipeline` leaves of them."""
     if pipeline is None:
-        with padded_requests(lambda pending: bytes_per_token * len(pending.asked.draft)):
+        with padded_requests(lambda asked: bytes_per_token * len(asked.request.draft)):
             yield
         return
     send = Stream.send
 
-    def send_later(stream: Stream, pending: RemotePending, data: bytes) -> None:
-        due = pipeline.leaves(pending, len(data) // bytes_per_token)
+    def send_later(stream: Stream, asked: Asked, data: bytes) -> None:
+        due = pipeline.leaves(asked, len(data) // bytes_per_token)
         if due is None:
-            send(stream, pending, data)
+            send(stream, asked, data)
             return
         loop = asyncio.get_running_loop()
 
         def go_on(arrived: Future[None]) -> None:
             if (error := arrived.exception()) is None:
-                send(stream, pending, data)
+                send(stream, asked, data)
             else:
-                pending.fail(lost(f"A batch did not arrive: {error}"))
+                asked.fail(lost(f"A batch did not arrive: {error}"))
 
         due.add_done_callback(lambda arrived: loop.call_soon_threadsafe(go_on, arrived))
 
     with ExitStack() as patches:
-        patches.enter_context(padded_requests(lambda pending: bytes_per_token * pipeline.padding(pending)))
+        patches.enter_context(padded_requests(lambda asked: bytes_per_token * pipeline.padding(asked)))
         patches.enter_context(patch.object(Stream, "send", send_later))
         yield
 

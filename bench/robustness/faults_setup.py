@@ -115,7 +115,7 @@ def opened(folder: Path, seed: int, prompts: int, work: Callable[[Scene], Any]) 
     try:
         with Model.load(paths[0]) as small, Model.load(paths[1]) as big, FaultyRelay(served.port, seed) as relay:
             remote = served.line(small.vocabulary, trust, relay.port)
-            with LLM(small, draft=small, verifier=remote, threads=1, model_hash=lambda: remote.model_hash) as pair:
+            with LLM(small, draft=small, verifier=remote, threads=1, model_hash=lambda: remote.info.model_hash) as pair:
                 texts = folder / "texts.npz"
                 scene = Scene(small, big, served, relay, remote, pair, trust, folder, texts, talks)
                 _learn(scene, paths[1])

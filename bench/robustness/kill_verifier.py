@@ -46,10 +46,10 @@ from edgellm.spec.drafters.parallel import MAX_AHEAD, ParallelDrafter
 from edgellm.spec.drafters.verdict_prediction import BRANCHES
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
 from edgellm.spec.loop import generate
-from edgellm.spec.protocols import Verifier
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Ids, Notice, Sampling, Token
+from edgellm.spec.verifier import Verifier
 from edgellm.storage import resolve
 from models.home.corpus import held_out
 from models.home.families import FAMILIES

@@ -22,7 +22,7 @@ from unittest.mock import patch
 from bench.harness.figures import empty_plot, save_plot
 from bench.harness.report import write
 from bench.synera.stalls import Method
-from edgellm.services.client.verifier_client import RemotePending
+from edgellm.services.client.verifier_client import Asked
 from edgellm.storage import resolve
 from models.home.corpus import HELD_OUT_SEED
 from testkit.network.relay import Network
@@ -43,23 +43,23 @@ def _length(n: int) -> bytes:
 
 
 @contextmanager
-def padded_requests(padding: Callable[[RemotePending], int]) -> Iterator[None]:
+def padded_requests(padding: Callable[[Asked], int]) -> Iterator[None]:
     """Add as many bytes to each request as `padding` returns for it."""
-    request = RemotePending.request
+    frame = Asked.frame
 
-    def padded(pending: RemotePending, position: int) -> bytes:
-        data = request(pending, position)
-        n = padding(pending)
-        pending.bytes_up += n
+    def padded(asked: Asked, position: int) -> bytes:
+        data = frame(asked, position)
+        n = padding(asked)
+        asked.bytes_up += n
         return data + _UNKNOWN + _length(n) + bytes(n) if n else data
 
-    with patch.object(RemotePending, "request", padded):
+    with patch.object(Asked, "frame", padded):
         yield
 
 
 def whole_distributions(vocabulary: int) -> AbstractContextManager[None]:
     """Pad requests by the bytes of whole distributions."""
-    return padded_requests(lambda pending: 4 * vocabulary * len(pending.asked.draft))
+    return padded_requests(lambda asked: 4 * vocabulary * len(asked.request.draft))
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -34,9 +34,10 @@ from edgellm.engine.hardware import Hardware
 from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.spec.draft_length import KNOTS, CostCurve
 from edgellm.spec.types import GREEDY, Chunk, Verdict
+from edgellm.spec.verifier import VerifyRequest
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import VerifierWorker
-from edgellm.verifier.requests import Answer, VerifyRequest
+from edgellm.verifier.judgement import Answer
 from edgellm.verifier.scheduler import SchedulerLimits
 from testkit.gguf import random_model
 

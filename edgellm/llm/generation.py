@@ -30,11 +30,12 @@ from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.loop import Event, generate
 from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.params import BUDGET_CHUNK, CHUNK, ReplyOptions
-from edgellm.spec.protocols import Drafter, Gate, Verifier
+from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import cut_at_stops
 from edgellm.spec.types import Explanation, Ids, Notice, PromptProgress, Sampling
+from edgellm.spec.verifier import Verifier
 
 
 def logprobs_unavailable(remote: bool, has_verifier: bool, options: ReplyOptions) -> str:
@@ -141,7 +142,7 @@ def _write(
             verifier, gate = parts.retrieval.self_verifier(), AlwaysGate()
         if options.logprobs is not None:
             drafts, verifier, gate = drafts and not parts.linked, reporting(parts, options), AlwaysGate()
-        alike = verifier is None or verifier.choice.draws_alike(sampling)
+        alike = verifier is None or verifier.capabilities.choice.draws_alike(sampling)
         server_draws = not alike and _checked(parts, options, plan)
         state = GenerationState(
             prompt, sampling, _limits(parts, options, plan, ngram, drafts),
@@ -167,7 +168,12 @@ def _write(
             ngram.close()
         if parts.knowledge is not None and stats.verdict_seconds is not None:
             parts.knowledge.observe_verdicts(stats.verdict_seconds, stats.verified_drafted)
-    if parts.draft is not None and parts.verifier is not None and parts.verifier.speculator_name and ngram is not None:
+    if (
+        parts.draft is not None
+        and parts.verifier is not None
+        and parts.verifier.capabilities.speculator
+        and ngram is not None
+    ):
         parts.speculator_or_draft.record(speculates, stats.tokens, stats.seconds)
     if parts.retrieval is not None and stats.finish_reason == "stop":
         parts.retrieval.add(prompt, stats.ids)
@@ -247,7 +253,7 @@ def _close_thought(text: Model, state: GenerationState, channels: ChannelSplitte
 def _choose_speculator(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> tuple[bool, str]:
     """Return whether the speculator of the model that decides the text drafts, and why; "" for a model without one."""
     verifier, own = parts.verifier, parts.text.speculator
-    name = verifier.speculator_name if verifier is not None else own.name if own is not None else ""
+    name = verifier.capabilities.speculator if verifier is not None else own.name if own is not None else ""
     if not name or parts.linked:
         return False, ""
     nothing = f"{name} drafts nothing"
@@ -264,7 +270,7 @@ def _choose_speculator(parts: Components, options: ReplyOptions, plan: Generatio
 
 def _asks_tail(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> bool:
     """Return whether a linked verifier may write tokens behind the draft model's chunks: it drafts them itself."""
-    drafts_extra = parts.linked and parts.verifier is not None and parts.verifier.drafts_extra
+    drafts_extra = parts.linked and parts.verifier is not None and parts.verifier.capabilities.drafts_extra
     return drafts_extra and _checked(parts, options, plan)
 
 
@@ -311,7 +317,7 @@ def reporting(parts: Components, options: ReplyOptions) -> Verifier:
     Raises:
         InvalidOption: they are not available, and why.
     """
-    model_drafter = parts.verifier if parts.verifier is not None and parts.verifier.reports_logprobs else None
+    model_drafter = parts.verifier if parts.verifier is not None and parts.verifier.capabilities.logprobs else None
     if why := logprobs_unavailable(parts.linked and model_drafter is None, parts.verifier is not None, options):
         raise InvalidOption(
             f"logprobs are not available: {why}.", "Leave logprobs out, or verify every token on this device."
@@ -322,32 +328,28 @@ def reporting(parts: Components, options: ReplyOptions) -> Verifier:
     return retrieval.self_verifier()
 
 
-def check_grammar(parts: Components, sampling: Sampling) -> None:
-    """Raise InvalidOption where the pair's verifier does not follow a constraint, and `sampling` has one."""
-    if parts.verifier is not None and sampling.constraint is not None and not parts.verifier.applies_grammars:
-        raise InvalidOption(
-            f"The verifier {parts.verifier.name} follows no JSON schema: it is a server that does not tell which tokens"
-            " are likely.",
-            "Leave the schema out, or use a verifier of edgellm.",
-        )
-
-
 def check_sampling(parts: Components, sampling: Sampling) -> None:
-    """Raise InvalidOption where the pair's verifier does not know penalties, and `sampling` has them; or where it does
-    not tell enough tokens to choose one by `sampling`."""
+    """Raise InvalidOption where the pair's verifier does not know penalties or constraints, and `sampling` has them; or
+    where it does not tell enough tokens to choose one by `sampling`."""
     if parts.verifier is None:
         return
-    if sampling.penalties is not None and not parts.verifier.applies_penalties:
+    can = parts.verifier.capabilities
+    silent = "it is a server that does not tell which tokens are likely"
+    if sampling.penalties is not None and not can.penalties:
         raise InvalidOption(
-            f"The verifier {parts.verifier.name} does not apply penalties and logit_bias: it is a server that does not"
-            " tell which tokens are likely.",
+            f"The verifier {can.name} does not apply penalties and logit_bias: {silent}.",
             "Leave them out, or use a verifier of edgellm.",
         )
-    if why := parts.verifier.choice.refusal(sampling):
+    if why := can.choice.refusal(sampling):
         raise InvalidOption(
-            f"The verifier {parts.verifier.name} cannot choose by penalties, logit_bias or a JSON schema: {why}.",
-            f"Set temperature to 0 or top_k to at most {parts.verifier.choice.likely}, and leave repeat_penalty out; or"
-            " use a verifier of edgellm.",
+            f"The verifier {can.name} cannot choose by penalties, logit_bias or a JSON schema: {why}.",
+            f"Set temperature to 0 or top_k to at most {can.choice.likely}, and leave repeat_penalty out; or use a"
+            " verifier of edgellm.",
+        )
+    if sampling.constraint is not None and not can.grammars:
+        raise InvalidOption(
+            f"The verifier {can.name} follows no JSON schema: {silent}.",
+            "Leave the schema out, or use a verifier of edgellm.",
         )
 
 

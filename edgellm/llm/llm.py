@@ -21,7 +21,7 @@ from edgellm.errors import InvalidOption
 from edgellm.llm.abilities import longer_context
 from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.drafter_pool import Drafters
-from edgellm.llm.generation import Components, check_grammar, check_sampling, reporting, write
+from edgellm.llm.generation import Components, check_sampling, reporting, write
 from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.messages import (
     channels_of,
@@ -63,9 +63,9 @@ from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.model_sampling import sampling_of
 from edgellm.spec.params import BUDGET_CHUNK, ReplyOptions
-from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Constraint, Explanation, Ids, Notice, Token
+from edgellm.spec.verifier import Verifier
 from edgellm.storage import History, name_of
 from edgellm.storage.caches.saved_prompts import SavedPrompts
 from edgellm.storage.default_pair import DEFAULT, Named, resolve_pair
@@ -135,7 +135,7 @@ class LLM:
         self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()
         self._closing = closing or ExitStack()
         self._closed = False
-        lengths = [] if verifier is None else [min(verifier.context_length, n_ctx or verifier.context_length)]
+        lengths = [] if verifier is None else [min(length := verifier.capabilities.context_length, n_ctx or length)]
         self._idle = idle = idle or IdleWork()
         self._prompts = prompts or SavedPrompts(0)
         drafters = knowledge = None
@@ -421,7 +421,6 @@ class LLM:
         sampling = options.sampling(self.sampling, len(ids))
         sampling = replace(sampling, constraint=self._constraint(ids, options, channels))
         check_sampling(self._parts, sampling)
-        check_grammar(self._parts, sampling)
         if options.logprobs is not None:
             reporting(self._parts, options)  # raises now if they are not available
         reply = Reply(
@@ -570,7 +569,7 @@ class LLM:
 
     def _toolbox(self, options: ReplyOptions) -> Toolbox:
         verifier = self._parts.verifier
-        return Toolbox.of(self._text, options, grammars=verifier is None or verifier.applies_grammars)
+        return Toolbox.of(self._text, options, grammars=verifier is None or verifier.capabilities.grammars)
 
     def count_tokens(self, text: str, most: int | None = None) -> int:
         """Return how many tokens `text` has in the model's tokenizer. Raises PromptTooLong where these are more than
@@ -592,7 +591,7 @@ class LLM:
         """Return the name of the model that decides the text, the verifier or the draft model without one: as `edgellm
         ls` has it on the machine that computes it."""
         verifier = self._parts.verifier
-        return name_of(self._text.path) if verifier is None or self._remote is None else verifier.name
+        return name_of(self._text.path) if verifier is None or self._remote is None else verifier.capabilities.name
 
     @property
     def text_model(self) -> Model | None:
@@ -606,7 +605,7 @@ class LLM:
 
     @property
     def verifier_name(self) -> str | None:
-        return None if self._parts.verifier is None else self._parts.verifier.name
+        return None if self._parts.verifier is None else self._parts.verifier.capabilities.name
 
     @property
     def notices(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from edgellm.llm.cost_curves import ModelCurve, token_seconds
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafters.translation import TokenTranslation
 from edgellm.spec.model_sampling import ModelSampling, sampling_elsewhere
-from edgellm.spec.protocols import Verifier
+from edgellm.spec.verifier import Verifier
 from edgellm.storage.default_pair import DEFAULT, Named
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 
@@ -411,12 +411,13 @@ def remote_verifier(
         address, device, reason = ModelAddress.parse(where), None, ""
         trust = trust_for(address.address)
     verifier, its_own = _connected(address, text, trust, device, closing, progress)
-    if verifier.chat_template:
-        (its_own or text).use_chat_template(verifier.chat_template, verifier.name)
-    finding = f"{address} is a gateway to {verifier.name}, by {verifier.behind}" if verifier.behind else ""
+    info = verifier.info
+    if info.chat_template:
+        (its_own or text).use_chat_template(info.chat_template, info.model)
+    finding = f"{address} is a gateway to {info.model}, by {info.behind}" if info.behind else ""
     return OpenedVerifier(
-        verifier, lambda: verifier.model_hash, verifier.up, reason, str(address), verifier.shared_tokens,
-        verifier.sampling, finding, text=its_own,
+        verifier, lambda: verifier.info.model_hash, verifier.up, reason, str(address), info.shared_tokens,
+        info.sampling, finding, text=its_own,
     )  # fmt: skip
 
 
@@ -477,4 +478,4 @@ def _stock_server(where: str, text: Model, options: UpstreamOptions | None, clos
 
 def sampling_behind(verifier: Verifier, text: Model) -> ModelSampling:
     """Return what the model of a verifier wants that does not say so, as far as it can be done there."""
-    return sampling_elsewhere(verifier.name, text.file).told_by(verifier.choice)
+    return sampling_elsewhere(verifier.capabilities.name, text.file).told_by(verifier.capabilities.choice)

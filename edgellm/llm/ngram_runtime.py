@@ -20,9 +20,10 @@ from edgellm.spec.draft_length import DRIFT, CostCurve, DraftLengthController
 from edgellm.spec.drafters.hybrid import HybridDrafter
 from edgellm.spec.ngram.draft_index import DraftIndex, PastConversation, recent
 from edgellm.spec.ngram.drafter import RetrievalDrafter
-from edgellm.spec.protocols import Drafter, Verifier
+from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import Filling, Suggestions
 from edgellm.spec.types import Ids, TryingCost
+from edgellm.spec.verifier import Verifier
 from edgellm.verifier.in_process import LocalVerifier
 
 _MAX_LOAD = 16.0

@@ -9,8 +9,8 @@ from edgellm.engine import Floats, Ids, LayerRows
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
 from edgellm.spec.types import Verdict
+from edgellm.spec.verifier import VerifyRequest
 from edgellm.storage.layers.manifest import LayerPiece
-from edgellm.verifier.requests import VerifyRequest
 
 MAX_ROWS = 256
 """The most rows of a micro-batch, which may have one more: longer ones are no faster, and stages wait for them."""

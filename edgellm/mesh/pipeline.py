@@ -32,7 +32,7 @@ from edgellm.mesh.messages import (
 )
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.spec.verifier import VerifyRequest
 
 _DRIFT = 1e-4  # seconds per second by which two clocks may drift apart: five times a crystal's data-sheet value
 

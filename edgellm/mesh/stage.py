@@ -52,7 +52,7 @@ from edgellm.mesh.messages import (
     TraceSpan,
 )
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.verifier.engine import judge_pass, verdict
+from edgellm.verifier.judgement import Judgement
 
 _log = logging.getLogger(__name__)
 SHARED_ROWS = 64
@@ -432,12 +432,13 @@ class Stage:
         if request is None:
             return None
         try:
-            judge_pass(request, rows, len(request.draft), _never_asked)
+            judgement = Judgement(request)
+            judgement.judge(rows, len(request.draft), _never_asked)
         except EdgeError as error:
             return Failed(batch.session, batch.number, error)
-        request.seconds = entry.seconds + self.clock - begin
+        verdict = replace(judgement.verdict(), seconds=entry.seconds + self.clock - begin)
         logits = rows.copy() if request.logits else None
-        return StageAnswer(batch.session, batch.number, verdict(request), logits, self.clock)
+        return StageAnswer(batch.session, batch.number, verdict, logits, self.clock)
 
     def _record(self, span: TraceSpan, merge: bool = True) -> None:
         """Record a span, merged with the last one where possible. The caller holds the lock."""

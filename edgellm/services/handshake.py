@@ -19,7 +19,8 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
 from edgellm.services.verification_codec import read_wanted
 from edgellm.spec.model_sampling import ModelSampling
-from edgellm.spec.sampling import WHOLE_ROWS, Choice
+from edgellm.spec.sampling import Choice
+from edgellm.spec.verifier import Capabilities
 
 PREPARING = grpc.StatusCode.ABORTED
 """The status with which a verifier says what it does before it can verify, such as "measuring a.gguf"."""
@@ -33,26 +34,23 @@ _SAID = 1000  # characters of a verifier's own words
 
 @dataclass(frozen=True, slots=True)
 class VerifierInfo:
-    """What the verifier says of itself: the name of its model, the tokens that one session can hold, what its model
-    wants, and the SHA-256 of the model's file in hex, empty if it is unknown. `vocabulary` is the fingerprint of its
-    vocabulary in hex, and `shared_tokens` is `VocabularyMatch.shared`. `chat_template` is its model's, empty if it is
-    not told. `reports_logprobs`: verdicts hold log-probabilities where one asks. `applies_penalties`: it knows
-    penalties. `applies_grammars`: it knows constraints. `drafts_extra`: it drafts extra tokens. `behind`: what verifies
-    in its place, and how, in a few words for people; empty: it verifies itself. `choice`: from what it chooses."""
+    """What a verifier says of itself: its `capabilities`, what its model wants, and the SHA-256 of the model's file in
+    hex, empty if it is unknown. `vocabulary` is the fingerprint of its vocabulary in hex, and `shared_tokens` is
+    `VocabularyMatch.shared`. `chat_template` is its model's, empty if it is not told. `behind`: what verifies in its
+    place, and how, in a few words for people; empty: it verifies itself."""
 
-    model: str
-    context_length: int
+    capabilities: Capabilities
     vocabulary: str
     shared_tokens: int
     sampling: ModelSampling
     model_hash: str = ""
-    reports_logprobs: bool = False
     chat_template: str = ""
-    applies_penalties: bool = False
-    drafts_extra: bool = False
-    applies_grammars: bool = False
     behind: str = ""
-    choice: Choice = WHOLE_ROWS
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model."""
+        return self.capabilities.name
 
 
 async def greet(
@@ -81,11 +79,15 @@ async def greet(
         )
     if not _LEAST_CONTEXT <= reply.context_length < 2**31:
         raise ProtocolError(f"The verifier has a context of {reply.context_length} tokens.", SAME_VERSION)
-    return VerifierInfo(
-        reply.model[:_NAME], reply.context_length, reply.vocabulary.hex(), min(ours.size, reply.vocabulary_size),
-        read_wanted(reply.sampling, "the verifier's device"), reply.model_hash.hex(), reply.logprobs,
-        reply.chat_template, reply.penalties, reply.drafts_extra, reply.grammars, reply.behind[:_NAME],
+    capabilities = Capabilities(
+        reply.model[:_NAME], reply.context_length, reply.logprobs, reply.penalties, reply.grammars,
         Choice(reply.likely_tokens if reply.HasField("likely_tokens") else None, reply.draws_itself),
+        reply.drafts_extra,
+    )  # fmt: skip
+    return VerifierInfo(
+        capabilities, reply.vocabulary.hex(), min(ours.size, reply.vocabulary_size),
+        read_wanted(reply.sampling, "the verifier's device"), reply.model_hash.hex(), reply.chat_template,
+        reply.behind[:_NAME],
     )  # fmt: skip
 
 

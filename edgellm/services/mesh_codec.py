@@ -40,7 +40,7 @@ from edgellm.services.verification_codec import (
     write_verdict,
     write_verify,
 )
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.spec.verifier import VerifyRequest
 
 MESH = 5
 """Version of `mesh.proto`."""

@@ -17,7 +17,7 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY, MIN_REPEAT, ReplyOptions
 from edgellm.spec.types import NO_IDS, Chunk, Constraint, Ids, Logprobs, Penalties, Sampling, Verdict
-from edgellm.verifier.requests import HERE, Tenant, VerifyRequest
+from edgellm.spec.verifier import HERE, Tenant, VerifyRequest
 
 _MAX_AFTER = 64  # tokens that end a thought
 _ROUNDED = 1e-4  # the logarithm of a probability may be so much above 0

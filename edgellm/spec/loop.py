@@ -10,11 +10,11 @@ from typing import NamedTuple, Protocol, TypeAlias
 from edgellm.errors import EdgeError, Stopped
 from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.drafters.parallel import truncated
-from edgellm.spec.guarded_session import GuardedSession
-from edgellm.spec.protocols import Drafter, Gate, Verifier
+from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.state import GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import Channel, Chunk, Decision, Explanation, Logprobs, Notice, Round, Source, Token, Verdict
+from edgellm.spec.verifier import Verification, Verifier
 
 Event: TypeAlias = Token | Notice | Explanation
 
@@ -99,7 +99,7 @@ def _rounds(
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write the reply as `generate` does, in one channel."""
     limits = state.limits
-    session = GuardedSession(verifier, state, alone=drafter.needs_verdict, announce=announce)
+    verification = open_verification(verifier, state, alone=drafter.needs_verdict, announce=announce)
     try:
         drafter.begin(state)
         for number in count(stats.rounds):
@@ -114,9 +114,9 @@ def _rounds(
             if state.grammar is not None:  # copies and translated drafts do not know it
                 n = state.grammar.follows(state.ids, chunk.ids)
                 chunk = truncated(chunk, n) if n else _NOTHING
-            decision = session.unavailable() or _decide(state, chunk, drafter, gate)
+            decision = verification.unavailable() or _decide(state, chunk, drafter, gate)
             asked = perf_counter()
-            verdict = session.verify(state, chunk, drafter) if decision.offload else None
+            verdict = verification.verify(chunk, drafter) if decision.offload else None
             if verdict is None:
                 chunk = drafter.unverified(state, chunk, gamma)
             new_tokens = merge(chunk, verdict)
@@ -125,11 +125,11 @@ def _rounds(
             drafter.observe(state, turn)
             gate.observe(state, turn)
             if not new_tokens:
-                if (yield from session.wait_until_ready(verdict)):
+                if (yield from verification.wait_until_ready(verdict)):
                     continue
                 stats.finish("stop")
                 return
-            yield from session.notices()
+            yield from verification.notices()
             if state.explain:
                 yield Explanation(number, _explanation(turn))
             for new in new_tokens:
@@ -144,7 +144,20 @@ def _rounds(
                 yield written
     finally:
         drafter.end()
-        session.close()
+        verification.close()
+
+
+def open_verification(
+    verifier: Verifier | None, state: GenerationState, *, alone: bool, announce: bool
+) -> Verification:
+    """Return the verdicts of the reply `state`; `alone` and `announce` as for `LossyVerification`. Raises the errors of
+    `Verifier.open`."""
+    session = None if verifier is None else verifier.open(state)
+    if verifier is None or session is None or not verifier.capabilities.can_be_lost:
+        return Verification(session)
+    from edgellm.spec.lost_verifier import LossyVerification
+
+    return LossyVerification(session, alone=alone, announce=announce)
 
 
 def _decide(state: GenerationState, chunk: Chunk, drafter: Drafter, gate: Gate) -> Decision:

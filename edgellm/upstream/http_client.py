@@ -24,7 +24,6 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from edgellm.errors import EdgeError, InvalidOption, StateDamaged, VerifierBusy, VerifierLost
-from edgellm.spec.guarded_session import wait_for_result
 from edgellm.storage.state import read_state
 from edgellm.upstream.rows import RowsUnusable
 
@@ -186,7 +185,7 @@ class HttpClient:
         """Return the result of a coroutine, or raise its error."""
         future = self.run(coroutine)
         try:
-            return wait_for_result(future, None)
+            return future.result()
         except BaseException:
             future.cancel()
             raise

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from time import monotonic, perf_counter
 
@@ -15,12 +15,11 @@ import numpy as np
 from edgellm.engine import common_prefix
 from edgellm.errors import EdgeError, VerifierBusy, VerifierLost, VerifierSlow
 from edgellm.spec.constraint import GrammarState, ReplyGrammar
-from edgellm.spec.guarded_session import wait_for_result
-from edgellm.spec.patience import RetryDelay, VerdictDeadline, VerdictWork
-from edgellm.spec.protocols import Verifier, VerifierSession
+from edgellm.spec.lost_verifier import RetryDelay, VerdictDeadline, VerdictWork
 from edgellm.spec.sampling import Choice
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
+from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest
 from edgellm.upstream.http_client import HttpClient, ServerRefused
 from edgellm.upstream.likeliest import Undecided
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier, Upstream
@@ -167,33 +166,6 @@ class UpstreamLink:
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-class UpstreamPending:
-    """A verdict that a server is asked for."""
-
-    def __init__(self, future: Future[Verdict], should_stop: Callable[[], bool]) -> None:
-        self._future, self._should_stop = future, should_stop
-
-    def done(self) -> bool:
-        """See `Pending.done`."""
-        return self._future.done()
-
-    def result(self) -> Verdict:
-        """See `Pending.result`. Raise Stopped if the reply was stopped."""
-        try:
-            return wait_for_result(self._future, self._should_stop)
-        except CancelledError:
-            raise VerifierLost("The connection to the server is closed.", "Ask again.") from None
-
-    def cancel(self) -> None:
-        """Abandon the request."""
-        self._future.cancel()
-
-    @property
-    def succeeded(self) -> bool:
-        """Return whether the verdict is here."""
-        return self._future.done() and not self._future.cancelled() and self._future.exception() is None
-
-
 @dataclass(frozen=True, slots=True)
 class ServedTokens:
     """The vocabulary of a server's model: `n` tokens, and which of them end a turn."""
@@ -222,48 +194,33 @@ class UpstreamVerifier(Verifier):
         client.wait(self._link.measure())
 
     @property
-    def name(self) -> str:
-        """See `Verifier.name`."""
-        return self._upstream.name
-
-    @property
-    def context_length(self) -> int:
-        """See `Verifier.context_length`."""
-        return self._positions
+    def capabilities(self) -> Capabilities:
+        """See `Verifier.capabilities`. Penalties and grammars are applied to the likeliest tokens, if the server tells
+        them."""
+        upstream = self._upstream
+        rules = upstream.steers and upstream.most_top > 0
+        return Capabilities(
+            upstream.name, self._positions, upstream.most_top > 0, rules, rules and self._grammar is not None,
+            choice_of(upstream),
+        )  # fmt: skip
 
     @property
     def upstream(self) -> Upstream:
         """Return the server."""
         return self._upstream
 
-    @property
-    def reports_logprobs(self) -> bool:
-        """See `Verifier.reports_logprobs`."""
-        return self._upstream.most_top > 0
-
-    @property
-    def applies_penalties(self) -> bool:
-        """See `Verifier.applies_penalties`: to the likeliest tokens, if the server tells them."""
-        return self._upstream.steers and self._upstream.most_top > 0
-
-    @property
-    def applies_grammars(self) -> bool:
-        """See `Verifier.applies_grammars`, likewise."""
-        return self._grammar is not None and self.applies_penalties
-
-    @property
-    def choice(self) -> Choice:
-        """See `Verifier.choice`."""
-        return choice_of(self._upstream)
-
     def up(self) -> bool:
         """Return whether the server is there and takes requests."""
         return self._link.ready()
 
-    def open(self, state: GenerationState) -> UpstreamSession:
+    def open(self, state: GenerationState) -> Session:
         """See `Verifier.open`. If the server is away now, the session becomes ready when it is back."""
-        grammar = ReplyGrammar.of(state.sampling.constraint, self._grammar)
-        return UpstreamSession(self.text(state.sampling, grammar=grammar), state)
+        text = self.text(state.sampling, grammar=ReplyGrammar.of(state.sampling.constraint, self._grammar))
+
+        def send(request: VerifyRequest) -> Future[Verdict]:
+            return text.ask(request.prefix, request.draft, request.extra, request.logprobs)
+
+        return Session(state, send, ready=text.ready)
 
     def text(self, sampling: Sampling, salt: str = "", grammar: ReplyGrammar | None = None) -> UpstreamText:
         """Return a text that begins at the server, whose tokens are drawn as `sampling` says, and follow `grammar` if
@@ -301,7 +258,7 @@ class UpstreamText:
         self, prefix: Ids, chunk: Chunk, extra: int = 0, logprobs: int | None = None,
         report: Callable[[RowReply], None] | None = None,
     ) -> Future[Verdict]:  # fmt: skip
-        """Ask for a verdict on `chunk` after `prefix`, as `VerifierSession.submit` does, and with `logprobs` for those
+        """Ask for a verdict on `chunk` after `prefix`, as `Session.submit` does, and with `logprobs` for those
         of its tokens and of that many others. `report` is called with the server's reply in the loop of its client."""
         known = common_prefix(self._asked, prefix)
         text = np.concatenate((prefix, chunk.ids))
@@ -365,32 +322,6 @@ class UpstreamText:
             f"The likeliest tokens that {self._upstream.name} tells do not decide the next one by this rule.",
             "Sample greedily, or use a verifier of edgellm.", 422,
         )  # fmt: skip
-
-
-class UpstreamSession(VerifierSession):
-    """One reply at a stock server."""
-
-    def __init__(self, text: UpstreamText, state: GenerationState) -> None:
-        self._text, self._state = text, state
-        self._pending: UpstreamPending | None = None
-
-    def ready(self) -> bool:
-        """See `VerifierSession.ready`."""
-        return self._text.ready()
-
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> UpstreamPending:
-        """See `VerifierSession.submit`. A verdict that was not waited for is given up."""
-        pending = self._pending
-        if pending is not None and not pending.done():
-            pending.cancel()
-        asked = self._text.ask(prefix, chunk, extra, self._state.logprobs)
-        self._pending = UpstreamPending(asked, self._state.should_stop)
-        return self._pending
-
-    def close(self) -> None:
-        """See `VerifierSession.close`."""
-        if self._pending is not None:
-            self._pending.cancel()
 
 
 def likeliest(upstream: Upstream, sampling: Sampling, logprobs: int | None) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from edgellm.verifier.requests import Deliver, VerifyRequest
+from edgellm.spec.verifier import VerifyRequest
+from edgellm.verifier.judgement import Deliver
 
 
 class VerifierBackend(ABC):

@@ -9,7 +9,7 @@ from edgellm.engine import Speculator
 from edgellm.spec.drafters.pace import PaceChoice
 from edgellm.spec.drafters.speculator import draft
 from edgellm.spec.types import Chunk
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.verifier.judgement import Job
 
 _PASSES = 4  # with drafts and without, before the faster kind is chosen
 _FIRST = 4  # tokens of a draft, at most, before any are right
@@ -31,18 +31,18 @@ class ExtraDrafts:
         self._longest = _FIRST  # twice as many once half of them are right: trying a useless speculator costs little
         self._drafting = 0.0  # seconds of the last draft
 
-    def draft(self, request: VerifyRequest) -> Chunk:
-        """Return a draft of the extra tokens of `request` that are still to be written, all but the last of which may
+    def draft(self, job: Job) -> Chunk:
+        """Return a draft of the extra tokens of `job` that are still to be written, all but the last of which may
         be drafted; none if that does not pay."""
-        left, self._drafting = request.extra - len(request.tokens), 0.0
+        left, self._drafting = job.request.extra - len(job.tokens), 0.0
         if left < 1 or not self._choice.second():
             return _NOTHING
         plain, _ = self._choice.paces
         floor = self._token_seconds / plain if plain else 0.0
         began = perf_counter()
         chunk = draft(
-            self._speculator, request.ids, min(left, self._longest), request.sampling, self._is_eog,
-            lambda _drafted: floor, request.slot,
+            self._speculator, job.ids, min(left, self._longest), job.request.sampling, self._is_eog,
+            lambda _drafted: floor, job.slot,
         )  # fmt: skip
         self._drafting = perf_counter() - began
         return chunk

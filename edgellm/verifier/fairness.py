@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable
 from time import monotonic
 from typing import Protocol, TypeVar
 
+from edgellm.verifier.judgement import Job
 from edgellm.verifier.prefill_pieces import PrefillPieces
-from edgellm.verifier.requests import VerifyRequest
 from edgellm.verifier.scheduler import ScheduledBatch, Scheduler, SchedulerLimits, next_batch
 
 RECENT = 30.0  # seconds after its last request for which a device counts as active
@@ -112,9 +112,7 @@ class FairScheduler(Scheduler):
         self.pieces = PrefillPieces(limits)
         self._turns, self._cost = DeviceTurns(), PassCost()
 
-    def next(
-        self, ready: Collection[VerifyRequest], prefills: int, single_session: bool
-    ) -> ScheduledBatch[VerifyRequest] | None:
+    def next(self, ready: Collection[Job], prefills: int, single_session: bool) -> ScheduledBatch[Job] | None:
         """See `Scheduler.next`."""
         if self._turns.several_devices():
             budget = self._cost.budget(self.limits)
@@ -130,11 +128,11 @@ class FairScheduler(Scheduler):
         """See `Scheduler.several_devices`."""
         return self._turns.several_devices()
 
-    def on_request(self, request: VerifyRequest) -> None:
+    def on_request(self, request: Job) -> None:
         """See `Scheduler.on_request`."""
         self._turns.record_request(request.device)
 
-    def on_batch(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
+    def on_batch(self, batch: ScheduledBatch[Job], seconds: float, answered: int) -> None:
         """See `Scheduler.on_batch`."""
         self._cost.add(sum(piece.weight for piece in batch.slices), seconds)
         self.pieces.on_batch(batch, seconds)

@@ -6,26 +6,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import count
 from queue import SimpleQueue
 from weakref import WeakValueDictionary
 
-import numpy as np
-
-from edgellm.engine import Context, Model, ShouldStop, Speculator, common_prefix
+from edgellm.engine import Context, Model, Speculator
 from edgellm.engine.gguf.overheads import PREDICTED_ROWS
-from edgellm.errors import EdgeError, EngineFailed, ProtocolError
+from edgellm.errors import EngineFailed, ProtocolError
 from edgellm.spec.constraint import GrammarState, ReplyGrammar
-from edgellm.spec.guarded_session import wait_for_result
-from edgellm.spec.protocols import BlockingSession, Verifier, VerifierSession
-from edgellm.spec.sampling import WHOLE_ROWS, Choice, likeliest
+from edgellm.spec.sampling import likeliest
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids, Verdict
+from edgellm.spec.types import Expected, Ids, Verdict
+from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest
 from edgellm.verifier.backend import VerifierBackend
 from edgellm.verifier.engine import ModelRunner, VerifierEngine
 from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.fairness import FairScheduler
-from edgellm.verifier.requests import Answer, Counters, Deliver, MissingPrefix, VerifyRequest
+from edgellm.verifier.judgement import Answer, Counters, Deliver, MissingPrefix
 from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
 
 
@@ -109,8 +107,8 @@ class VerifierWorker(VerifierBackend):
 
         If the worker has ended, `deliver` may be called twice, with the same error.
         """
-        request.arrival = self._engine.prefills  # a batch in progress counts as earlier
-        self._inbox.put(lambda: self._engine.add(request, deliver))
+        arrival = self._engine.prefills  # a batch in progress counts as earlier
+        self._inbox.put(lambda: self._engine.add(request, deliver, arrival))
         if self._closed:  # the thread may no longer read the inbox
             deliver(_worker_ended())
 
@@ -162,110 +160,93 @@ class LocalVerifier(Verifier):
 
     def __init__(self, model: Model, contexts: ContextPool, context_length: int) -> None:
         """Take over `contexts` over `model` with at least `context_length` positions each."""
-        self._model = model
-        self._contexts = contexts
-        self._context_length = context_length
-        self._sessions: WeakValueDictionary[GenerationState, LocalSession] = WeakValueDictionary()
+        self._model, self._contexts = model, contexts
+        speculator = "" if model.speculator is None else model.speculator.name
+        self._capabilities = Capabilities(
+            model.name, context_length, logprobs=True, penalties=True, grammars=True, speculator=speculator,
+            can_be_lost=False,
+        )  # fmt: skip
+        self._replies: WeakValueDictionary[GenerationState, _OwnContext] = WeakValueDictionary()
 
     @property
-    def name(self) -> str:
-        """See `Verifier.name`."""
-        return self._model.name
-
-    def opened(self) -> int:
-        """Return how many contexts are open, of sessions and idle ones."""
-        return self._contexts.opened()
-
-    @property
-    def speculator_name(self) -> str:
-        """See `Verifier.speculator_name`."""
-        return "" if self._model.speculator is None else self._model.speculator.name
-
-    def speculator(self, state: GenerationState) -> Speculator | None:
-        """See `Verifier.speculator`."""
-        session = self._sessions.get(state)
-        return None if session is None else session.speculator
-
-    @property
-    def context_length(self) -> int:
-        """See `Verifier.context_length`."""
-        return self._context_length
-
-    @property
-    def reports_logprobs(self) -> bool:
-        """See `Verifier.reports_logprobs`."""
-        return True
-
-    @property
-    def applies_penalties(self) -> bool:
-        """See `Verifier.applies_penalties`."""
-        return True
-
-    @property
-    def applies_grammars(self) -> bool:
-        """See `Verifier.applies_grammars`."""
-        return True
+    def capabilities(self) -> Capabilities:
+        """See `Verifier.capabilities`."""
+        return self._capabilities
 
     @property
     def shared(self) -> int:
         """See `Verifier.shared`."""
         return self._contexts.shared
 
-    def open(self, state: GenerationState) -> LocalSession:
+    def opened(self) -> int:
+        """Return how many contexts are open, of sessions and idle ones."""
+        return self._contexts.opened()
+
+    def speculator(self, state: GenerationState) -> Speculator | None:
+        """See `Verifier.speculator`."""
+        reply = self._replies.get(state)
+        return None if reply is None or reply.context is None else reply.context.speculator
+
+    def open(self, state: GenerationState) -> Session:
         """See `Verifier.open`. It never fails: the model is here."""
-        session = self._sessions[state] = LocalSession(self._model, self._contexts, state)
-        return session
+        reply = self._replies[state] = _OwnContext(self._model, self._contexts, state)
+        grammar = ReplyGrammar.of(state.sampling.constraint, self._model.grammar)
+        return Session(state, reply.send, grammar=grammar, close=reply.close)
 
     def close(self) -> None:
         """See `Verifier.close`."""
         self._contexts.close()
 
 
-class LocalSession(BlockingSession):
-    """A session with a context whose cache follows the reply."""
+class _OwnContext:
+    """A context whose cache follows one reply, and an engine over it."""
 
     def __init__(self, model: Model, contexts: ContextPool, state: GenerationState) -> None:
         self._contexts, self._state = contexts, state
-        self._context: Context | None = contexts.take()
         self._progress = state.prompt_progress(model.name)
-        self._context.set_cancel(state.should_stop, self._progress)
-        self._context.fill(*state.filling)
-        self._engine = VerifierEngine(self._context, 1, model.is_eog, Scheduler(ONE_PASS))
-        self._grammar = ReplyGrammar.of(state.sampling.constraint, model.grammar)
+        context = contexts.take()
+        context.set_cancel(state.should_stop, self._progress)
+        context.fill(*state.filling)
+        self._engine = VerifierEngine(context, 1, model.is_eog, Scheduler(ONE_PASS))
+        self.context: Context | None = context
 
-    @property
-    def speculator(self) -> Speculator | None:
-        """Return what drafts from the states of the session's context; None without it."""
-        return None if self._context is None else self._context.speculator
-
-    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
-        """Return the verdict: one pass over the uncached tokens of `prefix` and over `chunk`, then at most `extra`
-        single tokens."""
-        if self._context is None:
+    def send(self, request: VerifyRequest) -> Future[Verdict]:
+        """Compute the verdict at once: one pass over what is not cached of the text and over the draft, then at most
+        `extra` single tokens."""
+        if (context := self.context) is None:
             raise RuntimeError("this session is closed")
-        state = self._state
-        request = VerifyRequest(0, state.sampling, 0, prefix, chunk, extra, state.logprobs, grammar=self._grammar)
+        suggestions = self._state.suggestions
         try:
-            if state.suggestions is not None and state.suggestions.wants_expected:
-                known = self._context.sync(prefix)
-                report_expected(self._context, prefix, known, state.suggestions.expect, self._progress)
+            if suggestions is not None and suggestions.wants_expected:
+                known = context.sync(request.prefix)
+                report_expected(context, request.prefix, known, suggestions.expect, self._progress)
             answer = self._engine.answer(request)
         except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
             self._engine.drop(request.session)
-            self._context.clear()
+            context.clear()
             raise
-        if isinstance(answer, EdgeError):
-            raise answer
-        if isinstance(answer, MissingPrefix):
-            raise ProtocolError("The verifier lost tokens that it was sent.", "Report this.")
-        return answer
+        future: Future[Verdict] = Future()
+        settle(future, answer)
+        return future
 
     def close(self) -> None:
-        """See `VerifierSession.close`."""
-        if self._context is not None:
-            self._context.set_cancel(None)
-            self._contexts.give(self._context)
-            self._context = None
+        """Give the context back."""
+        if self.context is not None:
+            self.context.set_cancel(None)
+            self._contexts.give(self.context)
+            self.context = None
+
+
+def settle(future: Future[Verdict], answer: Answer) -> None:
+    """Set the verdict, or the error, that an engine has answered with."""
+    if future.done():  # an engine that ends answers everything that is open
+        return
+    if isinstance(answer, Verdict):
+        future.set_result(answer)
+    elif isinstance(answer, MissingPrefix):
+        future.set_exception(ProtocolError("The verifier lost tokens that it was sent.", "Report this."))
+    else:
+        future.set_exception(answer)
 
 
 def report_expected(
@@ -297,129 +278,28 @@ class ColocatedVerifier(Verifier):
     devices positive ones."""
 
     def __init__(
-        self, backend: VerifierBackend, name: str, context_length: int, grammar: Callable[[str], GrammarState] | None,
-        *, logprobs: bool = True, penalties: bool = True, choice: Choice = WHOLE_ROWS,
-    ) -> None:  # fmt: skip
-        """Use `backend`, which the server owns; `grammar` returns the grammar of a JSON schema, None: there are none.
-        `logprobs` and `penalties` say what verdicts can have, and `choice` from what they choose."""
-        self._backend, self._name, self._context_length, self._choice = backend, name, context_length, choice
-        self._grammar, self._logprobs, self._penalties = grammar, logprobs, penalties
+        self, backend: VerifierBackend, capabilities: Capabilities, grammar: Callable[[str], GrammarState] | None
+    ) -> None:
+        """Use `backend`, which the server owns; `grammar` returns the grammar of a JSON schema, None: there are
+        none."""
+        self._backend, self._capabilities, self._grammar = backend, capabilities, grammar
         self._numbers: Iterator[int] = count(-1, -1)
 
     @property
-    def name(self) -> str:
-        """See `Verifier.name`."""
-        return self._name
+    def capabilities(self) -> Capabilities:
+        """See `Verifier.capabilities`."""
+        return self._capabilities
 
-    @property
-    def context_length(self) -> int:
-        """See `Verifier.context_length`."""
-        return self._context_length
-
-    @property
-    def reports_logprobs(self) -> bool:
-        """See `Verifier.reports_logprobs`."""
-        return self._logprobs
-
-    @property
-    def applies_penalties(self) -> bool:
-        """See `Verifier.applies_penalties`."""
-        return self._penalties
-
-    @property
-    def applies_grammars(self) -> bool:
-        """See `Verifier.applies_grammars`."""
-        return self._grammar is not None
-
-    @property
-    def choice(self) -> Choice:
-        """See `Verifier.choice`."""
-        return self._choice
-
-    def open(self, state: GenerationState) -> ColocatedSession:
+    def open(self, state: GenerationState) -> Session:
         """See `Verifier.open`."""
-        grammar = ReplyGrammar.of(state.sampling.constraint, self._grammar)
-        return ColocatedSession(self._backend, next(self._numbers), state, grammar)
+        number = next(self._numbers)
+        return Session(
+            state, self._send, number=number, grammar=ReplyGrammar.of(state.sampling.constraint, self._grammar),
+            ready=self._backend.ready, close=partial(self._backend.end_session, number), reads=self._capabilities.name,
+        )  # fmt: skip
 
-
-class ColocatedSession(VerifierSession):
-    """A session that tracks which tokens the backend holds."""
-
-    def __init__(
-        self, backend: VerifierBackend, number: int, state: GenerationState, grammar: ReplyGrammar | None
-    ) -> None:
-        self._backend, self._number, self._state, self._grammar = backend, number, state, grammar
-        self._held = NO_IDS
-
-    def ready(self) -> bool:
-        """See `VerifierSession.ready`."""
-        return self._backend.ready()
-
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> ColocatedPending:
-        """See `VerifierSession.submit`."""
-        return ColocatedPending(self, prefix, chunk, extra)
-
-    @property
-    def should_stop(self) -> ShouldStop:
-        """Return the reply's cancellation check; the backend sees a cancellation when the session is closed."""
-        return self._state.should_stop
-
-    @property
-    def held(self) -> Ids:
-        """Return the tokens held by the backend."""
-        return self._held
-
-    def set_held(self, ids: Ids) -> None:
-        """Record that the backend holds `ids`."""
-        self._held = ids
-
-    def request_verdict(self, prefix: Ids, chunk: Chunk, extra: int, position: int) -> Future[Answer]:
-        """Request a verdict on `chunk` after `prefix`, whose first `position` tokens the backend holds."""
-        answer: Future[Answer] = Future()
-
-        def deliver(result: Answer) -> None:
-            if not answer.done():
-                answer.set_result(result)
-
-        sampling, logprobs = self._state.sampling, self._state.logprobs
-        request = VerifyRequest(
-            self._number, sampling, position, prefix[position:], chunk, extra, logprobs, grammar=self._grammar
-        )
-        self._backend.submit(request, deliver)
-        return answer
-
-    def close(self) -> None:
-        self._backend.end_session(self._number)
-
-
-class ColocatedPending:
-    """A verdict that the backend is asked for."""
-
-    def __init__(self, session: ColocatedSession, prefix: Ids, chunk: Chunk, extra: int) -> None:
-        self._session, self._request = session, (prefix, chunk, extra)
-        self._answer = session.request_verdict(*self._request, common_prefix(session.held, prefix))
-
-    def done(self) -> bool:
-        return self._answer.done()
-
-    def result(self) -> Verdict:
-        """See `Pending.result`. If the prefix was evicted meanwhile, it is sent again.
-
-        Raises:
-            EngineFailed: the engine failed, or the worker has ended.
-            Stopped: the reply was cancelled.
-        """
-        prefix, chunk, _ = self._request
-        answer = wait_for_result(self._answer, self._session.should_stop)
-        if isinstance(answer, MissingPrefix):
-            self._answer = self._session.request_verdict(*self._request, answer.position)
-            answer = wait_for_result(self._answer, self._session.should_stop)
-        if isinstance(answer, EdgeError):
-            self._session.set_held(NO_IDS)
-            raise answer
-        if isinstance(answer, MissingPrefix):
-            raise ProtocolError(
-                "The verifier evicted this session twice within one request.", "Start the verifier with more sessions."
-            )
-        self._session.set_held(np.concatenate((prefix, chunk.ids[: answer.accepted], answer.tokens[:-1])))
-        return answer
+    def _send(self, request: VerifyRequest) -> Future[Verdict]:
+        future: Future[Verdict] = Future()
+        future.set_running_or_notify_cancel()
+        self._backend.submit(request, partial(settle, future))
+        return future

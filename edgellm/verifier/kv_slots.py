@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from edgellm.engine import common_prefix
 from edgellm.spec.types import Ids
-from edgellm.verifier.requests import HERE, Tenant
+from edgellm.spec.verifier import HERE, Tenant
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.verifier.judgement import Job
 from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, SchedulerLimits
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class PrefillPieces:
             self._add(n, taken)
         self._choose()
 
-    def on_batch(self, batch: ScheduledBatch[VerifyRequest], seconds: float) -> None:
+    def on_batch(self, batch: ScheduledBatch[Job], seconds: float) -> None:
         """Learn from a pass of the engine. Verdicts of several sessions are no measure: their heads cost more."""
         if self._measured and len(batch.slices) == 1:
             rows = batch.slices[0].tokens

@@ -9,7 +9,7 @@ from enum import Enum
 from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.verifier.judgement import Job
 
 
 class BatchKind(Enum):
@@ -39,7 +39,7 @@ class SchedulerLimits:
 
 
 class Schedulable(Protocol):
-    """The part of a request that the scheduler uses; see `VerifyRequest`."""
+    """The part of a request that the scheduler uses; see `Job`."""
 
     @property
     def unseen(self) -> int: ...
@@ -127,9 +127,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
 
-    def next(
-        self, ready: Collection[VerifyRequest], prefills: int, single_session: bool
-    ) -> ScheduledBatch[VerifyRequest] | None:
+    def next(self, ready: Collection[Job], prefills: int, single_session: bool) -> ScheduledBatch[Job] | None:
         """Return the next batch over `ready`; see `next_batch`."""
         return next_batch(ready, self.chosen, prefills, single_session)
 
@@ -142,10 +140,10 @@ class Scheduler:
         """Return whether several devices share the slots."""
         return False
 
-    def on_request(self, request: VerifyRequest) -> None:
+    def on_request(self, request: Job) -> None:
         """Called for every new request."""
 
-    def on_batch(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
+    def on_batch(self, batch: ScheduledBatch[Job], seconds: float, answered: int) -> None:
         """Called after every batch, with its `seconds` and the number of requests that it `answered`."""
 
 

@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from importlib.resources import files
 from itertools import count
@@ -25,13 +26,13 @@ from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
-from edgellm.services.client.verifier_client import RemotePending
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.loop import Event
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Channel, Source
+from edgellm.spec.types import Channel, Source, Verdict
+from edgellm.spec.verifier import Session
 from edgellm.storage.chat_log import Conversations
 from testkit.browser.page_states import (
     CHROMIUM,
@@ -332,14 +333,14 @@ def _until(true: Callable[[], bool]) -> None:
 def test_a_verifier_that_is_killed_is_reported_and_the_reply_goes_on(
     page: Page, f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result, killed, rounds = RemotePending.result, threading.Event(), count()
+    wait, killed, rounds = Session.wait, threading.Event(), count()
 
-    def waiting(self: RemotePending) -> object:
+    def waiting(self: Session, pending: Future[Verdict]) -> Verdict:
         if next(rounds) > 1:  # the prompt is read and the first verdict comes; the others wait for the verifier's end
             assert killed.wait(60)
-        return result(self)
+        return wait(self, pending)
 
-    monkeypatch.setattr(RemotePending, "result", waiting)
+    monkeypatch.setattr(Session, "wait", waiting)
     with Model.load(f32_pair[1]) as model:
         verifier = VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1)
         address = str(verifier.start())

@@ -1,4 +1,4 @@
-"""Tools over HTTP: described by the model's own template, called in the family's format, answered in a second turn.
+"""Tools over HTTP: described by the model's own template, called in the family's format, settled in a second turn.
 
 The bundled pair calls no tools, so a verifier writes a given text here; everything else is as it is.
 """
@@ -18,9 +18,9 @@ from edgellm.engine import Model
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from edgellm.spec.protocols import BlockingSession, Verifier
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Ids, Verdict
+from edgellm.spec.types import Verdict
+from edgellm.spec.verifier import Capabilities, Session, Verifier, settled
 from testkit.thinking_templates import with_template
 from tests.http.conftest import HOME, Ask, asker
 
@@ -44,7 +44,7 @@ TOOLS: Any = [
 USER: Any = {"role": "user", "content": "How is the weather in Zürich, and how late is it?"}
 
 
-class Writer(Verifier, BlockingSession):
+class Writer(Verifier):
     """A verifier that writes a given text, and keeps the prompt that it was asked to continue."""
 
     def __init__(self, model: Model) -> None:
@@ -57,22 +57,15 @@ class Writer(Verifier, BlockingSession):
         self._text = np.append(self._model.tokenize(text), end).astype(np.int32)
 
     @property
-    def name(self) -> str:
-        return "writer"
+    def capabilities(self) -> Capabilities:
+        return Capabilities("writer", 1000, can_be_lost=False)
 
-    @property
-    def context_length(self) -> int:
-        return 1000
-
-    def open(self, state: GenerationState) -> Writer:
+    def open(self, state: GenerationState) -> Session:
         self._prompt = state.prompt_tokens
         self.prompt = b"".join(map(self._model.control_text, state.ids.tolist())).decode()
         (system,) = self._model.tokenize("<|system|>", special=True).tolist()
         self.controls = state.ids.tolist().count(system)
-        return self
-
-    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
-        return Verdict(0, self._text[len(prefix) - self._prompt :][:1])
+        return Session(state, lambda request: settled(Verdict(0, self._text[len(request.prefix) - self._prompt :][:1])))
 
     def close(self) -> None: ...
 

@@ -15,13 +15,12 @@ from edgellm.engine import Model, Top2
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
-from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Constraint, Distribution
-from edgellm.verifier.in_process import LocalSession
+from edgellm.spec.verifier import Capabilities, Session
 from testkit.thinking_templates import CHANNELS, with_template
 from tests.spec.real import case, ids
 
@@ -93,7 +92,7 @@ def test_a_server_follows_a_schema_for_its_own_replies(alone: LLM, f32_pair: tup
 
 
 def test_a_verifier_that_follows_none_is_not_asked(served: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VerifierInfo, "applies_grammars", False)
+    monkeypatch.setattr(Capabilities, "grammars", False)
     with pytest.raises(InvalidOption, match="follows no JSON schema"):
         served.reply(case(2), json_schema="{}")
 
@@ -121,20 +120,20 @@ def test_sampled_text_is_valid_and_repeatable(alone: LLM, pair: LLM, schema: Any
 def test_no_forbidden_draft_is_proposed(
     f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
-    verify, drafted = LocalSession.verify, 0
+    submit, drafted = Session.submit, 0
     options: Any = {"temperature": temperature, "seed": 1, "max_tokens": 200}
     with LLM.open(*f32_pair, threads=1, history=False) as fresh:  # it has not found drafts too slow here
 
-        def checked(self: LocalSession, prefix: Any, chunk: Any, extra: int = 0) -> Any:
+        def checked(self: Session, prefix: Any, chunk: Any, extra: int = 0) -> Any:
             nonlocal drafted
-            constraint = self._state.sampling.constraint
+            constraint = self.state.sampling.constraint
             assert constraint is not None
             grammar = ReplyGrammar(fresh._text.grammar(constraint.schema), constraint)
             assert grammar.follows(prefix, chunk.ids) == len(chunk)
             drafted += len(chunk)
-            return verify(self, prefix, chunk, extra)
+            return submit(self, prefix, chunk, extra)
 
-        monkeypatch.setattr(LocalSession, "verify", checked)
+        monkeypatch.setattr(Session, "submit", checked)
         for schema in SCHEMAS:
             ids(fresh.reply(case(3), json_schema=json.dumps(schema), **options))
     assert drafted > 0

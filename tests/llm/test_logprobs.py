@@ -105,7 +105,8 @@ def test_a_verifier_that_reports_none_is_not_asked_for_them(
     f32_pair: tuple[Path, Path], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def silent(*arguments: Any) -> VerifierInfo:
-        return replace(await greet(*arguments), reports_logprobs=False)
+        info = await greet(*arguments)
+        return replace(info, capabilities=replace(info.capabilities, logprobs=False))
 
     monkeypatch.setattr("edgellm.services.client.connection.greet", silent)
     with (

@@ -10,7 +10,7 @@ import pytest
 
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
-from edgellm.services.handshake import VerifierInfo
+from edgellm.spec.verifier import Capabilities
 from tests.spec.real import case, ids
 
 NUMBERS = (2, 5)
@@ -84,7 +84,7 @@ def test_the_draft_model_follows_the_penalties(pair: LLM) -> None:
 
 
 def test_a_verifier_that_applies_no_penalties_is_not_asked(served: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VerifierInfo, "applies_penalties", False)
+    monkeypatch.setattr(Capabilities, "penalties", False)
     with pytest.raises(InvalidOption, match="use a verifier of edgellm"):
         served.reply(case(2), presence_penalty=0.1)
     assert ids(served.reply(case(2), max_tokens=2, min_p=0.1, temperature=1.0))

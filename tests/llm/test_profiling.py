@@ -16,7 +16,7 @@ from edgellm.llm import LLM
 from edgellm.llm.pair_stats import forget, kept
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.profiler import PairProfiler
-from edgellm.verifier.in_process import LocalSession
+from edgellm.spec.verifier import Session
 from tests.llm.conftest import PROFILED, prompts
 
 MOST = 24
@@ -146,13 +146,13 @@ def test_a_prompt_is_verified_as_often_as_its_own_reply_and_the_drafted_one(
 ) -> None:
     """Each verification is one of a chunk that the profile has, except for replies that context lookup changes."""
     asked: list[int] = []
-    submit = LocalSession.submit
+    submit = Session.submit
 
-    def noted(self: LocalSession, *arguments: Any, **options: Any) -> Any:
+    def noted(self: Session, *arguments: Any, **options: Any) -> Any:
         asked.append(1)
         return submit(self, *arguments, **options)
 
-    monkeypatch.setattr(LocalSession, "submit", noted)
+    monkeypatch.setattr(Session, "submit", noted)
     found = pair.profile(FEW, max_tokens=MOST, context_lookup=False)
     assert len(asked) <= 3 * found.chunks
 

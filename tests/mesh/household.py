@@ -17,10 +17,11 @@ from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.layer_sources import LayerSource
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, Post, StageHost
-from edgellm.mesh.verifier import MeshSession, MeshVerifier
+from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Sampling
+from edgellm.spec.verifier import Session
 from tests.mesh.folder import FolderLayers
 from tests.verifier.asking import judged
 
@@ -137,7 +138,7 @@ def write(ask: Callable[[Ids], int], prompt: Ids, n: int) -> list[int]:
 def all_at_once(verifier: MeshVerifier, sampling: Sampling, prompts: Sequence[Ids], n: int) -> list[list[int]]:
     """`n` tokens behind each prompt, each reply written by a thread of its own."""
 
-    def reply(session: MeshSession, prompt: Ids) -> list[int]:
+    def reply(session: Session, prompt: Ids) -> list[int]:
         return write(lambda text: int(session.submit(text, NOTHING).result().tokens[0]), prompt, n)
 
     sessions = [verifier.open(GenerationState(sampling=sampling)) for _ in prompts]

@@ -20,9 +20,10 @@ from edgellm.mesh.coordinator import Mesh, check_shares
 from edgellm.mesh.messages import StageLost
 from edgellm.mesh.pipeline import Pipeline
 from edgellm.mesh.placement import fail_over
-from edgellm.mesh.verifier import MeshSession, MeshVerifier
+from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
+from edgellm.spec.verifier import Session
 from tests.engine.logits import some_ids
 from tests.mesh.household import NOTHING, Cut, Device, Whole, even, write
 
@@ -40,7 +41,7 @@ class Home:
         )
         self.verifier = MeshVerifier(self.mesh, lambda _token: False, rows=16)
 
-    def asker(self, session: MeshSession) -> Callable[[Ids], int]:
+    def asker(self, session: Session) -> Callable[[Ids], int]:
         return lambda text: int(session.submit(text, NOTHING).result().tokens[0])
 
 
@@ -176,7 +177,7 @@ def test_who_leaves_does_not_wait_for_the_stages_and_the_next_reply_is_as_ever(
     monkeypatch.setattr(Block, "forward_together", slow)
     session = home.verifier.open(GenerationState(should_stop=lambda: True))
     with pytest.raises(Stopped):
-        session.submit(PROMPT, NOTHING).result()
+        session.wait(session.submit(PROMPT, NOTHING))
     session.close()
     open_again.set()
     again = home.verifier.open(GenerationState())

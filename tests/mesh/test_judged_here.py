@@ -11,9 +11,9 @@ import pytest
 from edgellm.engine import Context
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.verifier import MeshVerifier
-from edgellm.spec.protocols import Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Constraint, Ids, Penalties, Sampling, Verdict
+from edgellm.spec.verifier import Verifier
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from tests.engine.logits import some_ids
 from tests.mesh.household import Cut, Device, Whole, even
@@ -74,7 +74,7 @@ def test_verdicts_are_those_of_the_whole_model(mesh: MeshVerifier, local: LocalV
 
 
 def test_log_probabilities_are_those_of_the_whole_model(mesh: MeshVerifier, local: LocalVerifier) -> None:
-    assert mesh.reports_logprobs
+    assert mesh.capabilities.logprobs
     state = GenerationState(PROMPT, logprobs=3)
     pairs = zip(verdicts(mesh, state, 12, extra=2), verdicts(local, state, 12, extra=2), strict=True)
     for here, there in pairs:
@@ -102,6 +102,6 @@ def test_without_the_vocabulary_there_are_no_constraints(verifier_cut: Cut) -> N
     device = Device("desk", verifier_cut.layers)
     mesh = Mesh([device], even(verifier_cut.work, ["desk"]), replace(verifier_cut.work, sessions=1))
     verifier = MeshVerifier(mesh, lambda _token: False)
-    assert verifier.applies_penalties
-    assert not verifier.applies_grammars
+    assert verifier.capabilities.penalties
+    assert not verifier.capabilities.grammars
     verifier.close()

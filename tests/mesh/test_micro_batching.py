@@ -163,7 +163,7 @@ def test_a_rule_that_fails_takes_nobody_along(held: Held, monkeypatch: pytest.Mo
             raise EdgeError("It cannot be judged.", "Ask otherwise.")
         return 0, 5
 
-    monkeypatch.setattr("edgellm.verifier.engine.judge", broken)
+    monkeypatch.setattr("edgellm.verifier.judgement.judge", broken)
     for session in range(2):
         ask = judged(NOTHING, Sampling(1.0, seed=session), 8)
         held.stage.put(MicroBatch(session, session, 0, some_ids(8, 2000, session), ask))

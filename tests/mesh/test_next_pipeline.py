@@ -15,9 +15,10 @@ from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageLost
 from edgellm.mesh.phases.next_pipeline import NextPipeline
-from edgellm.mesh.verifier import MeshSession, MeshVerifier
+from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY
+from edgellm.spec.verifier import Session
 from tests.engine.logits import some_ids
 from tests.mesh.household import NOTHING, Cut, Device, Whole, all_at_once, even, write
 
@@ -38,10 +39,10 @@ class Home:
         self.mesh = Mesh(list(self.devices.values()), even(cut.work, "abc"), cut.work, notify=self.told.append)
         self.verifier = MeshVerifier(self.mesh, lambda _token: False, rows=16)
 
-    def asker(self, session: MeshSession) -> Callable[[Ids], int]:
+    def asker(self, session: Session) -> Callable[[Ids], int]:
         return lambda text: int(session.submit(text, NOTHING).result().tokens[0])
 
-    def after_each(self, session: MeshSession, then: Callable[[int], None]) -> Callable[[Ids], int]:
+    def after_each(self, session: Session, then: Callable[[int], None]) -> Callable[[Ids], int]:
         """Ask, and call `then` with the number of tokens before every token."""
         ask = self.asker(session)
 

@@ -13,12 +13,13 @@ from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.verifier import MeshSession, MeshVerifier
+from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.client.stage_client import Endpoint, RemoteDevice
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
+from edgellm.spec.verifier import Session
 from edgellm.storage import fingerprint
 from testkit.gguf.architectures import WINDOW
 from tests.conftest import Architectures
@@ -36,7 +37,7 @@ def stage_spec(path: Path) -> StageSpec:
     return StageSpec(fingerprint(path), path.stem, LayerRange(0, n), n, embd, vocab, 256, 2, wide=True)
 
 
-def write(session: MeshSession, own: list[int], at: int, stop: int) -> None:
+def write(session: Session, own: list[int], at: int, stop: int) -> None:
     """Have tokens verified in chunks, of which one is wrong: it is rolled back, on every device."""
     while at < stop:
         draft = [*own[at : at + 2], (own[min(at + 2, TOKENS - 1)] + 1) % 2000, own[at]][:4]

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import count
@@ -20,10 +21,11 @@ from edgellm.errors import VerifierLost, VerifierSlow, VerifierUnavailable
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.connection import Timing
-from edgellm.services.client.verifier_client import RemotePending, RemoteSession, RemoteVerifier
-from edgellm.spec.patience import RetryDelay
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.spec.lost_verifier import RetryDelay
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Ids, PromptProgress
+from edgellm.spec.types import Chunk, Ids, PromptProgress, Verdict
+from edgellm.spec.verifier import Session
 from tests.services.scripted import Script, scripted, until_cancelled, verdict, working
 
 Rounds = Iterator[pb.Verify]
@@ -44,7 +46,7 @@ def vocabulary(exact: Model) -> Vocabulary:
 @contextmanager
 def asking(
     vocabulary: Vocabulary, script: Script, timing: Timing = PATIENT, hello: dict[str, Any] | None = None
-) -> Iterator[RemoteSession]:
+) -> Iterator[Session]:
     with scripted(vocabulary, script, hello) as address:
         verifier = RemoteVerifier(address, vocabulary, timing=timing)
         try:
@@ -53,7 +55,7 @@ def asking(
             verifier.close()
 
 
-def lost(session: RemoteSession, prefix: Ids = TEXT, chunk: Chunk | None = None) -> str:
+def lost(session: Session, prefix: Ids = TEXT, chunk: Chunk | None = None) -> str:
     """Why no verdict comes."""
     with pytest.raises(VerifierUnavailable) as caught:
         session.submit(prefix, chunk or Chunk()).result()
@@ -87,7 +89,7 @@ def test_a_device_that_is_late_itself_does_not_blame_the_verifier(vocabulary: Vo
         until_cancelled(context)
         return iter(())
 
-    async def hog(pending: RemotePending) -> None:
+    async def hog(pending: Future[Verdict]) -> None:
         for _ in range(2 * QUIET.silent_beats):
             time.sleep(4 * QUIET.beat)
             await asyncio.sleep(0)
@@ -138,7 +140,7 @@ def test_a_device_reports_how_far_a_verifier_has_read(vocabulary: Vocabulary, re
         closing(RemoteVerifier(address, vocabulary)) as verifier,
         closing(verifier.open(GenerationState(on_progress=on_progress))) as session,
     ):
-        assert session.submit(text, Chunk()).result().tokens.tolist() == [42]
+        assert session.wait(session.submit(text, Chunk())).tokens.tolist() == [42]
     assert {(report.model, report.total) for report in reports} == {("scripted", 900)}
     assert {report.done for report in reports} <= ({0, 600} if reported else {0})
 
@@ -159,8 +161,8 @@ def test_a_verifier_that_works_for_ever_is_waited_for_no_longer_than_its_work_ta
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:
     """Whether it was fast before, or never answered."""
-    monkeypatch.setattr("edgellm.spec.patience.FIRST_SECONDS", 0.2)
-    monkeypatch.setattr("edgellm.spec.patience.UNKNOWN_PASS", 0.01)
+    monkeypatch.setattr("edgellm.spec.lost_verifier.FIRST_SECONDS", 0.2)
+    monkeypatch.setattr("edgellm.spec.lost_verifier.UNKNOWN_PASS", 0.01)
 
     def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
         for ask in rounds:

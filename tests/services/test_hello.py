@@ -105,14 +105,14 @@ def test_another_protocol_version_says_who_is_older(vocabulary: Vocabulary, vers
 
 
 def test_a_verifier_says_which_model_it_is(remote: RemoteVerifier, exact: Model) -> None:
-    assert remote.model_hash == fingerprint(exact.path)
+    assert remote.info.model_hash == fingerprint(exact.path)
 
 
 @pytest.mark.parametrize(("told", "known"), [(b"", ""), (b"\x01" * 32, "01" * 32)])
 def test_one_that_does_not_say_can_be_used_all_the_same(vocabulary: Vocabulary, told: bytes, known: str) -> None:
     with scripted(vocabulary, lambda _rounds, _context: (), {"model_hash": told}) as address:
         verifier = RemoteVerifier(address, vocabulary)
-        assert verifier.model_hash == known
+        assert verifier.info.model_hash == known
         verifier.close()
 
 
@@ -184,7 +184,7 @@ def test_vocabularies_that_differ_in_unused_tokens_are_one(vocabulary: Vocabular
     with scripted(there, lambda _rounds, _context: (), opened=opened) as address:
         verifier = RemoteVerifier(address, here)
         try:
-            assert verifier.shared_tokens == min(here.size, there.size)
+            assert verifier.info.shared_tokens == min(here.size, there.size)
             session = verifier.open(GenerationState())
             with pytest.raises(VerifierLost):
                 session.submit(np.arange(4, dtype=np.int32), Chunk()).result()

@@ -40,7 +40,7 @@ from edgellm.services.mesh_codec import (
     write_work,
 )
 from edgellm.spec.types import Chunk, Sampling, Verdict
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.spec.verifier import VerifyRequest
 from tests.verifier.asking import judged
 
 WORK = StageSpec("ab" * 32, "a model", LayerRange(2, 6), 8, 6, 500, 64, 3, stages=2)

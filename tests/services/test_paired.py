@@ -24,12 +24,13 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import check_version
 from edgellm.services.client.connection import Timing
-from edgellm.services.client.verifier_client import RemoteSession, RemoteVerifier
+from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
 from edgellm.services.server.servers import VerifierServer
 from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Ids
+from edgellm.spec.verifier import Session
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE, POSITIONS, Alone
 from tests.services.test_hello import different
@@ -65,7 +66,7 @@ def test_a_reply_over_mutual_tls_is_the_verifiers_own(remote: RemoteVerifier, pr
     session.close()
 
 
-def go_on(session: RemoteSession, prompt: Ids) -> None:
+def go_on(session: Session, prompt: Ids) -> None:
     """Asks until the verifier no longer answers."""
     while True:
         session.submit(prompt, Chunk(), extra=400).result()

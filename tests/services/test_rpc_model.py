@@ -177,7 +177,7 @@ def test_a_peer_that_is_killed_mid_reply_ends_its_client_and_the_text_goes_on(
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers may be silent for some seconds only."""
     monkeypatch.setattr("edgellm.mesh.ggml_rpc.model.LEAST_SILENCE", 4.0)
-    monkeypatch.setattr("edgellm.spec.patience.FIRST_SECONDS", 4.0)
+    monkeypatch.setattr("edgellm.spec.lost_verifier.FIRST_SECONDS", 4.0)
 
 
 def within(work: Callable[[], list[int]]) -> list[int]:

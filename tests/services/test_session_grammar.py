@@ -17,7 +17,7 @@ from edgellm.services.server.session_grammar import MAX_GRAMMARS, GrammarOwner, 
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.types import GREEDY, Chunk, Constraint, Sampling, Verdict
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.spec.verifier import VerifyRequest
 from tests.services.test_verification_service import Device, verify
 
 START = Constraint('{"type": "object"}', 3)

@@ -22,7 +22,7 @@ from edgellm.services.verification_codec import (
     write_verify,
 )
 from edgellm.spec.types import GREEDY, Chunk, Constraint, Penalties, Sampling, Verdict
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.spec.verifier import VerifyRequest
 from tests.verifier.asking import request
 
 VOCABULARY = 300

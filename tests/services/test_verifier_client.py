@@ -7,17 +7,17 @@ import pytest
 
 from edgellm.engine import Model, Vocabulary
 from edgellm.errors import PairingRequired, VerifierLost, VerifierUnreachable, VocabularyMismatch
-from edgellm.services.client.verifier_client import RemoteSession, RemoteVerifier
+from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.protocols import VerifierSession
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Verdict
+from edgellm.spec.verifier import Session
 from edgellm.storage import name_of
 from edgellm.verifier.in_process import LocalVerifier
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 
 
-def write(session: VerifierSession, prompt: Ids, rounds: int, rng: np.random.Generator, n_vocab: int) -> list[Verdict]:
+def write(session: Session, prompt: Ids, rounds: int, rng: np.random.Generator, n_vocab: int) -> list[Verdict]:
     """Asks about random chunks, whose first tokens are sometimes right; keeps what is accepted."""
     prefix, verdicts = prompt, []
     for _ in range(rounds):
@@ -145,7 +145,7 @@ def test_a_closed_connection_loses_everything_in_flight(server: VerifierServer, 
 
 
 def test_done_becomes_true(remote: RemoteVerifier, prompt: Ids) -> None:
-    session: RemoteSession = remote.open(GenerationState())
+    session: Session = remote.open(GenerationState())
     pending = session.submit(prompt, Chunk())
     verdict = pending.result()
     assert pending.done()
@@ -155,8 +155,8 @@ def test_done_becomes_true(remote: RemoteVerifier, prompt: Ids) -> None:
 
 def test_the_verifiers_name_and_length(remote: RemoteVerifier, server: VerifierServer) -> None:
     """The name is that of `edgellm ls`, so that a model is called the same wherever it runs."""
-    assert remote.name == name_of(server.model.path)
-    assert remote.context_length == server.context_length
+    assert remote.capabilities.name == name_of(server.model.path)
+    assert remote.capabilities.context_length == server.context_length
 
 
 def test_nobody_there_is_said_with_the_next_step(exact: Model) -> None:

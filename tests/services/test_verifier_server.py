@@ -105,7 +105,7 @@ def test_a_device_waits_for_a_verifier_that_is_measured_yet(exact: Model) -> Non
             except VerifierUnreachable:  # it does not listen yet
                 assert time.monotonic() < end
                 assert process.poll() is None
-        assert said[-1] == f"measuring {remote.name}"
+        assert said[-1] == f"measuring {remote.capabilities.name}"
         remote.close()
         process.stdin.close()
         assert process.wait(120) == 0
@@ -302,7 +302,7 @@ def test_an_engine_that_fails_costs_one_round(
         raise EngineFailed("It is broken.", "Mend it.")
 
     with monkeypatch.context() as patch:
-        patch.setattr("edgellm.verifier.engine.judge", broken)
+        patch.setattr("edgellm.verifier.judgement.judge", broken)
         with pytest.raises(VerifierLost, match="It is broken"):
             session.submit(prompt, Chunk()).result()
     session.submit(prompt, Chunk()).result()

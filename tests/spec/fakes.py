@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgellm.errors import VerifierLost
-from edgellm.spec.protocols import Drafter, Verifier, VerifierSession
+from edgellm.errors import EdgeError, VerifierLost
+from edgellm.spec.protocols import Drafter
 from edgellm.spec.sampling import distribution, draw
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.types import NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
+from edgellm.spec.types import NO_IDS, Chunk, Floats, Ids, Verdict
 from edgellm.spec.verification import judge
+from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest
 
 EOG = 0
 
@@ -96,18 +98,23 @@ class FakeVerifier(Verifier):
     lost: Iterable[int] = ()
     absence: int = 2
     context_length: int = 10_000
-    name: str = "fake"
-    sessions: list[FakeSession] = field(default_factory=list)
+    sessions: list[FakeReply] = field(default_factory=list)
 
-    def open(self, state: GenerationState) -> FakeSession:
-        self.sessions.append(FakeSession(self, state.sampling))
-        return self.sessions[-1]
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities("fake", self.context_length)
+
+    def open(self, state: GenerationState) -> Session:
+        self.sessions.append(self.reply())
+        return Session(state, self.sessions[-1].send, ready=self.sessions[-1].ready, close=self.sessions[-1].close)
+
+    def reply(self) -> FakeReply:
+        return FakeReply(self)
 
 
 @dataclass
-class FakeSession(VerifierSession):
+class FakeReply:
     verifier: FakeVerifier
-    sampling: Sampling
     asked: int = 0
     away: int = 0
     closed: bool = False
@@ -117,40 +124,41 @@ class FakeSession(VerifierSession):
         self.away = max(0, self.away - 1)
         return not self.away
 
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> FakePending:
+    def send(self, request: VerifyRequest) -> Future[Verdict]:
+        prefix = request.prefix
         assert not self.closed
         assert not self.away
-        assert len(prefix) + len(chunk) <= self.verifier.context_length
+        assert len(prefix) + len(request.draft) <= self.verifier.context_length
         assert np.array_equal(prefix[: len(self.seen)], self.seen)  # what was said stays said
         self.seen = prefix.copy()
         self.asked += 1
-        return FakePending(self, prefix.copy(), chunk, extra)
+        return self.pending(request)
+
+    def pending(self, request: VerifyRequest) -> Future[Verdict]:
+        found: Future[Verdict] = Future()
+        self.settle(found, request)
+        return found
+
+    def settle(self, found: Future[Verdict], request: VerifyRequest) -> None:
+        try:
+            found.set_result(self.verdict(request))
+        except EdgeError as error:
+            found.set_exception(error)
+
+    def verdict(self, request: VerifyRequest) -> Verdict:
+        verifier, prefix, chunk, sampling = self.verifier, request.prefix, request.draft, request.sampling
+        if self.asked - 1 in verifier.lost:
+            self.away = 1 + verifier.absence
+            raise VerifierLost("Unplugged.", "Plug it in.")
+        text = np.concatenate((prefix, chunk.ids))
+        n = len(prefix)
+        rows = np.stack([verifier.logits(text[: n + i]) for i in range(len(chunk) + 1)])
+        accepted, answer = judge(chunk.ids, rows, sampling, n)
+        text, tokens = np.append(text[: n + accepted], answer).astype(np.int32), [answer]
+        while len(tokens) <= request.extra and tokens[-1] != EOG:
+            answer = judge(NO_IDS, verifier.logits(text)[None], sampling, len(text))[1]
+            text, tokens = np.append(text, answer).astype(np.int32), [*tokens, answer]
+        return Verdict(accepted, np.array(tokens, dtype=np.int32), 0.001, 10, 20, len(tokens))
 
     def close(self) -> None:
         self.closed = True
-
-
-@dataclass
-class FakePending:
-    session: FakeSession
-    prefix: Ids
-    chunk: Chunk
-    extra: int
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Verdict:
-        session, verifier = self.session, self.session.verifier
-        if session.asked - 1 in verifier.lost:
-            session.away = 1 + verifier.absence
-            raise VerifierLost("Unplugged.", "Plug it in.")
-        text = np.concatenate((self.prefix, self.chunk.ids))
-        n = len(self.prefix)
-        rows = np.stack([verifier.logits(text[: n + i]) for i in range(len(self.chunk) + 1)])
-        accepted, answer = judge(self.chunk.ids, rows, session.sampling, n)
-        text, tokens = np.append(text[: n + accepted], answer).astype(np.int32), [answer]
-        while len(tokens) <= self.extra and tokens[-1] != EOG:
-            answer = judge(NO_IDS, verifier.logits(text)[None], session.sampling, len(text))[1]
-            text, tokens = np.append(text, answer).astype(np.int32), [*tokens, answer]
-        return Verdict(accepted, np.array(tokens, dtype=np.int32), 0.001, 10, 20, len(tokens))

@@ -8,40 +8,31 @@ from time import monotonic
 import pytest
 
 from edgellm.errors import VerifierBusy, VerifierLost, VerifierSlow
-from edgellm.spec.guarded_session import FREE, LOST, SLOW
-from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Ids, Source, Verdict
-from tests.spec.fakes import FakeDrafter, FakePending, FakeSession, FakeVerifier
+from edgellm.spec.lost_verifier import FREE, LOST, SLOW
+from edgellm.spec.types import Source, Verdict
+from edgellm.spec.verifier import VerifyRequest
+from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier
 from tests.spec.running import BIG, SMALL, alone, ids, notices, run, tokens
 
 SECONDS = 0.05
 
 
 @dataclass
-class BusySession(FakeSession):
+class BusyReply(FakeReply):
     until: float = 0.0
 
     def ready(self) -> bool:
         return monotonic() >= self.until
 
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> FakePending:
-        return BusyPending(super().submit(prefix, chunk, extra))
-
-
-class BusyPending(FakePending):
-    def __init__(self, pending: FakePending) -> None:
-        super().__init__(pending.session, pending.prefix, pending.chunk, pending.extra)
-
-    def result(self) -> Verdict:
-        verifier = self.session.verifier
+    def verdict(self, request: VerifyRequest) -> Verdict:
+        verifier = self.verifier
         assert isinstance(verifier, Busy)
-        assert isinstance(self.session, BusySession)
-        if self.session.asked in verifier.busy:
-            self.session.until = monotonic() + (SECONDS if verifier.comes_back else 1e9)
+        if self.asked in verifier.busy:
+            self.until = monotonic() + (SECONDS if verifier.comes_back else 1e9)
             if verifier.slow:
                 raise VerifierSlow("It is slow.", "Ask again.")
             raise VerifierBusy("It is busy.", "Ask again.", SECONDS)
-        return super().result()
+        return super().verdict(request)
 
 
 @dataclass
@@ -50,9 +41,8 @@ class Busy(FakeVerifier):
     comes_back: bool = True
     slow: bool = False  # it says nothing of being busy
 
-    def open(self, state: GenerationState) -> FakeSession:
-        self.sessions.append(BusySession(self, state.sampling))
-        return self.sessions[-1]
+    def reply(self) -> FakeReply:
+        return BusyReply(self)
 
 
 def test_a_busy_verifier_is_not_told_as_gone_and_the_device_goes_on() -> None:
@@ -98,12 +88,12 @@ def test_without_a_drafter_a_reply_does_not_wait_for_ever(busy: set[int]) -> Non
 
 
 def test_without_a_drafter_one_that_was_silent_for_long_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.spec.guarded_session._GIVE_UP_SECONDS", 0.0)
+    monkeypatch.setattr("edgellm.spec.lost_verifier._GIVE_UP_SECONDS", 0.0)
     with pytest.raises(VerifierSlow, match="slow"):
         run(None, Busy(BIG, busy={2}, slow=True), max_tokens=12)
 
 
 def test_without_a_drafter_one_that_is_always_busy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.spec.guarded_session._BUSY_LIMIT", 0.2)
+    monkeypatch.setattr("edgellm.spec.lost_verifier._BUSY_LIMIT", 0.2)
     with pytest.raises(VerifierLost, match="been busy for"):
         run(None, Busy(BIG, busy=set(range(2, 1000))), max_tokens=12)

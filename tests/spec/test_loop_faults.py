@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from edgellm.errors import EngineFailed, ProtocolError, VerifierLost
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.guarded_session import BACK, LOST
 from edgellm.spec.loop import generate
+from edgellm.spec.lost_verifier import BACK, LOST
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import (
@@ -20,7 +20,8 @@ from edgellm.spec.types import (
     Token,
     Verdict,
 )
-from tests.spec.fakes import FakeDrafter, FakeSession, FakeVerifier, Letters, chain
+from edgellm.spec.verifier import Session, settled
+from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier, Letters, chain
 from tests.spec.running import BIG, PROMPT, SMALL, CoinGate, alone, check_provenance, ids, notices, run, tokens
 
 # --- the verifier lost ----------------------------------------------------------------------------------------------
@@ -74,10 +75,8 @@ def test_whatever_fails_each_token_follows_from_all_before_it(
 
 def test_a_verifier_that_is_away_from_the_start() -> None:
     class Late(FakeVerifier):
-        def open(self, sampling: object) -> FakeSession:
-            session = super().open(GenerationState())
-            session.away = 3
-            return session
+        def reply(self) -> FakeReply:
+            return FakeReply(self, away=3)
 
     events, _ = run(FakeDrafter(SMALL), Late(BIG))
     assert events[0] is LOST
@@ -108,21 +107,12 @@ def test_without_a_draft_model_a_lost_verifier_is_an_error(lost: int, drafter: F
 
 def test_a_verdict_without_a_token_is_an_error_and_no_endless_loop() -> None:
     class Mute(FakeVerifier):
-        def open(self, sampling: object) -> FakeSession:
-            session = super().open(GenerationState())
-            session.submit = lambda *_: Said(Verdict(0, np.empty(0, np.int32)))  # type: ignore[method-assign, assignment]
-            return session
+        def open(self, state: GenerationState) -> Session:
+            session = super().open(state)
+            return Session(state, lambda _: settled(Verdict(0, np.empty(0, np.int32))), close=session.close)
 
     with pytest.raises(ProtocolError, match="contains no token"):
         run(None, Mute(BIG))
-
-
-class Said:
-    def __init__(self, verdict: Verdict) -> None:
-        self.verdict = verdict
-
-    def result(self) -> Verdict:
-        return self.verdict
 
 
 # --- stopping -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,47 +19,49 @@ from edgellm.spec.drafters.parallel import MAX_AHEAD, ParallelDrafter
 from edgellm.spec.drafters.verdict_prediction import alternatives
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
 from edgellm.spec.loop import generate
-from edgellm.spec.protocols import Gate, VerifierSession
+from edgellm.spec.protocols import Gate
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Ids, Sampling, Source, Token, Verdict
-from edgellm.verifier.in_process import ContextPool, LocalSession, LocalVerifier
+from edgellm.spec.types import GREEDY, NO_IDS, Ids, Sampling, Source, Token, Verdict
+from edgellm.spec.verifier import Session, VerifyRequest
+from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
 
 POSITIONS = 512
 
 
-class Late:
-    """A verdict that is there once the device has looked often enough."""
+class Late(Future[Verdict]):
+    """A verdict that is there once the device has looked often enough, or waits for it."""
 
-    def __init__(self, session: LocalSession, ask: tuple[Ids, Chunk, int], patience: int) -> None:
-        self._session, self._ask, self._patience = session, ask, patience
+    def __init__(self, compute: Callable[[], Future[Verdict]], patience: int) -> None:
+        super().__init__()
+        self._compute, self._patience = compute, patience
 
     def done(self) -> bool:
         self._patience -= 1
         return self._patience < 0
 
-    def result(self) -> Verdict:
-        return self._session.verify(*self._ask)
+    def result(self, timeout: float | None = None) -> Verdict:
+        return self._compute().result()
 
 
-class LateSession(VerifierSession):
-    def __init__(self, session: LocalSession, patience: int) -> None:
-        self._session, self._patience = session, patience
-
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Late:
-        return Late(self._session, (prefix.copy(), chunk, extra), self._patience)
-
-    def close(self) -> None:
-        self._session.close()
+class LateSession(Session):
+    def wait(self, pending: Future[Verdict]) -> Verdict:
+        return pending.result()
 
 
 class LateVerifier(LocalVerifier):
     patience = 0
 
-    def open(self, state: GenerationState) -> LateSession:  # type: ignore[override]
-        return LateSession(super().open(state), self.patience)
+    def open(self, state: GenerationState) -> Session:
+        inner = super().open(state)
+
+        def send(request: VerifyRequest) -> Future[Verdict]:
+            ask = partial(inner.submit, request.prefix.copy(), request.draft, request.extra)
+            return Late(ask, self.patience)
+
+        return LateSession(state, send, close=inner.close)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgellm.spec.patience import FIRST_SECONDS, MAX_SECONDS, VerdictDeadline, VerdictWork
+from edgellm.spec.lost_verifier import FIRST_SECONDS, MAX_SECONDS, VerdictDeadline, VerdictWork
 
 
 def test_a_verdict_is_waited_for_as_long_as_its_work_may_take() -> None:

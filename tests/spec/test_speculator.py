@@ -163,7 +163,7 @@ def test_nothing_is_drafted_where_not_even_a_sure_token_pays(architectures: Arch
         for suggestions, drafted in ((None, 1), (Suggestions(), 1), (Dear(), 0)):
             state = GenerationState(model.chat_prompt([Message("user", QUESTION)]), suggestions=suggestions)
             session, drafter = verifier.open(state), SpeculatorDrafter(verifier, model.is_eog)
-            session.verify(state.ids, Chunk())
+            session.submit(state.ids, Chunk())
             drafter.begin(state)
             state.append(5)
             assert len(drafter.propose(state, 1)) == drafted

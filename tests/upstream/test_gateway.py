@@ -26,13 +26,14 @@ from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Source, Token, Verdict
+from edgellm.spec.verifier import Tenant, VerifyRequest
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.metrics import families
 from edgellm.upstream.gateway.opening import GatewayModel, PoolOpening
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
-from edgellm.verifier.requests import Answer, MissingPrefix, Tenant, VerifyRequest
+from edgellm.verifier.judgement import Answer, MissingPrefix
 from testkit import retokenized
 from testkit.retokenized import PAIRS
 from testkit.upstream.engine import Engine
@@ -99,7 +100,7 @@ def houses(engine: Engine, text: Model, f32_pair: tuple[Path, Path]) -> Iterator
             closing.enter_context(gateway)
             remote = RemoteVerifier(gateway.address, text.vocabulary, timing=DEVICE)
             closing.callback(remote.close)
-            pair = LLM(draft, draft=draft, verifier=remote, model_hash=lambda: remote.model_hash, history=False)
+            pair = LLM(draft, draft=draft, verifier=remote, model_hash=lambda: remote.info.model_hash, history=False)
             return House(servers, gateway, pair)
 
         yield {

@@ -146,7 +146,7 @@ def house(engine: Engine, other_engine: Engine, drafts: dict[str, Path]) -> Iter
 
 
 def _hash_of(remote: RemoteVerifier) -> Any:
-    return lambda: remote.model_hash
+    return lambda: remote.info.model_hash
 
 
 def written(pair: LLM) -> list[Token]:
@@ -217,7 +217,7 @@ def test_the_best_paired_verifier_is_one_of_several_models(
             chosen = choose_verifier(guest, text.vocabulary.fingerprint, [str(address)], hosts=[])
             assert chosen.address == ModelAddress(address, name)
             remote = RemoteVerifier(chosen.address, text.vocabulary, trust=guest, device=chosen.device)
-            assert remote.name == name
+            assert remote.capabilities.name == name
             remote.close()
     with (
         Model.load(drafts[ONE], text_only=True) as text,

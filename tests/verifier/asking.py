@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Ids, Sampling
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.spec.verifier import VerifyRequest
 
 
 def request(

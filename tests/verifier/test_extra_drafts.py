@@ -15,10 +15,11 @@ from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.pace import PaceChoice
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Penalties, Sampling, Verdict
+from edgellm.spec.verifier import VerifyRequest
 from edgellm.verifier.engine import VerifierEngine
 from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.in_process import ONE_PASS
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.verifier.judgement import Job
 from edgellm.verifier.scheduler import Scheduler
 from tests.conftest import Architectures, Heads
 
@@ -175,9 +176,9 @@ def test_a_useless_speculator_is_tried_with_short_drafts_and_a_right_one_with_lo
         extra_drafts = ExtraDrafts(cast(Speculator, Sure()), lambda _token: False)
         found = []
         for _ in range(3):
-            request = VerifyRequest(0, GREEDY, 0, np.array([1, 1], np.int32), Chunk(), 16)
-            request.tokens.append(1)
-            drafted = len(extra_drafts.draft(request))
+            text = np.array([1, 1], np.int32)
+            job = Job(VerifyRequest(0, GREEDY, 0, text, Chunk(), 16), text, tokens=[1])
+            drafted = len(extra_drafts.draft(job))
             extra_drafts.observe(drafted, drafted + 1 if right else 1, 1.0)
             found.append(drafted)
         assert found == lengths

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from edgellm.engine import Ids, common_prefix
+from edgellm.spec.verifier import Tenant
 from edgellm.verifier.kv_slots import SlotTable
-from edgellm.verifier.requests import Tenant
 
 
 def ids(*tokens: int) -> Ids:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Context, Model
 from edgellm.spec.types import GREEDY, Chunk
+from edgellm.spec.verifier import VerifyRequest
 from edgellm.verifier.in_process import VerifierWorker
+from edgellm.verifier.judgement import Answer
 from edgellm.verifier.prefill_pieces import DELAY, SOLO_DELAY, SPEED, PrefillPieces
-from edgellm.verifier.requests import Answer, VerifyRequest
 from edgellm.verifier.scheduler import BatchKind, SchedulerLimits
 
 LIMITS = SchedulerLimits()

@@ -13,8 +13,9 @@ import pytest
 from edgellm.engine import Context, Model, SeqRows
 from edgellm.errors import EngineFailed
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
+from edgellm.spec.verifier import HERE, Tenant, VerifyRequest
 from edgellm.verifier.in_process import VerifierWorker
-from edgellm.verifier.requests import HERE, Answer, MissingPrefix, Tenant, VerifyRequest
+from edgellm.verifier.judgement import Answer, MissingPrefix
 from tests.services.conftest import Alone
 
 SLOTS = 3

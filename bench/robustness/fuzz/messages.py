@@ -28,23 +28,24 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, PAIRING_PROTOCOL, check_version, parse_message
 from edgellm.services.client.connection import Timing
-from edgellm.services.client.verifier_client import RemotePending, Stream
+from edgellm.services.client.verifier_client import Asked, Stream
 from edgellm.services.handshake import VerifierInfo, greet
 from edgellm.services.server.verification_service import VerificationService
 from edgellm.services.server.verifying_model import VerifyingModel
 from edgellm.services.verification_codec import write_open, write_verdict, write_verify, write_wanted
+from edgellm.spec.lost_verifier import VerdictDeadline
 from edgellm.spec.model_sampling import ModelSampling
-from edgellm.spec.patience import VerdictDeadline
 from edgellm.spec.types import GREEDY, Chunk, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.verification import judge
-from edgellm.verifier.requests import MissingPrefix, VerifyRequest
+from edgellm.spec.verifier import Capabilities, VerifyRequest
+from edgellm.verifier.judgement import MissingPrefix
 
 WORDS, CONTEXT = 300, 512
 _PORTS = count(1)  # each session from a device of its own: those of one device are paced
 VOCABULARY = Vocabulary.of([b"%d" % i for i in range(WORDS)], bytes(WORDS))
 WANTED = ModelSampling(0.7)
 INFO = VerifierInfo(
-    "big", CONTEXT, VOCABULARY.fingerprint, WORDS, WANTED, reports_logprobs=True, applies_penalties=True
+    Capabilities("big", CONTEXT, logprobs=True, penalties=True), VOCABULARY.fingerprint, WORDS, WANTED
 )  # fmt: skip
 ROUND = 7
 
@@ -191,17 +192,17 @@ class _Device:
         if self._stream is None or self._stream.over:
             self._stream = Stream(cast(Any, self), b"open", WORDS)
         asked = verify_request(4, ids(1, 2, 3, 4), chunk(4, copied=True), 4, self._logprobs)
-        pending = RemotePending(asked, lambda: True)
+        pending = Asked(asked)
         stream = self._stream
-        stream.send(pending, pending.request(2))
+        stream.send(pending, pending.frame(2))
         await self._line.say(data, lambda: stream.over)
-        if not pending.done():  # the input was Busy, Working or NeedPrefix
+        if not pending.verdict.done():  # the input was Busy, Working or NeedPrefix
             stream.end()
             self._stream = None
             return
         if stream.over:
             self._stream = None
-        verdict = pending.result()
+        verdict = pending.verdict.result()
         expected = verdict.accepted + len(verdict.tokens) if self._logprobs is not None else 0
         if len(verdict.logprobs) != expected or any(len(one.ids) != self._logprobs for one in verdict.logprobs):
             raise AssertionError(f"invalid probabilities got through: {verdict}")

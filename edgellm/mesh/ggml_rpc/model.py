@@ -24,7 +24,7 @@ from edgellm.errors import DeviceLost, EdgeError, InvalidOption, MeshBroken, Pla
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.ggml_rpc.placement import MARGIN, rpc_costs
-from edgellm.spec.patience import VerdictDeadline, VerdictWork
+from edgellm.spec.lost_verifier import VerdictDeadline, VerdictWork
 from edgellm.spec.types import NO_IDS
 
 _log = logging.getLogger(__name__)

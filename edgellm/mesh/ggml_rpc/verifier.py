@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from edgellm.mesh.ggml_rpc.model import RpcModel
 from edgellm.spec.constraint import GrammarState
+from edgellm.spec.verifier import Capabilities
 from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
 from edgellm.verifier.scheduler import SchedulerLimits
 
@@ -35,7 +36,10 @@ class RpcVerifier(ColocatedVerifier):
         """Answer from `model`, which is open. `grammar` returns the grammar of a JSON schema."""
         self.model = model
         self._worker = _Worker(model, is_eog)
-        super().__init__(self._worker, model.work.file.name, model.work.sizes.n_ctx, grammar)
+        capabilities = Capabilities(
+            model.work.file.name, model.work.sizes.n_ctx, logprobs=True, penalties=True, grammars=grammar is not None
+        )
+        super().__init__(self._worker, capabilities, grammar)
         self._worker.start()
 
     def close(self) -> None:

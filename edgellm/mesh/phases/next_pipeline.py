@@ -17,7 +17,7 @@ from edgellm.mesh.messages import StageAnswer, StageSpec
 from edgellm.mesh.phases.cache_transfer import CacheTransfer
 from edgellm.mesh.pipeline import Pipeline, StageHost
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.spec.verifier import VerifyRequest
 
 CATCH_UP = 8
 """Tokens that the next pipeline may have to read more than the present one, and take over at once: a pass of so few

@@ -24,7 +24,7 @@ from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import PREPARING, VerifierInfo, greet, model_missing, printable
-from edgellm.spec.patience import RetryDelay, VerdictDeadline
+from edgellm.spec.lost_verifier import RetryDelay, VerdictDeadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,8 @@ class Connection:
                 raise self._unreachable(error) from None
             raise
         self._channel, self._up = channel, True
-        _log.info("connected to the verifier at %s: %s, %d positions", self.address, peer.model, peer.context_length)
+        positions = peer.capabilities.context_length
+        _log.info("connected to the verifier at %s: %s, %d positions", self.address, peer.model, positions)
         self.loop_task(self._watch(channel))
         if self._trust is not None and self._device is not None:
             self.loop_task(self._watch_trust(channel, self._trust, self._device))

@@ -38,8 +38,8 @@ from edgellm.services.mesh_codec import (
     write_micro_batch,
     write_work,
 )
+from edgellm.spec.verifier import VerifyRequest
 from edgellm.storage.layers.manifest import LayerPiece
-from edgellm.verifier.requests import VerifyRequest
 
 _log = logging.getLogger(__name__)
 

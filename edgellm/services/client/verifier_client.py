@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TypeAlias
 
@@ -23,95 +23,74 @@ from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
 from edgellm.services.client.connection import Connection, Timing
+from edgellm.services.handshake import VerifierInfo
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
-from edgellm.spec.guarded_session import wait_for_result
-from edgellm.spec.model_sampling import ModelSampling
-from edgellm.spec.patience import VerdictWork
-from edgellm.spec.protocols import Verifier, VerifierSession
-from edgellm.spec.sampling import Choice
+from edgellm.spec.lost_verifier import VerdictWork
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.spec.types import NO_IDS, Ids, Verdict
+from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest
 
-_LONG = 512  # new tokens of a prefix whose reading is reported
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
-class RemotePending:
-    """A verdict on its way over the link."""
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request on its way, which has all tokens in its prefix. The other end is taken to hold the first `position` of
+    these. Its bytes so far count for the verdict."""
 
-    def __init__(
-        self, request: VerifyRequest, alive: Callable[[], bool], should_stop: Callable[[], bool] | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:  # fmt: skip
-        """`request` has all tokens in its prefix. `alive` returns whether the connection can still settle it,
-        `should_stop` whether the reply was stopped. `progress` is called while a long prefix is read."""
-        self._alive, self._should_stop, self._progress = alive, should_stop, progress
-        self._computed = 0
-        self.asked = request
-        self.position = len(request.prefix)  # number of these tokens that the other end is taken to hold
-        self.bytes_up = self.bytes_down = 0
-        self._future: Future[Verdict] = Future()
+    request: VerifyRequest
+    position: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    verdict: Future[Verdict] = field(default_factory=Future)
 
-    def count_bytes(self, *, up: int = 0, down: int = 0) -> None:
-        """Count bytes that went to the verifier and came from it for this verdict."""
-        self.bytes_up += up
-        self.bytes_down += down
+    def __post_init__(self) -> None:
+        self.verdict.set_running_or_notify_cancel()  # not to be cancelled
 
-    def done(self) -> bool:
-        return self._future.done()
-
-    def result(self) -> Verdict:
-        """See `Pending.result`. Raise Stopped if the reply was stopped."""
-        return wait_for_result(self._future, self._given_up)
-
-    def computed(self, tokens: int) -> None:
-        """Note that the verifier has `tokens` of the prefix in its cache."""
-        self._computed = tokens
-
-    def _report(self) -> None:
-        total = len(self.asked.prefix) - self.position
-        if self._progress is not None and total > _LONG:
-            self._progress(min(max(self._computed - self.position, 0), total), total)
-
-    def _given_up(self) -> bool:
-        self._report()
-        if not self._alive():
-            self.fail(lost("The connection to the verifier is closed."))
-        return self._should_stop is not None and self._should_stop()
-
-    def request(self, position: int) -> bytes:
+    def frame(self, position: int) -> bytes:
         """Return the request's frame for a verifier that already holds `position` tokens.
 
         Raises:
             InvalidOption: a draft was drawn from something that cannot be sent.
         """
         self.position = position
-        rest = replace(self.asked, position=position, prefix=self.asked.prefix[position:])
+        rest = replace(self.request, position=position, prefix=self.request.prefix[position:])
         data = write_verify(rest).SerializeToString()
-        self.count_bytes(up=len(data))
+        self.count(up=len(data))
         return data
+
+    def count(self, *, up: int = 0, down: int = 0) -> None:
+        """Count bytes that went to the verifier and came from it."""
+        self.bytes_up += up
+        self.bytes_down += down
+
+    def read(self, tokens: int) -> None:
+        """Note that the verifier has `tokens` of the text in its cache."""
+        self.request.computed = tokens
 
     @property
     def work(self) -> VerdictWork:
         """The amount of work of the verifier for this verdict."""
-        return VerdictWork(len(self.asked.prefix) - self.position + len(self.asked.draft), 1 + self.asked.extra)
+        request = self.request
+        return VerdictWork(len(request.prefix) - self.position + len(request.draft), 1 + request.extra)
 
     def settle(self, verdict: Verdict) -> None:
-        self._future.set_result(replace(verdict, bytes_up=self.bytes_up, bytes_down=self.bytes_down))
+        """Answer with a verdict."""
+        self.verdict.set_result(replace(verdict, bytes_up=self.bytes_up, bytes_down=self.bytes_down))
 
     def fail(self, error: EdgeError) -> None:
-        if not self._future.done():
-            self._future.set_exception(error)
+        """Answer with an error, unless there is an answer."""
+        if not self.verdict.done():
+            self.verdict.set_exception(error)
 
     def held(self) -> Ids | None:
         """Return the tokens that the verifier's session holds after this request; None if unknown."""
-        if not self._future.done():
+        if not self.verdict.done():
             return None
-        if (error := self._future.exception()) is not None:  # who is busy has left everything as it was
-            return self.asked.prefix[: self.position] if isinstance(error, VerifierBusy) else None
-        verdict = self._future.result()
-        return np.concatenate((self.asked.prefix, self.asked.draft.ids[: verdict.accepted], verdict.tokens[:-1]))
+        if (error := self.verdict.exception()) is not None:  # who is busy has left everything as it was
+            return self.request.prefix[: self.position] if isinstance(error, VerifierBusy) else None
+        verdict = self.verdict.result()
+        return np.concatenate((self.request.prefix, self.request.draft.ids[: verdict.accepted], verdict.tokens[:-1]))
 
 
 class Stream:
@@ -125,34 +104,34 @@ class Stream:
         self._channel: grpc.aio.Channel | None = None
         self._call: _Call | None = None
         self._writing = asyncio.Lock()
-        self._pending: RemotePending | None = None
+        self._asked: Asked | None = None
         self._silent = 0  # heartbeats since the last frame
         self._waited = 0  # heartbeats since the request
-        self._asked = 0.0  # when that was
+        self._sent = 0.0  # when that was
         self._step, self._moved = -1, 0.0  # of the verifier's worker, and when it last changed
         self._watched = False
         self._due = 0.0  # by the loop's clock, when the next heartbeat is looked for
         self.over = False  # ended by either side; read by the session's thread too
 
-    def send(self, pending: RemotePending, data: bytes) -> None:
+    def send(self, asked: Asked, data: bytes) -> None:
         """Ask for a verdict."""
         frames = [data]
         if self._call is None:
             self._channel = self._connection.loop_channel()
             if self._channel is None:
-                pending.fail(lost("The verifier is not reachable."))
+                asked.fail(lost("The verifier is not reachable."))
                 return
             self._call = self._channel.stream_stream(SESSION, bytes, bytes)()  # type: ignore[call-arg]  # written to
             self._connection.loop_task(self._read(self._call))
             frames.insert(0, self._opening)
-            pending.count_bytes(up=len(self._opening))
+            asked.count(up=len(self._opening))
         elif self.over:
-            pending.fail(lost("The verifier has ended the session."))
+            asked.fail(lost("The verifier has ended the session."))
             return
-        self._pending = pending
+        self._asked = asked
         self._silent = self._waited = 0
         self._step, self._moved = -1, monotonic()
-        self._asked = self._moved
+        self._sent = self._moved
         self._watch()
         self._connection.loop_task(self._write(self._call, frames))
 
@@ -191,29 +170,29 @@ class Stream:
         if kind == "draining":
             self._lost("is shutting down")
             return
-        pending = self._pending
-        if kind is None or pending is None or getattr(frame, kind).round != pending.asked.round:
+        asked = self._asked
+        if kind is None or asked is None or getattr(frame, kind).round != asked.request.round:
             raise ProtocolError("The verifier sent an answer without a request.", SAME_VERSION)
         self._silent = 0
-        pending.count_bytes(down=len(data))
+        asked.count(down=len(data))
         if kind == "verdict":
-            verdict = read_verdict(frame.verdict, pending.asked, self._vocabulary)
-            self._pending = None
+            verdict = read_verdict(frame.verdict, asked.request, self._vocabulary)
+            self._asked = None
             self._connection.loop_answered()
-            work, passed = VerdictWork(pending.work.unseen, len(verdict.tokens)), monotonic() - self._asked
+            work, passed = VerdictWork(asked.work.unseen, len(verdict.tokens)), monotonic() - self._sent
             self._connection.patience.record(work, passed)
-            pending.settle(replace(verdict, seconds=min(verdict.seconds, passed)))
+            asked.settle(replace(verdict, seconds=min(verdict.seconds, passed)))
         elif kind == "need_prefix":
-            if frame.need_prefix.position >= pending.position:
+            if frame.need_prefix.position >= asked.position:
                 raise ProtocolError("The verifier asks for tokens that it already has.", SAME_VERSION)
-            self._connection.loop_task(self._write(call, [pending.request(frame.need_prefix.position)]))
+            self._connection.loop_task(self._write(call, [asked.frame(frame.need_prefix.position)]))
         elif kind == "busy":
             wait = min(frame.busy.retry_ms, MAX_BUSY_MS) / 1e3
             self._connection.loop_pause(wait)
             again = f"This device continues alone and tries again in about {wait:g} seconds."
             self._fail(VerifierBusy("The verifier is busy.", again, wait))
         else:
-            pending.computed(frame.working.computed)
+            asked.read(frame.working.computed)
             if frame.working.step != self._step:
                 self._step, self._moved = frame.working.step, monotonic()
 
@@ -231,9 +210,9 @@ class Stream:
         self._fail(lost(f"The verifier {reason}."))
 
     def _fail(self, error: EdgeError) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.fail(error)
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.fail(error)
 
     def _watch(self) -> None:
         if not self._watched:
@@ -245,15 +224,15 @@ class Stream:
     def _beat(self) -> None:
         """Check that the verifier that owes an answer is alive and within its limit."""
         self._watched = False
-        pending = self._pending
-        if pending is None:
+        asked = self._asked
+        if asked is None:
             return
         timing = self._connection.timing
         # a process that did not get the processor itself has no evidence that the other side is silent
         if asyncio.get_running_loop().time() - self._due < timing.beat:
             self._silent += 1
         self._waited += 1
-        limit = self._connection.patience.limit(pending.work)
+        limit = self._connection.patience.limit(asked.work)
         if self._silent >= timing.silent_beats:
             self._hangs("has stopped responding")
         elif monotonic() - self._moved > timing.stall:
@@ -334,120 +313,59 @@ class RemoteVerifier(Verifier):
         self._vocabulary = vocabulary
 
     @property
-    def name(self) -> str:
-        return self._connection.peer.model
+    def capabilities(self) -> Capabilities:
+        """See `Verifier.capabilities`: a gateway to some stock servers has fewer of them."""
+        return self._connection.peer.capabilities
 
     @property
-    def context_length(self) -> int:
-        return self._connection.peer.context_length
-
-    @property
-    def model_hash(self) -> str:
-        """The SHA-256 of the verifier's model file in hex; empty if the verifier does not report it."""
-        return self._connection.peer.model_hash
-
-    @property
-    def chat_template(self) -> str:
-        """The chat template of the verifier's model; empty if the verifier does not report it."""
-        return self._connection.peer.chat_template
-
-    @property
-    def behind(self) -> str:
-        """What verifies behind a gateway, and how; empty if this is none."""
-        return self._connection.peer.behind
-
-    @property
-    def shared_tokens(self) -> int:
-        """Return the id below which drafted tokens exist in both vocabularies."""
-        return self._connection.peer.shared_tokens
+    def info(self) -> VerifierInfo:
+        """Return what the verifier says of itself."""
+        return self._connection.peer
 
     def up(self) -> bool:
         """Return whether the verifier is connected and takes requests."""
         return self._connection.ready()
 
-    @property
-    def reports_logprobs(self) -> bool:
-        """See `Verifier.reports_logprobs`: a gateway to some stock servers does not."""
-        return self._connection.peer.reports_logprobs
-
-    @property
-    def applies_penalties(self) -> bool:
-        """See `Verifier.applies_penalties`: a gateway to some stock servers does not."""
-        return self._connection.peer.applies_penalties
-
-    @property
-    def applies_grammars(self) -> bool:
-        """See `Verifier.applies_grammars`: a gateway to some stock servers does not."""
-        return self._connection.peer.applies_grammars
-
-    @property
-    def choice(self) -> Choice:
-        """See `Verifier.choice`."""
-        return self._connection.peer.choice
-
-    @property
-    def sampling(self) -> ModelSampling:
-        """What the verifier's model wants."""
-        return self._connection.peer.sampling
-
-    @property
-    def drafts_extra(self) -> bool:
-        """See `Verifier.drafts_extra`."""
-        return self._connection.peer.drafts_extra
-
-    def open(self, state: GenerationState) -> RemoteSession:
+    def open(self, state: GenerationState) -> Session:
         """See `Verifier.open`. If the verifier is not reachable now, the session becomes ready when it is."""
-        return RemoteSession(self._connection, self._vocabulary, state)
+        line = _Line(self._connection, self._vocabulary.size)
+        return Session(
+            state, line.send, ready=self._connection.ready, close=line.close, reads=self._connection.peer.model
+        )
 
     def close(self) -> None:
+        """See `Verifier.close`."""
         self._connection.close()
 
 
-class RemoteSession(VerifierSession):
-    """One reply at the verifier: a stream, and the knowledge of which tokens are held at its other end."""
+class _Line:
+    """The requests of one reply: over a stream, or over another one where the last has ended or cannot be trusted."""
 
-    def __init__(self, connection: Connection, vocabulary: Vocabulary, state: GenerationState) -> None:
-        self._connection, self._state, self._vocabulary = connection, state, vocabulary
+    def __init__(self, connection: Connection, vocabulary: int) -> None:
+        self._connection, self._vocabulary = connection, vocabulary
         self._stream: Stream | None = None
-        self._last: RemotePending | None = None
-        self._round = 0
+        self._last: Asked | None = None
 
-    def ready(self) -> bool:
-        return self._connection.ready()
-
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> RemotePending:
-        """See `VerifierSession.submit`. A verdict that was not waited for is given up."""
+    def send(self, request: VerifyRequest) -> Future[Verdict]:
+        """Send what the verifier does not hold of a request; return its verdict."""
+        connection, peer = self._connection, self._connection.peer
+        if why := peer.capabilities.refusal(request.sampling):  # another one since the reply began
+            raise lost(f"The verifier is a gateway to another server now, and {why}.")
         stream, held = self._stream, self._last.held() if self._last is not None else None
         if stream is None or stream.over or held is None:  # the other end's tokens are unknown: begin again
-            self._end_stream()
+            self.close()
             # the verifier's own fingerprint: `greet` has compared the vocabularies
-            connection = self._connection
-            opening = write_open(self._state.sampling, connection.peer.vocabulary, connection.model)
-            stream, held = Stream(connection, opening.SerializeToString(), self._vocabulary.size), NO_IDS
-        self._round += 1
-        state = self._state
-        if (
-            state.sampling.penalties is not None and not self._connection.peer.applies_penalties
-        ):  # another one since the reply began
-            raise lost("The verifier is a gateway to a stock server now, which applies no penalties.")
-        if state.sampling.constraint is not None and not self._connection.peer.applies_grammars:
-            raise lost("The verifier is a gateway to a stock server now, which follows no JSON schemas.")
-        if why := self._connection.peer.choice.refusal(state.sampling):
-            raise lost(f"The verifier is a gateway to another server now, and {why}.")
-        request = VerifyRequest(0, state.sampling, len(prefix), prefix, chunk, extra, state.logprobs, self._round)
-        progress = state.prompt_progress(self._connection.peer.model)
-        pending = RemotePending(request, self._connection.alive, state.should_stop, progress)
-        data = pending.request(common_prefix(held, prefix))
-        self._stream, self._last = stream, pending
-        if not self._connection.post(stream.send, pending, data):
-            pending.fail(lost("The connection to the verifier is closed."))
-        return pending
+            opening = write_open(request.sampling, peer.vocabulary, connection.model)
+            stream, held = Stream(connection, opening.SerializeToString(), self._vocabulary), NO_IDS
+        asked = Asked(request)
+        data = asked.frame(common_prefix(held, request.prefix))
+        self._stream, self._last = stream, asked
+        if not connection.post(stream.send, asked, data):
+            asked.fail(lost("The connection to the verifier is closed."))
+        return asked.verdict
 
     def close(self) -> None:
-        self._end_stream()
-        self._last = None
-
-    def _end_stream(self) -> None:
+        """End the stream."""
         if self._stream is not None:
             self._connection.post(self._stream.end)
             self._stream = None

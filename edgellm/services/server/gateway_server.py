@@ -16,6 +16,7 @@ from edgellm.services.server.servers import SessionServer, positive
 from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.services.server.verifying_model import VerifyingModel, tokenizer_to_send
 from edgellm.spec.model_sampling import sampling_elsewhere
+from edgellm.spec.verifier import Capabilities
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.opening import GatewayModel, PoolOpening
 from edgellm.upstream.http_client import ServerURL
@@ -118,11 +119,13 @@ class GatewayServer(SessionServer):
 
 def _info(model: GatewayModel) -> VerifierInfo:
     vocabulary, pool = model.text.vocabulary, model.pool
+    capabilities = Capabilities(
+        pool.name, pool.context_length, pool.reports_logprobs, pool.applies_rules, pool.applies_rules, pool.choice
+    )
     return VerifierInfo(
-        pool.name, pool.context_length, vocabulary.fingerprint, vocabulary.size,
+        capabilities, vocabulary.fingerprint, vocabulary.size,
         sampling_elsewhere(pool.name, model.text.file).told_by(pool.choice), pool.identity,
-        reports_logprobs=pool.reports_logprobs, chat_template=model.text.chat_template_source, behind=pool.behind,
-        applies_penalties=pool.applies_rules, applies_grammars=pool.applies_rules, choice=pool.choice,
+        model.text.chat_template_source, pool.behind,
     )  # fmt: skip
 
 

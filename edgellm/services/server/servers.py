@@ -44,11 +44,12 @@ from edgellm.services.server.verification_service import EventKind, ServerEvent,
 from edgellm.services.server.verifying_model import VerifyingModel, tokenizer_to_send
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.model_sampling import sampling_of
+from edgellm.spec.verifier import Capabilities
 from edgellm.storage import name_of
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
-from edgellm.verifier.requests import Counters
+from edgellm.verifier.judgement import Counters
 from edgellm.verifier.scheduler import SchedulerLimits
 
 SESSIONS = 8
@@ -291,10 +292,13 @@ class VerifierServer(SessionServer):
             self._worker.fill(*curve.filling())
             self.pieces = self._worker.use_curve(curve.rows, curve.seconds)
         name, vocabulary = name_of(model.path), model.vocabulary
+        capabilities = Capabilities(
+            name, self.context_length, logprobs=True, penalties=True, grammars=True,
+            drafts_extra=engine.speculator is not None,
+        )  # fmt: skip
         info = VerifierInfo(
-            name, self.context_length, vocabulary.fingerprint, vocabulary.size, sampling_of(model.file), model_hash,
-            reports_logprobs=True, chat_template=model.chat_template_source, applies_penalties=True,
-            drafts_extra=engine.speculator is not None, applies_grammars=True,
+            capabilities, vocabulary.fingerprint, vocabulary.size, sampling_of(model.file), model_hash,
+            model.chat_template_source,
         )  # fmt: skip
         verifying = VerifyingModel(
             info, vocabulary, self._worker, max_waiting, model.grammar, model.size_bytes,

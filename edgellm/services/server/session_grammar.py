@@ -17,7 +17,7 @@ import numpy as np
 from edgellm.errors import SAME_VERSION, InvalidOption, ProtocolError
 from edgellm.spec.constraint import GrammarState, ReplyGrammar
 from edgellm.spec.types import NO_IDS, Constraint, Verdict
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.spec.verifier import VerifyRequest
 
 R = TypeVar("R")
 

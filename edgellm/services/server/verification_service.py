@@ -44,8 +44,9 @@ from edgellm.services.verification_codec import (
     write_wanted,
 )
 from edgellm.spec.types import Sampling
+from edgellm.spec.verifier import Tenant, VerifyRequest
 from edgellm.verifier.fairness import Pacing, Queue
-from edgellm.verifier.requests import Answer, MissingPrefix, Tenant, VerifyRequest
+from edgellm.verifier.judgement import Answer, MissingPrefix
 
 Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -79,30 +80,31 @@ class _Model:
         self.info, self.vocabulary, self.backend, self.grammar = info, model.vocabulary, model.backend, model.grammar
         self.fingerprint = bytes.fromhex(model.vocabulary.fingerprint)
         self.chat_template = info.chat_template if len(info.chat_template.encode()) <= _MAX_TEMPLATE else ""
-        self.bounds = RequestLimits(model.vocabulary.size, info.context_length)
+        self.bounds = RequestLimits(model.vocabulary.size, info.capabilities.context_length)
         self.queue = Queue(model.max_waiting)
         self.tokenizer = model.tokenizer
         self._tokenizer_hash = hashlib.sha256(self.tokenizer).digest() if self.tokenizer else b""
 
     def described(self) -> pb.HelloReply:
         """Return what devices are told."""
+        info, can = self.info, self.info.capabilities
         return pb.HelloReply(
             protocol=PROTOCOL,
             vocabulary=self.fingerprint,
             vocabulary_size=self.vocabulary.size,
-            model=self.info.model,
-            context_length=self.bounds.context,
-            model_hash=bytes.fromhex(self.info.model_hash),
+            model=info.model,
+            context_length=can.context_length,
+            model_hash=bytes.fromhex(info.model_hash),
             chat_template=self.chat_template,
-            logprobs=self.info.reports_logprobs,
-            penalties=self.info.applies_penalties,
-            grammars=self.grammar is not None,
-            drafts_extra=self.info.drafts_extra,
-            behind=self.info.behind,
-            likely_tokens=self.info.choice.likely,
-            draws_itself=self.info.choice.draws_itself,
+            logprobs=can.logprobs,
+            penalties=can.penalties,
+            grammars=can.grammars,
+            drafts_extra=can.drafts_extra,
+            behind=info.behind,
+            likely_tokens=can.choice.likely,
+            draws_itself=can.choice.draws_itself,
             tokenizer=self._tokenizer_hash,
-            sampling=write_wanted(self.info.sampling),
+            sampling=write_wanted(info.sampling),
         )
 
 
@@ -281,7 +283,7 @@ class VerificationService:
     ) -> bool:
         """Return whether a request can be answered now, by the session's `grammar`; if not, have the device ask
         again."""
-        if model.queue.full(request.device):
+        if model.queue.full(request.tenant.device):
             await self._push_back(request, model.backend.wait_seconds(), stream)
         elif grammar is not None and not await grammar.prepare(request):
             await self._push_back(request, _HELD_SECONDS, stream)
@@ -320,7 +322,7 @@ class VerificationService:
         def deliver(answer: Answer) -> None:
             loop.call_soon_threadsafe(_settle, future, answer)
 
-        model.queue.enter(request.device)
+        model.queue.enter(request.tenant.device)
         try:
             model.backend.submit(request, deliver)
             while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
@@ -328,7 +330,7 @@ class VerificationService:
                 working = pb.Working(round=request.round, step=step, computed=computed)
                 await _write(stream, pb.VerifierFrame(working=working))
         finally:
-            model.queue.leave(request.device)
+            model.queue.leave(request.tenant.device)
         return future.result()
 
     async def _next(self, stream: Stream) -> pb.DeviceFrame | None:

@@ -39,11 +39,7 @@ class VerifyingModel:
 
     def inside(self) -> ColocatedVerifier:
         """Return this verifier for use in this process; its requests are answered beside those of devices."""
-        info = self.info
-        return ColocatedVerifier(
-            self.backend, info.model, info.context_length, self.grammar, logprobs=info.reports_logprobs,
-            penalties=info.applies_penalties, choice=info.choice,
-        )  # fmt: skip
+        return ColocatedVerifier(self.backend, self.info.capabilities, self.grammar)
 
 
 def tokenizer_to_send(file: ModelFile, name: str) -> bytes:

@@ -8,10 +8,11 @@ from time import perf_counter
 import numpy as np
 
 from edgellm.engine import Speculator, top2
-from edgellm.spec.protocols import Drafter, Verifier
+from edgellm.spec.protocols import Drafter
 from edgellm.spec.sampling import distribution, draw, penalised
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Sampling
+from edgellm.spec.verifier import Verifier
 
 _WEIGHT = 0.2  # of the last chunk in the seconds of a token
 Floor = Callable[[int], float]

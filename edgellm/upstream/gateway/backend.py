@@ -20,13 +20,14 @@ import numpy as np
 
 from edgellm.errors import EdgeError, EngineFailed, VerifierBusy, VerifierLost, VerifierUnavailable
 from edgellm.spec.types import NO_IDS, Ids, Verdict
+from edgellm.spec.verifier import VerifyRequest
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import RowReply
 from edgellm.upstream.verifier import UpstreamText
 from edgellm.verifier.backend import VerifierBackend
 from edgellm.verifier.fairness import DeviceTurns
-from edgellm.verifier.requests import Deliver, MissingPrefix, VerifyRequest
+from edgellm.verifier.judgement import Deliver, MissingPrefix
 
 _BEATS = 4.0  # steps per second in which time alone counts as progress: servers tell nothing before they answer
 _DECAY = 0.95  # of the mean time of an answer, per answer
@@ -62,7 +63,7 @@ class _Asked:
 
     @property
     def device(self) -> str:
-        return self.request.device
+        return self.request.tenant.device
 
 
 class GatewayBackend(VerifierBackend):
@@ -115,7 +116,7 @@ class GatewayBackend(VerifierBackend):
             prefix = np.concatenate((session.held[: request.position], request.prefix))
             session.held = prefix
             self._drop(session)
-            self._turns.record_request(request.device)
+            self._turns.record_request(request.tenant.device)
             session.asked = _Asked(session, request, prefix, deliver, perf_counter())
             self._place(session.asked)
 
@@ -137,8 +138,8 @@ class GatewayBackend(VerifierBackend):
     def _session(self, request: VerifyRequest) -> _Session:
         found = self._sessions.get(request.session)
         if found is None:
-            home = self.pool.home(self._last.get(request.device))
-            self._remember(request.device, home)
+            home = self.pool.home(self._last.get(request.tenant.device))
+            self._remember(request.tenant.device, home)
             home.join()
             found = self._sessions[request.session] = _Session(self._salt(request.tenant.cache_salt), home)
         return found
@@ -178,7 +179,7 @@ class GatewayBackend(VerifierBackend):
             session.home.part()
             server.join()
             session.home = server
-            self._remember(request.device, server)
+            self._remember(request.tenant.device, server)
         text = session.texts.get(server)
         if text is None:
             text = session.texts[server] = server.verifier.text(request.sampling, session.salt, request.grammar)

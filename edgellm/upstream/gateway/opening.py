@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgellm.engine import Model
 from edgellm.errors import EdgeError, InvalidOption, VerifierUnreachable, VocabularyMismatch
-from edgellm.spec.patience import RetryDelay
+from edgellm.spec.lost_verifier import RetryDelay
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.http_client import ServerURL
 from edgellm.upstream.opening import UpstreamOptions, models_at, open_upstream

@@ -70,9 +70,9 @@ class ServerPool:
         """Take over another server; return False where it cannot do what devices have been told, or the pool is closed.
         May be called from any thread."""
         with self._lock:
-            context = server.verifier.context_length > self.context_length
+            context = server.verifier.capabilities.context_length > self.context_length
             logprobs = server.upstream.most_top >= MAX_LOGPROBS or not self.reports_logprobs
-            rules = server.verifier.applies_penalties or not self.applies_rules
+            rules = server.verifier.capabilities.penalties or not self.applies_rules
             likely = server.upstream.most_top >= (self.choice.likely or 0)
             if self._closed or not (context and logprobs and rules and likely):
                 return False
@@ -92,7 +92,7 @@ class ServerPool:
     @property
     def context_length(self) -> int:
         """Return the positions of a text that every server has. The token behind a text takes one of them, too."""
-        return min(server.verifier.context_length for server in self.servers) - 1
+        return min(server.verifier.capabilities.context_length for server in self.servers) - 1
 
     @property
     def reports_logprobs(self) -> bool:
@@ -102,7 +102,7 @@ class ServerPool:
     @property
     def applies_rules(self) -> bool:
         """Return whether replies can have penalties and follow grammars at every server."""
-        return all(server.verifier.applies_penalties for server in self.servers)
+        return all(server.verifier.capabilities.penalties for server in self.servers)
 
     @property
     def choice(self) -> Choice:

@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
 
 from edgellm.errors import VerifierLost
-from edgellm.spec.guarded_session import LOST, GuardedSession
+from edgellm.spec.loop import open_verification
+from edgellm.spec.lost_verifier import LOST
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Ids, Verdict
-from tests.spec.fakes import FakeDrafter, FakePending, FakeSession, FakeVerifier
+from edgellm.spec.types import Chunk, Verdict
+from edgellm.spec.verifier import Verification, VerifyRequest
+from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier
 from tests.spec.running import BIG, PROMPT, SMALL
 
 READS = 3
 
 
-@dataclass
-class Reading(FakePending):
-    """There once it has been asked for often enough."""
+class Reading(Future[Verdict]):
+    """There once it has been looked for often enough."""
 
-    looks: int = READS
+    def __init__(self, settle: Callable[[Future[Verdict]], None]) -> None:
+        super().__init__()
+        self._looks, self._settle = READS, settle
 
-    def done(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
+    def look(self) -> None:
+        self._looks -= 1
+        if self._looks == 0:
+            self._settle(self)
 
 
-class ReadingSession(FakeSession):
-    """A session whose every verdict takes a while."""
+class ReadingReply(FakeReply):
+    """A reply whose every verdict takes a while."""
 
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Reading:
-        found = super().submit(prefix, chunk, extra)
-        return Reading(found.session, found.prefix, found.chunk, found.extra)
+    last: Reading
+
+    def pending(self, request: VerifyRequest) -> Future[Verdict]:
+        self.last = Reading(lambda found: self.settle(found, request))
+        return self.last
 
 
 class ReadingVerifier(FakeVerifier):
-    def open(self, state: GenerationState) -> ReadingSession:
-        self.sessions.append(ReadingSession(self, state.sampling))
-        return self.sessions[-1]  # type: ignore[return-value]
+    def reply(self) -> FakeReply:
+        return ReadingReply(self)
 
 
 @dataclass
@@ -49,21 +55,25 @@ class Ahead(FakeDrafter):
 
     seen: list[int] = field(default_factory=list)
     asked: Callable[[], int] = lambda: 0
+    look: Callable[[], None] = lambda: None
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
         try:
             while not until():
                 self.seen.append(self.asked())
+                self.look()
         except VerifierLost:
             pytest.fail("the loss is for the verdict to tell")
 
 
-def first_verdict(lost: list[int]) -> tuple[GuardedSession, Ahead, Callable[[], Verdict | None]]:
+def first_verdict(lost: list[int]) -> tuple[Verification, Ahead, Callable[[], Verdict | None]]:
     verifier, state = ReadingVerifier(BIG, lost=lost), GenerationState(PROMPT)
-    session = GuardedSession(verifier, state, alone=False, announce=True)
-    drafter = Ahead(SMALL, asked=lambda: verifier.sessions[0].asked)
+    verification = open_verification(verifier, state, alone=False, announce=True)
+    (reply,) = verifier.sessions
+    assert isinstance(reply, ReadingReply)
+    drafter = Ahead(SMALL, asked=lambda: reply.asked, look=lambda: reply.last.look())
     chunk = drafter.propose(state, 4)
-    return session, drafter, lambda: session.verify(state, chunk, drafter)
+    return verification, drafter, lambda: verification.verify(chunk, drafter)
 
 
 def test_the_device_drafts_ahead_from_the_prompt_on_and_the_draft_is_sent_once_that_is_read() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Sampling, Verdict
-from edgellm.verifier.engine import judge_pass, verdict
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.spec.verifier import VerifyRequest
+from edgellm.verifier.judgement import Job, Judgement
 
 VOCABULARY, END = 8, 7
 PROMPT = np.array([1, 2], np.int32)
@@ -32,18 +32,18 @@ class Judged:
 
 def judged(draft: Chunk, portions: list[int], sampling: Sampling, extra: int, end: int = END) -> Judged:
     """Return the verdict on `draft`, of which a pass has as many tokens as the next of `portions` says."""
-    request = VerifyRequest(0, sampling, 0, PROMPT, draft, extra, logprobs=1)
-    request.ids, computed = PROMPT, 0
+    job = Job(VerifyRequest(0, sampling, 0, PROMPT, draft, extra, logprobs=1), PROMPT)
+    computed = 0
     for number in range(200):
-        drafted = min(portions[number % len(portions)], len(request.remaining))
-        text = np.concatenate((request.ids, request.remaining.ids[:drafted]))
-        rows = np.array([row(text[: len(request.ids) + place]) for place in range(drafted + 1)])
-        before, computed = len(request.ids), computed + request.unseen + drafted
-        needs_pass = judge_pass(request, rows, drafted, lambda token: token == end)
-        assert request.computed <= before + drafted  # nothing counts as computed that was not
+        drafted = min(portions[number % len(portions)], job.drafted)
+        text = np.concatenate((job.ids, job.remaining.ids[:drafted]))
+        rows = np.array([row(text[: len(job.ids) + place]) for place in range(drafted + 1)])
+        before, computed = len(job.ids), computed + job.unseen + drafted
+        needs_pass = job.judge(rows, drafted, lambda token: token == end)
+        assert job.computed <= before + drafted  # nothing counts as computed that was not
         if not needs_pass:
-            return Judged(verdict(request), computed)
-        assert request.unseen == 1
+            return Judged(job.verdict(), computed)
+        assert job.unseen == 1
     raise AssertionError("it never ends")
 
 
@@ -79,12 +79,11 @@ def test_a_portion_is_not_computed_twice() -> None:
 def test_nothing_is_written_after_an_end_that_the_last_row_of_a_portion_judged() -> None:
     own = judged(Chunk(), [0], GREEDY, 12).verdict.tokens
     assert own[-1] == END
-    request = VerifyRequest(0, GREEDY, 0, PROMPT, Chunk(), extra=12)
-    request.ids = PROMPT
-    assert judge_pass(request, row(PROMPT)[None], 0, lambda token: token == END)
-    request.remaining = Chunk(ids=own[1:], confidence=np.ones(len(own) - 1, np.float32))
+    judgement = Judgement(VerifyRequest(0, GREEDY, 0, PROMPT, Chunk(), extra=12), PROMPT)
+    assert judgement.judge(row(PROMPT)[None], 0, lambda token: token == END)
+    judgement.remaining = Chunk(ids=own[1:], confidence=np.ones(len(own) - 1, np.float32))
     drafted = len(own) - 2  # all but the end
     text = np.concatenate((PROMPT, own))
     rows = np.array([row(text[: len(PROMPT) + 1 + place]) for place in range(drafted + 1)])
-    assert not judge_pass(request, rows, drafted, lambda token: token == END)
-    assert verdict(request).tokens.tolist() == own.tolist()
+    assert not judgement.judge(rows, drafted, lambda token: token == END)
+    assert judgement.verdict().tokens.tolist() == own.tolist()

@@ -1,0 +1,257 @@
+"""A verifier that can be lost or busy: what the decoding loop tells then, how long to wait for a verdict across a link,
+and when to ask again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from time import monotonic, sleep
+
+from edgellm.errors import EdgeError, MeshBroken, VerifierBusy, VerifierLost, VerifierSlow, VerifierUnavailable
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.types import Chunk, Decision, Notice, Verdict
+from edgellm.spec.verifier import POLL_SECONDS, Session, Verification
+
+LOST = Notice("The verifier is gone. The draft model continues alone, and its tokens are not verified.")
+SLOW = Notice("The verifier takes too long. The draft model continues alone, and its tokens are not verified.")
+BACK = Notice("The verifier is back. Drafts are verified again.")
+FREE = Notice("The verifier is no longer busy. Drafts are verified again.")
+
+_AWAY = Decision(False, "the verifier is away")
+_BUSY = Decision(False, "the verifier is busy")
+_BUSY_LIMIT = 300.0  # seconds without a verdict that a reply waits, where nothing else can write
+_RETRY_SECONDS = 10.0  # seconds within which a verifier that was too slow is asked again
+_MAX_SLOW = 3  # of a verifier that is too slow, where nothing else can write,
+_GIVE_UP_SECONDS = 60.0  # and no new try after this many seconds without a verdict
+_BUSY_MARGIN = 1.5  # a busy verifier counts as lost after this factor times its announced seconds, plus one
+
+
+def after(first: Future[Verdict], session: Session, chunk: Chunk, extra: int) -> Future[Verdict]:
+    """Return the verdict on `chunk` that is asked for once the `first` one is there; the bytes of both count."""
+    both: Future[Verdict] = Future()
+    both.set_running_or_notify_cancel()
+
+    def answer(second: Future[Verdict]) -> None:
+        try:
+            verdict, before = second.result(), first.result()
+        except (EdgeError, CancelledError) as error:
+            both.set_exception(error)
+            return
+        bytes_up, bytes_down = verdict.bytes_up + before.bytes_up, verdict.bytes_down + before.bytes_down
+        both.set_result(replace(verdict, bytes_up=bytes_up, bytes_down=bytes_down))
+
+    def ask(prefilled: Future[Verdict]) -> None:
+        if prefilled.cancelled() or prefilled.exception() is not None:
+            answer(prefilled)
+            return
+        try:
+            pending = session.submit(session.state.ids, chunk, extra)
+        except EdgeError as error:
+            both.set_exception(error)
+        else:
+            pending.add_done_callback(answer)
+
+    first.add_done_callback(ask)
+    return both
+
+
+class LossyVerification(Verification):
+    """The verdicts of one reply, with the losses and returns of the verifier turned into notices."""
+
+    def __init__(self, session: Session, *, alone: bool, announce: bool) -> None:
+        """Use `session`. `alone`: there is no drafter, so no reply without the verifier. `announce`: the verifier
+        starts to read the prompt at once, in parallel with the device."""
+        super().__init__(session)
+        self._link, self._alone = session, alone
+        self._lost = False
+        self._reason: VerifierLost | None = None  # why the verifier is lost, if more is known than that it is gone
+        self._busy_seconds: float | None = None  # announced by the verifier; None if it is not busy
+        self._slow_verdicts = 0  # consecutive verdicts that were too late
+        self._last_verdict = monotonic()  # time of the last verdict
+        self._verified = False  # True after the first verdict, before which the prompt was read
+        self._notices: list[Notice] = []
+        self._prefill: Future[Verdict] | None = None
+        if announce and session.ready():
+            with suppress(VerifierUnavailable):  # the first verdict will raise it
+                self._prefill = session.submit(session.state.ids, Chunk())
+
+    def unavailable(self) -> Decision | None:
+        """See `Verification.unavailable`: also while the verifier is away or busy."""
+        ready = self._link.ready()
+        if ready and self._lost:
+            self._notify(BACK)
+        elif ready and self._busy_seconds is not None:
+            self._notify(FREE)
+        elif not ready and not self._lost and self._busy_seconds is None and not self._busy_at_first():
+            self._notify(LOST)
+            self._lost = True
+        if ready:
+            self._lost, self._busy_seconds = False, None
+            return None
+        return _BUSY if self._busy_seconds is not None else _AWAY
+
+    def verify(self, chunk: Chunk, drafter: Drafter) -> Verdict | None:
+        """See `Verification.verify`."""
+        try:
+            tail = self._link.state.tail
+            writes_on = not len(chunk) if tail is None else tail.second()
+            verdict = self._verdict(self._link, chunk, drafter, writes_on=writes_on)
+            began, self._last_verdict = self._last_verdict, monotonic()
+            if tail is not None and self._verified:
+                tail.record(writes_on, verdict.accepted + len(verdict.tokens), self._last_verdict - began)
+            self._slow_verdicts, self._verified = 0, True
+            return verdict
+        except VerifierBusy as busy:
+            self._handle_busy(busy)
+        except VerifierSlow as error:
+            self._handle_slow(error)
+        except VerifierLost as error:
+            self._lost = True
+            self._reason = error if isinstance(error, MeshBroken) else None
+            self._notify(LOST)
+        return None
+
+    def _submit(self, session: Session, chunk: Chunk, extra: int) -> Future[Verdict]:
+        prefill, self._prefill = self._prefill, None
+        return super()._submit(session, chunk, extra) if prefill is None else after(prefill, session, chunk, extra)
+
+    def _busy_at_first(self) -> bool:
+        """Return whether the verifier was too busy to read the prompt."""
+        if self._prefill is None or not self._prefill.done():
+            return False
+        try:
+            self._prefill.result()
+        except VerifierBusy as busy:
+            self._prefill = None
+            self._handle_busy(busy)
+            return True
+        except VerifierUnavailable:
+            pass
+        return False
+
+    def _handle_busy(self, busy: VerifierBusy) -> None:
+        self._busy_seconds = busy.seconds
+        continuation = "The reply waits for it" if self._alone else "The draft model continues alone, unverified"
+        self._notices.append(Notice(f"The verifier is busy for about {busy.seconds:.1f} seconds. {continuation}."))
+
+    def _handle_slow(self, error: VerifierSlow) -> None:
+        """Handle a late verdict: retry later if nothing else can write, otherwise give the verifier up."""
+        self._slow_verdicts += 1
+        if self._alone and self._slow_verdicts < _MAX_SLOW and monotonic() - self._last_verdict < _GIVE_UP_SECONDS:
+            self._busy_seconds = _RETRY_SECONDS
+            return
+        self._lost, self._reason = True, error
+        self._notify(SLOW)
+
+    def notices(self) -> Iterator[Notice]:
+        """See `Verification.notices`."""
+        while self._notices:
+            yield self._notices.pop(0)
+
+    def wait_until_ready(self, verdict: Verdict | None) -> Generator[Notice, None, bool]:
+        """See `Verification.wait_until_ready`. Raises VerifierLost where it is gone, and nothing else can go on."""
+        if verdict is None and self._busy_seconds is not None:
+            yield from self.notices()
+            if (waited := monotonic() - self._last_verdict) > _BUSY_LIMIT:
+                raise VerifierLost(
+                    f"The verifier has been busy for {waited:.0f} seconds, and there is no draft model.",
+                    "Try again later, use another verifier, or add a draft model.",
+                )
+            end = monotonic() + _BUSY_MARGIN * self._busy_seconds + 1.0
+            while monotonic() < end:
+                if self._link.state.should_stop() or self._link.ready():
+                    return True
+                sleep(POLL_SECONDS)
+            self._lost = True
+        if verdict is None and self._lost:
+            if self._reason is not None:
+                raise self._reason
+            raise VerifierLost(
+                "The verifier is gone, and there is no draft model to continue with.",
+                "Start the verifier again, or add a draft model.",
+            )
+        return (yield from super().wait_until_ready(verdict))
+
+    def _notify(self, news: Notice) -> None:
+        if not self._alone:  # without a drafter such news end the reply with an error instead
+            self._notices.append(news)
+
+
+SLACK_FACTOR = 5.0  # a verdict may take this many times its expected time
+FIRST_SECONDS = 25.0
+MAX_SECONDS = 600.0
+UNKNOWN_PASS = 1.0  # seconds, until one was measured
+SLOWEST_PASS = 6.0  # slower measurements are not believed
+SLOWEST_TOKEN = 0.05  # of a long prompt: no token takes longer than a pass, and none longer than that
+FEW_TOKENS = 32  # up to this number, tokens hardly prolong a pass
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictWork:
+    """The work of a verdict for the verifier: reading `unseen` tokens, and up to `passes` passes of its model."""
+
+    unseen: int
+    passes: int
+
+
+class VerdictDeadline:
+    """A time limit for one verdict, from the fastest so far. Belongs to a connection and its thread.
+
+    A limit from typical times would follow a verifier that slows down gradually. After a verdict that missed its limit,
+    the next limit is twice as long, up to four times, until one arrives: a verifier that has become slower for good is
+    used again.
+    """
+
+    def __init__(self, minimum: float) -> None:
+        """Start without a measurement; no limit is below `minimum` seconds."""
+        self._minimum = minimum
+        self._pass: float | None = None  # seconds of a pass with few tokens
+        self._missed = 0
+
+    def record(self, work: VerdictWork, seconds: float) -> None:
+        """Record that a verdict took `seconds`."""
+        self._missed = 0
+        if work.unseen <= FEW_TOKENS:
+            known = SLOWEST_PASS if self._pass is None else self._pass
+            self._pass = min(known, seconds / work.passes)
+
+    def record_miss(self) -> None:
+        """Record that a verdict did not arrive within the limit."""
+        self._missed = min(self._missed + 1, 2)
+
+    def limit(self, work: VerdictWork) -> float:
+        """Return the seconds after which the device continues alone."""
+        pass_seconds = UNKNOWN_PASS if self._pass is None else self._pass
+        expected = work.passes * pass_seconds + max(0, work.unseen - FEW_TOKENS) * min(pass_seconds, SLOWEST_TOKEN)
+        seconds = max(self._minimum, SLACK_FACTOR * expected) * (1 << self._missed)
+        if self._pass is None:  # its model may still have to come from its disk
+            seconds += FIRST_SECONDS
+        return min(seconds, MAX_SECONDS)
+
+
+class RetryDelay:
+    """The seconds before the next try: `first` behind a loss, doubled up to `most`, shortened at random by up to a
+    half."""
+
+    def __init__(self, first: float, most: float) -> None:
+        self._first, self._most = first, most
+        self._failures = 0
+        self._jitter = random.Random()
+
+    def next(self) -> float:
+        """Return the next delay, which is longer from failure to failure."""
+        longest = min(self._first * 2.0**self._failures, self._most)
+        self._failures = min(self._failures + 1, 16)
+        return longest * self._jitter.uniform(0.5, 1.0)
+
+    def asked(self, seconds: float) -> float:
+        """Return how long to wait for who asked for `seconds`: a little longer, at random, so that not all devices come
+        back at once."""
+        return seconds * self._jitter.uniform(1.0, 1.25)
+
+    def reset(self) -> None:
+        """Begin again with the first delay, as there was an answer."""
+        self._failures = 0

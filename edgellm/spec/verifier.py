@@ -1,0 +1,245 @@
+"""A verifier as the decoding loop sees it: what it can do, and the session of one reply with it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import CancelledError, Future, wait
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from edgellm.engine import Speculator
+from edgellm.errors import SAME_VERSION, ProtocolError, Stopped, VerifierLost
+from edgellm.spec.constraint import ReplyGrammar
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.sampling import WHOLE_ROWS, Choice
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Decision, Ids, Notice, Sampling, Verdict
+
+T = TypeVar("T")
+POLL_SECONDS = 0.05  # seconds between two looks whether a reply was stopped, or a verifier is back
+_LONG = 512  # new tokens of a prefix whose reading is reported
+_NO_VERIFIER = Decision(False, "there is no verifier")
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a verifier can do. `context_length` are the positions of a session.
+
+    Verdicts can have `logprobs`, follow sampling rules with `penalties`, and with a constraint (`grammars`). `choice`
+    says from what tokens are chosen. `drafts_extra`: extra tokens are drafted, so that several come from one pass.
+    `speculator` names what drafts from the states of sessions in this process; "" where nothing does. A verifier that
+    `can_be_lost` may be away or busy for a while.
+    """
+
+    name: str
+    context_length: int
+    logprobs: bool = False
+    penalties: bool = False
+    grammars: bool = False
+    choice: Choice = WHOLE_ROWS
+    drafts_extra: bool = False
+    speculator: str = ""
+    can_be_lost: bool = True
+
+    def refusal(self, sampling: Sampling) -> str:
+        """Return why tokens cannot be chosen by `sampling`, as a clause; "" if they can."""
+        if sampling.penalties is not None and not self.penalties:
+            return "it applies no penalties"
+        if sampling.constraint is not None and not self.grammars:
+            return "it follows no JSON schemas"
+        return self.choice.refusal(sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """The origin of a request. Devices (`device`) are served in turns. Cached prompts are shared only within a
+    `cache_salt`: otherwise the time of a verdict would reveal one device's prompts to another."""
+
+    device: str = ""
+    cache_salt: str = ""
+
+
+HERE = Tenant()
+"""Requests from the verifier's own process."""
+
+
+@dataclass(slots=True, eq=False)
+class VerifyRequest:
+    """A request for a verdict on `draft`, after the first `position` tokens that `session` holds and then `prefix`.
+
+    Up to `extra` more tokens are written after the verdict's own. With `logprobs`, the verdict includes the log-
+    probabilities of its tokens, and of that many others at each place. `round` numbers the requests of a session.
+    `grammar` is the state of the session's, if `sampling` has a constraint. With `logits`, a mesh also answers with the
+    rows that the verdict depends on. Who verifies keeps in `computed` how many tokens of the text have been read.
+    """
+
+    session: int
+    sampling: Sampling
+    position: int
+    prefix: Ids
+    draft: Chunk
+    extra: int = 0
+    logprobs: int | None = None
+    round: int = 0
+    tenant: Tenant = HERE
+    logits: bool = False
+    grammar: ReplyGrammar | None = None
+    computed: int = 0
+
+
+Send: TypeAlias = Callable[[VerifyRequest], Future[Verdict]]
+
+
+class Session:
+    """One reply at a verifier, which is asked by a function of it: a request goes out, and its verdict comes."""
+
+    def __init__(
+        self, state: GenerationState, send: Send, *, number: int = 0, grammar: ReplyGrammar | None = None,
+        ready: Callable[[], bool] = lambda: True, close: Callable[[], None] = lambda: None, reads: str = "",
+    ) -> None:  # fmt: skip
+        """Ask by `send`, which gets requests with the whole text. `ready` returns at no cost whether a request would be
+        worked on now; `close` ends the reply at the other side. `reads` is the name under which the reading of a long
+        prompt is reported."""
+        self.state = state
+        self._send, self._number, self._grammar = send, number, grammar
+        self.ready, self._close = ready, close
+        self._report = state.prompt_progress(reads) if reads else None
+        self._round = self._read = 0
+        self._asked: VerifyRequest | None = None
+        self._pending: Future[Verdict] | None = None
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Future[Verdict]:
+        """Ask for a verdict on `chunk` after `prefix` (all tokens so far, prompt included, shape (n,)).
+
+        An empty chunk asks for the verifier's own next token; `extra` asks for up to that many further tokens written
+        by the verifier alone. An earlier verdict that is not there yet is given up. The future fails with VerifierLost
+        if the verifier is gone or makes no progress; the session stays usable, and `ready` says when to ask again.
+        """
+        if self._pending is not None:
+            self._pending.cancel()
+        state, self._round = self.state, self._round + 1
+        self._read = 0 if self._asked is None else len(self._asked.prefix)
+        self._asked = VerifyRequest(
+            self._number, state.sampling, 0, prefix, chunk, extra, state.logprobs, self._round, grammar=self._grammar
+        )
+        self._pending = self._send(self._asked)
+        return self._pending
+
+    def wait(self, pending: Future[Verdict]) -> Verdict:
+        """Wait for a verdict, and report meanwhile how much of a long prefix has been read.
+
+        Raises:
+            VerifierUnavailable, EngineFailed: what the verifier failed with.
+            Stopped: the reply was stopped meanwhile.
+        """
+
+        def stopped() -> bool:
+            asked = self._asked
+            if self._report is not None and asked is not None and (new := len(asked.prefix) - self._read) > _LONG:
+                self._report(min(max(asked.computed - self._read, 0), new), new)
+            return self.state.should_stop()
+
+        try:
+            return wait_for_result(pending, stopped)
+        except CancelledError:
+            raise VerifierLost("The connection to the verifier is closed.", "Ask again.") from None
+
+    def close(self) -> None:
+        """End the reply, and give up what is in flight."""
+        if self._pending is not None:
+            self._pending.cancel()
+        self._close()
+
+
+def wait_for_result(future: Future[T], should_stop: Callable[[], bool]) -> T:
+    """Return the result of `future`, or raise its exception. Raise Stopped as soon as `should_stop` returns True."""
+    while not future.done() and not wait((future,), POLL_SECONDS).done:
+        if should_stop():
+            raise Stopped
+    return future.result()
+
+
+def settled(verdict: Verdict) -> Future[Verdict]:
+    """Return the future of a verdict that is there already."""
+    future: Future[Verdict] = Future()
+    future.set_result(verdict)
+    return future
+
+
+class Verifier(ABC):
+    """Judges chunks: in this process, over a link, or as a mesh of layer workers."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Return what it can do, which may change when another one has come back in its place."""
+
+    @property
+    def shared(self) -> int:
+        """Return the number of decodes in this process that shared the cores with others, so that their times are not
+        representative."""
+        return 0
+
+    def speculator(self, state: GenerationState) -> Speculator | None:  # noqa: ARG002 - most verifiers have none
+        """Return the speculator of the open session of a reply; None where there is none."""
+        return None
+
+    @abstractmethod
+    def open(self, state: GenerationState) -> Session:
+        """Return a session for the reply.
+
+        Raises:
+            VerifierUnreachable: there is no answer.
+            VocabularyMismatch: the two vocabularies differ; names the first differing token.
+        """
+
+    def close(self) -> None:
+        """Free memory."""
+        return
+
+
+class Verification:
+    """The verdicts of one reply, by a verifier that is never away or busy, or by none."""
+
+    def __init__(self, session: Session | None) -> None:
+        self._session = session
+
+    def unavailable(self) -> Decision | None:
+        """Return why no verdict can be asked for now, or None where one can."""
+        return _NO_VERIFIER if self._session is None else None
+
+    def verify(self, chunk: Chunk, drafter: Drafter) -> Verdict | None:
+        """Return the verdict on `chunk`, or None if the verifier is unavailable. `drafter` drafts ahead meanwhile."""
+        if self._session is None:
+            return None
+        return self._verdict(self._session, chunk, drafter, writes_on=not len(chunk))
+
+    def _verdict(self, session: Session, chunk: Chunk, drafter: Drafter, *, writes_on: bool) -> Verdict:
+        """Return the verdict on `chunk`. With `writes_on`, extra tokens are asked for, as many as there is room for."""
+        state = session.state
+        room = state.tokens_left - len(chunk) - 1
+        pending = self._submit(session, chunk, max(0, min(state.limits.extra, room)) if writes_on else 0)
+        if len(chunk):
+            drafter.look_ahead(state, chunk, state.limits.gamma, pending.done)
+        return session.wait(pending)
+
+    def _submit(self, session: Session, chunk: Chunk, extra: int) -> Future[Verdict]:
+        return session.submit(session.state.ids, chunk, extra)
+
+    def notices(self) -> Iterator[Notice]:
+        """Yield the notices since the last call."""
+        return iter(())
+
+    def wait_until_ready(self, verdict: Verdict | None) -> Generator[Notice, None, bool]:
+        """Wait for a busy verifier after a round without a token. Return True if another round may bring one, False if
+        there was no verifier to ask."""
+        yield from ()
+        if verdict is not None:
+            raise ProtocolError("The verifier's answer contains no token.", SAME_VERSION)
+        return False
+
+    def close(self) -> None:
+        """End the reply at the verifier."""
+        if self._session is not None:
+            self._session.close()
