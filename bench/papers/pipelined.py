@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.papers.pipesd import Cost, Schedule, Strategy
 from bench.synera.bandwidth import padded_requests
-from edgellm.services.client.verifier_client import Asked, Stream, lost
+from edgellm.services.client.verifier_client import SentRequest, Stream, lost
 from edgellm.spec.drafters.parallel import truncated
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
@@ -135,7 +135,7 @@ class Pipeline:
         self._sizes = self._schedule.sizes(cost)
         self._size, self._length = next(self._sizes), 0
         self.left = 0  # tokens of the draft that are in no batch so far
-        self._due: dict[Asked, Future[None]] = {}
+        self._due: dict[SentRequest, Future[None]] = {}
 
     def begin(self) -> None:
         """Begin a draft."""
@@ -157,14 +157,14 @@ class Pipeline:
             self.uploads.send(self.left)
             self._size, self.left = next(self._sizes), 0
 
-    def padding(self, asked: Asked) -> int:
+    def padding(self, asked: SentRequest) -> int:
         """Return the tokens that a request has to carry."""
         if not len(asked.request.draft):
             return 0
         self._due[asked] = self.uploads.arrived
         return min(self.left, len(asked.request.draft))
 
-    def leaves(self, asked: Asked, tokens: int) -> Future[None] | None:
+    def leaves(self, asked: SentRequest, tokens: int) -> Future[None] | None:
         """Return what a request waits for, None if nothing; it carries so many `tokens`."""
         due = self._due.pop(asked, None)
         if due is not None:
@@ -181,7 +181,7 @@ def distributions(bytes_per_token: int, pipeline: Pipeline | None = None) -> Ite
         return
     send = Stream.send
 
-    def send_later(stream: Stream, asked: Asked, data: bytes) -> None:
+    def send_later(stream: Stream, asked: SentRequest, data: bytes) -> None:
         due = pipeline.leaves(asked, len(data) // bytes_per_token)
         if due is None:
             send(stream, asked, data)

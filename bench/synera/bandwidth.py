@@ -22,7 +22,7 @@ from unittest.mock import patch
 from bench.harness.figures import empty_plot, save_plot
 from bench.harness.report import write
 from bench.synera.stalls import Method
-from edgellm.services.client.verifier_client import Asked
+from edgellm.services.client.verifier_client import SentRequest
 from edgellm.storage import resolve
 from models.home.corpus import HELD_OUT_SEED
 from testkit.network.relay import Network
@@ -43,17 +43,17 @@ def _length(n: int) -> bytes:
 
 
 @contextmanager
-def padded_requests(padding: Callable[[Asked], int]) -> Iterator[None]:
+def padded_requests(padding: Callable[[SentRequest], int]) -> Iterator[None]:
     """Add as many bytes to each request as `padding` returns for it."""
-    frame = Asked.frame
+    frame = SentRequest.frame
 
-    def padded(asked: Asked, position: int) -> bytes:
+    def padded(asked: SentRequest, position: int) -> bytes:
         data = frame(asked, position)
         n = padding(asked)
         asked.bytes_up += n
         return data + _UNKNOWN + _length(n) + bytes(n) if n else data
 
-    with patch.object(Asked, "frame", padded):
+    with patch.object(SentRequest, "frame", padded):
         yield
 
 

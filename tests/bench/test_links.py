@@ -36,7 +36,7 @@ from bench.papers.pipesd import (
 )
 from edgellm.engine import Context, Model
 from edgellm.llm import LLM
-from edgellm.services.client.verifier_client import Asked, Stream
+from edgellm.services.client.verifier_client import SentRequest, Stream
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
@@ -311,7 +311,7 @@ def test_every_strategy_writes_the_verifiers_text_and_sends_the_distributions_of
         pipeline = Pipeline(uploads, COST) if strategy.pipelined else None
         send, carry, drafted, asked = Stream.send, Uploads._carry, list[int](), list[int]()
 
-        def sent(stream: Stream, pending: Asked, data: bytes) -> None:
+        def sent(stream: Stream, pending: SentRequest, data: bytes) -> None:
             asked.append(len(data) // BYTES)
             drafted.append(len(pending.request.draft))
             behind.append(sum(drafted) - sum(asked) - received)

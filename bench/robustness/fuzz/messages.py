@@ -28,7 +28,7 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, PAIRING_PROTOCOL, check_version, parse_message
 from edgellm.services.client.connection import Timing
-from edgellm.services.client.verifier_client import Asked, Stream
+from edgellm.services.client.verifier_client import SentRequest, Stream
 from edgellm.services.handshake import VerifierInfo, greet
 from edgellm.services.server.verification_service import VerificationService
 from edgellm.services.server.verifying_model import VerifyingModel
@@ -192,7 +192,7 @@ class _Device:
         if self._stream is None or self._stream.over:
             self._stream = Stream(cast(Any, self), b"open", WORDS)
         asked = verify_request(4, ids(1, 2, 3, 4), chunk(4, copied=True), 4, self._logprobs)
-        pending = Asked(asked)
+        pending = SentRequest(asked)
         stream = self._stream
         stream.send(pending, pending.frame(2))
         await self._line.say(data, lambda: stream.over)

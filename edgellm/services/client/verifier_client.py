@@ -34,7 +34,7 @@ _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class SentRequest:
     """A request on its way, which has all tokens in its prefix. The other end is taken to hold the first `position` of
     these. Its bytes so far count for the verdict."""
 
@@ -104,7 +104,7 @@ class Stream:
         self._channel: grpc.aio.Channel | None = None
         self._call: _Call | None = None
         self._writing = asyncio.Lock()
-        self._asked: Asked | None = None
+        self._asked: SentRequest | None = None
         self._silent = 0  # heartbeats since the last frame
         self._waited = 0  # heartbeats since the request
         self._sent = 0.0  # when that was
@@ -113,7 +113,7 @@ class Stream:
         self._due = 0.0  # by the loop's clock, when the next heartbeat is looked for
         self.over = False  # ended by either side; read by the session's thread too
 
-    def send(self, asked: Asked, data: bytes) -> None:
+    def send(self, asked: SentRequest, data: bytes) -> None:
         """Ask for a verdict."""
         frames = [data]
         if self._call is None:
@@ -344,7 +344,7 @@ class _Line:
     def __init__(self, connection: Connection, vocabulary: int) -> None:
         self._connection, self._vocabulary = connection, vocabulary
         self._stream: Stream | None = None
-        self._last: Asked | None = None
+        self._last: SentRequest | None = None
 
     def send(self, request: VerifyRequest) -> Future[Verdict]:
         """Send what the verifier does not hold of a request; return its verdict."""
@@ -357,7 +357,7 @@ class _Line:
             # the verifier's own fingerprint: `greet` has compared the vocabularies
             opening = write_open(request.sampling, peer.vocabulary, connection.model)
             stream, held = Stream(connection, opening.SerializeToString(), self._vocabulary), NO_IDS
-        asked = Asked(request)
+        asked = SentRequest(request)
         data = asked.frame(common_prefix(held, request.prefix))
         self._stream, self._last = stream, asked
         if not connection.post(stream.send, asked, data):
