@@ -227,7 +227,7 @@ def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_
         pipeline.close()
 
 
-@pytest.mark.parametrize("side", ["edgellm.mesh.stage.judge_pass", "edgellm.services.client.stage_client.read_event"])
+@pytest.mark.parametrize("side", ["edgellm.mesh.stage.Judgement", "edgellm.services.client.stage_client.read_event"])
 def test_an_error_of_python_at_either_end_fails_the_request_with_its_text(
     verifier_cut: Cut, monkeypatch: pytest.MonkeyPatch, side: str
 ) -> None:
