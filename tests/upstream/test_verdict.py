@@ -14,9 +14,8 @@ import pytest
 
 from edgellm.spec.sampling import distribution, draw
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Distribution, Ids, Sampling
-from edgellm.upstream.likeliest import distribution_of_top
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
-from edgellm.upstream.verdict import verdict
+from edgellm.upstream.verdict import distribution_of_top, verdict
 
 SIZE = 4  # of the vocabulary
 LENGTH = 3  # tokens of a text

@@ -54,8 +54,7 @@ class Asked:
 
 def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     """Answer HTTP clients with a pair of models."""
-    from edgellm.http.catalogs.local_models import LocalModels, ModelDefaults, PairOpener
-    from edgellm.http.catalogs.paired_models import PairedModels
+    from edgellm.http.catalogs import LocalModels, ModelDefaults, PairedModels, PairOpener
     from edgellm.http.mesh_status import read_plan
     from edgellm.llm.model_loading import named
 

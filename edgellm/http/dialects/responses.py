@@ -15,11 +15,10 @@ from pydantic import Field, JsonValue, model_validator
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
-from edgellm.http.dialects.blocks import BlockResponseBuilder
 from edgellm.http.dialects.dialect import Dialect, chat_request, reply_responses
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.builder import Json, WrittenReply, named_events, summary_of
+from edgellm.http.schemas.builder import BlockResponseBuilder, Json, WrittenReply, named_events, summary_of
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_responses, invalid_request, openai_error
 from edgellm.http.schemas.request_model import (
     MAX_ITEMS,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edgellm.llm.tools.gemma_calls import gemma
-from edgellm.llm.tools.json_calls import Parse, bare, deepseek, harmony, mistral, tagged
+from edgellm.llm.tools.json_calls import Parse, bare, deepseek, gemma, harmony, mistral, tagged
 from edgellm.llm.tools.tag_calls import pairs, xml
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from edgellm.engine import ToolCall
-from edgellm.llm.tools.loose import read_loose
-from edgellm.llm.tools.schema import Tool
+from edgellm.llm.tools.loose import CALL_END, LooseReader, read_loose
+from edgellm.llm.tools.schema import Schema, Tool
 from edgellm.valid_json import read_json, valid_text, write_json
 
 Parsed: TypeAlias = tuple[list[ToolCall], str]
@@ -135,3 +135,24 @@ def _call(found: Mapping[str, Any]) -> ToolCall | None:
 def _depth(value: object) -> int:
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     return 1 + max(map(_depth, inside), default=0)
+
+
+_HEAD = re.compile(r"\s*<\|tool_call>\s*call:\s*([^{}\n]+?)\s*(?=\{)")
+
+_END = re.compile(rf"\s*(?:{CALL_END})?")
+
+
+def gemma(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
+    """Read calls of Gemma 4, whose keys, and at times whose texts, have no quotation marks."""
+    calls: list[ToolCall] = []
+    while head := _HEAD.match(text):
+        reader = LooseReader(text, bare=True, ended=ended)
+        try:
+            values, end = reader.value(head.end(), Schema.of(tools.get(head[1])))
+        except (ValueError, RecursionError):
+            break
+        if (call := made(head[1], values)) is None:
+            break
+        calls.append(call)
+        text = _END.sub("", text[end:], count=1)
+    return calls, text

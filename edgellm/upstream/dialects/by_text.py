@@ -21,9 +21,13 @@ from edgellm.upstream.dialects.served import (
     ServedUpstream,
     UpstreamModel,
     cached_tokens,
+    entries,
+    fields,
     sampling_fields,
+    seed_at,
+    text,
+    whole,
 )
-from edgellm.upstream.fields import entries, fields, seed_at, text, whole
 from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier
 from edgellm.upstream.text_border import TextBorders, Written

@@ -10,10 +10,15 @@ from edgellm.upstream.dialects.served import (
     ServedUpstream,
     UpstreamModel,
     cached_tokens,
+    entries,
+    fields,
+    number,
     reply,
     sampling_fields,
+    seed_at,
+    text,
+    whole,
 )
-from edgellm.upstream.fields import entries, fields, number, seed_at, text, whole
 from edgellm.upstream.http_client import HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edgellm.upstream.dialects.served import ServedUpstream, UpstreamModel, raised
-from edgellm.upstream.fields import entries, fields, maybe_count, number, seed_at, whole
+from edgellm.upstream.dialects.served import (
+    ServedUpstream,
+    UpstreamModel,
+    entries,
+    fields,
+    maybe_count,
+    number,
+    raised,
+    seed_at,
+    whole,
+)
 from edgellm.upstream.http_client import HttpClient
 from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from edgellm.errors import VerifierLost
 from edgellm.upstream.dialects.by_text import TextUpstream
-from edgellm.upstream.dialects.served import UpstreamModel
-from edgellm.upstream.fields import entries, fields, maybe_count, number, text, whole
+from edgellm.upstream.dialects.served import UpstreamModel, entries, fields, maybe_count, number, text, whole
 from edgellm.upstream.http_client import HttpClient, ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
 from edgellm.upstream.text_border import TextBorders, Written

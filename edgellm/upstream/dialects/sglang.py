@@ -15,11 +15,16 @@ from edgellm.upstream.dialects.served import (
     PROBE_SECONDS,
     ServedUpstream,
     UpstreamModel,
+    best,
+    entries,
+    fields,
+    maybe_count,
+    number,
     raised,
     reply,
     sampling_fields,
+    whole,
 )
-from edgellm.upstream.fields import best, entries, fields, maybe_count, number, whole
 from edgellm.upstream.http_client import HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 

@@ -20,12 +20,17 @@ from edgellm.upstream.dialects.served import (
     NEUTRAL,
     PROBE_SECONDS,
     UpstreamModel,
+    best,
     cached_tokens,
+    entries,
+    fields,
+    number,
     reply,
     sampling_fields,
     steering_fields,
+    text,
+    whole,
 )
-from edgellm.upstream.fields import best, entries, fields, number, text, whole
 from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.engine import Ids, Message, Model
@@ -97,38 +97,12 @@ def test_what_only_becomes_a_control_token_is_plain_text(
     assert (controls(model, ids), model.detokenize(ids).decode()) == (expected, f"user\n{text}\nassistant:")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=contents)
-def test_a_rewriting_template_lets_nothing_in(rewriting: Model, content: str) -> None:
-    expected = controls(rewriting, rewriting.chat_prompt([Message("user", "x")]))
-    ids = rewriting.chat_prompt([Message("user", content)])
-    assert controls(rewriting, ids) == expected
-
-
-@pytest.fixture
-def rewriting(make_model: MakeModel) -> Model:
-    return make_model(chat_template=TURN.replace("CONTENT", "m.content | trim | lower | replace('a', '')"))
-
-
-def test_what_a_template_says_when_it_fails_is_not_repeated_without_end(make_model: MakeModel) -> None:
-    with pytest.raises(ModelUnsupported) as raised:
-        make_model(chat_template="{{ raise_exception('a' * 100000) }}").chat_prompt([Message("user", "a")])
-    assert len(raised.value.what) < 500
-
-
 @pytest.mark.parametrize(
     "template", ["{{ messages", "{{ nothing.at.all }}", "{% for i in range(10**9) %}x{% endfor %}", "{{ 1 / 0 }}"]
 )
 def test_a_broken_template_is_an_error(make_model: MakeModel, template: str) -> None:
     with pytest.raises(ModelUnsupported, match=r"chat template of random model-0 fails"):
         make_model(chat_template=template).chat_prompt([Message("user", "a")])
-
-
-def test_a_template_is_kept_in_its_sandbox(make_model: MakeModel, tmp_path: Path) -> None:
-    target = tmp_path / "escaped"
-    escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ messages.__init__.__globals__ }}" + str(target)
-    with pytest.raises(ModelUnsupported, match=r"SecurityError|unsafe|undefined"):
-        make_model(chat_template=escape).chat_prompt([Message("user", "a")])
 
 
 def test_a_model_without_a_template(make_model: MakeModel) -> None:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import psutil
@@ -23,7 +17,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgellm.engine import Message, Model
 from edgellm.engine.chat import template as chat_template
 from edgellm.engine.chat.template import MOST_SOURCE, Template
-from edgellm.errors import EngineFailed, ModelUnsupported
+from edgellm.errors import ModelUnsupported
 from edgellm.isolation.child import ChildKind
 from edgellm.isolation.template_sandbox import arguments, compile_template
 from testkit.hostile.inputs import HARMLESS, HOSTILE, LONG_TO_COMPILE
@@ -40,47 +34,12 @@ TALK = [
 ]
 
 HONEST = {
-    "loops": "{% for m in messages %}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ m['role'] }}"
-    "{{ loop.previtem.role if loop.previtem is defined }}{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}",
-    "namespace": "{% set ns = namespace(n=0, found=false) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
-    "{% endfor %}{{ ns.n }}",
-    "slices": "{% for m in messages[1:] %}{{ m.content[:3] }}"
-    "{% endfor %}{{ messages[::-1][0].role }}{{ messages|length - 1 }}",
-    "macros": "{% macro say(m, end='!') %}[{{ m.role|upper }}]{{ m.content }}{{ end }}{% endmacro %}"
-    "{% for m in messages %}{{ say(m, end='?') }}{% endfor %}",
-    "texts": "{% for m in messages %}{{ m.role ~ ': ' ~ m.content.strip() ~ 3 }}"
-    "{{ m.content.split('</think>')[-1]|trim }}"
-    "{{ m.content.replace('\\n', ' ') + '.' }}{{ '-' * 5 }}{{ m.content.startswith('T') }}"
-    "{{ 'mug' in m.content }}{% endfor %}",
-    "filters": "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join('|') }}"
-    "{{ messages | rejectattr('role', 'equalto', 'user') | list | length }}{{ {'a': [1, none]} | tojson(indent=2) }}"
-    "{{ messages[1].content | tojson | safe }}{{ '<b>' | e }}"
-    "{{ messages[0] | tojson }}{{ (messages[0] | items | list)[0][1] }}{{ 'x' | default('y') }}"
-    "{{ tools | default([]) }}",
-    "tests": "{{ tools is none }}{{ nothing is defined }}{{ messages is iterable }}{{ messages[0].content is string }}"
-    "{{ 1 is in [1, 2] }}{{ 3 is odd }}{{ messages[0] is mapping }}",
-    "blocks": "{%- set x -%} {{ messages[0].content }} {%- endset -%}{% generation %}{{ x }}{% endgeneration %}"
-    "{% filter upper %}abc{{ bos_token }}"
-    "{% endfilter %}{{ 7 // 2 }}{{ 7 % 2 }}{{ 2 ** 10 }}{{ 1.5 * 2 }}{{ 'a' * 2 }}",
-    "lists": "{% macro tag(name, state, attrs=[]) %}{% set state.n = state.n + 1 %}<{{ name }}{{ state.n }}"
-    "{% for a in attrs %} {{ a[0] + '=' ~ a[1]|string|replace('&', '&amp;') }}{% endfor %}>{% endmacro %}"
-    "{% set ns = namespace(n=0, kept=[]) %}{{ tag('x', ns) }}{{ tag('y', ns, [('a', 1), ('b', 'c & d')]) }}"
-    "{% for m in messages %}{% set ns.kept = ns.kept + [m] %}{% endfor %}{{ ns.kept|length }}{{ ns.kept[-1] }}"
-    "{% for k, v in messages[0]|dictsort %}{{ k }}{{ v|tojson(ensure_ascii=false) }}{{ ',' if not loop.last }}"
-    "{% endfor %}"
-    "{{ {'b': [1, 2.5, true, none], 'a': {'x': ('y',)}} }}{{ 'x' if messages[0].get('tools') else [] }}",
-    "dates": "{{ strftime_now('%Y') }}{{ eos_token }}{% if add_generation_prompt %}assistant{% endif %}",
-    **{
-        name: text
-        for name, text in vars(llama_chat_format).items()
-        if name.endswith("_CHAT_TEMPLATE") and isinstance(text, str)
-    },
+    name: text
+    for name, text in vars(llama_chat_format).items()
+    if name.endswith("_CHAT_TEMPLATE") and isinstance(text, str)
 }
-
-
 CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 ENDLESS = HOSTILE["loops in loops"]
-GONE = 60.0  # seconds until a process that ends has ended, at most
 
 Open = Callable[[str], Template]
 
@@ -169,7 +128,7 @@ def test_any_text_arrives(opened: Open) -> None:
 
 def test_a_long_message_is_within_the_limits(opened: Open) -> None:
     """Of 4 MiB, at which a template looks many times."""
-    template = opened(HONEST["texts"])
+    template = opened("{% for m in messages %}{{ m.content.strip() ~ m.content.split('a')[-1] }}{% endfor %}")
     for content in ("word " * 800_000, "🙂 " * 800_000):
         assert template.render(said(content), "", "")
 
@@ -249,75 +208,6 @@ def test_compiling_has_the_limits_of_rendering(opened: Open, monkeypatch: pytest
                 long.render(said("a"), "", "")
 
 
-@pytest.mark.parametrize(
-    ("act", "why"),
-    [
-        ("much", r"its answer has 167772\d\d bytes"),
-        ("announce too much", "its answer has 9223372036854775808 bytes"),
-        ("no head", "its answer cannot be read"),
-        ("no utf-8", "invalid start byte"),
-        ("abort", "its process ended with SIGABRT"),
-    ],
-)
-def test_nothing_is_taken_for_granted_about_the_answer(
-    opened: Open, monkeypatch: pytest.MonkeyPatch, act: str, why: str
-) -> None:
-    """Even if a template were to escape from the sandbox, this process would hear a text or an error."""
-    monkeypatch.setattr(chat_template, "KIND", UNRULY)
-    with pytest.raises(ModelUnsupported, match=why) as caught:
-        opened("").render(said(f"#{act}#"), "", "")
-    assert len(str(caught.value)) < 1_000
-
-
-@pytest.mark.parametrize("act", ["end", "half"])
-def test_a_process_that_ends_at_once_is_started_twice_and_not_for_ever(
-    opened: Open, monkeypatch: pytest.MonkeyPatch, act: str
-) -> None:
-    started, popen = [], subprocess.Popen
-
-    def counted(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
-        started.append(popen(*words, **options))
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", counted)
-    monkeypatch.setattr(chat_template, "KIND", UNRULY)
-    with pytest.raises(EngineFailed, match="exits at once"):
-        opened(f"#{act}#").render(said("a"), "", "")
-    assert len(started) == 2
-
-
-def test_no_process_can_be_started(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    template = opened(CONTENTS)
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "executable", "/nowhere/python")
-        template.start()
-        with pytest.raises(EngineFailed, match="No child process can be started"):
-            template.render(said("a"), "", "")
-    assert template.render(said("a"), "", "") == "a"
-
-
-def test_a_process_that_is_killed_is_replaced(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it waits, without a word; while it renders, with an error."""
-    template = opened(f"{{% if messages|length > 1 %}}{ENDLESS}{{% endif %}}{CONTENTS}")
-    assert template.render(said("a"), "", "") == "a"
-    (child,) = children()
-    child.kill()
-    while child.status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
-    assert template.render(said("b"), "", "") == "b"
-    monkeypatch.setattr(chat_template, "SECONDS", 60.0)
-    (child,) = children()
-    used = child.cpu_times().user
-    with ThreadPoolExecutor(1) as pool:
-        rendered = pool.submit(template.render, said("a", "b"), "", "")
-        while child.cpu_times().user < used + 0.1:
-            time.sleep(0.01)
-        child.kill()
-        with pytest.raises(EngineFailed, match="was ended by SIGKILL"):
-            rendered.result()
-    assert template.render(said("c"), "", "") == "c"
-
-
 def test_threads_render_by_turns_in_one_process(opened: Open) -> None:
     template = opened(CONTENTS)
     together = threading.Barrier(8)
@@ -330,45 +220,6 @@ def test_threads_render_by_turns_in_one_process(opened: Open) -> None:
         for number, texts in enumerate(pool.map(render, range(8))):
             assert texts == [f"{number} {i} " * 100 for i in range(20)]
     assert len(children()) == 1
-
-
-PARENT = """
-import sys
-from edgellm.engine.chat.template import Template
-template = Template(sys.argv[1], "a model")
-template.render([{"role": "user", "content": "a"}], "", "")
-print("rendered", flush=True)
-if sys.stdin.readline() == "again":
-    template.render([{"role": "user", "content": "a"}] * 2, "", "")
-"""
-
-
-@pytest.mark.parametrize("end", ["properly", "killed while it waits", "killed while it renders"])
-def test_a_process_that_ends_leaves_no_child(end: str) -> None:
-    source = f"{{% if messages|length > 1 %}}{ENDLESS}{{% endif %}}"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, sys.path)]),
-    }
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT, source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-    ) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"rendered\n"
-        (child,) = children(psutil.Process(parent.pid))
-        if end == "killed while it renders":
-            used = child.cpu_times().user
-            parent.stdin.write(b"again")
-            parent.stdin.close()
-            while child.cpu_times().user < used + 0.1:
-                time.sleep(0.01)
-        if end != "properly":
-            parent.kill()
-        else:
-            parent.stdin.close()
-        parent.wait(GONE)
-        assert not psutil.wait_procs([child], GONE)[1]
 
 
 def test_the_process_sees_no_variable_of_ours(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,8 @@ from huggingface_hub import constants
 
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
-from edgellm.http import handlers
-from edgellm.http.catalogs import local_models
-from edgellm.http.catalogs.local_models import LocalModels, ModelDefaults, ModelOpener, PairOpener
+from edgellm.http import catalogs, handlers
+from edgellm.http.catalogs import LocalModels, ModelDefaults, ModelOpener, PairOpener
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
@@ -166,7 +165,7 @@ def test_a_named_model_has_contexts_for_as_many_replies_as_fit(cache: Path, monk
 
     room = (taken(2) + taken(3)) // 2
     monkeypatch.setattr(memory_fit, "free_memory", lambda: room)
-    monkeypatch.setattr(local_models, "list_models", list)  # no draft model
+    monkeypatch.setattr(catalogs, "list_models", list)  # no draft model
     model = next(one for one in list_models() if one.name == VERIFIER)
     served = ModelOpener(model, ModelDefaults(hardware, hardware, ReplyOptions(), opened.append, 4)).open(
         Counter(), bool

@@ -1,4 +1,4 @@
-"""What the page keeps in a tab, in Node where it is there: it outlasts a reload, and nothing is lost before one."""
+"""Scripts of the page, in Node where it is there: what a tab keeps, and what the page sends of a conversation."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ const titles = async (store, search = "") => (await store.list(search)).data.map
 """
 
 
-def run(script: str) -> None:
-    module = files("edgellm").joinpath("http/page/tab_store.js").read_text(encoding="utf-8")
+def run(script: str, name: str = "tab_store") -> None:
+    module = files("edgellm").joinpath(f"http/page/{name}.js").read_text(encoding="utf-8")
     assert NODE is not None
     command = [NODE, "--input-type=module", "-e", module.replace("export ", "") + BEFORE + script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -111,3 +111,28 @@ def test_a_browser_that_forbids_the_storage_has_none() -> None:
       Object.defineProperty(globalThis, "sessionStorage", { configurable: true, value: storage });
       assert.equal(tabStorage(), storage);
     """)
+
+
+@needs_node
+def test_files_are_beside_the_question_where_it_is_sent_and_in_it_where_it_is_stored() -> None:
+    script = r"""
+      const talk = new Conversation();
+      talk.system = "Be brief.";
+      const texts = ["On Friday.\n", "At 8."];
+      talk.add("user", "When?", { files: texts.map((text) => ({ name: "a.txt", text })) });
+      talk.add("assistant", "On Friday.");
+      const last = talk.add("user", "Where?");
+      const system = { role: "system", content: "Be brief." }, reply = { role: "assistant", content: "On Friday." };
+      assert.deepEqual(talk.messages(last.id, { apart: true }), [system,
+        { role: "user", content: "When?", context: texts }, reply, { role: "user", content: "Where?" }]);
+      assert.deepEqual(talk.stored().turns,
+        [system, { role: "user", content: "On Friday.\n\nAt 8.\n\nWhen?" }, reply]);
+      assert.equal(talk.isCut(last.id), false);
+      talk.add("assistant", "Here.", { leftOut: 1 });
+      const next = talk.add("user", "Why?");
+      assert.equal(talk.isCut(next.id), true);
+      assert.equal(talk.isCut(last.id), false);
+      const again = Conversation.from({ id: "0", when: "", name: "", ...talk.stored() });
+      assert.equal(again.isCut(again.leaf), true);
+    """
+    run(script, "conversation")
