@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,14 @@ class Answer:
 Ask = Callable[..., Answer]
 
 
+@contextmanager
+def serving(pair: Any, name: str, **config: Any) -> Iterator[HttpServer]:
+    """A server of one pair, real or made up, with the fields of `HttpConfig`."""
+    with HttpServer(HOME, HttpConfig(**config)) as server:
+        server.open(ServedModel(pair, name))
+        yield server
+
+
 def asker(server: HttpServer) -> Ask:
     """`ask("GET", "/health")`, `ask("POST", path, {...})`; `body` may be bytes, headers replace those of the client."""
 
@@ -86,8 +95,7 @@ def own(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
 @pytest.fixture(scope="package")
 def server(own: LLM) -> Iterator[HttpServer]:
     events: list[str] = []
-    with HttpServer(HOME, HttpConfig(on_event=events.append)) as opened:
-        opened.open(ServedModel(own, "edgellm-verifier"))
+    with serving(own, "edgellm-verifier", on_event=events.append) as opened:
         yield opened
     assert events == []
 

@@ -26,7 +26,7 @@ from edgellm.spec.stream import Reply
 from edgellm.storage import list_models
 from testkit.gguf.random_model import SHAPES, write
 from tests.conftest import Architectures, Heads
-from tests.http.conftest import HOME, Answer, Ask, asker, conversation, written
+from tests.http.conftest import HOME, Answer, Ask, asker, conversation, serving, written
 
 OTHER = "some/tiny:F32"
 VERIFIER = "edgellm-verifier"
@@ -190,8 +190,7 @@ def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None
 
         fitting_options, piece = own.fitting_options, own.piece
 
-    with HttpServer(HOME, HttpConfig(replies=3)) as server:
-        server.open(ServedModel(own, "own"))
+    with serving(own, "own", replies=3) as server:
         server.add(ServedModel(cast(LLM, Waiting()), "waiting", in_turns=False, replies=1))
         ask, answers = asker(server), list[Answer]()
         threads = [threading.Thread(target=lambda: answers.append(chat(ask, "waiting"))) for _ in range(2)]

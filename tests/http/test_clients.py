@@ -13,12 +13,11 @@ import pydantic
 import pytest
 
 from edgellm.engine import Model
-from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
+from tests.http.conftest import QUESTION, Ask, asker, conversation, serving
 
 CHAT = "/v1/chat/completions"
 
@@ -38,8 +37,7 @@ def test_unknown_fields_are_named_and_change_nothing(ask: Ask) -> None:
 
 
 def test_a_strict_server_refuses_them(own: LLM) -> None:
-    with HttpServer(HOME, HttpConfig(strict=True)) as server:
-        server.open(ServedModel(own, "edgellm-verifier"))
+    with serving(own, "edgellm-verifier", strict=True) as server:
         ask = asker(server)
         for stream in (False, True):
             answer = ask("POST", CHAT, conversation(mirostat=2, stream=stream))
@@ -161,9 +159,8 @@ def leaving(f32_pair: tuple[Path, Path]) -> Iterator[tuple[Ask, VerifierServer]]
         Model.load(f32_pair[1]) as big,
         VerifierServer(big, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as verifier,
         LLM.open(f32_pair[0], str(verifier.address), threads=1) as pair,
-        HttpServer(HOME) as server,
+        serving(pair, "edgellm-verifier") as server,
     ):
-        server.open(ServedModel(pair, "edgellm-verifier"))
         yield asker(server), verifier
 
 
@@ -186,7 +183,6 @@ def test_unverified_text_can_be_refused(leaving: tuple[Ask, VerifierServer]) -> 
 
 
 def test_without_a_verifier_none_can_be_required(f32_pair: tuple[Path, Path]) -> None:
-    with LLM.open(f32_pair[0], "none", threads=1) as pair, HttpServer(HOME) as server:
-        server.open(ServedModel(pair, "edgellm-draft"))
+    with LLM.open(f32_pair[0], "none", threads=1) as pair, serving(pair, "edgellm-draft") as server:
         answer = asker(server)("POST", CHAT, conversation(require_verified=True))
         assert (answer.status, answer.error["param"]) == (400, "require_verified")

@@ -15,7 +15,7 @@ from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from tests.http.conftest import HOME, Answer, asker
+from tests.http.conftest import HOME, Answer, asker, serving
 from tests.spec.real import case
 
 CLIENTS = 8  # more than are served at once, and two of each prompt: one streams
@@ -24,8 +24,7 @@ CLIENTS = 8  # more than are served at once, and two of each prompt: one streams
 @contextmanager
 def together(own: LLM) -> Iterator[HttpServer]:
     """A pair, whose replies take turns."""
-    with HttpServer(HOME, HttpConfig(replies=3, waiting=CLIENTS)) as server:
-        server.open(ServedModel(own, "edgellm-verifier"))
+    with serving(own, "edgellm-verifier", replies=3, waiting=CLIENTS) as server:
         yield server
 
 

@@ -19,7 +19,7 @@ from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
-from tests.http.conftest import HOME, Ask, asker, conversation
+from tests.http.conftest import HOME, Ask, asker, conversation, serving
 
 PATHS = [("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/models"), ("POST", "/v1/completions")]
 
@@ -130,8 +130,7 @@ def test_a_rebound_name_is_refused_whatever_is_allowed(allowing: Ask) -> None:
 
 @pytest.fixture(scope="module")
 def locked(own: LLM) -> Iterator[Ask]:
-    with HttpServer(HOME, HttpConfig(key="k" * 43)) as server:
-        server.open(ServedModel(own, "edgellm-verifier"))
+    with serving(own, "edgellm-verifier", key="k" * 43) as server:
         yield asker(server)
 
 

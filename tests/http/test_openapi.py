@@ -12,10 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
-from tests.http.conftest import HOME, Ask, asker
+from tests.http.conftest import Ask, asker, serving
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +21,8 @@ def described(f32_pair: tuple[Path, Path]) -> Iterator[Any]:
     """The description of a server whose replies are short."""
     with (
         LLM.open(*f32_pair, threads=1, n_ctx=48) as pair,
-        HttpServer(HOME, HttpConfig(replies=1, page_key=KEY)) as server,
+        serving(pair, "edgellm-verifier", replies=1, page_key=KEY) as server,
     ):
-        server.open(ServedModel(pair, "edgellm-verifier"))
         asker(server)("GET", "/openapi.json")  # put together when first asked for, within no time-out of schemathesis
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 

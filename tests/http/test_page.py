@@ -45,7 +45,7 @@ from testkit.browser.page_states import (
     show_open_panel,
     window,
 )  # fmt: skip
-from tests.http.conftest import HOME, QUESTION, Ask, asker
+from tests.http.conftest import HOME, QUESTION, Ask, asker, serving
 from tests.http.test_streaming import Scripted, endless, failing, said, scripted
 
 STAGE = {"first_layer": 1, "last_layer": 5, "load_s": 1.0, "wait_s": 0.1, "network_s": 0.2, "compute_s": 0.5}
@@ -171,8 +171,7 @@ def test_the_marks_of_sources_are_told_apart_without_colour_and_can_be_read(page
         for number, source in enumerate(Source, 1):
             yield from (replace(token, source=source) for token in said(*[b"word "] * number))
 
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(cast(LLM, Scripted(script)), "made-up"))
+    with serving(Scripted(script), "made-up") as server:
         page.goto(server.url)
         say(page, "Who wrote it?")
         expect(page.locator(".said").first).to_contain_text("tokens")
@@ -217,8 +216,7 @@ def test_a_thought_is_folded_and_no_part_of_the_conversation(page: Page) -> None
             asked.append(cast(list[Message], words[0]))
             return super().reply(*words, **options)
 
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(cast(LLM, Asked(script)), "made-up"))
+    with serving(Asked(script), "made-up") as server:
         page.goto(server.url)
         say(page, "Where?")
         expect(page.locator(".said").first).to_contain_text("tokens")
@@ -266,8 +264,7 @@ def test_on_a_phone_nothing_sticks_out(page: Page, own: LLM) -> None:
 
 @needs_browser
 def test_stop_stops_the_work_and_leaves_what_was_written(page: Page, store: Conversations) -> None:
-    with HttpServer(HOME, HttpConfig(page_key=KEY)) as server:
-        server.open(ServedModel(cast(LLM, Scripted(endless)), "made-up"))
+    with serving(Scripted(endless), "made-up", page_key=KEY) as server:
         page.goto(server.page_url)
         say(page, "Go on")
         expect(page.locator(".words .word").nth(20)).to_be_attached()
@@ -381,8 +378,7 @@ def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: 
             count = str(len(asked)).encode()
             return scripted(lambda *_: (token for token in said(b"Reply ", count)))
 
-    with HttpServer(HOME, HttpConfig(page_key=KEY)) as server:
-        server.open(ServedModel(cast(LLM, Echo(failing)), "made-up"))
+    with serving(Echo(failing), "made-up", page_key=KEY) as server:
         page.goto(server.page_url)
         assert KEY not in page.url
         page.locator("summary", has_text="System prompt").click()
@@ -476,8 +472,7 @@ def test_markdown_is_shown_and_what_a_model_writes_is_not_trusted(page: Page) ->
         for number, token in enumerate(said(*[piece.encode() for piece in pieces])):
             yield replace(token, source=sources[number % len(sources)])
 
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(cast(LLM, Scripted(script)), "made-up"))
+    with serving(Scripted(script), "made-up") as server:
         page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
         page.goto(server.url)
         page.evaluate(
@@ -530,8 +525,7 @@ def test_no_word_of_a_demanding_reply_is_lost(page: Page, text: str) -> None:
         for (const block of blocks) for (const head of block.querySelectorAll(".code-head")) head.remove();
         return blocks.map((one) => one.textContent).join("").replace(/[^a-z]/g, "") === wanted;
     }"""
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(cast(LLM, Scripted(script)), "made-up"))
+    with serving(Scripted(script), "made-up") as server:
         page.goto(server.url)
         page.evaluate("sessionStorage.clear()")
         say(page, "Show it")
@@ -557,8 +551,7 @@ def test_files_go_before_the_question(page: Page) -> None:
             asked.append(cast(list[Message], words[0]))
             return super().reply(*words, **options)
 
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(cast(LLM, Asked(lambda *_: (token for token in said(b"Yes.")))), "made-up"))
+    with serving(Asked(lambda *_: (token for token in said(b"Yes."))), "made-up") as server:
         page.goto(server.url)
         drop = """texts => {
             const files = new DataTransfer();

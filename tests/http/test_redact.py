@@ -11,14 +11,14 @@ import pytest
 from edgellm.errors import VerifierLost
 from edgellm.http.middleware import redact
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.trust import Trust
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice
-from tests.http.conftest import HOME, asker, conversation
+from tests.http.conftest import HOME, asker, conversation, serving
 from tests.http.test_page import PLAN
 from tests.rpc.strangers import befriend
 
@@ -59,8 +59,7 @@ def secrets(peer: Peer) -> list[str]:
 
 
 def test_without_a_key_no_path_names_a_device(talkative: LLM, peer: Peer) -> None:
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(talkative, "edgellm-verifier"))
+    with serving(talkative, "edgellm-verifier") as server:
         ask = asker(server)
         answers = "".join(ask("GET", path).body.decode() for path in PATHS)
         for stream in (False, True):
@@ -72,8 +71,7 @@ def test_without_a_key_no_path_names_a_device(talkative: LLM, peer: Peer) -> Non
 
 
 def test_with_the_key_they_are_named(talkative: LLM, peer: Peer) -> None:
-    with HttpServer(HOME, HttpConfig(key=KEY)) as server:
-        server.open(ServedModel(talkative, "edgellm-verifier"))
+    with serving(talkative, "edgellm-verifier", key=KEY) as server:
         ask, headers = asker(server), {"Authorization": f"Bearer {KEY}"}
         (device,) = ask("GET", "/status", headers=headers).json["devices"]
         assert (device["name"], device["short"]) == (peer.name, peer.id.short)

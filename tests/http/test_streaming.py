@@ -31,7 +31,7 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice, Source, Summary, Token
-from tests.http.conftest import HOME, Answer, asker, conversation
+from tests.http.conftest import HOME, Answer, asker, conversation, serving
 
 Script = Callable[[Stats, Callable[[], bool]], Generator[Event, None, None]]
 
@@ -77,8 +77,7 @@ class Scripted:
 
 @contextmanager
 def opened(script: Script, **options: Any) -> Iterator[HttpServer]:
-    with HttpServer(HOME, HttpConfig(**options)) as server:
-        server.open(ServedModel(cast(LLM, Scripted(script)), "made-up"))
+    with serving(Scripted(script), "made-up", **options) as server:
         yield server
 
 
@@ -145,8 +144,7 @@ def _question() -> Any:
 
 
 def test_the_progress_of_a_long_prompt_is_streamed_to_who_asks(own: LLM) -> None:
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(own, "edgellm-verifier"))
+    with serving(own, "edgellm-verifier") as server:
         for wanted, stream in ((True, True), (False, True), (True, False)):
             prompt = f"{wanted} {stream} " + "The bus leaves at 8:10. " * 60
             messages = [{"role": "user", "content": prompt}]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,13 @@ import openai
 import pytest
 
 from edgellm.engine import Model
-from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Verdict
 from edgellm.spec.verifier import Capabilities, Session, Verifier, settled
 from testkit.thinking_templates import with_template
-from tests.http.conftest import HOME, Ask, asker
+from tests.http.conftest import Ask, asker, serving
 
 TEMPLATE = (
     "{%- if tools %}{{ '<|system|>Tools: ' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
@@ -70,6 +70,15 @@ class Writer(Verifier):
     def close(self) -> None: ...
 
 
+@contextmanager
+def writing_over(path: Path) -> Iterator[tuple[Writer, HttpServer]]:
+    """A server whose model writes what it is told."""
+    with Model.load(path) as model:
+        writer = Writer(model)
+        with LLM(model, draft=None, verifier=writer) as pair, serving(pair, "writer") as server:
+            yield writer, server
+
+
 @pytest.fixture(scope="module", params=["own", "generic"])
 def writing(
     request: pytest.FixtureRequest, f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
@@ -78,11 +87,8 @@ def writing(
     path = f32_pair[1]
     if request.param == "own":
         path = with_template(path, tmp_path_factory.mktemp("tools") / "tools.gguf", TEMPLATE)
-    with Model.load(path) as model:
-        writer = Writer(model)
-        with LLM(model, draft=None, verifier=writer) as pair, HttpServer(HOME) as server:
-            server.open(ServedModel(pair, "writer"))
-            yield writer, asker(server), server.url
+    with writing_over(path) as (writer, server):
+        yield writer, asker(server), server.url
 
 
 def ask_for(ask: Ask, **more: object) -> Any:
@@ -168,14 +174,12 @@ def test_what_leaves_the_server_is_valid_json(
 def test_a_call_that_the_limit_cuts_is_no_call(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
     template = TEMPLATE.replace("</tool_call>.", "<function=x><parameter=y></tool_call>.")
     text = "<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich </parameter> or Bern"
-    with Model.load(with_template(f32_pair[1], tmp_path / "xml.gguf", template)) as model:
-        writer = Writer(model)
+    with writing_over(with_template(f32_pair[1], tmp_path / "xml.gguf", template)) as (writer, server):
         writer.says(text)
-        with LLM(model, draft=None, verifier=writer) as pair, HttpServer(HOME) as server:
-            server.open(ServedModel(pair, "writer"))
-            ended = ask_for(asker(server)).json["choices"][0]
-            cut = ask_for(asker(server), max_tokens=len(model.tokenize(text)) - 1).json["choices"][0]
-    (call,) = ended["message"]["tool_calls"]
+        ended = ask_for(asker(server)).json
+        most = ended["usage"]["completion_tokens"] - 2
+        cut = ask_for(asker(server), max_tokens=most).json["choices"][0]
+    (call,) = ended["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"city": "Zürich </parameter> or Bern"}
     assert (cut["finish_reason"], cut["message"].get("tool_calls")) == ("length", None)
     assert cut["message"]["content"] == text[: len(cut["message"]["content"])]
@@ -252,8 +256,7 @@ PLACES: Any = {
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_one_of_several_tools_is_called_where_one_is_required(pair: LLM, temperature: float) -> None:
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(pair, "pair"))
+    with serving(pair, "pair") as server:
         tools = [PLACES, {**PLACES, "function": {**PLACES["function"], "name": "elsewhere"}}]
         more = {"tools": tools, "tool_choice": "required", "temperature": temperature, "seed": 5, "max_tokens": 100}
         choice = ask_for(asker(server), **more).json["choices"][0]
@@ -266,8 +269,7 @@ def test_one_of_several_tools_is_called_where_one_is_required(pair: LLM, tempera
 
 
 def test_the_arguments_of_a_named_tool_fit_its_schema(pair: LLM) -> None:
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(pair, "pair"))
+    with serving(pair, "pair") as server:
         named = {"type": "function", "function": {"name": "place"}}
         choice = ask_for(asker(server), tools=[TOOLS[1], PLACES], tool_choice=named).json["choices"][0]
     (call,) = choice["message"]["tool_calls"]
@@ -278,8 +280,7 @@ def test_the_arguments_of_a_named_tool_fit_its_schema(pair: LLM) -> None:
 def test_a_call_that_must_come_leaves_an_empty_thought(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
     """Where the prompt opens a thought, which somebody who demands a call at once has not asked for."""
     verifier = with_template(f32_pair[1], tmp_path / "thinks.gguf", TEMPLATE + "{{- '<think>\\n' }}{# </think> #}")
-    with LLM.open("none", verifier) as alone, HttpServer(HOME) as server:
-        server.open(ServedModel(alone, "pair"))
+    with LLM.open("none", verifier) as alone, serving(alone, "pair") as server:
         more = {"tools": [PLACES], "tool_choice": "required", "max_tokens": 100}
         choice = ask_for(asker(server), **more).json["choices"][0]
         refused = ask_for(asker(server), **more, think=True)

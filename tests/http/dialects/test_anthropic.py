@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
-from edgellm.engine import Model
-from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from testkit.thinking_templates import ALWAYS, with_template
-from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
-from tests.http.test_tools import CALLS, TEMPLATE, Writer
+from tests.http.conftest import QUESTION, Ask, asker, conversation, serving
+from tests.http.test_tools import CALLS, TEMPLATE, Writer, writing_over
 
 if TYPE_CHECKING:
     import anthropic
@@ -114,8 +112,7 @@ def test_errors_are_the_clients_own_exceptions(connect: Connect, server: HttpSer
         client.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": [image]}])
     with pytest.raises(anthropic.BadRequestError, match="The last message is the assistant's"):
         client.messages.create(model="m", max_tokens=1, messages=[{"role": "assistant", "content": "It"}])
-    with HttpServer(HOME, HttpConfig(key=KEY)) as locked:
-        locked.open(ServedModel(own, "edgellm-verifier"))
+    with serving(own, "edgellm-verifier", key=KEY) as locked:
         with pytest.raises(anthropic.AuthenticationError, match="The API key is missing or wrong"):
             connect(locked, "wrong").messages.create(**ASKED, max_tokens=1)
         assert connect(locked, KEY).messages.create(**ASKED, max_tokens=1).usage.output_tokens == 1
@@ -135,11 +132,8 @@ def writing(
 ) -> Iterator[tuple[Writer, Ask, Any]]:
     """A server over a model whose template knows tools, and which writes what it is told."""
     path = with_template(f32_pair[1], tmp_path_factory.mktemp("tools") / "tools.gguf", TEMPLATE)
-    with Model.load(path) as model:
-        writer = Writer(model)
-        with LLM(model, draft=None, verifier=writer) as pair, HttpServer(HOME) as server:
-            server.open(ServedModel(pair, "writer"))
-            yield writer, asker(server), connect(server)
+    with writing_over(path) as (writer, server):
+        yield writer, asker(server), connect(server)
 
 
 def test_tools_are_called_and_their_results_returned(writing: tuple[Writer, Ask, Any]) -> None:
@@ -190,8 +184,7 @@ def test_calls_are_forced_limited_and_switched_off(writing: tuple[Writer, Ask, A
 def test_thoughts_are_blocks_of_their_own(connect: Connect, f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
     """And can be sent back as they came."""
     path = with_template(f32_pair[1], tmp_path / "always.gguf", ALWAYS)
-    with LLM.open("none", path, threads=1) as pair, HttpServer(HOME) as server:
-        server.open(ServedModel(pair, "thinker"))
+    with LLM.open("none", path, threads=1) as pair, serving(pair, "thinker") as server:
         client = connect(server)
         asked: Any = {"model": "thinker", "max_tokens": 40, "thinking": {"type": "enabled", "budget_tokens": 5}}
         wanted = asker(server)("POST", "/v1/chat/completions", conversation(max_tokens=40, think=5)).json

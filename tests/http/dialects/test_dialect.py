@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from testkit.gguf.changed import with_sampling
-from tests.http.conftest import HOME, Answer, Ask, asker, written
+from tests.http.conftest import Answer, Ask, asker, serving, written
 from tests.http.test_streaming import failing, opened
 
 SAID: Any = [{"role": "user", "content": "Where is my mug?"}]
@@ -52,8 +50,7 @@ def test_an_error_in_the_middle_of_a_stream_ends_it_in_the_form_of_the_dialect(p
 
 @every
 def test_without_a_verifier_none_can_be_required(path: str, f32_pair: tuple[Path, Path]) -> None:
-    with LLM.open(f32_pair[0], "none", threads=1) as pair, HttpServer(HOME) as server:
-        server.open(ServedModel(pair, "edgellm-draft"))
+    with LLM.open(f32_pair[0], "none", threads=1) as pair, serving(pair, "edgellm-draft") as server:
         ask = asker(server)
         for more, headers in (({"require_verified": True}, {}), ({}, {"X-EdgeLLM-Require-Verified": "true"})):
             answer = ask("POST", path, {**REQUESTS[path], "stream": False, **more}, headers)
@@ -83,8 +80,7 @@ def written_by(answer: Answer, path: str) -> str:
 def test_a_request_without_a_temperature_is_sampled_as_the_model_wants(path: str, sampled: LLM) -> None:
     """The summary tells the seed, which repeats the text; temperature 0 stays greedy."""
     ollama = path.startswith("/api")
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(sampled, "edgellm-draft"))
+    with serving(sampled, "edgellm-draft") as server:
 
         def ask(**options: float) -> Answer:
             more = {"options": {"num_predict": 16, **options}} if ollama else options
@@ -105,8 +101,7 @@ def test_a_request_without_a_temperature_is_sampled_as_the_model_wants(path: str
 
 
 def test_the_status_says_what_the_model_wants(sampled: LLM) -> None:
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(sampled, "sampled"))
+    with serving(sampled, "sampled") as server:
         status = asker(server)("GET", "/status").json
         assert status["sampling"] == sampled.sampling.figures() | {"origin": "the model's file and its card"}
         assert status["models"][0]["sampling"] == status["sampling"]

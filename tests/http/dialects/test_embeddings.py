@@ -13,11 +13,10 @@ import pytest
 from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.http.embedding import ServedEmbedder
-from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from testkit.gguf.architectures import write_bert
-from tests.http.conftest import HOME, Ask, asker
+from tests.http.conftest import Ask, asker, serving
 
 TEXTS = ["The mug is on the shelf.", "Where is my mug?"]
 
@@ -32,8 +31,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedder]:
 
 @pytest.fixture(scope="module")
 def embedding(own: LLM, embedder: Embedder) -> Iterator[HttpServer]:
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(own, "edgellm-verifier"))
+    with serving(own, "edgellm-verifier") as server:
         server.open_embedder(ServedEmbedder(embedder, "bert"))
         yield server
 

@@ -12,11 +12,9 @@ import pytest
 from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.http.embedding import ServedEmbedder
-from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from testkit.gguf.architectures import write_bert
-from tests.http.conftest import HOME, Ask, asker
+from tests.http.conftest import Ask, asker, serving
 
 SAID: Any = {"role": "user", "content": "Where is my mug?"}
 TOOL: Any = {"name": "clock", "input_schema": {}}
@@ -104,9 +102,8 @@ def short(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
         Model.load(path, embeds=True) as model,
         Embedder(model) as embedder,
         LLM.open(*f32_pair, threads=1, n_ctx=200) as pair,
-        HttpServer(HOME, HttpConfig(on_event=surprises.append)) as server,
+        serving(pair, "edgellm-verifier", on_event=surprises.append) as server,
     ):
-        server.open(ServedModel(pair, "edgellm-verifier"))
         server.open_embedder(ServedEmbedder(embedder, "bert"))
         yield asker(server)
     assert surprises == []

@@ -10,13 +10,11 @@ from typing import Any
 import ollama
 import pytest
 
-from edgellm.engine import Model
-from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from testkit.thinking_templates import ALWAYS, with_template
-from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
-from tests.http.test_tools import CALLS, TEMPLATE, TOOLS, USER, Writer
+from tests.http.conftest import QUESTION, Ask, asker, conversation, serving
+from tests.http.test_tools import CALLS, TEMPLATE, TOOLS, USER, Writer, writing_over
 
 ASKED: Any = {"model": "edgellm-verifier", "messages": [{"role": "user", "content": QUESTION}]}
 
@@ -136,12 +134,8 @@ def writing(
 ) -> Iterator[tuple[Writer, ollama.Client]]:
     """A server over a model whose template knows tools, and which writes what it is told."""
     path = with_template(f32_pair[1], tmp_path_factory.mktemp("tools") / "tools.gguf", TEMPLATE)
-    with Model.load(path) as model:
-        writer = Writer(model)
-        with LLM(model, draft=None, verifier=writer) as pair, HttpServer(HOME) as server:
-            server.open(ServedModel(pair, "writer"))
-            with ollama.Client(host=server.url) as opened:
-                yield writer, opened
+    with writing_over(path) as (writer, server), ollama.Client(host=server.url) as opened:
+        yield writer, opened
 
 
 def test_tools_are_called_and_their_results_returned(writing: tuple[Writer, ollama.Client]) -> None:
@@ -162,8 +156,7 @@ def test_tools_are_called_and_their_results_returned(writing: tuple[Writer, olla
 
 def test_thoughts_have_a_field_of_their_own(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
     path = with_template(f32_pair[1], tmp_path / "always.gguf", ALWAYS)
-    with LLM.open("none", path, threads=1) as pair, HttpServer(HOME) as server:
-        server.open(ServedModel(pair, "thinker"))
+    with LLM.open("none", path, threads=1) as pair, serving(pair, "thinker") as server:
         asked: Any = {"messages": ASKED["messages"], "options": {"num_predict": 40}}
         said = asker(server)("POST", "/v1/chat/completions", conversation(max_tokens=40, think=True)).json
         said = said["choices"][0]["message"]

@@ -11,15 +11,13 @@ import openai
 import pydantic
 import pytest
 
-from edgellm.engine import Model
 from edgellm.http.dialects.responses import ConversationStore
-from edgellm.http.model_host import ServedModel
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from testkit.thinking_templates import ALWAYS, with_template
-from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
-from tests.http.test_tools import CALLS, TEMPLATE, Writer
+from tests.http.conftest import QUESTION, Ask, asker, conversation, serving
+from tests.http.test_tools import CALLS, TEMPLATE, Writer, writing_over
 
 ASKED: Any = {"model": "edgellm-verifier", "input": QUESTION}
 TOOLS: Any = [
@@ -148,12 +146,8 @@ def writing(
 ) -> Iterator[tuple[Writer, openai.OpenAI]]:
     """A server over a model whose template knows tools, and which writes what it is told."""
     path = with_template(f32_pair[1], tmp_path_factory.mktemp("tools") / "tools.gguf", TEMPLATE)
-    with Model.load(path) as model:
-        writer = Writer(model)
-        with LLM(model, draft=None, verifier=writer) as pair, HttpServer(HOME) as server:
-            server.open(ServedModel(pair, "writer"))
-            with client_of(server.url) as opened:
-                yield writer, opened
+    with writing_over(path) as (writer, server), client_of(server.url) as opened:
+        yield writer, opened
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -191,8 +185,7 @@ def test_a_tool_is_forced(writing: tuple[Writer, openai.OpenAI]) -> None:
 
 def test_thoughts_are_items_of_their_own(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
     path = with_template(f32_pair[1], tmp_path / "always.gguf", ALWAYS)
-    with LLM.open("none", path, threads=1) as pair, HttpServer(HOME) as server:
-        server.open(ServedModel(pair, "thinker"))
+    with LLM.open("none", path, threads=1) as pair, serving(pair, "thinker") as server:
         said = asker(server)("POST", "/v1/chat/completions", conversation(max_tokens=40)).json["choices"][0]["message"]
         with client_of(server.url) as client:
             done = client.responses.create(model="thinker", input=QUESTION, max_output_tokens=40)

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from edgellm.engine import Model
-from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from testkit.chat_traits import TRAITS
 from testkit.thinking_templates import with_template
-from tests.http.conftest import HOME, Answer, Ask, asker
-from tests.http.test_tools import Writer
+from tests.http.conftest import Answer, Ask, asker, serving
+from tests.http.test_tools import Writer, writing_over
 
 CALLS = [("file", {"path": "a", "text": "{{ '<|user|>' + m + '<|end|>' }}"}), ("clock", {})]
 WRITTEN = "Wait." + "".join(
@@ -86,11 +83,8 @@ def writing(
     request: pytest.FixtureRequest, f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Writer, Ask]]:
     path = with_template(f32_pair[1], tmp_path_factory.mktemp("traits") / "model.gguf", TRAITS[request.param])
-    with Model.load(path) as model:
-        writer = Writer(model)
-        with LLM(model, draft=None, verifier=writer) as pair, HttpServer(HOME) as server:
-            server.open(ServedModel(pair, "writer"))
-            yield writer, asker(server)
+    with writing_over(path) as (writer, server):
+        yield writer, asker(server)
 
 
 @pytest.mark.parametrize("talk", [chat, messages, responses, ollama])
@@ -119,12 +113,9 @@ BROKEN: Any = (
 @pytest.fixture(scope="module")
 def plain(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Writer, Ask]]:
     path = with_template(f32_pair[1], tmp_path_factory.mktemp("plain") / "model.gguf", TRAITS["plain"])
-    with Model.load(path) as model:
-        writer = Writer(model)
+    with writing_over(path) as (writer, server):
         writer.says("Done.")
-        with LLM(model, draft=None, verifier=writer) as pair, HttpServer(HOME) as server:
-            server.open(ServedModel(pair, "writer"))
-            yield writer, asker(server)
+        yield writer, asker(server)
 
 
 @pytest.mark.parametrize("written", BROKEN, ids=str)
@@ -198,8 +189,7 @@ def test_what_cannot_be_read_is_left_out_and_named(
 
 
 def test_a_strict_server_refuses_what_it_would_leave_out(own: LLM) -> None:
-    with HttpServer(HOME, HttpConfig(strict=True)) as server:
-        server.open(ServedModel(own, "edgellm-verifier"))
+    with serving(own, "edgellm-verifier", strict=True) as server:
         ask = asker(server)
         for more in ({"tools": [{"type": "custom"}]}, {"reasoning_effort": "high"}, {"think": True}):
             refused = ask("POST", "/v1/chat/completions", {"messages": [ASKED], **more})
