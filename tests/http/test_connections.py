@@ -22,7 +22,7 @@ from edgellm.http.server import Credentials, HttpConfig, HttpServer, TimedConnec
 from edgellm.rpc.trust.identity import web_certificate
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
-from tests.http.conftest import HOME, asker, conversation
+from tests.http.conftest import HOME, asker, conversation, until
 from tests.http.test_streaming import opened, said
 
 SOON = 0.3
@@ -205,7 +205,7 @@ def test_those_idle_for_longest_make_room(monkeypatch: pytest.MonkeyPatch, first
             client.sendall(first)
         assert asker(server)("GET", "/health").status == 200
         for client in idle[:20]:
-            _until(lambda client=client: _closed(client))  # type: ignore[misc]
+            until(lambda client=client: _closed(client))  # type: ignore[misc]
 
 
 def _closed(client: socket.socket) -> bool:
@@ -213,13 +213,6 @@ def _closed(client: socket.socket) -> bool:
         return client.recv(1) == b""
     except ConnectionError:
         return True
-
-
-def _until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_requests_being_served_are_not_cut_off_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +263,6 @@ def test_closed_connections_leave_nothing_behind(impatient: HttpServer) -> None:
     before = process.num_fds(), process.num_threads()
     come_and_go(10)
     assert ask("GET", "/health").status == 200
-    _until(lambda: (process.num_fds(), process.num_threads()) <= before)
+    until(lambda: (process.num_fds(), process.num_threads()) <= before)
     limiters = impatient._server._limiters if impatient._server is not None else []
-    _until(lambda: all(len(one._connections) == len(one._idle) == len(one._handshakes) == 0 for one in limiters))
+    until(lambda: all(len(one._connections) == len(one._idle) == len(one._handshakes) == 0 for one in limiters))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.types import Summary
 from edgellm.storage.layers.store import LayerStore
 from testkit.browser.page_states import SIZES
-from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation
+from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation, until
 from tests.http.test_page import context, needs_browser, page, say
 from tests.http.test_wire_format import same
 from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
@@ -66,7 +65,7 @@ def test_the_status_has_what_each_device_did_for_the_last_reply(server: HttpServ
     ttft: list[float] = []
     for _ in range(2):
         assert ask("POST", "/v1/chat/completions", conversation(max_tokens=8)).status == 200
-        _until(lambda: (ask("GET", "/status").json["mesh"]["last"] or {}).get("ttft_s") not in (None, *ttft))
+        until(lambda: (ask("GET", "/status").json["mesh"]["last"] or {}).get("ttft_s") not in (None, *ttft))
         last = ask("GET", "/status").json["mesh"]["last"]
         ttft.append(last["ttft_s"])
         assert last["token_s"] > 0.0
@@ -95,7 +94,7 @@ def test_before_the_first_reply_it_is_the_plan(server: HttpServer) -> None:
 def test_replies_that_share_the_devices_are_left_out(server: HttpServer) -> None:
     ask = asker(server)
     ask("POST", "/v1/chat/completions", conversation(max_tokens=2))
-    _until(lambda: ask("GET", "/status").json["mesh"]["last"] is not None)
+    until(lambda: ask("GET", "/status").json["mesh"]["last"] is not None)
     before = ask("GET", "/status").json["mesh"]["last"]
     answers: list[Answer] = []
 
@@ -108,10 +107,10 @@ def test_replies_that_share_the_devices_are_left_out(server: HttpServer) -> None
     for thread in both:
         thread.join()
     assert [answer.status for answer in answers] == [200, 200]
-    _until(lambda: ask("GET", "/status").json["requests"]["running"] == 0)
+    until(lambda: ask("GET", "/status").json["requests"]["running"] == 0)
     assert ask("GET", "/status").json["mesh"]["last"] == before
     ask("POST", "/v1/chat/completions", conversation(max_tokens=2))
-    _until(lambda: ask("GET", "/status").json["mesh"]["last"] != before)
+    until(lambda: ask("GET", "/status").json["mesh"]["last"] != before)
     last = ask("GET", "/status").json["mesh"]["last"]
     assert all(stage["measured"]["compute_s"] <= last["ttft_s"] for stage in last["stages"])
 
@@ -145,10 +144,3 @@ def test_the_page_draws_both(server: HttpServer, page: Page, monkeypatch: pytest
     expect(page.locator("#devices")).to_contain_text("holds layers")
     page.set_viewport_size(SIZES["narrow"])
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES["narrow"]["width"]
-
-
-def _until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)

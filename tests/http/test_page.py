@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -45,7 +44,7 @@ from testkit.browser.page_states import (
     show_open_panel,
     window,
 )  # fmt: skip
-from tests.http.conftest import HOME, QUESTION, Ask, asker, serving
+from tests.http.conftest import HOME, QUESTION, Ask, asker, serving, until
 from tests.http.test_streaming import Scripted, endless, failing, said, scripted
 
 STAGE = {"first_layer": 1, "last_layer": 5, "load_s": 1.0, "wait_s": 0.1, "network_s": 0.2, "compute_s": 0.5}
@@ -272,7 +271,7 @@ def test_stop_stops_the_work_and_leaves_what_was_written(page: Page, store: Conv
         page.click("#stop")
         expect(page.locator(".stopped")).to_have_text("You stopped this reply here.")
         expect(page.locator("#send")).to_be_visible()
-        _until(lambda: 'outcome="cancelled"} 1.0' in asker(server)("GET", "/metrics").body.decode())
+        until(lambda: 'outcome="cancelled"} 1.0' in asker(server)("GET", "/metrics").body.decode())
         expect(page.locator("#conversations .open")).to_have_count(1)
         [kept] = store.all()
         assert [role for role, _ in kept.turns] == ["user", "assistant"]
@@ -288,13 +287,6 @@ def test_stop_stops_the_work_and_leaves_what_was_written(page: Page, store: Conv
         expect(page.locator("#conversations .open")).to_have_count(2)
         page.goto(f"{server.url}/#key={'x' * 43}")  # a link that is too old
         expect(page.locator("#kept")).to_contain_text("stay in this tab")
-
-
-def _until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @needs_browser
@@ -387,7 +379,7 @@ def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: 
             say(page, text)
             expect(page.locator(".said")).to_have_count(number)
         expect(page.locator("#conversations .current")).to_contain_text("First?")
-        _until(lambda: bool(store.all()) and len(store.latest().turns) == 5)
+        until(lambda: bool(store.all()) and len(store.latest().turns) == 5)
         assert store.latest().turns[0] == ("system", "Be brief.")
         # editing a question keeps the earlier version
         page.get_by_role("button", name="Edit the question").nth(1).click()
@@ -397,7 +389,7 @@ def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: 
         assert [turn.content for turn in asked[-1]] == ["Be brief.", "First?", "Reply 1", "Third?"]
         page.get_by_role("button", name="Earlier version").click()
         expect(page.locator(".words").nth(1)).to_have_text("Reply 2")
-        _until(lambda: store.latest().turns[-1] == ("assistant", "Reply 2"))
+        until(lambda: store.latest().turns[-1] == ("assistant", "Reply 2"))
         page.reload()
         expect(page.locator(".words").nth(1)).to_have_text("Reply 2")
         expect(page.locator(".versions")).to_have_text("1/2")
@@ -411,7 +403,7 @@ def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: 
         store.save(store.latest().with_turns([*store.latest().turns, ("user", "Fifth?"), ("assistant", "Later.")]))
         say(page, "Sixth?")
         expect(page.locator(".words").nth(3)).to_have_text("Reply 4")
-        _until(lambda: "Later." in store.latest().page and "Reply 4" in store.latest().page)
+        until(lambda: "Later." in store.latest().page and "Reply 4" in store.latest().page)
         page.get_by_role("button", name="Continue from here in a new conversation").first.click()
         expect(page.locator("#conversations .open")).to_have_count(2)
         expect(page.locator(".words")).to_have_count(1)

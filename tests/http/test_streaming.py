@@ -31,7 +31,7 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice, Source, Summary, Token
-from tests.http.conftest import HOME, Answer, asker, conversation, serving
+from tests.http.conftest import HOME, Answer, asker, conversation, serving, until
 
 Script = Callable[[Stats, Callable[[], bool]], Generator[Event, None, None]]
 
@@ -190,20 +190,13 @@ def test_a_client_that_leaves_ends_the_reply(stream: bool) -> None:
         if stream:
             assert connection.getresponse().read(40)
         else:
-            _until(lambda: b"edgellm_requests_running 1.0" in asker(server)("GET", "/metrics").body)
+            until(lambda: b"edgellm_requests_running 1.0" in asker(server)("GET", "/metrics").body)
         assert not ended.is_set()
         assert connection.sock is not None
         connection.sock.shutdown(socket.SHUT_RDWR)
         connection.close()
         assert ended.wait(120)
-        _until(lambda: b'edgellm_requests_total{outcome="cancelled"} 1.0' in asker(server)("GET", "/metrics").body)
-
-
-def _until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+        until(lambda: b'edgellm_requests_total{outcome="cancelled"} 1.0' in asker(server)("GET", "/metrics").body)
 
 
 def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> None:
@@ -235,7 +228,7 @@ def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> N
         connection.close()
         assert over.wait(30)
         # the made-up reply does not say how it ended, and counts as cancelled, too
-        _until(lambda: b'edgellm_requests_total{outcome="cancelled"} 2.0' in ask("GET", "/metrics").body)
+        until(lambda: b'edgellm_requests_total{outcome="cancelled"} 2.0' in ask("GET", "/metrics").body)
 
 
 def test_too_many_at_once_are_refused_and_one_in_the_queue_that_leaves_makes_room() -> None:
@@ -258,19 +251,19 @@ def test_too_many_at_once_are_refused_and_one_in_the_queue_that_leaves_makes_roo
 
         first = threading.Thread(target=post)
         first.start()
-        _until(metric("edgellm_requests_running 1.0"))
+        until(metric("edgellm_requests_running 1.0"))
         waits = http.client.HTTPConnection(server.address.host, server.address.port)
         waits.request("POST", "/v1/chat/completions", json.dumps(conversation()), {"Content-Type": "application/json"})
-        _until(metric("edgellm_requests_waiting 1.0"))
+        until(metric("edgellm_requests_waiting 1.0"))
         for stream in (False, True):
             refused = ask("POST", "/v1/chat/completions", conversation(stream=stream))
             assert (refused.status, refused.error["code"]) == (429, "queue_full")
             assert int(refused.headers["retry-after"]) >= 1
         waits.close()
-        _until(metric("edgellm_requests_waiting 0.0"))
+        until(metric("edgellm_requests_waiting 0.0"))
         second = threading.Thread(target=post)
         second.start()
-        _until(metric("edgellm_requests_waiting 1.0"))
+        until(metric("edgellm_requests_waiting 1.0"))
         go.set()
         first.join()
         second.join()
@@ -296,13 +289,13 @@ def test_the_time_to_the_first_token_includes_the_wait_for_a_slot() -> None:
         ttft = "edgellm_time_to_first_token_seconds"
         threads = [threading.Thread(target=ask, args=("POST", "/v1/completions", {"prompt": "a"})) for _ in range(2)]
         threads[0].start()
-        _until(lambda: metric("edgellm_requests_running") == 1.0)
+        until(lambda: metric("edgellm_requests_running") == 1.0)
         threads[1].start()
-        _until(lambda: metric("edgellm_requests_waiting") == 1.0)
+        until(lambda: metric("edgellm_requests_waiting") == 1.0)
         waits_since = time.perf_counter()
         time.sleep(0.2)
         first_goes.set()
-        _until(lambda: metric(f"{ttft}_count") == 1.0)
+        until(lambda: metric(f"{ttft}_count") == 1.0)
         first = metric(f"{ttft}_sum")
         waited = time.perf_counter() - waits_since
         second_goes.set()
@@ -328,9 +321,9 @@ def test_while_it_loads_and_while_it_stops_it_says_so() -> None:
             target=lambda: answers.append(ask("POST", "/v1/chat/completions", conversation(stream=True)))
         )
         streaming.start()
-        _until(lambda: b"edgellm_requests_running 1.0" in ask("GET", "/metrics").body)
+        until(lambda: b"edgellm_requests_running 1.0" in ask("GET", "/metrics").body)
         server.request_stop(60)
-        _until(lambda: ask("POST", "/v1/chat/completions", conversation()).status == 503)
+        until(lambda: ask("POST", "/v1/chat/completions", conversation()).status == 503)
         assert ask("POST", "/v1/chat/completions", conversation()).error["code"] == "stopping"
         server.request_stop(0)
         streaming.join(120)
