@@ -49,7 +49,7 @@ from typing import Any
 from bench.harness.report import place, read, write
 from bench.robustness.busy import busy
 from edgellm.engine import Model
-from edgellm.http.model_host import ServedModel
+from edgellm.http.model_pool import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address

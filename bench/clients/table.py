@@ -31,7 +31,7 @@ from bench.harness.report import write
 from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.http.embedding import ServedEmbedder
-from edgellm.http.model_host import ServedModel
+from edgellm.http.model_pool import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address

@@ -24,7 +24,8 @@ from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.mesh_status import MeshRecorder, PlanOut
 from edgellm.http.metrics import Metrics
 from edgellm.http.middleware import redact, unredacted
-from edgellm.http.model_host import KEEP_ALIVE, Lease, ModelCatalog, ModelHost, Opener, ServedModel, keep_alive_seconds
+from edgellm.http.model_host import ModelCatalog, ModelHost
+from edgellm.http.model_pool import KEEP_ALIVE, Lease, Opener, ServedModel, keep_alive_seconds
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import (
     MakeBuilder,
@@ -345,7 +346,7 @@ class RequestHandler:
     async def shut_down(self, grace: float) -> None:
         """Refuse new requests, give replies `grace` seconds to end, then cancel them."""
         self.admission.close(STOPPING)
-        self.models.stop_loading()
+        self.models.pool.stop()
         try:
             async with asyncio.timeout(grace):
                 await self.admission.wait_until_empty()
@@ -357,7 +358,7 @@ class RequestHandler:
     def close(self) -> None:
         """Close what was opened here. Call it after the event loop has ended."""
         self._executor.shutdown(wait=False)
-        self.models.close()
+        self.models.pool.close()
 
     async def _admit(self, disconnect: asyncio.Task[None], served: ServedModel | None = None) -> None:
         """Wait for a slot, for a reply also until its model has one. Raise ClientLeft where the client leaves first."""

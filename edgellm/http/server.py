@@ -32,7 +32,8 @@ from edgellm.http.handlers import RequestHandler
 from edgellm.http.mesh_status import PlanOut
 from edgellm.http.metrics import Family
 from edgellm.http.middleware import SecurityMiddleware
-from edgellm.http.model_host import KEEP_ALIVE, ModelCatalog, Opener, ServedModel
+from edgellm.http.model_host import ModelCatalog
+from edgellm.http.model_pool import KEEP_ALIVE, Opener, ServedModel
 from edgellm.rpc.address import Address
 from edgellm.rpc.versions import program_version
 

@@ -10,7 +10,7 @@ from edgellm.errors import TrustUnusable
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.mesh_status import MeshStatus, PlanOut
 from edgellm.http.middleware import HIDDEN, redact_all
-from edgellm.http.model_host import LoadedModel, ServedModel
+from edgellm.http.model_pool import LoadedModel, ServedModel
 from edgellm.http.schemas.responses import Health
 from edgellm.llm import LLM
 from edgellm.rpc.trust.peer_store import Peers
@@ -115,8 +115,8 @@ def server_status(handler: RequestHandler) -> ServerStatus:
         requests=RequestCounts(running=admission.running, waiting=admission.waiting, places=places),
         devices=[] if handler.anonymous else _paired_devices(),
         anonymous=handler.anonymous,
-        models=[_in_memory(handler, model) for model in models.loaded()],
-        loading=models.loading,
+        models=[_in_memory(handler, model) for model in models.pool.by_use()],
+        loading=list(models.pool.loading),
         plan=handler.plan,
     )
     return redact_all(status) if handler.anonymous else status

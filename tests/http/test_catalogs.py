@@ -17,7 +17,7 @@ from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.http import catalogs, handlers
 from edgellm.http.catalogs import LocalModels, ModelDefaults, ModelOpener, PairOpener
-from edgellm.http.model_host import ServedModel
+from edgellm.http.model_pool import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import place_pair

@@ -19,7 +19,7 @@ import pytest
 
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.http.admission import FairLock
-from edgellm.http.model_host import ServedModel
+from edgellm.http.model_pool import ServedModel
 from edgellm.http.schemas.builder import TextDelta
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.http.streaming import ReplyOrder, ReplyTask

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from edgellm.http.model_host import ServedModel
+from edgellm.http.model_pool import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.trust.peer_store import Peer

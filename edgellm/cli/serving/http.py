@@ -33,7 +33,7 @@ def start_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Ht
     if not options.http:
         return None
     from edgellm.http.middleware import checked_host
-    from edgellm.http.model_host import keep_alive_seconds
+    from edgellm.http.model_pool import keep_alive_seconds
     from edgellm.http.server import HttpConfig, HttpServer
     from edgellm.rpc.address import Address
 

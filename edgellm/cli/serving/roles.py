@@ -21,7 +21,7 @@ from edgellm.cli.views.reply_printer import Display
 from edgellm.engine import ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.errors import EdgeError, InvalidOption
-from edgellm.http.model_host import ServedModel
+from edgellm.http.model_pool import ServedModel
 from edgellm.llm import AUTO, LLM
 from edgellm.storage import resolve
 

@@ -20,7 +20,7 @@ from edgellm.engine.chat.thinking import find_markup
 from edgellm.http.dialects.dialect import Dialect, chat_request, reply_responses
 from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.handlers import RequestHandler
-from edgellm.http.model_host import LoadedModel, keep_alive_seconds
+from edgellm.http.model_pool import LoadedModel, keep_alive_seconds
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import Json, ResponseBuilder, TextDelta, WrittenReply, json_lines, summary_of
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
@@ -409,7 +409,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
 
     @app.get("/api/ps", tags=["Ollama"], summary="The models in memory", responses=few)
     async def running() -> dict[str, list[Json]]:
-        models = [await _running(handler, one) for one in handler.models.loaded()]
+        models = [await _running(handler, one) for one in handler.models.pool.by_use()]
         if (embedder := handler.models.embedder) is not None:
             models.append(_running_embedder(embedder))
         return {"models": models}

@@ -1,0 +1,365 @@
+"""Models in memory: opened when they are asked for, shared by requests, and closed when they are idle.
+
+One model is opened at a time. A model is closed when nobody has used it for its keep-alive, or when another one needs
+its memory; never while a reply uses it. What does not fit even then is refused before anything is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic, time
+from typing import Any, Protocol
+
+from edgellm.engine import ModelFile
+from edgellm.errors import EdgeError, InvalidOption, MemoryShort, Stopped
+from edgellm.http.admission import STOPPING
+from edgellm.http.mesh_status import MeshRecorder
+from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
+from edgellm.http.schemas.requests import GenerationRequest
+from edgellm.http.schemas.responses import ModelInfo
+from edgellm.llm import LLM
+from edgellm.llm.model_loading import PairMemory
+from edgellm.spec.params import ReplyOptions
+from edgellm.system import mapped_memory
+
+KEEP_ALIVE = 300.0  # seconds
+MIN_IDLE_SECONDS = 2.0  # before a model that was opened may be closed unused
+BUSY_SECONDS = 120.0  # for which a model waits for the memory of others that are in use
+_DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h|)")
+_UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+_log = logging.getLogger(__name__)
+
+
+def keep_alive_seconds(value: str | float) -> float:
+    """Return the seconds of a keep-alive such as 5m, 30s, 1h30m or 300; below zero it is infinite, as in Ollama. Raise
+    InvalidOption if it is none."""
+    text = str(value).strip()
+    parts = list(_DURATION.finditer(text))
+    if not parts or "".join(part[0] for part in parts) != text:
+        raise InvalidOption(f"The keep-alive is {text[:40]!r}.", "Give a time such as 5m or 300, or -1 for no end.")
+    if text.startswith("-"):
+        return math.inf
+    return sum(float(part[1]) * _UNITS[part[2]] for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A pair and the name that it is served by. `in_turns`: replies compute on this device's processor, round by round.
+
+    `options` are the choices that requests do not make. `recorder` records what the devices of a mesh do for a reply.
+    At most so many `replies` are written at once; None: as many as the server writes.
+    """
+
+    pair: LLM
+    name: str
+    in_turns: bool = True
+    options: ReplyOptions = field(default_factory=ReplyOptions)
+    recorder: MeshRecorder | None = None
+    replies: int | None = None
+    created: int = field(default_factory=lambda: int(time()))
+
+    def info(self) -> ModelInfo:
+        return ModelInfo(id=self.name, created=self.created, context_length=self.pair.context_length, loaded=True)
+
+    def options_for(self, request: GenerationRequest) -> ReplyOptions:
+        """Return the options of a reply to `request`.
+
+        Raises:
+            ApiError, InvalidOption: the parameters contradict each other, or are out of range.
+        """
+        return request.options(self.options, self.pair.context_length)
+
+
+class Opener(Protocol):
+    """A model that can be opened, and again once it was closed. The methods are called in a thread."""
+
+    @property
+    def name(self) -> str: ...
+
+    def file(self) -> ModelFile | None:
+        """Return the file of the model that decides the text; None where it is on another device. Raises what
+        `ModelFile.open` raises."""
+
+    def check_fits(self, beside: Counter[str]) -> None:
+        """Raise MemoryShort where the model does not fit; `beside` as for `LLM.open`."""
+
+    def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
+        """Open the model. Raise Stopped where `is_closing` returns True meanwhile."""
+
+
+class LoadedModel:
+    """A model in memory, which `users` requests use. `keep_alive` is in seconds; `opener` is None where the model is
+    never closed."""
+
+    def __init__(self, served: ServedModel, opener: Opener | None, keep_alive: float) -> None:
+        self.served, self.opener, self.keep_alive = served, opener, keep_alive
+        self.users = 0
+        self.closing = False  # no one else gets it
+        self.used_at = monotonic()
+        self.timer: asyncio.TimerHandle | None = None
+        self.unused = asyncio.Event()
+        self.unused.set()
+
+    @property
+    def name(self) -> str:
+        return self.served.name
+
+    @property
+    def idle_s(self) -> float:
+        """Return for how many seconds no request has used it."""
+        return 0.0 if self.users else monotonic() - self.used_at
+
+    @property
+    def expires_s(self) -> float | None:
+        """Return in how many seconds it will be closed; None: it stays."""
+        return None if math.isinf(self.keep_alive) else self.keep_alive - self.idle_s
+
+
+class Lease:
+    """A model that is not closed before `release`."""
+
+    def __init__(self, served: ServedModel, on_released: Callable[[], None]) -> None:
+        self.served, self._on_released = served, on_released
+        self.used = self._released = False
+
+    def use(self) -> ServedModel:
+        """Return the model, for a reply that calls `release` at its end."""
+        self.used = True
+        return self.served
+
+    def release(self) -> None:
+        """Give the model back; a second call does nothing."""
+        if not self._released:
+            self._released = True
+            self._on_released()
+
+
+class ModelPool:
+    """The models of one server that are in memory. Methods other than `add` and `close` are for its event loop."""
+
+    def __init__(self, keep_alive: float, waiting: int) -> None:
+        """A model that was opened here is closed `keep_alive` seconds after its last use. Up to `waiting` requests wait
+        for models to be opened."""
+        self._keep_alive, self._most_waiting = keep_alive, waiting
+        self.loaded: dict[str, LoadedModel] = {}
+        self.loading: dict[str, asyncio.Task[None]] = {}
+        """What requests wait for."""
+        self._waiting = 0
+        self._lock = asyncio.Lock()  # held while models are opened and closed
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="edgellm-models")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    def add(self, served: ServedModel, opener: Opener | None = None) -> None:
+        """Take a model that is open. With an `opener` it is the pool's from now on, which closes it when others need
+        its memory; without, it is left open. It has no keep-alive."""
+        self.loaded = {**self.loaded, served.name: LoadedModel(served, opener, math.inf)}  # others may be reading it
+
+    def by_use(self) -> list[LoadedModel]:
+        """Return the models in memory, the latest used first."""
+        return sorted(self.loaded.values(), key=lambda one: (not one.users, -one.used_at))
+
+    async def lease(self, name: str, opener: Opener | None, keep_alive: float | None, *, stays: bool) -> Lease:
+        """Return the model of that name, opened by `opener` if need be. `keep_alive` says for how many seconds it is
+        kept after its use; otherwise it `stays`, or has the pool's.
+
+        Raises:
+            ApiError: too many requests wait for models (429), or it waits too long for memory that others use (503).
+            EdgeError: it cannot be opened; MemoryShort if it does not fit.
+        """
+        while (loaded := self.loaded.get(name)) is None or loaded.closing:
+            if self._waiting >= self._most_waiting:
+                message = f"{self._waiting} requests wait for models to be loaded. Try again later."
+                raise ApiError(ErrorInfo(429, message, "rate_limit_error", code="queue_full", retry_after=5.0))
+            self._waiting += 1
+            try:
+                # the task goes on where this request ends: others may wait for it
+                await asyncio.shield(self._load(name, opener, math.inf if stays else self._keep_alive))
+            finally:
+                self._waiting -= 1
+        if loaded.timer is not None:
+            loaded.timer.cancel()
+        if keep_alive is not None and loaded.opener is not None:
+            loaded.keep_alive = keep_alive
+        loaded.users += 1
+        loaded.unused.clear()
+        return Lease(loaded.served, lambda: self._release(loaded))
+
+    async def unload(self, name: str) -> bool:
+        """Close a model once no request uses it; return whether it is closed already. Raises ApiError where it is not
+        in memory (404), or stays there as long as the server runs (400)."""
+        if (loaded := self.loaded.get(name)) is None:
+            raise ApiError(ErrorInfo(404, f"{name} is not in memory.", code="model_not_loaded", param="model"))
+        if loaded.opener is None:
+            raise ApiError(ErrorInfo(400, f"{name} stays in memory as long as this server runs. Stop the server.",
+                                     param="model"))  # fmt: skip
+        task = self._retire(loaded)
+        if loaded.users:
+            return False
+        await asyncio.shield(task)
+        return True
+
+    def stop(self) -> None:
+        """Open no more models."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Close all models that are the pool's. Called when no request uses them any more, in any thread."""
+        self.stop()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        for loaded in list(self.loaded.values()):
+            if loaded.opener is not None:
+                loaded.served.pair.close()
+        self.loaded.clear()
+
+    def _release(self, loaded: LoadedModel) -> None:
+        loaded.users -= 1
+        loaded.used_at = monotonic()
+        if not loaded.users:
+            loaded.unused.set()
+            self._expire_after(loaded, loaded.keep_alive)
+
+    def _expire_after(self, loaded: LoadedModel, seconds: float) -> None:
+        if loaded.opener is not None and not math.isinf(seconds):
+            loaded.timer = asyncio.get_running_loop().call_later(seconds, self._expire, loaded)
+
+    def _expire(self, loaded: LoadedModel) -> None:
+        if not loaded.users and not loaded.closing and not self._stopped:
+            _log.info("%s is closed: unused for %.0f s", loaded.name, loaded.keep_alive)
+            self._retire(loaded)
+
+    def _load(self, name: str, opener: Opener | None, keep_alive: float) -> asyncio.Task[None]:
+        if (task := self.loading.get(name)) is None:
+            task = self.loading[name] = self._begin(self._open(name, opener, keep_alive))
+            task.add_done_callback(lambda _: self.loading.pop(name))
+        return task
+
+    def _retire(self, loaded: LoadedModel) -> asyncio.Task[None]:
+        """Have a model closed once nobody uses it."""
+        loaded.closing = True
+        return self._begin(self._close_later(loaded))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin a task, and keep it until it has ended; its error is for those who wait for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+
+        def ended(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            if not done.cancelled():
+                done.exception()
+
+        task.add_done_callback(ended)
+        return task
+
+    async def _open(self, name: str, opener: Opener | None, keep_alive: float) -> None:
+        """Open a model, closing others first where it does not fit beside them. Raises as `lease`."""
+        async with self._lock:
+            loaded = self.loaded.get(name)
+            if loaded is not None and not loaded.closing:
+                return
+            if loaded is not None:
+                opener = opener or loaded.opener
+                await self._close([loaded])
+            if self._stopped or opener is None:
+                raise ApiError(STOPPING)
+            run = asyncio.get_running_loop().run_in_executor
+            await self._make_room(await run(self._thread, self._victims, opener, self._candidates()), name)
+            beside = beside_memory([one.served.pair.memory for one in self.loaded.values()], ())
+            served = await run(self._thread, self._opened, opener, beside)
+            self.loaded[name] = loaded = LoadedModel(served, opener, keep_alive)
+            self._expire_after(loaded, max(keep_alive, MIN_IDLE_SECONDS))  # requests for it may all have left
+
+    def _opened(self, opener: Opener, beside: Counter[str]) -> ServedModel:
+        try:
+            served = opener.open(beside, lambda: self._stopped)
+        except Stopped:
+            raise ApiError(STOPPING) from None
+        if self._stopped:
+            served.pair.close()
+            raise ApiError(STOPPING)
+        return served
+
+    def _candidates(self) -> list[LoadedModel]:
+        """Return the models that may be closed, in that order: unused ones first, the longest unused before others."""
+        own = [one for one in self.loaded.values() if one.opener is not None]
+        return sorted(own, key=lambda one: (bool(one.users), one.used_at))
+
+    def _victims(self, opener: Opener, candidates: Sequence[LoadedModel]) -> list[LoadedModel]:
+        """Return as few of `candidates` as must be closed for a model to fit. Raises what `check_fits` raises where it
+        does not fit even then."""
+        loaded = list(self.loaded.values())
+        for count in range(len(candidates) + 1):
+            victims = list(candidates[:count])
+            kept = [one.served.pair.memory for one in loaded if one not in victims]
+            try:
+                opener.check_fits(beside_memory(kept, [one.served.pair.memory for one in victims]))
+            except MemoryShort:
+                if count == len(candidates):
+                    raise
+            else:
+                return victims
+        return []
+
+    async def _make_room(self, victims: Sequence[LoadedModel], name: str) -> None:
+        """Close models once no request uses them. Raises ApiError where that takes too long: all are kept then."""
+        marked = [one for one in victims if not one.closing]
+        for one in marked:
+            one.closing = True
+        try:
+            async with asyncio.timeout(BUSY_SECONDS):
+                for one in victims:
+                    await one.unused.wait()
+        except TimeoutError:
+            for one in marked:
+                one.closing = False
+            busy = ", ".join(one.name for one in victims if one.users)
+            raise ApiError(ErrorInfo(503, f"{name} needs the memory of {busy}, which is still in use. Try again later.",
+                                     SERVER, code="memory_in_use", retry_after=BUSY_SECONDS / 4)) from None  # fmt: skip
+        if victims:
+            _log.info("%s closed: %s needs memory", ", ".join(one.name for one in victims), name)
+        await self._close(victims)
+
+    async def _close_later(self, loaded: LoadedModel) -> None:
+        await loaded.unused.wait()
+        async with self._lock:
+            if self.loaded.get(loaded.name) is loaded:
+                await self._close([loaded])
+
+    async def _close(self, models: Iterable[LoadedModel]) -> None:
+        for one in models:
+            await one.unused.wait()
+            if one.timer is not None:
+                one.timer.cancel()
+            del self.loaded[one.name]
+            with suppress(EdgeError):
+                await asyncio.get_running_loop().run_in_executor(self._thread, one.served.pair.close)
+
+
+def beside_memory(kept: Sequence[PairMemory], closed: Sequence[PairMemory]) -> Counter[str]:
+    """Return the bytes by device that a model finds taken though the system counts them as free: weights of `kept`
+    models that are pages of files, and their contexts that are not opened yet; less what models give back that are
+    `closed` first and the system counts as taken.
+
+    A model's pages are in memory as pages of a file or, where llama.cpp has packed them again, as its own.
+    """
+    mapped = sum(one.mapped for one in (*kept, *closed))
+    resident = mapped_memory()
+    share = 1.0 if resident is None or not mapped else min(1.0, resident / mapped)
+    found: Counter[str] = Counter()
+    for one in kept:
+        found["CPU"] += int(share * one.mapped)
+        found.update(one.unopened)
+    for one in closed:
+        found.subtract(one.by_device)
+        found.update(one.unopened)
+        found["CPU"] += int(share * one.mapped)
+    return found
